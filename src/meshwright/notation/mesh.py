@@ -1,0 +1,52 @@
+"""The mesh: named axes with sizes, over which arrays are split."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from meshwright.errors import NotationError
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Devices arranged in named axes, the first axis outermost.
+
+    >>> mesh = Mesh({"X": 4, "Y": 2})
+    >>> mesh.num_devices, mesh.size("X"), mesh.size(("X", "Y"))
+    (8, 4, 8)
+    >>> print(mesh)
+    Mesh({'X': 4, 'Y': 2})
+    """
+
+    sizes: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        for axis, size in self.sizes.items():
+            if not isinstance(size, int) or size < 1:
+                raise NotationError(f"mesh axis {axis} = {size!r}: a size is a positive integer")
+        object.__setattr__(self, "sizes", dict(self.sizes))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(self.sizes)
+
+    @property
+    def num_devices(self) -> int:
+        return prod(self.sizes.values())
+
+    def size(self, axes: str | tuple[str, ...]) -> int:
+        """Devices along `axes` (one name, or several whose sizes multiply)."""
+        names = (axes,) if isinstance(axes, str) else axes
+        for name in names:
+            if name not in self.sizes:
+                raise NotationError(f"mesh axis {name} is unknown; this mesh has {', '.join(self.sizes) or 'no axes'}")
+        return prod(self.sizes[name] for name in names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sizes)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.sizes.items()))
+
+    def __str__(self) -> str:
+        return f"Mesh({dict(self.sizes)})"

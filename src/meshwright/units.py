@@ -1,0 +1,73 @@
+"""Numbers as people write them, and back. SI throughout; bytes are decimal."""
+
+import re
+
+from meshwright.errors import MeshwrightError
+
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
+
+
+def parse_count(text: str | int) -> int:
+    """The integer that `text` names: `4M` is 4,000,000, `32k` is 32,000, `32Ki` is 32,768.
+
+    >>> parse_count("4M"), parse_count("1.5k"), parse_count("32Ki")
+    (4000000, 1500, 32768)
+    """
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]+)?)\s*([a-z]*)\s*", str(text).lower())
+    factor = match and (_SUFFIXES | _BINARY).get(match[2])
+    if not match or not factor:
+        raise MeshwrightError(f"{text!r} is not a count; write 4194304, 4M (4e6), 32k (32e3) or 32Ki (32768)")
+    value = float(match[1].replace("_", "").replace(",", "")) * factor
+    if value > 1e18 or value != int(value) or value < 1:
+        raise MeshwrightError(f"{text!r} is not a positive whole number below 1e18")
+    return int(value)
+
+
+def dtype_bytes(dtype: str) -> float:
+    """Bytes of one element of `dtype`."""
+    if dtype not in DTYPE_BYTES:
+        raise MeshwrightError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
+
+
+def format_count(value: float) -> str:
+    """`value` in three digits with a decimal suffix: 70.6G as `70.6B`.
+
+    >>> format_count(70.55e9), format_count(4_000_000), format_count(512)
+    ('70.6B', '4M', '512')
+    """
+    for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def format_bytes(value: float) -> str:
+    """`value` bytes with a decimal unit: `1.3 GB`.
+
+    >>> format_bytes(1.3e9), format_bytes(17)
+    ('1.3 GB', '17 B')
+    """
+    for factor, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {suffix}"
+    return f"{value:.0f} B"
+
+
+def format_seconds(value: float) -> str:
+    """`value` seconds with the unit that suits it: `11.6 us`, `300 ms`, `2.5 s`, `17 days`.
+
+    >>> format_seconds(11.6e-6), format_seconds(0.3), format_seconds(17 * 86400)
+    ('11.6 us', '300 ms', '17 days')
+    """
+    if value >= 2 * 86400:
+        return f"{value / 86400:.3g} days"
+    if value >= 2 * 3600:
+        return f"{value / 3600:.3g} h"
+    for factor, suffix in ((1, "s"), (1e-3, "ms")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {suffix}"
+    return f"{value * 1e6:.3g} us"
