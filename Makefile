@@ -1,0 +1,93 @@
+# Every target makes what it needs; `make` alone lists them.
+SHELL := /bin/bash
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help demo test check nightly lint types imports tests lock clean
+
+PYTHON  ?= python3
+# The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
+TORCH   ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))' 2>/dev/null || echo 1)
+DEV     ?= .venv-dev
+ARGS    ?=
+UV      := $(shell command -v uv 2>/dev/null)
+START   := $(shell date +%s)
+SECONDS_SO_FAR = $$(( $$(date +%s) - $(START) ))
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_NO_INPUT = 1
+
+help:
+	@echo 'make demo      plan, train, audit and serve a small model on 8 virtual CPU devices (own .venv)'
+	@echo 'make test      lint, types, import contracts and tests, in a fresh or current $(DEV)'
+	@echo 'make check     the same in the environment that is there: make check DEV=.venv'
+	@echo 'make nightly   make test, the slow tests too'
+	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
+	@echo 'make clean     remove environments and caches, keep runs/'
+	@echo
+	@echo 'PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  DEV=$(DEV)  TORCH=$(TORCH)'
+	@echo 'ARGS="..." goes to mw demo (make demo) or pytest (make check ARGS="-k wk tests/notation")'
+
+demo: .venv/.installed
+	@.venv/bin/mw demo $(ARGS)
+
+test: $(DEV)/.installed
+	@$(MAKE) --no-print-directory check
+
+check: lint types imports tests
+	@echo "all passed: lint, types, imports, tests in $(SECONDS_SO_FAR) s"
+
+nightly: $(DEV)/.installed
+	@$(MAKE) --no-print-directory check SELECT=
+
+lint:
+	@echo '== ruff check, ruff format' && $(DEV)/bin/ruff check --quiet . && $(DEV)/bin/ruff format --check --quiet .
+
+types:
+	@echo '== basedpyright' && $(DEV)/bin/basedpyright --pythonpath $(DEV)/bin/python
+
+imports:
+	@echo '== import contracts' && $(DEV)/bin/lint-imports --no-cache
+
+SELECT ?= -m "not slow"
+tests:
+	@echo '== pytest, $(WORKERS) workers' && $(DEV)/bin/pytest -q -n $(WORKERS) --dist loadscope $(SELECT) $(ARGS)
+
+.venv/.installed: requirements.lock pyproject.toml
+	@$(call environment,.venv,requirements.lock)
+	@touch $@ && echo "installed in $(SECONDS_SO_FAR) s"
+
+$(DEV)/.installed: requirements-dev.lock pyproject.toml
+	@$(call environment,$(DEV),requirements-dev.lock)
+	@$(call install,$(DEV)) -c requirements-dev.lock $(if $(UV),--torch-backend cpu )'$(TORCH)' \
+	  || echo 'note: no $(TORCH) to be found; the tests against Hugging Face on torch will be skipped'
+	@touch $@ && echo "installed in $(SECONDS_SO_FAR) s"
+
+# $(call install,ENV): the installer's command line up to the requirements.
+install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet)
+
+# $(call environment,ENV,LOCK): a virtual environment with exactly the locked packages, and meshwright editable.
+define environment
+set -e; \
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+  echo "meshwright needs Python 3.11 or newer and $(PYTHON) is $$($(PYTHON) --version 2>&1); name another: make $(MAKECMDGOALS) PYTHON=python3.12"; \
+  exit 2; }; \
+echo 'installing $(2) into $(1) with $(if $(UV),uv,pip) (a minute or two the first time)'; \
+$(if $(UV),$(UV) venv --quiet --allow-existing --python "$$(command -v $(PYTHON))" $(1),$(PYTHON) -m venv $(1)) || { \
+  echo 'cannot create $(1): on Debian and Ubuntu install python3-venv, or put uv on PATH'; exit 2; }; \
+$(call install,$(1)) -r $(2); \
+$(call install,$(1)) --no-deps --editable .
+endef
+
+lock:
+	@test -n '$(UV)' || { echo 'make lock needs uv on PATH'; exit 2; }
+	@$(call compile,requirements.lock) --extra demo
+	@$(call compile,requirements-dev.lock) --extra dev
+
+# Every platform and every Python from 3.11 on in one file; without the index it came from.
+compile = $(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links \
+  --no-annotate --custom-compile-command 'make lock' --output-file $(1) pyproject.toml
+
+clean:
+	rm -rf .venv .venv-dev .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,41 @@
+"""What every test stands on: eight virtual CPU devices, no network, repeatable examples.
+
+The environment is set before anything imports JAX, and without importing it: the tests of the
+planning half must run, and be seen to run, without JAX.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+NUM_DEVICES = 8
+
+assert "jax" not in sys.modules, "JAX is imported before tests/conftest.py could choose its devices"
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+# A shape that broadcasts by accident is an error. Strict dtypes cannot be the rule for all tests, since
+# optax 0.2 and jax.nn promote inside; `strict_dtypes` switches them on where the code is all ours.
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+_DEVICES_FLAG = f"--xla_force_host_platform_device_count={NUM_DEVICES}"
+if _DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES_FLAG}".strip()
+
+# No deadline: the first example of a property may compile a program.
+settings.register_profile("laptop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("laptop"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "laptop")
+
+
+@pytest.fixture
+def strict_dtypes() -> Iterator[None]:
+    """JAX refuses to promote dtypes implicitly: `pytestmark = pytest.mark.usefixtures("strict_dtypes")`."""
+    import jax
+
+    with jax.numpy_dtype_promotion("strict"):
+        yield
