@@ -1,0 +1,53 @@
+"""The tokenizer of a run: a byte-level BPE trained on its corpus, or one given as tokenizer.json."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from meshwright.errors import DataError
+from meshwright.train.documents import Document
+
+END_OF_TEXT = "<|endoftext|>"
+
+# What tokenizers on the hub call the token that ends a document, ours first.
+_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_NUM_BYTES = 256
+
+
+def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE: lossless on any text, since every byte is a token of its own."""
+    if vocab_size <= _NUM_BYTES:
+        raise DataError(
+            f"tokenizer: a byte-level BPE needs V >= {_NUM_BYTES + 1} ids (256 bytes and {END_OF_TEXT}),"
+            f" the model has V = {vocab_size}"
+        )
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator((document.text for document in documents), trainer)
+    return bpe
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a tokenizer.json; DataError where it is none."""
+    if not path.is_file():
+        raise DataError(f"tokenizer {path}: no such file; give a tokenizer.json")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust side raises bare Exception
+        raise DataError(f"tokenizer {path}: is not a tokenizer.json ({error})") from None
+
+
+def end_of_text_id(bpe: Tokenizer, path: Path | None) -> int:
+    """The id of the token that ends a document; DataError where the tokenizer has none we know."""
+    for token in _END_TOKENS:
+        token_id = bpe.token_to_id(token)
+        if token_id is not None:
+            return token_id
+    raise DataError(f"tokenizer {path}: has no token that ends a document; known: {', '.join(_END_TOKENS)}")
