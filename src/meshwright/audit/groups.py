@@ -1,0 +1,203 @@
+"""Which devices a collective joins, and which mesh axes that is."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+from math import prod
+
+from meshwright.errors import AuditError
+from meshwright.notation.mesh import Mesh
+
+_IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
+_MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
+_CHOSEN_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
+
+
+@dataclass(frozen=True)
+class DeviceGroups:
+    """Device ids that communicate: disjoint groups, or (source, target) pairs of a permute."""
+
+    members: tuple[tuple[int, ...], ...]
+    is_permute: bool = False
+
+    @property
+    def size(self) -> int:
+        """Devices in one group; 0 where groups differ, 2 for a permute's pairs."""
+        sizes = {len(group) for group in self.members}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def group_of(self, device: int) -> tuple[int, ...]:
+        return next((group for group in self.members if device in group), (device,))
+
+
+@dataclass(frozen=True)
+class GroupAxes:
+    """Mesh axes that groups span, major first; None where they follow no axes of the mesh.
+
+    note: "" where each group is all of its axes, else what differs.
+    """
+
+    axes: tuple[str, ...] | None
+    note: str = ""
+
+
+def parse_groups(text: str, num_devices: int) -> DeviceGroups:
+    """The groups that a `replica_groups=` attribute names.
+
+    Four forms: `{{0,1},{2,3}}`, `{}` (everybody), iota `[4,2]<=[2,4]T(1,0)` (the ids 0..7 reshaped
+    to [2,4], transposed, cut to 4 groups of 2), and named axes of a mesh
+    `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}` (also `'b':(2)2`: the part of b, of size 2,
+    that has 2 parts before it).
+
+    >>> parse_groups("[2,2]<=[2,2]T(1,0)", 4).members
+    ((0, 2), (1, 3))
+    >>> parse_groups("mesh['a'=2,'b'=2] {'b'}", 4).members
+    ((0, 1), (2, 3))
+    """
+    if text.startswith("mesh["):
+        return DeviceGroups(_mesh_groups(text))
+    if text.startswith("{"):
+        groups = tuple(_ints(group) for group in re.findall(r"\{([\d,\s]+)\}", text))
+        return DeviceGroups(groups or (tuple(range(num_devices)),))
+    iota = _IOTA.fullmatch(text)
+    if not iota or not iota[2]:
+        raise AuditError(f"replica_groups={text}: a form that the audit does not know")
+    _, size = _ints(iota[1])
+    ids = _iota_ids(_ints(iota[2]), _ints(iota[3] or ""))
+    return DeviceGroups(tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size)))
+
+
+def parse_pairs(text: str) -> DeviceGroups:
+    """The pairs of a `source_target_pairs=` attribute."""
+    return DeviceGroups(tuple(_ints(pair) for pair in re.findall(r"\{([\d,\s]+)\}", text)), is_permute=True)
+
+
+def mesh_axes_of(groups: DeviceGroups, mesh: Mesh) -> tuple[str, ...] | None:
+    """Mesh axes that `groups` vary over, major first; None where they follow no axes.
+
+    Device ids are row-major over the mesh. Axes of size 1 never vary.
+
+    >>> mesh_axes_of(DeviceGroups(((0, 2), (1, 3))), Mesh({"X": 2, "Y": 2}))
+    ('X',)
+    """
+    return group_axes(groups, mesh).axes
+
+
+def group_axes(groups: DeviceGroups, mesh: Mesh) -> GroupAxes:
+    """As `mesh_axes_of`, with a note on groups that are only part of their axes.
+
+    >>> group_axes(DeviceGroups(((0, 1), (2, 3))), Mesh({"X": 4}))
+    GroupAxes(axes=('X',), note='groups of 2 within X = 4')
+    """
+    outside = [i for group in groups.members for i in group if i >= mesh.num_devices]
+    if outside:
+        return GroupAxes(None, f"device {outside[0]} is outside the mesh of {mesh.num_devices} devices")
+    varying = [_varying(group, mesh) for group in groups.members]
+    axes = tuple(axis for axis in mesh if any(axis in found for found in varying))
+    if groups.is_permute:
+        return GroupAxes(axes)
+    if len({len(group) for group in groups.members}) > 1 or any(found != set(axes) for found in varying):
+        return GroupAxes(None, f"groups differ: {_shown(groups)}")
+    if groups.size < mesh.size(axes):
+        return GroupAxes(axes, f"groups of {groups.size} within {_sizes(axes, mesh)}")
+    return GroupAxes(_order(groups.members[0], axes, mesh) if groups.members else ())
+
+
+def axes_that_change(values: Sequence[object], mesh: Mesh) -> tuple[str, ...]:
+    """Mesh axes along which a per-device value changes (device ids row-major), in mesh order.
+
+    Tells along which axes a slice is taken: its offset changes along them.
+
+    >>> axes_that_change([0, 0, 32, 32], Mesh({"X": 2, "Y": 2}))
+    ('X',)
+    """
+    found = []
+    for axis in mesh:
+        others = [a for a in mesh if a != axis]
+        lines: dict[tuple[int, ...], set[object]] = {}
+        for device, value in enumerate(values):
+            position = coordinates(device, mesh)
+            lines.setdefault(tuple(position[a] for a in others), set()).add(value)
+        if any(len(line) > 1 for line in lines.values()):
+            found.append(axis)
+    return tuple(found)
+
+
+def coordinates(device: int, mesh: Mesh) -> dict[str, int]:
+    """Position of a device along each axis, ids row-major over the mesh."""
+    found: dict[str, int] = {}
+    for axis in reversed(mesh.axes):
+        device, found[axis] = divmod(device, mesh.size(axis))
+    return found
+
+
+def _varying(group: Sequence[int], mesh: Mesh) -> set[str]:
+    positions = [coordinates(device, mesh) for device in group]
+    return {axis for axis in mesh if len({position[axis] for position in positions}) > 1}
+
+
+def _order(group: Sequence[int], axes: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
+    """`axes` in the order in which `group` counts through them; mesh order if it follows none."""
+    positions = [coordinates(device, mesh) for device in group]
+    for order in permutations(axes):
+        counted = [tuple(position[axis] for axis in order) for position in positions]
+        if counted == sorted(counted):
+            return order
+    return axes
+
+
+def _mesh_groups(text: str) -> tuple[tuple[int, ...], ...]:
+    """Groups of the named-axes form: devices that differ only along the chosen axes."""
+    declared, _, chosen = text.rpartition("{")
+    axes = [(name, int(size)) for name, size in _MESH_AXIS.findall(declared)]
+    parts = {name: (int(before or 1), int(size or 0)) for name, before, size in _CHOSEN_AXIS.findall(chosen)}
+    dims: list[tuple[int, bool]] = []
+    for name, size in axes:
+        before, part = parts.get(name, (size, 1))
+        part = part or size
+        dims += [(before, False), (part, name in parts), (size // (before * part), False)]
+    ids = _device_ids(declared, prod(size for _, size in axes))
+    strides = [prod(size for size, _ in dims[i + 1 :]) for i in range(len(dims))]
+    groups = []
+    for outer in product(*(range(1 if inside else size) for size, inside in dims)):
+        inner = product(*(range(size if inside else 1) for size, inside in dims))
+        groups.append(tuple(ids[_offset(outer, strides) + _offset(i, strides)] for i in inner))
+    return tuple(groups)
+
+
+def _device_ids(declared: str, num_devices: int) -> Sequence[int]:
+    """Ids in the mesh's order: an iota, a list, or 0, 1, 2 ... where none are given."""
+    _, found, listed = declared.partition("device_ids=(")
+    if not found:
+        return range(num_devices)
+    iota = _IOTA.match(listed)
+    if iota:
+        return _iota_ids(_ints(iota[2] or iota[1]), _ints(iota[3] or ""))
+    return _ints(listed.partition(")")[0])
+
+
+def _iota_ids(dims: Sequence[int], order: Sequence[int]) -> list[int]:
+    """0, 1, 2, ... reshaped to `dims`, transposed by `order`, flattened."""
+    strides = [prod(dims[i + 1 :]) for i in range(len(dims))]
+    order = order or range(len(dims))
+    positions = product(*(range(dims[i]) for i in order))
+    return [_offset(position, [strides[i] for i in order]) for position in positions]
+
+
+def _offset(position: Iterable[int], strides: Iterable[int]) -> int:
+    return sum(p * s for p, s in zip(position, strides, strict=True))
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+def _sizes(axes: tuple[str, ...], mesh: Mesh) -> str:
+    return ", ".join(f"{axis} = {mesh.size(axis)}" for axis in axes)
+
+
+def _shown(groups: DeviceGroups) -> str:
+    """The first groups, as HLO lists them."""
+    shown = ",".join("{" + ",".join(map(str, group)) + "}" for group in groups.members[:4])
+    return "{" + shown + (",..." if len(groups.members) > 4 else "") + "}"

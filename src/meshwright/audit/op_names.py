@@ -1,0 +1,92 @@
+"""What JAX's `op_name` of an instruction says: pass, named scopes and primitive.
+
+Seen in JAX 0.10.2 for `with named_scope("mlp"), named_scope("w_in"):` around `einsum("BTD,DF->BTF")`:
+
+    jit(step)/jvp(mlp)/w_in/BTD,DF->BTF/dot_general                     forward of a gradient
+    jit(step)/transpose(jvp(mlp))/w_in/BTD,DF->BTF/dot_general          backward
+    jit(step)/jvp()/while/body/closed_call/mlp/w_in/reshard             forward, in a scan
+    jit(step)/transpose(jvp())/while/body/closed_call/checkpoint/rematted_computation/mlp/w_in/reshard
+    jit(step)/transpose(jvp())/while/body/closed_call/checkpoint/mlp/(w_in/dot_general:w_out/dot_general)
+
+The last is two instructions that XLA combined.
+"""
+
+import re
+from typing import Literal
+
+Phase = Literal["forward", "backward", "remat", "update"]
+
+_WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
+_MACHINERY = {
+    "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat", "remat2",
+    "shard_map", "pjit", "core_call", "custom_jvp_call", "custom_vjp_call", "scan",
+}  # fmt: skip
+
+
+def phase_of(op_name: str, differentiated: bool) -> Phase:
+    """The pass that an instruction belongs to.
+
+    differentiated: the program holds a gradient, so what is outside of it is the update.
+
+    >>> phase_of("jit(f)/transpose(jvp())/while/body/checkpoint/rematted_computation/mlp/mul", True)
+    'remat'
+    """
+    if "rematted_computation" in op_name:
+        return "remat"
+    if "transpose(" in op_name:
+        return "backward"
+    return "update" if differentiated and op_name and "jvp(" not in op_name else "forward"
+
+
+def scope_of(op_name: str) -> tuple[str, ...]:
+    """The user's named scopes, outermost first, without JAX's own words and the primitive.
+
+    >>> scope_of("jit(step)/transpose(jvp(mlp))/w_in/BTD,DF->BTF/dot_general")
+    ('mlp', 'w_in', 'BTD,DF->BTF')
+    """
+    return tuple(name for part in _parts(op_name)[:-1] for name in _scopes_in(part))
+
+
+def primitive_of(op_name: str) -> str:
+    """The last part: the JAX primitive (dot_general, reshard, psum) that was lowered.
+
+    >>> primitive_of("jit(step)/jvp(mlp)/w_in/reshard")
+    'reshard'
+    """
+    return _parts(op_name)[-1] if op_name else ""
+
+
+def split_op_name(op_name: str) -> list[str]:
+    """The op_names that XLA merged into one, `prefix/(a:b)`; the name itself if it is one.
+
+    >>> split_op_name("jit(f)/mlp/(w_in/dot_general:w_out/dot_general)")
+    ['jit(f)/mlp/w_in/dot_general', 'jit(f)/mlp/w_out/dot_general']
+    """
+    prefix, found, merged = op_name.partition("/(")
+    if not found or not merged.endswith(")"):
+        return [op_name]
+    return [f"{prefix}/{part}" for part in _split_outside(merged[:-1], ":")]
+
+
+def _parts(op_name: str) -> list[str]:
+    return _split_outside(op_name, "/")
+
+
+def _split_outside(text: str, separator: str) -> list[str]:
+    """`text` cut at `separator` where no parenthesis is open."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _scopes_in(part: str) -> list[str]:
+    wrapped = _WRAPPED.fullmatch(part)
+    if wrapped:
+        return [name for inner in _parts(wrapped[2]) for name in _scopes_in(inner)]
+    is_machinery = not part or part in _MACHINERY or part.startswith(("jit(", "pjit(", "branch_"))
+    return [] if is_machinery else [part]
