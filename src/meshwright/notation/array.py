@@ -1,0 +1,130 @@
+"""A sharded array: `A[I_X, J_YZ]{U_W}`, which dimension is split over which mesh axes.
+
+    A[I_X, J]       I is split over X; J is whole on every device
+    A[I_XY, J]      I is split over X and then Y, X major
+    A[I_X, J]{U_Y}  every device along Y holds a partial sum
+
+A mesh axis that is not named is a replica axis. An array may use each mesh axis once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from meshwright.errors import NotationError
+from meshwright.notation.mesh import Mesh
+from meshwright.units import dtype_bytes
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShardedArray:
+    """Dimensions (letters) and, for each, the mesh axes that split it, outermost first.
+
+    >>> a = ShardedArray("A", ("I", "J"), (("X",), ()), ("Y",))
+    >>> print(a)
+    A[I_X, J]{U_Y}
+    >>> a.axes_of("I"), a.dim_of("X"), a.dim_of("Z")
+    (('X',), 'I', None)
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    axes: tuple[Axes, ...]
+    unreduced: Axes = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.dims) == len(self.axes), f"{self.dims} and {self.axes} differ in rank"
+        if len(set(self.dims)) < len(self.dims):
+            raise NotationError(f"{self.name}[{', '.join(self.dims)}]: a dimension is named twice")
+        used = [axis for axes in (*self.axes, self.unreduced) for axis in axes]
+        for axis in used:
+            if used.count(axis) > 1:
+                raise NotationError(f"{self}: mesh axis {axis} is used twice; an array may use each axis once")
+
+    @cached_property
+    def _dim_of(self) -> dict[str, str]:
+        return {axis: dim for dim, axes in zip(self.dims, self.axes, strict=True) for axis in axes}
+
+    def axes_of(self, dim: str) -> Axes:
+        """The mesh axes that split `dim`."""
+        return self.axes[self.dims.index(dim)]
+
+    def dim_of(self, axis: str) -> str | None:
+        """The dimension that `axis` splits, or None."""
+        return self._dim_of.get(axis)
+
+    @property
+    def sharded_axes(self) -> Axes:
+        """Every mesh axis that splits some dimension, in the order of the dimensions."""
+        return tuple(axis for axes in self.axes for axis in axes)
+
+    def replace(self, *, axes: Mapping[str, Axes] | None = None, unreduced: Axes | None = None, name: str | None = None):
+        """This array with other axes on some dimensions, other partial sums or another name."""
+        new_axes = tuple((axes or {}).get(dim, old) for dim, old in zip(self.dims, self.axes, strict=True))
+        return ShardedArray(
+            self.name if name is None else name,
+            self.dims,
+            new_axes,
+            self.unreduced if unreduced is None else unreduced,
+        )
+
+    def same_layout(self, other: "ShardedArray") -> bool:
+        """Whether both have the same dimensions, axes and partial sums, whatever their names."""
+        return (self.dims, self.axes, set(self.unreduced)) == (other.dims, other.axes, set(other.unreduced))
+
+    def local_shape(self, mesh: Mesh, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of one device's block; every dimension must divide over its axes."""
+        shape = []
+        for dim, axes in zip(self.dims, self.axes, strict=True):
+            if dim not in sizes:
+                raise NotationError(f"{self}: the size of {dim} is missing; give {dim}=...")
+            shards = mesh.size(axes)
+            if sizes[dim] % shards:
+                raise NotationError(
+                    f"{self}: {dim} = {sizes[dim]} does not divide over {'·'.join(axes)} = {shards}; "
+                    f"fits: {', '.join(map(str, dividing_degrees(sizes[dim], mesh.num_devices)))}"
+                )
+            shape.append(sizes[dim] // shards)
+        return tuple(shape)
+
+    def bytes_per_device(self, mesh: Mesh, sizes: Mapping[str, int], dtype: str) -> int:
+        """Bytes of one device's block."""
+        return round(prod(self.local_shape(mesh, sizes)) * dtype_bytes(dtype))
+
+    def bytes_in_total(self, mesh: Mesh, sizes: Mapping[str, int], dtype: str) -> int:
+        """Bytes over all devices, every replica counted."""
+        return self.bytes_per_device(mesh, sizes, dtype) * mesh.num_devices
+
+    def replicas(self, mesh: Mesh) -> int:
+        """How many devices hold the same block (partial sums are not replicas)."""
+        return mesh.num_devices // mesh.size(self.sharded_axes + self.unreduced)
+
+    def __str__(self) -> str:
+        dims = ", ".join(dim + subscript(axes) for dim, axes in zip(self.dims, self.axes, strict=True))
+        partial = f"{{U{subscript(self.unreduced)}}}" if self.unreduced else ""
+        return f"{self.name}[{dims}]{partial}"
+
+
+def subscript(axes: Axes) -> str:
+    """Mesh axes as a subscript: `_X`, `_XY` for single letters, `_{data,fsdp}` for words.
+
+    >>> subscript(()), subscript(("X", "Y")), subscript(("fsdp",)), subscript(("data", "fsdp"))
+    ('', '_XY', '_fsdp', '_{data,fsdp}')
+    """
+    if not axes:
+        return ""
+    if len(axes) == 1 or all(len(axis) == 1 for axis in axes):
+        return "_" + "".join(axes)
+    return f"_{{{','.join(axes)}}}"
+
+
+def dividing_degrees(size: int, limit: int) -> list[int]:
+    """The degrees up to `limit` that divide `size` evenly, at most the twelve smallest.
+
+    >>> dividing_degrees(8, 64)
+    [1, 2, 4, 8]
+    """
+    return [degree for degree in range(1, min(size, limit, 4096) + 1) if size % degree == 0][:12]

@@ -1,0 +1,125 @@
+"""Collectives, and which of them turn one sharding of an array into another.
+
+    all_gather      A[I_X] -> A[I]           removes a subscript
+    reduce_scatter  A[I]{U_X} -> A[I_X]      turns a partial sum into a subscript
+    all_reduce      A[I]{U_X} -> A[I]        = reduce_scatter + all_gather
+    all_to_all      A[I_X, J] -> A[I, J_X]   moves a subscript
+    slice           A[I] -> A[I_X]           each device keeps its part; no communication
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import permutations, takewhile
+from math import prod
+
+from meshwright.errors import NotationError
+from meshwright.notation.array import Axes, ShardedArray
+from meshwright.notation.mesh import Mesh
+from meshwright.units import dtype_bytes
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective over `axes`, from `operand` to `result`."""
+
+    op: str
+    axes: Axes
+    operand: ShardedArray
+    result: ShardedArray
+
+    def gathered_bytes(self, mesh: Mesh, sizes: Mapping[str, int], dtype: str) -> int:
+        """V: bytes of the gathered array over the product of the axes that stay sharded.
+
+        For all_gather the result's block, for the others the operand's block; for all_to_all
+        the block that an all-gather in its place would have produced.
+        Source: How to Scale Your Model, "Sharded Matrices".
+        """
+        whole = self.result if self.op == "all_gather" else self.operand
+        local = prod(sizes[dim] / mesh.size(axes) for dim, axes in zip(whole.dims, whole.axes, strict=True))
+        if self.op == "all_to_all":
+            local *= mesh.size(self.axes)
+        return round(local * dtype_bytes(dtype))
+
+    def __str__(self) -> str:
+        return f"{_TITLES[self.op]}_{{{','.join(self.axes)}}} {self.operand} -> {self.result}"
+
+
+_TITLES = {
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "all_reduce": "AllReduce",
+    "all_to_all": "AllToAll",
+    "slice": "Slice",
+}
+
+
+def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
+    """The collectives from `array` to `target`: shrink first, grow last.
+
+    Slices and reduce-scatters make the block smaller, so they go first; all-gathers go last.
+    An axis can be added or removed only as the minor (last) one of its dimension, since blocks
+    are contiguous; what does not fit that is gathered back to the common prefix and sliced anew.
+    """
+    assert array.dims == target.dims, f"{array} and {target} have different dimensions"
+    if not set(target.unreduced) <= set(array.unreduced):
+        raise NotationError(f"{array} -> {target}: a finished sum cannot become partial again")
+    steps: list[Collective] = []
+    for stage in (_slice, _reduce_scatter, _all_to_all, _all_reduce, _all_gather, _slice):
+        for op, axes, result in stage(array, target):
+            steps.append(Collective(op, axes, array, result))
+            array = result
+    assert array.same_layout(target), f"{array} is not {target}"
+    return steps
+
+
+_Moves = Iterator[tuple[str, Axes, ShardedArray]]
+
+
+def _missing(array: ShardedArray, target: ShardedArray, dim: str) -> Axes:
+    """The axes that `dim` still needs, if they can be appended behind those it has."""
+    have, want = array.axes_of(dim), target.axes_of(dim)
+    return want[len(have) :] if want[: len(have)] == have else ()
+
+
+def _slice(array: ShardedArray, target: ShardedArray) -> _Moves:
+    for dim in array.dims:
+        busy = set(array.sharded_axes) | set(array.unreduced)
+        added = tuple(takewhile(lambda axis, busy=busy: axis not in busy, _missing(array, target, dim)))
+        if added:
+            array = array.replace(axes={dim: array.axes_of(dim) + added})
+            yield "slice", added, array
+
+
+def _reduce_scatter(array: ShardedArray, target: ShardedArray) -> _Moves:
+    for dim in array.dims:
+        partial = set(array.unreduced)
+        added = tuple(takewhile(lambda axis, partial=partial: axis in partial, _missing(array, target, dim)))
+        if added:
+            rest = tuple(axis for axis in array.unreduced if axis not in added)
+            array = array.replace(axes={dim: array.axes_of(dim) + added}, unreduced=rest)
+            yield "reduce_scatter", added, array
+
+
+def _all_to_all(array: ShardedArray, target: ShardedArray) -> _Moves:
+    for source, dim in permutations(array.dims, 2):
+        have, wanted = array.axes_of(source), _missing(array, target, dim)
+        count = max((n for n in range(1, len(wanted) + 1) if have[-n:] == wanted[:n]), default=0)
+        moved = have[len(have) - count :]
+        if moved and not set(moved) & set(target.axes_of(source)):
+            array = array.replace(axes={source: have[: len(have) - count], dim: array.axes_of(dim) + moved})
+            yield "all_to_all", moved, array
+
+
+def _all_reduce(array: ShardedArray, target: ShardedArray) -> _Moves:
+    axes = tuple(axis for axis in array.unreduced if axis not in target.unreduced)
+    if axes:
+        yield "all_reduce", axes, array.replace(unreduced=target.unreduced)
+
+
+def _all_gather(array: ShardedArray, target: ShardedArray) -> _Moves:
+    for dim in array.dims:
+        have, want = array.axes_of(dim), target.axes_of(dim)
+        prefix = tuple(mine for mine, wanted in takewhile(lambda pair: pair[0] == pair[1], zip(have, want, strict=False)))
+        if have != prefix:
+            array = array.replace(axes={dim: prefix})
+            yield "all_gather", have[len(prefix) :], array

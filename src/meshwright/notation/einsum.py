@@ -1,0 +1,191 @@
+"""A contraction of two sharded arrays, and the collectives that it needs, forward and backward.
+
+Every mesh axis plays one **role** in a contraction: it splits one of the einsum's letters, or
+none (then its devices repeat the same work). The roles decide everything:
+
+    an operand      is split by the axes whose letter it has, and whole over the others
+    the product     is split by the axes whose letter it has, and a partial sum `{U}` over those
+                    that split a contracted letter
+    the collectives reshard each operand to its roles and the product to what is wanted
+
+The four cases of "Sharded Matrices" are four choices of roles. A Layout fixes them by keeping its
+weights where they are (`stationary_roles`); a free question is searched (`cheapest_contraction`).
+A gradient's contraction runs over the same letters with the same roles, so the backward
+collectives are the transposes of the forward ones: what was gathered is reduce-scattered, what
+was replicated (a weight over the data axis) is all-reduced.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product as cartesian
+from math import prod
+
+from meshwright.errors import NotationError
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.collective import Collective, reshard
+from meshwright.notation.mesh import Mesh
+
+Roles = Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Einsum:
+    """The letters of a two-operand einsum.
+
+    >>> e = Einsum.parse("BTD,DNH->BTNH")
+    >>> e.contracted, e.letters
+    ('D', 'BTDNH')
+    """
+
+    lhs: str
+    rhs: str
+    out: str
+
+    @classmethod
+    def parse(cls, spec: str) -> "Einsum":
+        sides, arrow, out = spec.replace(" ", "").partition("->")
+        lhs, comma, rhs = sides.partition(",")
+        if not (arrow and comma and (lhs + rhs + out).isalpha()):
+            raise NotationError(f"{spec!r} is not a two-operand einsum such as 'BTD,DF->BTF'")
+        for letter in out:
+            if letter not in lhs + rhs:
+                raise NotationError(f"{spec!r}: {letter} of the output is in neither operand")
+        return cls(lhs, rhs, out)
+
+    @property
+    def letters(self) -> str:
+        return "".join(dict.fromkeys(self.lhs + self.rhs))
+
+    @property
+    def contracted(self) -> str:
+        return "".join(letter for letter in self.letters if letter not in self.out)
+
+    def flops(self, sizes: Mapping[str, float]) -> float:
+        """Two FLOPs (multiply, add) for every point of the index space."""
+        return 2 * prod(sizes[letter] for letter in self.letters)
+
+    def __str__(self) -> str:
+        return f"{self.lhs},{self.rhs}->{self.out}"
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One contraction with its roles: the operands as given, as computed on, and the product."""
+
+    einsum: Einsum
+    lhs: ShardedArray
+    rhs: ShardedArray
+    out: ShardedArray
+    roles: Roles
+
+    @cached_property
+    def lhs_computed(self) -> ShardedArray:
+        """The left operand as the local product needs it."""
+        return _by_roles(self.lhs, self.roles)
+
+    @cached_property
+    def rhs_computed(self) -> ShardedArray:
+        """The right operand as the local product needs it."""
+        return _by_roles(self.rhs, self.roles)
+
+    @cached_property
+    def product(self) -> ShardedArray:
+        """What the local product yields: partial over the axes that split a contracted letter."""
+        partial = tuple(axis for axis, letter in self.roles.items() if letter and letter in self.einsum.contracted)
+        return _by_roles(self.out, self.roles).replace(unreduced=partial)
+
+    @cached_property
+    def lhs_steps(self) -> list[Collective]:
+        return reshard(self.lhs, self.lhs_computed)
+
+    @cached_property
+    def rhs_steps(self) -> list[Collective]:
+        return reshard(self.rhs, self.rhs_computed)
+
+    @cached_property
+    def out_steps(self) -> list[Collective]:
+        return reshard(self.product, self.out)
+
+    @property
+    def steps(self) -> list[Collective]:
+        """Every collective, in order."""
+        return [*self.lhs_steps, *self.rhs_steps, *self.out_steps]
+
+    def flops_per_device(self, mesh: Mesh, sizes: Mapping[str, float]) -> float:
+        """FLOPs of the local product; axes without a role repeat it."""
+        shards = prod(mesh.size(axis) for axis, letter in self.roles.items() if letter)
+        return self.einsum.flops(sizes) / shards
+
+    def gradient(self, operand: str) -> "Contraction":
+        """The contraction that yields the cotangent of `operand` ("lhs" or "rhs"), same roles.
+
+        d lhs = d out . rhs and d rhs = lhs . d out, over the same letters. The cotangent of a
+        partial sum is a whole array, and the other way round, so `d out` arrives with the wanted
+        sharding and no partial sums, and `d operand` must end in the sharding of the operand.
+        """
+        d_out = self.out.replace(name=f"d{self.out.name}", unreduced=())
+        if operand == "lhs":
+            einsum = Einsum(self.einsum.out, self.einsum.rhs, self.einsum.lhs)
+            target = self.lhs.replace(name=f"d{self.lhs.name}", unreduced=())
+            return Contraction(einsum, d_out, self.rhs_computed, target, self.roles)
+        einsum = Einsum(self.einsum.lhs, self.einsum.out, self.einsum.rhs)
+        target = self.rhs.replace(name=f"d{self.rhs.name}", unreduced=())
+        return Contraction(einsum, self.lhs_computed, d_out, target, self.roles)
+
+
+def _by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
+    """`array` split by exactly the axes whose role is one of its letters, its own order first."""
+    axes = {}
+    for dim in array.dims:
+        mine = [axis for axis, letter in roles.items() if letter == dim]
+        kept = [axis for axis in array.axes_of(dim) if axis in mine]
+        axes[dim] = tuple(kept + [axis for axis in mine if axis not in kept])
+    return array.replace(axes=axes, unreduced=())
+
+
+def contractions(spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh) -> Iterator[Contraction]:
+    """Every assignment of roles to the mesh axes in use: all the strategies there are."""
+    used = [axis for axis in mesh if any(axis in (*a.sharded_axes, *a.unreduced) for a in (lhs, rhs, out))]
+    letters = Einsum.parse(spec).letters
+    for chosen in cartesian(*[(*letters, None)] * len(used)):
+        yield contraction(spec, lhs, rhs, out, dict(zip(used, chosen, strict=True)))
+
+
+def contraction(spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, roles: Roles) -> Contraction:
+    """The contraction with these roles; the arrays' dimensions must be the letters of `spec`."""
+    einsum = Einsum.parse(spec)
+    for array, letters in ((lhs, einsum.lhs), (rhs, einsum.rhs), (out, einsum.out)):
+        if array.dims != tuple(letters):
+            raise NotationError(f"{array} does not have the dimensions {letters} of {spec!r}")
+    return Contraction(einsum, lhs, rhs, out, roles)
+
+
+def stationary_roles(weight: ShardedArray, *others: ShardedArray) -> dict[str, str | None]:
+    """The roles that leave `weight` where it is: its axes keep their letters, then the others'.
+
+    >>> from meshwright.notation.parse import parse_array as a
+    >>> stationary_roles(a("w[D, F_tensor]"), a("x[B_data, T_tensor, D]"))
+    {'tensor': 'F', 'data': 'B'}
+    """
+    roles: dict[str, str | None] = {}
+    for array in (weight, *others):
+        for axis in array.sharded_axes:
+            roles.setdefault(axis, array.dim_of(axis))
+    return roles
+
+
+def cheapest_contraction(
+    spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh, sizes: Mapping[str, int]
+) -> Contraction:
+    """The contraction that moves the fewest bytes and, among equals, repeats the least work."""
+    return min(
+        contractions(spec, lhs, rhs, out, mesh),
+        key=lambda c: (_bytes_moved(c, mesh, sizes), c.flops_per_device(mesh, sizes)),
+    )
+
+
+def _bytes_moved(candidate: Contraction, mesh: Mesh, sizes: Mapping[str, int]) -> float:
+    """Ring time in units of one all-gathered byte."""
+    weight = {"slice": 0.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.25}
+    return sum(weight[step.op] * step.gathered_bytes(mesh, sizes, "bf16") for step in candidate.steps)
