@@ -7,6 +7,8 @@ SHELL := /bin/bash
 PYTHON  ?= python3
 # The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
 TORCH   ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+# uv has its own index of CPU builds; a folder of wheels named for pip serves it too.
+UV_TORCH = $(if $(PIP_FIND_LINKS),--find-links '$(PIP_FIND_LINKS)',--torch-backend cpu)
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))' 2>/dev/null || echo 1)
 DEV     ?= .venv-dev
 ARGS    ?=
@@ -47,7 +49,7 @@ types:
 	@echo '== basedpyright' && $(DEV)/bin/basedpyright --pythonpath $(DEV)/bin/python
 
 imports:
-	@echo '== import contracts' && $(DEV)/bin/lint-imports --no-cache
+	@echo '== import contracts' && $(DEV)/bin/lint-imports --no-cache --no-logo
 
 SELECT ?= -m "not slow"
 tests:
@@ -59,7 +61,7 @@ tests:
 
 $(DEV)/.installed: requirements-dev.lock pyproject.toml
 	@$(call environment,$(DEV),requirements-dev.lock)
-	@$(call install,$(DEV)) -c requirements-dev.lock $(if $(UV),--torch-backend cpu )'$(TORCH)' \
+	@$(call install,$(DEV)) -c requirements-dev.lock $(if $(UV),$(UV_TORCH)) '$(TORCH)' \
 	  || echo 'note: no $(TORCH) to be found; the tests against Hugging Face on torch will be skipped'
 	@touch $@ && echo "installed in $(SECONDS_SO_FAR) s"
 
