@@ -3,8 +3,12 @@
 import re
 from collections.abc import Callable, Mapping
 
-from meshwright.audit.hlo import Program
-from meshwright.audit.trace import COPIES, Value, resolve
+from meshwright.audit.groups import DeviceGroups
+from meshwright.audit.hlo import Program, Shape
+from meshwright.audit.trace import COPIES, Value, history, readers, resolve
+
+# For each device, the start of its slice in each dimension.
+Offsets = tuple[tuple[int, ...], ...]
 
 _MOVED = COPIES | {"convert"}
 _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
@@ -44,12 +48,49 @@ def device_values(program: Program, value: Value) -> tuple[int, ...] | None:
     return None
 
 
-def slice_offsets(program: Program, piece: Value, first: int) -> tuple[tuple[int, ...], ...] | None:
+def slice_offsets(program: Program, piece: Value, first: int) -> Offsets | None:
     """For each device, the offsets of a dynamic-slice (`first`=1) or dynamic-update-slice (2)."""
     indices = range(first, len(piece.instruction.operands))
     by_dim = [device_values(program, piece.operand(i)) for i in indices]
     known = [values for values in by_dim if values is not None]
     return tuple(zip(*known, strict=True)) if known and len(known) == len(by_dim) else None
+
+
+def kept_slices(program: Program, value: Value, index: int, shape: Shape) -> Offsets | None:
+    """Start of the slice that each device keeps of a reduced tensor; None if it keeps more."""
+    reduced = Value(value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ())
+    if value.instruction.opcode.endswith("-start"):
+        done = next((u for u in value.place.computation.users[value.instruction.name]), None)
+        reduced = Value(done, value.place, reduced.path) if done else reduced
+    uses = list(readers(program, reduced))
+    if not uses or any(user.instruction.opcode != "dynamic-slice" or at != 0 for user, at in uses):
+        return None
+    shape = value.instruction.shapes[index]
+    found = {_own_slice(program, groups, shape, user) for user, _ in uses}
+    return found.pop() if len(found) == 1 else None
+
+
+def _own_slice(program: Program, groups: DeviceGroups, shape: Shape, piece: Value) -> Offsets | None:
+    """Offsets of a dynamic-slice that cuts a tensor into one part for each distinct offset of a group."""
+    offsets = slice_offsets(program, piece, first=1)
+    num_parts = shape.num_elements // max(1, piece.instruction.shapes[0].num_elements)
+    if offsets is None or num_parts < 2:
+        return None
+    is_cut = all(len({offsets[device] for device in group}) == num_parts for group in groups.members)
+    return offsets if is_cut else None
+
+
+def is_shard_in_zeros(program: Program, operand: Value) -> bool:
+    """Whether an operand is this device's shard written into an array of zeros."""
+    *_, written = history(program, operand)
+    if written.instruction.opcode != "dynamic-update-slice":
+        return False
+    *_, into = history(program, written.operand(0))
+    if into.instruction.opcode == "broadcast":
+        *_, into = history(program, into.operand(0))
+    is_zero = into.instruction.opcode == "constant" and float(into.instruction.literal or 1) == 0
+    offsets = slice_offsets(program, written, first=2)
+    return is_zero and offsets is not None and len(set(offsets)) > 1
 
 
 def _looked_up(program: Program, piece: Value) -> tuple[int, ...] | None:

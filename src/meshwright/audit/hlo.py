@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
+from meshwright.audit.stack_frames import StackFrames
 from meshwright.errors import AuditError
 
 _BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0, "tf32": 32}
@@ -41,7 +43,7 @@ class Shape:
         return -(-self.num_elements * dtype_bits(self.dtype) // 8)
 
 
-Shapes = Shape | tuple["Shapes", ...]
+Shapes: TypeAlias = "Shape | tuple[Shapes, ...]"
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def parse_hlo(text: str) -> Program:
 
     Raises AuditError where the text has no entry computation or a line is not HLO.
     """
-    frames = _StackFrames(text)
+    frames = StackFrames(text)
     computations: dict[str, Computation] = {}
     entry = ""
     for name, is_entry, lines in _computation_blocks(text):
@@ -146,9 +148,7 @@ def parse_hlo(text: str) -> Program:
         raise AuditError("the text is not an HLO module: it has no ENTRY computation")
     module = re.search(r"^HloModule\s+([^\s,]+)", text, re.M)
     partitions = re.search(r"^HloModule.*\bnum_partitions=(\d+)", text, re.M)
-    return Program(
-        module[1] if module else "", computations, entry, int(partitions[1]) if partitions else 1
-    )
+    return Program(module[1] if module else "", computations, entry, int(partitions[1]) if partitions else 1)
 
 
 def _computation_blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
@@ -166,7 +166,7 @@ def _computation_blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
             lines.append(line)
 
 
-def _computation(name: str, lines: list[str], frames: "_StackFrames") -> Computation:
+def _computation(name: str, lines: list[str], frames: StackFrames) -> Computation:
     instructions: dict[str, Instruction] = {}
     root = ""
     for line in lines:
@@ -176,7 +176,7 @@ def _computation(name: str, lines: list[str], frames: "_StackFrames") -> Computa
     return Computation(name, instructions, root or next(reversed(instructions), ""))
 
 
-def _instruction(line: str, frames: "_StackFrames") -> Instruction:
+def _instruction(line: str, frames: StackFrames) -> Instruction:
     line = _INDEX_COMMENT.sub("", line)
     start = _INSTRUCTION.match(line)
     if not start:
@@ -185,7 +185,7 @@ def _instruction(line: str, frames: "_StackFrames") -> Instruction:
     opcode = _OPCODE.match(line, end)
     if not opcode:
         raise AuditError(f"HLO instruction {start[2]} without an opcode: {line[:120]!r}")
-    inside, *attributes = _split(line, opcode.end())
+    inside, attributes = _split(line, opcode.end())
     plain = opcode[1] in ("constant", "parameter", "iota")
     fields = _attributes(attributes)
     metadata = {k: s or n for k, s, n in _METADATA.findall(fields.pop("metadata", ""))}
@@ -222,10 +222,11 @@ def _shape(text: str, start: int) -> tuple[Shapes, int]:
     return tuple(parts), start + 1
 
 
-def _split(text: str, start: int) -> list[list[str]]:
-    """Comma-separated parts inside the parenthesis open at `start`, then each attribute after it."""
-    depth, begin, inside, after = 1, start, [], []
-    parts = inside
+def _split(text: str, start: int) -> tuple[list[str], list[str]]:
+    """Comma-separated parts inside the parenthesis open at `start`, and those after it."""
+    inside: list[str] = []
+    after: list[str] = []
+    depth, begin, parts = 1, start, inside
     for token in _TOKEN.finditer(text, start):
         symbol = token[0]
         if symbol in "([{":
@@ -239,39 +240,9 @@ def _split(text: str, start: int) -> list[list[str]]:
             parts.append(text[begin : token.start()])
             begin = token.end()
     after.append(text[begin:])
-    return [inside, *([part] for part in after if part.strip())]
+    return inside, [part for part in after if part.strip()]
 
 
-def _attributes(parts: list[list[str]]) -> dict[str, str]:
-    pairs = (part.strip().partition("=") for (part,) in parts)
+def _attributes(parts: list[str]) -> dict[str, str]:
+    pairs = (part.strip().partition("=") for part in parts)
     return {key: value for key, _, value in pairs}
-
-
-class _StackFrames:
-    """The tables FileNames, FileLocations and StackFrames ahead of the computations.
-
-    XLA before 2025 wrote source_file and source_line into each line; now a line names a stack frame.
-    """
-
-    def __init__(self, text: str) -> None:
-        head = text[: text.find("\n%")]
-        self.files = {int(n): name for n, name in re.findall(r'^(\d+) "(.*)"$', _section(head, "FileNames"), re.M)}
-        location = re.compile(r"^(\d+) \{file_name_id=(\d+).*?\bline=(\d+)", re.M)
-        found = location.findall(_section(head, "FileLocations"))
-        self.locations = {int(n): (int(file), int(line)) for n, file, line in found}
-        frame = re.compile(r"^(\d+) \{file_location_id=(\d+)", re.M)
-        self.frames = {int(n): int(place) for n, place in frame.findall(_section(head, "StackFrames"))}
-
-    def source(self, metadata: Mapping[str, str]) -> tuple[str, int | None]:
-        """(file, line) of an instruction's metadata; ("", None) where it has none."""
-        if "source_line" in metadata:
-            return metadata.get("source_file", ""), int(metadata["source_line"])
-        place = self.frames.get(int(metadata.get("stack_frame_id", -1)), -1)
-        file, line = self.locations.get(place, (-1, None))
-        return self.files.get(file, ""), line
-
-
-def _section(head: str, title: str) -> str:
-    """The lines of one table, up to the next blank line."""
-    found = re.search(rf"^{title}\n(.*?)(?:\n\n|\Z)", head, re.M | re.S)
-    return found[1] if found else ""

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from meshwright.audit.hlo import Computation, Instruction, Program
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
-MOVES = COPIES | {"convert", "transpose", "bitcast-convert", "slice", "dynamic-slice", "slice-start", "slice-done"}
+MOVES = COPIES | {
+    "convert",
+    "transpose",
+    "bitcast-convert",
+    "slice",
+    "dynamic-slice",
+    "slice-start",
+    "slice-done",
+}
 _CALLS = frozenset({"fusion", "call", "async-start"})
-_CALLED = ("calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations")
+_CALLED = (
+    "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
+)  # fmt: skip
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
 
@@ -75,7 +85,11 @@ def called_by(program: Program, instruction: Instruction) -> list[Computation]:
     if instruction.opcode not in _CALLS | {"while", "conditional"}:
         return []
     text = " ".join(instruction.attributes.get(key, "") for key in _CALLED)
-    return [program.computations[name] for name in re.findall(r"%?([\w.\-]+)", text) if name in program.computations]
+    return [
+        program.computations[name]
+        for name in re.findall(r"%?([\w.\-]+)", text)
+        if name in program.computations
+    ]
 
 
 def run_count(program: Program, place: Place) -> int | None:
@@ -157,7 +171,10 @@ def _before(program: Program, value: Value, through: frozenset[str]) -> Value | 
         return _argument(program, value)
     if instruction.opcode == "while" and path and _is_carried_unchanged(program, instruction, path):
         return value.operand(0, path)
-    return value.operand(0, path) if instruction.opcode in through else None
+    is_moved = instruction.opcode in through or "ConcatBitcast" in instruction.attributes.get(
+        "custom_call_target", ""
+    )
+    return value.operand(0, path) if is_moved else None
 
 
 def _argument(program: Program, value: Value) -> Value | None:
@@ -206,7 +223,7 @@ def _reader(program: Program, value: Value, user: Value, index: int) -> Iterator
     elif opcode in _CALLS and called_by(program, user.instruction):
         called = user.place.enter(user.instruction, called_by(program, user.instruction)[0])
         yield from readers(program, Value(called.computation.parameters[index], called, value.path))
-    elif opcode in MOVES - {"slice", "dynamic-slice", "slice-start", "slice-done"}:
+    elif opcode in MOVES - SLICES:
         yield from readers(program, Value(user.instruction, user.place, value.path))
     else:
         yield user, index

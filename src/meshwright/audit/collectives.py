@@ -1,0 +1,230 @@
+"""The collectives that a compiled program runs, each with its bytes, devices, pass and tensor."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.audit.devices import Offsets, is_shard_in_zeros, kept_slices
+from meshwright.audit.groups import DeviceGroups, parse_groups, parse_pairs
+from meshwright.audit.hlo import Instruction, Program, Shape, dtype_bits, leaves
+from meshwright.audit.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
+from meshwright.audit.trace import Place, Value, history, places, run_count
+
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
+
+OPS: dict[str, Op] = {
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-reduce": "all_reduce",
+    "all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+_DTYPES = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One tensor's communication; a combined instruction gives one for each of its tensors.
+
+    name, index: the HLO instruction, and which of its operands.
+    dtype: what travels; source_dtype: the narrowest type that the same numbers had before (bf16
+    where XLA:CPU widened bf16 to f32 to send it).
+    gathered_bytes: V, bytes of the gathered array on one device, in dtype: the result of an
+    all-gather, the operand of all others.
+    count: how often it runs in one step; None where a loop's trip count is unknown.
+    conditional: it stands in a branch, and runs only if that is taken.
+    parameter: the program's input that is sent, as JAX names it (`w['w_in']`), if it is sent as is.
+    operand_op_name: the op_name of what computed the operand.
+    scattered: an all_reduce of which each device keeps only its own slice, which makes it a
+    reduce_scatter; slice_offsets: that slice's start on each device (see groups.axes_that_change).
+    gathers: an all_reduce of shards written into zeros, which makes it an all_gather.
+    """
+
+    name: str
+    index: int
+    op: Op
+    dtype: str
+    operand_shapes: tuple[tuple[int, ...], ...]
+    result_shapes: tuple[tuple[int, ...], ...]
+    gathered_bytes: int
+    groups: DeviceGroups
+    count: int | None
+    op_name: str
+    phase: Phase
+    scope: tuple[str, ...]
+    primitive: str
+    operand_op_name: str
+    parameter: str | None
+    source_dtype: str
+    reduction: str | None = None
+    conditional: bool = False
+    scattered: bool = False
+    slice_offsets: Offsets | None = None
+    gathers: bool = False
+    source_file: str = ""
+    source_line: int | None = None
+
+    @property
+    def source_bytes(self) -> int:
+        """V in source_dtype: what a compiler that sends the narrow type would have moved."""
+        return (
+            self.gathered_bytes
+            * dtype_bits(_hlo_dtype(self.source_dtype))
+            // dtype_bits(_hlo_dtype(self.dtype))
+        )
+
+
+def collectives(program: Program) -> list[Collective]:
+    """Every collective of one step, in the order of the entry's chains of calls.
+
+    A start and its done count once, and so do the pieces into which the TPU compiler cuts one
+    collective to overlap it (same channel and chain_id). See `gaps.not_understood` for the rest.
+    """
+    differentiated = any(
+        "jvp(" in i.op_name for c in program.computations.values() for i in c.instructions.values()
+    )
+    found: list[Collective] = []
+    chains: set[tuple[object, ...]] = set()
+    for place in places(program):
+        for instruction in place.computation.instructions.values():
+            if op_of(instruction) is None:
+                continue
+            chain = _chain(instruction, place)
+            if chain is None or chain not in chains:
+                found += _read(program, Value(instruction, place), differentiated)
+            chains |= {chain} if chain else set()
+    return found
+
+
+def op_of(instruction: Instruction) -> Op | None:
+    """Our name of a collective instruction, its start included; None for others and for a done."""
+    return OPS.get(instruction.opcode.removesuffix("-start"))
+
+
+def _chain(instruction: Instruction, place: Place) -> tuple[object, ...] | None:
+    """What the pieces of one overlapped collective share; None if it is whole."""
+    chain = re.search(r'chain_id="(\w+)"', instruction.attributes.get("frontend_attributes", ""))
+    if not chain:
+        return None
+    return instruction.attributes.get("channel_id"), chain[1], tuple(loop.name for loop in place.loops)
+
+
+def _read(program: Program, value: Value, differentiated: bool) -> Iterator[Collective]:
+    """One Collective for each tensor of an instruction."""
+    instruction = value.instruction
+    op = op_of(instruction)
+    assert op
+    num_operands = _num_tensors(instruction, op)
+    operands = [value.operand(i) for i in range(num_operands)]
+    results = _results(instruction, op)
+    if op == "all_to_all" and len(results) > 1:
+        # One array cut into a piece for each device: the pieces are one communication.
+        yield _one(program, value, op, operands, results, 0, differentiated)
+        return
+    for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
+        yield _one(program, value, op, [operand], (result,), index, differentiated)
+
+
+def _one(
+    program: Program,
+    value: Value,
+    op: Op,
+    operands: list[Value],
+    results: tuple[Shape, ...],
+    index: int,
+    differentiated: bool,
+) -> Collective:
+    instruction = value.instruction
+    sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
+    origin = list(history(program, operands[0]))
+    op_name, named = _op_name(value, index)
+    groups = groups_of(instruction, program.num_partitions)
+    offsets = kept_slices(program, value, index, groups) if op == "all_reduce" else None
+    return Collective(
+        name=instruction.name,
+        index=index,
+        op=op,
+        dtype=_short(results[0].dtype),
+        operand_shapes=tuple(shape.dims for shape in sent),
+        result_shapes=tuple(shape.dims for shape in results),
+        gathered_bytes=sum(shape.num_bytes for shape in (results if op == "all_gather" else sent)),
+        groups=groups,
+        count=run_count(program, value.place),
+        op_name=op_name,
+        phase=phase_of(op_name, differentiated),
+        scope=scope_of(op_name),
+        primitive=primitive_of(op_name),
+        operand_op_name=next((v.instruction.op_name for v in reversed(origin) if v.instruction.op_name), ""),
+        parameter=_parameter(origin[-1]),
+        source_dtype=_narrowest(origin, sent[0].dtype),
+        reduction=_reduction(program, instruction),
+        conditional=value.place.is_conditional,
+        scattered=offsets is not None,
+        slice_offsets=offsets,
+        gathers=op == "all_reduce" and is_shard_in_zeros(program, operands[0]),
+        source_file=named.source_file,
+        source_line=named.source_line,
+    )
+
+
+def groups_of(instruction: Instruction, num_devices: int) -> DeviceGroups:
+    """Groups of a collective in any of HLO's forms."""
+    pairs = instruction.attributes.get("source_target_pairs")
+    if pairs:
+        return parse_pairs(pairs)
+    text = instruction.attributes.get("replica_groups", "{}")
+    # The comma before device_ids makes it an attribute of its own to the parser.
+    text += f", device_ids={ids}" if (ids := instruction.attributes.get("device_ids")) else ""
+    return parse_groups(text, num_devices)
+
+
+def _num_tensors(instruction: Instruction, op: Op) -> int:
+    """Operands that are data: a permute that writes in place carries its targets and offsets too."""
+    in_place = op == "permute" and len(instruction.operands) > 1 and "slice_sizes" in instruction.attributes
+    return 1 if in_place else len(instruction.operands)
+
+
+def _results(instruction: Instruction, op: Op) -> tuple[Shape, ...]:
+    """Result arrays; an asynchronous start's shape is (operands, results, contexts ...)."""
+    shape = instruction.shape
+    if instruction.opcode.endswith("-start") and op != "all_reduce" and not isinstance(shape, Shape):
+        return leaves(shape[1])
+    return leaves(shape)
+
+
+def _op_name(value: Value, index: int) -> tuple[str, Instruction]:
+    """JAX's name of one tensor, and the line that carries it: the element taken out of a combined one."""
+    instruction = value.instruction
+    if len(instruction.operands) > 1:
+        for user in value.place.computation.users[instruction.name]:
+            if user.attributes.get("index") == str(index) and user.op_name:
+                return user.op_name, user
+    merged = split_op_name(instruction.op_name)
+    return merged[index] if len(merged) == len(instruction.operands) else merged[0], instruction
+
+
+def _parameter(origin: Value) -> str | None:
+    is_input = origin.instruction.opcode == "parameter" and not origin.place.frames
+    return (origin.instruction.op_name or origin.instruction.name) if is_input else None
+
+
+def _narrowest(origin: list[Value], dtype: str) -> str:
+    """The narrowest type among the forms that the numbers had on their way here."""
+    shapes = [v.instruction.shape for v in origin]
+    seen = [dtype] + [shape.dtype for shape in shapes if isinstance(shape, Shape)]
+    floats = [name for name in seen if re.match(r"b?f\d", name)]
+    return _short(min(floats or [dtype], key=dtype_bits))
+
+
+def _reduction(program: Program, instruction: Instruction) -> str | None:
+    name = instruction.attributes.get("to_apply", "").lstrip("%")
+    return program.computations[name].result.opcode if name in program.computations else None
+
+
+def _short(dtype: str) -> str:
+    return "fp8" if dtype.startswith("f8") else _DTYPES.get(dtype, dtype)
+
+
+def _hlo_dtype(dtype: str) -> str:
+    return {"fp8": "f8e4m3fn", "int8": "s8", "int4": "s4"}.get(dtype, dtype)
