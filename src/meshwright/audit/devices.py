@@ -56,7 +56,7 @@ def slice_offsets(program: Program, piece: Value, first: int) -> Offsets | None:
     return tuple(zip(*known, strict=True)) if known and len(known) == len(by_dim) else None
 
 
-def kept_slices(program: Program, value: Value, index: int, shape: Shape) -> Offsets | None:
+def kept_slices(program: Program, value: Value, index: int, groups: DeviceGroups) -> Offsets | None:
     """Start of the slice that each device keeps of a reduced tensor; None if it keeps more."""
     reduced = Value(value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ())
     if value.instruction.opcode.endswith("-start"):

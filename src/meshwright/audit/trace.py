@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from meshwright.audit.hlo import Computation, Instruction, Program
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
-MOVES = COPIES | {
-    "convert",
-    "transpose",
-    "bitcast-convert",
-    "slice",
-    "dynamic-slice",
-    "slice-start",
-    "slice-done",
-}
+SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
+MOVES = COPIES | SLICES | {"convert", "transpose", "bitcast-convert"}
 _CALLS = frozenset({"fusion", "call", "async-start"})
 _CALLED = (
     "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
