@@ -1,0 +1,154 @@
+"""What a collective costs on the links that its mesh axes take.
+
+V below is the gathered array: its bytes divided by the product of the axes that stay sharded.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Literal
+
+from meshwright.hardware.chip import LinearCost, SharedMemory
+from meshwright.hardware.topology import Link, LinkKind, Placement
+
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
+Bound = Literal["bandwidth", "latency"]
+
+
+@dataclass(frozen=True)
+class CollectivePrice:
+    """Seconds of a collective and what sets them.
+
+    bound: what the slower phase waits for. hops: messages in sequence. link: where the slower phase
+    runs; None where one device is alone and nothing moves.
+    """
+
+    seconds: float
+    bound: Bound
+    hops: int
+    link: LinkKind | None
+
+
+NOTHING = CollectivePrice(0.0, "bandwidth", 0, None)
+
+
+def collective_seconds(
+    op: Op, gathered_bytes: float, axes: str | tuple[str, ...], placement: Placement
+) -> CollectivePrice:
+    """The price of one collective over one or several mesh axes at once.
+
+        t = sum over phases of max(bandwidth, latency)
+
+    Links inside a slice or NVLink domain are one phase; between slices or domains (`dcn`, `network`)
+    they are a second one on the array that the first leaves: V over the devices of the first.
+    gathered_bytes: V. An all-reduce is a reduce-scatter and an all-gather.
+    Raises LayoutError for an axis that the mesh does not have.
+    Source: How to Scale Your Model, "Sharded Matrices"; each phase says its own formula.
+    """
+    links = placement.stretches((axes,) if isinstance(axes, str) else tuple(axes))
+    if not links:
+        return NOTHING
+    if isinstance(placement.network, SharedMemory):
+        return _host_price(op, gathered_bytes, links, placement.network.costs[op])
+    inner = tuple(link for link in links if not link.is_outer)
+    outer = tuple(link for link in links if link.is_outer)
+    num_inner, num_outer = (prod(link.size for link in phase) for phase in (inner, outer))
+    if op == "permute":
+        return _permute_price(gathered_bytes / (num_inner * num_outer), links)
+    # An all-to-all within one slice moves only what its own devices hold: 1 / num_outer of the array.
+    inner_bytes = gathered_bytes / num_outer if op == "all_to_all" else gathered_bytes
+    phases = [_phase_price(op, inner_bytes, inner)] if inner else []
+    phases += [_phase_price(op, gathered_bytes / num_inner, outer)] if outer else []
+    slower = max(phases, key=lambda price: price.seconds)
+    seconds = sum(price.seconds for price in phases)
+    return CollectivePrice(seconds, slower.bound, sum(price.hops for price in phases), slower.link)
+
+
+def _phase_price(op: Op, phase_bytes: float, links: tuple[Link, ...]) -> CollectivePrice:
+    relative, hops, hop_seconds = _geometry("all_to_all" if op == "all_to_all" else "all_gather", links)
+    passes = 2 if op == "all_reduce" else 1
+    bandwidth, latency = passes * phase_bytes * relative, passes * hop_seconds
+    bound: Bound = "bandwidth" if bandwidth >= latency else "latency"
+    return CollectivePrice(max(bandwidth, latency), bound, passes * hops, links[0].kind)
+
+
+@lru_cache(maxsize=65536)
+def _geometry(op: Op, links: tuple[Link, ...]) -> tuple[float, int, float]:
+    """(bandwidth seconds a byte of V, hops, seconds of those hops) of one phase."""
+    per_byte = _all_to_all_per_byte(links) if op == "all_to_all" else _all_gather_per_byte(links)
+    return per_byte, sum(map(_hops, links)), sum(_hops(link) * link.hop_seconds for link in links)
+
+
+def _all_gather_per_byte(links: tuple[Link, ...]) -> float:
+    """Seconds a byte of V to all-gather, or reduce-scatter, over one or several links at once.
+
+        ring   t = V / sum(W)            W = 2 w, both directions
+        line   t = V (n - 1)/n / sum(w)  the end of a line receives from one side only
+        switch t = V (n - 1)/n / w
+
+    w: one-way bytes/s of a chip; a stride divides it, since the chips between use the same links.
+    n: devices in all. The ring's (n - 1)/n is left out, as in the source; one ring among the links
+    is enough to leave it out. Several axes add their bandwidths.
+    """
+    inbound = sum(link.one_way_bytes_per_second / link.stride * (2 if link.ring else 1) for link in links)
+    size = prod(link.size for link in links)
+    share = 1.0 if any(link.ring for link in links) else (size - 1) / size
+    return share / inbound
+
+
+def _all_to_all_per_byte(links: tuple[Link, ...]) -> float:
+    """Seconds a byte of V that an all-to-all keeps its busiest link.
+
+    Every pair of n devices exchanges V / n^2. Along a dimension of a devices, each of n / a parallel
+    lines carries:
+
+        ring   t = V (a/n) / (8 w)                     mean way a/4, over 2 a directed links
+        line   t = V (a/n) floor(a/2) ceil(a/2)/a^2 / w    all pairs across the middle link
+        switch t = V (a - 1)/a / n / w                 what each device sends
+
+    On one ring (a = n) this is V / (4 W), a quarter of an all-gather. w: one-way bytes/s, by stride.
+    """
+    size = prod(link.size for link in links)
+    return max(
+        link.size / size * _link_load(link) * link.stride / link.one_way_bytes_per_second for link in links
+    )
+
+
+def _link_load(link: Link) -> float:
+    """Share of V that crosses the busiest link in an all-to-all over this stretch alone."""
+    if link.kind != "ici":
+        return (link.size - 1) / link.size**2
+    if link.ring:
+        return 1 / 8
+    return (link.size // 2) * ((link.size + 1) // 2) / link.size**2
+
+
+def _hops(link: Link) -> int:
+    """Messages in sequence until the farthest device has been reached: n - 1 on a line or through a
+    switch (NCCL's ring), half round a ring; a stride multiplies the way."""
+    return (link.size // 2 if link.ring else link.size - 1) * link.stride
+
+
+def _permute_price(block_bytes: float, links: tuple[Link, ...]) -> CollectivePrice:
+    """Each device sends its block V / n to the next along the axis: t = max over links of block / w.
+
+    The last device's block goes round a ring in one hop, and back along a line over idle links.
+    """
+    return max((_shift_price(block_bytes, link) for link in links), key=lambda price: price.seconds)
+
+
+def _shift_price(block_bytes: float, link: Link) -> CollectivePrice:
+    hops = link.stride * (link.size - 1 if link.kind == "ici" and not link.ring else 1)
+    bandwidth = block_bytes * link.stride / link.one_way_bytes_per_second
+    latency = hops * link.hop_seconds
+    bound: Bound = "bandwidth" if bandwidth >= latency else "latency"
+    return CollectivePrice(max(bandwidth, latency), bound, hops, link.kind)
+
+
+def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: LinearCost) -> CollectivePrice:
+    """t = latency + bytes / bandwidth as measured; see LinearCost for what the bytes are."""
+    num_devices = prod(link.size for link in links)
+    moved = gathered_bytes / num_devices if op in ("all_to_all", "permute") else gathered_bytes
+    bandwidth = moved / cost.bytes_per_second
+    bound: Bound = "bandwidth" if bandwidth >= cost.latency_seconds else "latency"
+    return CollectivePrice(cost.latency_seconds + bandwidth, bound, 1, "host")

@@ -1,0 +1,202 @@
+"""Finds hardware by name: `v5p:16x20x28`, `h100:8x8`, `2*v5p:16x16x16`, `cpu:8`, or a TOML file."""
+
+import json
+import re
+from functools import cache
+from importlib import resources
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import HardwareError, nearest
+from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
+from meshwright.hardware.description import Description, read_chip, share_cores
+from meshwright.hardware.topology import Hardware
+
+_FORMS = "v5p:16x20x28, v5e:4x4, h100:64, h100:8x8 (nodes x GPUs), 2*v5p:16x16x16 (slices), cpu:8 or a .toml"
+
+
+def load(spec: str) -> Hardware:
+    """The hardware that `spec` names: `[slices*]chip:topology`, or the path of a machine.toml.
+
+    A torus takes one size for each of its dimensions, GPUs a number or nodes x GPUs, a host a number
+    of devices. A machine.toml names its own topology; `machine.toml:8` gives another.
+    Raises HardwareError for an unknown chip, a topology that does not exist, or a faulty file.
+    """
+    slices, name, sizes = _parse(spec.strip())
+    description = _file(name) if name.endswith(".toml") else _description(name)
+    if sizes is None and description.devices is not None:
+        slices, _, sizes = _parse(description.devices)
+    if sizes is None:
+        raise HardwareError(f"hardware {spec!r} has no topology; write {_example(description.chip)}")
+    dims = _dims(description.chip, spec, slices, sizes)
+    chip = share_cores(description.chip, dims[0]) if description.per_core else description.chip
+    return Hardware(spec.strip(), chip, dims, slices)
+
+
+def _parse(spec: str) -> tuple[int, str, tuple[int, ...] | None]:
+    """(slices, chip or path, sizes of the topology or None) of a spec."""
+    match = re.fullmatch(r"(?:(\d+)\*)?([^:*]+|.+\.toml)(?::(\d+(?:x\d+)*))?", spec)
+    if not match:
+        raise HardwareError(f"hardware {spec!r} does not parse; write {_FORMS}")
+    sizes = tuple(int(size) for size in match[3].split("x")) if match[3] else None
+    return int(match[1] or 1), match[2], sizes
+
+
+@cache
+def names() -> list[str]:
+    """The chips of the catalog, by generation within each kind: TPUs, GPUs, the host."""
+    known = [path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")]
+    return sorted(
+        known, key=lambda name: ("tgc".index(chip(name).kind[0]), chip(name).flops_per_second["f32"])
+    )
+
+
+@cache
+def chip(name: str) -> Chip:
+    """The catalog's chip called `name` or one of its aliases; for `cpu` one core of this host.
+
+    Raises HardwareError naming the nearest known chip.
+    """
+    return _description(name).chip
+
+
+@cache
+def _description(name: str) -> Description:
+    file = _folder() / f"{name.lower()}.toml"
+    if not re.fullmatch(r"[\w-]+", name) or not file.is_file():
+        known = _aliases()
+        if name.lower() not in known:
+            raise HardwareError(f"hardware {name!r} is unknown; {nearest(name.lower(), list(known))}")
+        return _description(known[name.lower()])
+    return read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}")
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    """The catalog's file for every name and alias."""
+    found: dict[str, str] = {}
+    for file in sorted(_folder().iterdir(), key=lambda path: path.name):
+        if file.name.endswith(".toml"):
+            read = read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}").chip
+            found |= dict.fromkeys((read.name, *read.aliases), read.name)
+    return found
+
+
+def _folder() -> Any:
+    return resources.files("meshwright.hardware") / "catalog"
+
+
+def _file(path: str) -> Description:
+    try:
+        return read_chip(Path(path).read_text(encoding="utf-8"), path)
+    except OSError as error:
+        raise HardwareError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _dims(chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if slices < 1 or 0 in sizes:
+        raise HardwareError(f"hardware {spec!r}: every size is at least 1")
+    if isinstance(chip.network, Torus):
+        return _torus_dims(chip.name, chip.network, spec, sizes)
+    if slices > 1:
+        raise HardwareError(f"hardware {spec!r}: only TPUs come in slices; write {_example(chip)}")
+    if isinstance(chip.network, Switch):
+        return _switch_dims(chip.name, chip.network, spec, sizes)
+    if len(sizes) != 1:
+        raise HardwareError(
+            f"hardware {spec!r}: a host has one number of devices, such as {chip.name}:{prod(sizes)}"
+        )
+    return sizes
+
+
+def _torus_dims(name: str, torus: Torus, spec: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    rank, largest = len(torus.pod), "x".join(map(str, torus.pod))
+    if len(sizes) != rank:
+        fit = _squarest(prod(sizes), torus.pod)
+        hint = f"write {name}:{'x'.join(map(str, fit))}" if fit else f"up to {name}:{largest}"
+        raise HardwareError(
+            f"hardware {spec!r}: {name} is a torus of {rank} dimensions, not {len(sizes)}; {hint}"
+        )
+    if any(size > most for size, most in zip(sorted(sizes), sorted(torus.pod), strict=True)):
+        raise HardwareError(
+            f"hardware {spec!r} is larger than a {name} pod, {largest}; join slices: 2*{name}:{largest}"
+        )
+    return sizes
+
+
+def _squarest(num_chips: int, pod: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The topology of `num_chips` nearest to a cube, its largest dimension last, or None."""
+    divisors = [size for size in range(1, max(pod) + 1) if num_chips % size == 0]
+    fits = [
+        sizes
+        for sizes in product(divisors, repeat=len(pod))
+        if prod(sizes) == num_chips
+        and list(sizes) == sorted(sizes)
+        and all(size <= most for size, most in zip(sizes, sorted(pod), strict=True))
+    ]
+    return min(fits, key=sum, default=None)
+
+
+def _switch_dims(name: str, switch: Switch, spec: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    domain = switch.domain_size
+    if len(sizes) == 1:
+        if sizes[0] > domain and sizes[0] % domain:
+            near = max(sizes[0] // domain, 1) * domain
+            raise HardwareError(
+                f"hardware {spec!r}: {sizes[0]} GPUs do not fill NVLink domains of {domain}; "
+                f"write {name}:{near} or {name}:{near + domain}, or nodes x GPUs"
+            )
+        return (max(sizes[0] // domain, 1), min(sizes[0], domain))
+    if len(sizes) != 2:
+        raise HardwareError(f"hardware {spec!r}: write nodes x GPUs, such as {name}:8x{domain}")
+    if sizes[1] > domain:
+        raise HardwareError(
+            f"hardware {spec!r}: an NVLink domain of {name} has {domain} GPUs, not {sizes[1]}"
+        )
+    return sizes
+
+
+def _example(chip: Chip) -> str:
+    if isinstance(chip.network, Torus):
+        return f"{chip.name}:{'x'.join('4' for _ in chip.network.pod)}"
+    return f"{chip.name}:8"
+
+
+def dump_toml(hardware: Hardware) -> str:
+    """The machine.toml that `load` reads back as this hardware, its figures per device.
+
+    bench/calibrate writes measured figures this way, with their sources.
+    """
+    chip, network = hardware.chip, hardware.chip.network
+    slices = f"{hardware.num_slices}*" if hardware.num_slices > 1 else ""
+    head = {key: getattr(chip, key) for key in _HEAD} | {
+        "aliases": list(chip.aliases),
+        "devices": f"{slices}{chip.name}:{'x'.join(map(str, hardware.dims))}",
+    }
+    if chip.price_per_chip_hour is not None:
+        head["price_per_chip_hour"] = chip.price_per_chip_hour
+    tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
+    if isinstance(network, SharedMemory):
+        tables |= {f"network.{op}": vars(cost) for op, cost in network.costs.items()}
+    else:
+        tables["network"] = {key: value for key, value in vars(network).items() if value is not None}
+    tables["sources"] = dict(chip.sources)
+    return "\n".join(_table(name, values) for name, values in tables.items())
+
+
+_HEAD = (
+    "name", "kind", "chips_per_host", "hbm_bytes", "hbm_bytes_per_second", "host_bytes",
+    "host_link_bytes_per_second", "matmul_efficiency", "overlap", "launch_seconds",
+)  # fmt: skip
+
+
+def _table(name: str, values: dict[str, Any]) -> str:
+    title = [f"[{name}]"] if name else []
+    return "\n".join([*title, *(f"{key} = {_value(value)}" for key, value in values.items())]) + "\n"
+
+
+def _value(value: Any) -> str:
+    # JSON writes strings, integers, lists and finite floats as TOML does.
+    return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,128 @@
+"""What one chip offers, and the links that leave it. Figures come from catalog/*.toml."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshwright.errors import HardwareError
+from meshwright.units import dtype_bytes
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
+
+
+@dataclass(frozen=True)
+class Torus:
+    """TPU chips on a 2D or 3D grid of inter-chip links (ICI); slices meet over the data-centre network.
+
+    pod: the largest grid. one_way_bytes_per_second: of one link, in one direction.
+    wraparound_multiple_of: rings close where every dimension is a multiple of this (full cubes).
+    wraparound_exactly: a ring closes only along a dimension of exactly this size.
+    dcn_bytes_per_second: one way, a chip's share of its host's network card.
+    """
+
+    pod: tuple[int, ...]
+    one_way_bytes_per_second: float
+    hop_seconds: float
+    dcn_bytes_per_second: float
+    dcn_hop_seconds: float
+    wraparound_multiple_of: int | None = None
+    wraparound_exactly: int | None = None
+
+    def wraparound(self, dims: tuple[int, ...]) -> tuple[bool, ...]:
+        """For each dimension of a slice, whether its links close to a ring.
+
+        Optical switches join the faces of whole cubes, so one short dimension leaves the others open.
+        Source: How to Scale Your Model, "TPU networking".
+        """
+        if self.wraparound_multiple_of is not None:
+            full_cubes = all(size % self.wraparound_multiple_of == 0 for size in dims)
+            return tuple(full_cubes for _ in dims)
+        return tuple(size == self.wraparound_exactly for size in dims)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """GPUs on a switched NVLink domain; domains meet over one network card (NIC) a GPU.
+
+    nvlink_bytes_per_second, nic_bytes_per_second: one way, a GPU.
+    """
+
+    domain_size: int
+    nvlink_bytes_per_second: float
+    nvlink_hop_seconds: float
+    nic_bytes_per_second: float
+    nic_hop_seconds: float
+
+
+@dataclass(frozen=True)
+class LinearCost:
+    """Seconds of one collective measured as a straight line: latency_seconds + bytes / bytes_per_second.
+
+    bytes: what one device must write. This is V, the gathered array (see cost/collectives.py), for
+    all_gather, reduce_scatter and all_reduce, and V / n over n devices for all_to_all and permute.
+    """
+
+    latency_seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Virtual devices on one host: a measured line for each collective.
+
+    Groups along a mesh axis run at once and share the memory, so a group of two devices is no
+    faster than one of all: every device still writes V bytes.
+    """
+
+    costs: Mapping[str, LinearCost] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One accelerator (or one virtual device of a host).
+
+    kind: tpu, gpu or cpu. flops_per_second: by dtype, dense peak.
+    hbm_bytes: memory of the chip. host_bytes: memory of its host, which chips_per_host chips share.
+    host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
+    matmul_efficiency: share of the peak that a large matmul reaches.
+    overlap: share of the collective time that may hide under compute.
+    launch_seconds: fixed time of one step.
+    sources: where each figure comes from, by key.
+    """
+
+    name: str
+    kind: str
+    flops_per_second: Mapping[str, float] = field(hash=False)
+    hbm_bytes: int
+    hbm_bytes_per_second: float
+    host_bytes: int
+    host_link_bytes_per_second: float
+    chips_per_host: int
+    matmul_efficiency: float
+    overlap: float
+    launch_seconds: float
+    network: Torus | Switch | SharedMemory
+    aliases: tuple[str, ...] = ()
+    price_per_chip_hour: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def flops(self, dtype: str) -> float:
+        """Peak FLOPs (or integer operations) a second in `dtype`.
+
+        A type without units of its own computes in the narrowest wider type: fp8 on an A100 as bf16.
+        """
+        if dtype in self.flops_per_second:
+            return self.flops_per_second[dtype]
+        wider = [known for known in self.flops_per_second if dtype_bytes(known) > dtype_bytes(dtype)]
+        if not wider:
+            listed = ", ".join(self.flops_per_second)
+            raise HardwareError(f"{self.name} lists no FLOPs for {dtype} or wider; it has {listed}")
+        return self.flops_per_second[min(wider, key=dtype_bytes)]
+
+    @property
+    def link_bytes_per_second(self) -> float:
+        """One-way bytes a second of the fastest link that leaves the chip (ICI, NVLink or memory)."""
+        if isinstance(self.network, Torus):
+            return self.network.one_way_bytes_per_second
+        if isinstance(self.network, Switch):
+            return self.network.nvlink_bytes_per_second
+        return self.network.costs["all_gather"].bytes_per_second

@@ -1,0 +1,211 @@
+"""Chips as TOML: read with every figure checked, and written back.
+
+A catalog file and a measured machine.toml share one form. Top-level keys are the fields of Chip;
+[flops_per_second] is by dtype; [network] holds the fields of Torus or Switch, or one
+[network.<collective>] table each with latency_seconds and bytes_per_second; [sources] says where each
+figure comes from. `devices = "cpu:8"` in a machine.toml is its topology. `per_core = true`
+says that the figures are those of one host core.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.errors import HardwareError, nearest
+from meshwright.hardware.chip import COLLECTIVES, Chip, LinearCost, SharedMemory, Switch, Torus
+from meshwright.units import DTYPE_BYTES
+
+_FIGURES = (
+    "hbm_bytes_per_second",
+    "host_link_bytes_per_second",
+    "matmul_efficiency",
+    "overlap",
+    "launch_seconds",
+)
+_COUNTS = ("chips_per_host", "hbm_bytes", "host_bytes")
+_OTHER = (
+    "name",
+    "aliases",
+    "kind",
+    "devices",
+    "per_core",
+    "price_per_chip_hour",
+    "flops_per_second",
+    "network",
+    "sources",
+)
+_TORUS = ("one_way_bytes_per_second", "hop_seconds", "dcn_bytes_per_second", "dcn_hop_seconds")
+_WRAPAROUND = ("wraparound_multiple_of", "wraparound_exactly")
+_SWITCH = ("nvlink_bytes_per_second", "nvlink_hop_seconds", "nic_bytes_per_second", "nic_hop_seconds")
+_MAY_BE_ZERO = ("overlap", "launch_seconds", "hop_seconds", "latency_seconds")
+_AT_MOST_ONE = ("overlap", "matmul_efficiency")
+
+
+@dataclass(frozen=True)
+class Description:
+    """A chip, the topology its file names (or None), and whether its figures are those of one core."""
+
+    chip: Chip
+    devices: str | None
+    per_core: bool
+
+
+@dataclass(frozen=True)
+class _File:
+    origin: str
+    text: str
+
+    def error(self, key: str, what: str) -> HardwareError:
+        last = re.escape(key.rsplit(".", 1)[-1])
+        lines = [n for n, line in enumerate(self.text.splitlines(), 1) if re.match(rf"\s*{last}\s*=", line)]
+        where = f"{self.origin}:{lines[0]}" if len(lines) == 1 else self.origin
+        return HardwareError(f"{where}: {key} {what}")
+
+    def figure(self, table: Mapping[str, Any], key: str, prefix: str = "") -> float:
+        """The number at `key`: finite and above 0 (not below, for a latency)."""
+        name = prefix + key
+        if key not in table:
+            raise self.error(name, "is missing")
+        value = table[key]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, f"is {value!r}, not a number")
+        if not (0 <= value < float("inf")) or (value == 0 and key not in _MAY_BE_ZERO):
+            raise self.error(name, f"= {value} must be {'0 or more' if key in _MAY_BE_ZERO else 'above 0'}")
+        if key in _AT_MOST_ONE and value > 1:
+            raise self.error(name, f"= {value} must be at most 1")
+        return value
+
+    def count(self, table: Mapping[str, Any], key: str, prefix: str = "") -> int:
+        value = self.figure(table, key, prefix)
+        if value != int(value):
+            raise self.error(prefix + key, f"= {value} must be a whole number")
+        return int(value)
+
+    def table(self, parent: Mapping[str, Any], key: str, prefix: str = "") -> dict[str, Any]:
+        if not isinstance(parent.get(key), dict):
+            raise self.error(prefix + key, "is missing: it is a table")
+        return parent[key]
+
+    def text_of(self, parent: Mapping[str, Any], key: str) -> str:
+        if not isinstance(parent.get(key), str):
+            raise self.error(key, "is missing: it is a string")
+        return parent[key]
+
+    def refuse_unknown(self, table: Mapping[str, Any], known: tuple[str, ...], prefix: str = "") -> None:
+        for key in table:
+            if key not in known:
+                raise self.error(prefix + key, f"is unknown; {nearest(key, list(known))}")
+
+
+def read_chip(text: str, origin: str) -> Description:
+    """The chip that TOML `text` describes.
+
+    Raises HardwareError naming the file, the line and the key of a figure that is missing, not
+    positive, or unknown.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise HardwareError(f"{origin}: not TOML: {error}") from error
+    file = _File(origin, text)
+    file.refuse_unknown(data, _FIGURES + _COUNTS + _OTHER)
+    per_core = data.get("per_core", False)
+    if per_core is not True and per_core is not False:
+        raise file.error("per_core", f"is {per_core!r}, not true or false")
+    if per_core:
+        data = {"hbm_bytes": host_memory_bytes(), "host_bytes": host_memory_bytes()} | data
+    chip = Chip(
+        name=file.text_of(data, "name"),
+        kind=_kind(file, data),
+        aliases=tuple(data.get("aliases", ())),
+        flops_per_second=_flops(file, data),
+        network=_network(file, data),
+        price_per_chip_hour=file.figure(data, "price_per_chip_hour")
+        if "price_per_chip_hour" in data
+        else None,
+        sources=data.get("sources", {}),
+        **{key: file.figure(data, key) for key in _FIGURES},
+        **{key: file.count(data, key) for key in _COUNTS},
+    )
+    devices = file.text_of(data, "devices") if "devices" in data else None
+    return Description(chip, devices, per_core)
+
+
+def _kind(file: _File, data: Mapping[str, Any]) -> str:
+    kind = file.text_of(data, "kind")
+    if kind not in ("tpu", "gpu", "cpu"):
+        raise file.error("kind", f"is {kind!r}; it is tpu, gpu or cpu")
+    return kind
+
+
+def _flops(file: _File, data: Mapping[str, Any]) -> dict[str, float]:
+    table = file.table(data, "flops_per_second")
+    file.refuse_unknown(table, tuple(DTYPE_BYTES), "flops_per_second.")
+    if not table:
+        raise file.error("flops_per_second", "is empty: give the FLOPs of one dtype at least")
+    return {dtype: file.figure(table, dtype, "flops_per_second.") for dtype in table}
+
+
+def _network(file: _File, data: Mapping[str, Any]) -> Torus | Switch | SharedMemory:
+    read = {"tpu": _torus, "gpu": _switch, "cpu": _shared_memory}[_kind(file, data)]
+    return read(file, file.table(data, "network"))
+
+
+def _torus(file: _File, table: Mapping[str, Any]) -> Torus:
+    file.refuse_unknown(table, ("pod", *_TORUS, *_WRAPAROUND), "network.")
+    pod = table.get("pod")
+    if not isinstance(pod, list) or not pod or not all(isinstance(size, int) and size > 0 for size in pod):
+        raise file.error("network.pod", f"is {pod!r}, not a list of sizes such as [16, 16]")
+    rules = {key: file.count(table, key, "network.") for key in _WRAPAROUND if key in table}
+    if len(rules) != 1:
+        raise file.error("network", f"has {len(rules)} of {' and '.join(_WRAPAROUND)}; give one")
+    figures = {key: file.figure(table, key, "network.") for key in _TORUS}
+    return Torus(pod=tuple(pod), **figures, **rules)  # pyright: ignore[reportArgumentType]
+
+
+def _switch(file: _File, table: Mapping[str, Any]) -> Switch:
+    file.refuse_unknown(table, ("domain_size", *_SWITCH), "network.")
+    figures = {key: file.figure(table, key, "network.") for key in _SWITCH}
+    return Switch(domain_size=file.count(table, "domain_size", "network."), **figures)
+
+
+def _shared_memory(file: _File, network: Mapping[str, Any]) -> SharedMemory:
+    file.refuse_unknown(network, COLLECTIVES, "network.")
+    costs: dict[str, LinearCost] = {}
+    for op in COLLECTIVES:
+        table, prefix = file.table(network, op, "network."), f"network.{op}."
+        file.refuse_unknown(table, ("latency_seconds", "bytes_per_second"), prefix)
+        costs[op] = LinearCost(
+            file.figure(table, "latency_seconds", prefix), file.figure(table, "bytes_per_second", prefix)
+        )
+    return SharedMemory(costs)
+
+
+def host_memory_bytes() -> int:
+    """Bytes of memory of this host, as the operating system counts them."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def share_cores(chip: Chip, num_devices: int) -> Chip:
+    """What one of `num_devices` virtual devices gets of a host whose cores each are `chip`.
+
+    FLOPs, memory bandwidth and the bandwidth of collectives scale by os.cpu_count() / num_devices;
+    memory is split evenly; latencies stay.
+    """
+    assert isinstance(chip.network, SharedMemory)
+    cores = (os.cpu_count() or 1) / num_devices
+    costs = {
+        op: replace(c, bytes_per_second=c.bytes_per_second * cores) for op, c in chip.network.costs.items()
+    }
+    return replace(
+        chip,
+        flops_per_second={dtype: flops * cores for dtype, flops in chip.flops_per_second.items()},
+        hbm_bytes=chip.hbm_bytes // num_devices,
+        hbm_bytes_per_second=chip.hbm_bytes_per_second * cores,
+        host_link_bytes_per_second=chip.host_link_bytes_per_second * cores,
+        chips_per_host=num_devices,
+        network=SharedMemory(costs),
+    )
