@@ -1,0 +1,110 @@
+"""AdamW with warm-up and cosine, as large models are trained."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from meshwright.errors import MeshwrightError
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW's constants. Defaults: the decay rates and clip of GPT-3 (Brown et al. 2020, appendix B).
+
+    peak_learning_rate is reached after warmup_steps and falls along a cosine to final_fraction of
+    itself at total_steps. clip_norm bounds the global norm of the gradients.
+    """
+
+    peak_learning_rate: float
+    warmup_steps: int
+    total_steps: int
+    final_fraction: float = 0.1
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_steps < self.total_steps:
+            raise MeshwrightError(
+                f"optimizer: {self.warmup_steps} warm-up steps do not fit in {self.total_steps} steps;"
+                f" fits: at most {max(self.total_steps - 1, 0)}"
+            )
+        if self.peak_learning_rate <= 0:
+            raise MeshwrightError(f"optimizer: learning rate {self.peak_learning_rate:g} is not above 0")
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """AdamW on gradients clipped by their global norm; moments and updates are float32.
+
+        g  <- g * min(1, clip / |g|)
+        m  <- b1 m + (1 - b1) g           v <- b2 v + (1 - b2) g^2
+        w  <- w - lr (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay w)
+
+    decay applies to matrices alone (`decay_mask`). Source: Loshchilov & Hutter, arXiv:1711.05101.
+    """
+    adamw = optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            learning_rate(config),
+            b1=config.b1,
+            b2=config.b2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            mask=decay_mask,
+        ),
+    )
+    return _in_float32(adamw)
+
+
+def learning_rate(config: OptimizerConfig) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+    """The learning rate of update i, counted from 0: linear to the peak, then cosine.
+
+        i < warmup:  peak (i + 1) / (warmup + 1)
+        otherwise:   peak (f + (1 - f) (1 + cos(pi (i - warmup) / (total - warmup))) / 2)
+
+    f: final_fraction. The + 1 lets the first update move; from `total` on the rate stays at peak f.
+    """
+
+    def rate(count: jax.typing.ArrayLike) -> jax.Array:
+        update = jnp.asarray(count, jnp.float32)
+        warmup = (update + 1) / (config.warmup_steps + 1)
+        done = (update - config.warmup_steps) / (config.total_steps - config.warmup_steps)
+        cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(done, 0, 1)))
+        decayed = config.final_fraction + (1 - config.final_fraction) * cosine
+        return config.peak_learning_rate * jnp.where(update < config.warmup_steps, warmup, decayed)
+
+    return rate
+
+
+def decay_mask(params: Any) -> Any:
+    """True for each parameter that decays: those of rank 2 and more that are no norm or bias.
+
+    Rank alone does not tell: the norms of all layers, stacked for the scan, are a matrix [L, D].
+    """
+
+    def decays(path: tuple[Any, ...], value: Any) -> bool:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return value.ndim >= 2 and not any(word in name for word in ("norm", "bias"))
+
+    return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner` on float32 copies, since bfloat16 moments stop moving: v changes by 5% of g^2 at most."""
+
+    def cast(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+    def init(params: Any) -> Any:
+        return inner.init(cast(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return inner.update(cast(updates), state, cast(params))
+
+    return optax.GradientTransformation(init, update)
