@@ -1,0 +1,45 @@
+"""Errors as the OpenAI API writes them: {"error": {"message", "type", "param", "code"}}."""
+
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from meshwright.errors import RequestError
+from meshwright.serve.sequence import EngineError
+
+_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_object(error: Exception) -> dict[str, Any]:
+    """The error object of `error`; an unexpected one keeps its details for the log."""
+    if isinstance(error, RequestError):
+        kind = _TYPES.get(error.status, "invalid_request_error")
+        return _object(str(error), kind, error.param, error.code)
+    if isinstance(error, EngineError):
+        return _object(str(error), "server_error", None, "engine_error")
+    return _object(
+        "the server failed on this request; its log says why", "server_error", None, "internal_error"
+    )
+
+
+def _object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def on_request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return JSONResponse(error_object(error), error.status)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router, in the same shape."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    body = _object(message, _TYPES.get(error.status_code, "invalid_request_error"), None, None)
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def on_failure(_: Request, error: Exception) -> Response:
+    return JSONResponse(error_object(error), 500)

@@ -1,0 +1,108 @@
+"""Tokens to text, a token at a time: no half characters, no leaked stop strings."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Decoder(Protocol):
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+# U+FFFD is what decoding yields for bytes that are not, or not yet, UTF-8. A character has at most
+# four bytes, so at most three of them at the end of a text can still become something else.
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MAX_PENDING = 3
+# Tokens of context that the next one is decoded with: a leading space is only a space after something.
+_CONTEXT_TOKENS = 8
+
+
+class Detokenizer:
+    """Text of a growing list of tokens, whose pieces join to the decoded whole."""
+
+    def __init__(self, decoder: Decoder, prompt: Sequence[int]) -> None:
+        self._decoder = decoder
+        self._window = list(prompt[-_CONTEXT_TOKENS:])
+        self._num_emitted = len(_stable(decoder.decode(self._window)))
+
+    def push(self, token: int) -> str:
+        """The characters that `token` completes."""
+        self._window.append(token)
+        text = _stable(self._decoder.decode(self._window))
+        piece = text[self._num_emitted :]
+        self._num_emitted = max(self._num_emitted, len(text))
+        self._shrink()
+        return piece
+
+    def finish(self) -> str:
+        """What is still held back, now that no token follows."""
+        return self._decoder.decode(self._window)[self._num_emitted :]
+
+    def _shrink(self) -> None:
+        # Decoding a window again and again stays linear in the answer only if the window stays short.
+        if len(self._window) < 4 * _CONTEXT_TOKENS:
+            return
+        window = self._window[-_CONTEXT_TOKENS:]
+        text = self._decoder.decode(window)
+        if _REPLACEMENT not in text:  # the cut does not split a character
+            self._window, self._num_emitted = window, len(text)
+
+
+def _stable(text: str) -> str:
+    """`text` without the end that a further token may change."""
+    num_pending = len(text) - len(text.rstrip(_REPLACEMENT))
+    return text[: len(text) - min(num_pending, _MAX_PENDING)]
+
+
+class StopStrings:
+    """Cuts a text before the stop string that is complete first, however the text arrives in pieces."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops), "an empty stop string would stop everything"
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """The text that no stop string can claim any more; sets `stopped` on a match."""
+        text = self._held + piece
+        matches = [(text.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
+        if matches:
+            end, minus_length = min(matches)
+            self.stopped, self._held = True, ""
+            return text[: end + minus_length]
+        num_held = self._num_held(text)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def finish(self) -> str:
+        """What was held back in case a stop string followed."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_held(self, text: str) -> int:
+        """Length of the longest end of `text` that a stop string begins with."""
+        longest = min(max((len(stop) for stop in self._stops), default=1) - 1, len(text))
+        starts = range(longest, 0, -1)
+        return next((n for n in starts if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+
+
+class TextStream:
+    """The text of one answer from its tokens."""
+
+    def __init__(self, decoder: Decoder, prompt: Sequence[int], stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(decoder, prompt)
+        self._stops = StopStrings(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the text; no token may follow."""
+        return self._stops.stopped
+
+    def push(self, token: int) -> str:
+        """The text that `token` makes certain, perhaps none."""
+        return self._stops.push(self._detokenizer.push(token))
+
+    def finish(self) -> str:
+        """The rest of the text, now that no token follows."""
+        text = self._stops.push(self._detokenizer.finish())
+        return text if self.stopped else text + self._stops.finish()

@@ -1,0 +1,117 @@
+"""The tokenizer of a checkpoint folder: text to tokens and back, end tokens, chat template."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from meshwright.errors import CheckpointError, RequestError
+from meshwright.serve.chat import PLAIN_TEMPLATE, ChatTemplate
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A `tokenizers.Tokenizer` with what serving needs to know about it.
+
+    eos_ids: tokens that end an answer. start_id: the token an empty prompt starts from, if any.
+    """
+
+    tokenizer: tokenizers.Tokenizer
+    eos_ids: frozenset[int] = frozenset()
+    start_id: int | None = None
+    chat: ChatTemplate = field(default_factory=ChatTemplate)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, prompt: str) -> tuple[int, ...]:
+        """Tokens of a prompt, with the special tokens that the tokenizer adds, such as BOS."""
+        return self._or_start(self.tokenizer.encode(prompt).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Tokens of a conversation; its template writes the special tokens itself."""
+        text = self.chat.render(messages)
+        return self._or_start(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens` without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        return self.tokenizer.decode(tokens)
+
+    def _or_start(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        if tokens:
+            return tuple(tokens)
+        if self.start_id is None:
+            raise RequestError("the prompt is empty; send at least one token", param="prompt")
+        return (self.start_id,)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint in Hugging Face format.
+
+    Reads tokenizer.json, and where they exist tokenizer_config.json and chat_template.jinja (template,
+    special tokens), generation_config.json and config.json (`eos_token_id`).
+    Raises CheckpointError if tokenizer.json is missing or any of them cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no tokenizer.json; serving text needs one beside the weights")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
+    config = _read_json(folder / "tokenizer_config.json")
+    special_tokens = _special_tokens(config)
+    eos_ids = _eos_ids(folder, tokenizer, special_tokens)
+    bos_id = tokenizer.token_to_id(special_tokens.get("bos_token", ""))
+    return Tokenizer(
+        tokenizer,
+        eos_ids=eos_ids,
+        start_id=bos_id if bos_id is not None else min(eos_ids, default=None),
+        chat=ChatTemplate(_template(folder, config), special_tokens),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds {type(content).__name__}, not a JSON object")
+    return content
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, which are written as text or as an object with `content`."""
+    tokens = {name: value for name, value in config.items() if name.endswith("_token")}
+    contents = {
+        name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()
+    }
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
+
+def _eos_ids(
+    folder: Path, tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
+) -> frozenset[int]:
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
+    eos_id = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
+    return frozenset() if eos_id is None else frozenset([eos_id])
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template", PLAIN_TEMPLATE)
+    if isinstance(template, list):  # several by name
+        template = {entry["name"]: entry["template"] for entry in template}.get("default", PLAIN_TEMPLATE)
+    return template

@@ -1,0 +1,249 @@
+"""The engine on a model worked by hand: what arrives, what is freed, what is refused."""
+
+import asyncio
+
+import pytest
+from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, count_up, script
+
+from meshwright.errors import RequestError
+from meshwright.serve.engine import Engine
+from meshwright.serve.sequence import EngineError, Request, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def greedy(*prompt: int, max_tokens: int | None = 4, stop_ids: frozenset[int] = frozenset()) -> Request:
+    return Request(prompt, max_tokens, GREEDY, stop_ids)
+
+
+async def tokens_of(engine: Engine, *requests: Request) -> list[list[int]]:
+    answers: list[list[int]] = [[] for _ in requests]
+    with engine.submit(*requests) as stream:
+        async for event in stream:
+            answers[event.index].append(event.token)
+    return answers
+
+
+def serve(runner: MockRunner, *requests: Request) -> list[list[int]]:
+    with Engine(runner) as engine:
+        return asyncio.run(tokens_of(engine, *requests))
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def metric(engine: Engine, name: str) -> float:
+    lines = engine.metrics.text().decode().splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(name + " ")))
+
+
+def test_more_requests_than_slots_are_each_answered_as_if_alone():
+    runner = MockRunner(num_slots=2)
+    answers = serve(runner, greedy(3, 4), greedy(10, max_tokens=2), greedy(20, max_tokens=6), greedy(7))
+    assert answers == [[5, 6, 7, 8], [11, 12], [21, 22, 23, 24, 25, 26], [8, 9, 10, 11]]
+    assert runner.prefilled[1:] == [[3, 4], [10], [20], [7]]  # after the warm-up, first come first served
+
+
+def test_requests_share_a_step():
+    runner = MockRunner(num_slots=2)
+    serve(runner, greedy(1, max_tokens=8), greedy(2, max_tokens=8))
+    # One prompt a turn: the first generates alone once, then they go together.
+    assert runner.batches[1:] == [1, 2, 2, 2, 2, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer", "reason"),
+    [
+        (greedy(5, max_tokens=1), [6], "length"),
+        (greedy(5, max_tokens=3), [6, 7, 8], "length"),
+        (greedy(5, max_tokens=3, stop_ids=frozenset({7})), [6, 7], "stop"),
+        (greedy(5, max_tokens=1, stop_ids=frozenset({6})), [6], "stop"),
+        (greedy(5, 6, 7, max_tokens=None), [8, 9, 10, 11, 12], "length"),
+    ],
+)
+def test_an_answer_ends_at_a_stop_token_the_limit_or_the_context(request_, answer, reason):
+    async def main(engine: Engine):
+        with engine.submit(request_) as stream:
+            return [event async for event in stream]
+
+    with Engine(MockRunner(context=8)) as engine:
+        events = asyncio.run(main(engine))
+    assert [event.token for event in events] == answer
+    assert [event.finish_reason for event in events] == [None] * (len(answer) - 1) + [reason]
+    assert all(-0.01 < event.logprob <= 0 for event in events)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message", "param", "code"),
+    [
+        (
+            greedy(*range(8)),
+            "the prompt has 8 tokens, but the context holds 8; send at most 7",
+            "prompt",
+            "context_length_exceeded",
+        ),
+        (
+            greedy(1, 2, 3, max_tokens=6),
+            "3 prompt tokens and max_tokens = 6 make 9, but the context holds 8; ask for at most 5",
+            "max_tokens",
+            "context_length_exceeded",
+        ),
+        (
+            greedy(1, VOCAB_SIZE),
+            f"token {VOCAB_SIZE} is not in the vocabulary of {VOCAB_SIZE} tokens",
+            "prompt",
+            None,
+        ),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_queued(request_, message, param, code):
+    async def main(engine: Engine):
+        with pytest.raises(RequestError) as error:
+            engine.submit(greedy(1), request_)
+        return error.value
+
+    with Engine(MockRunner(context=8)) as engine:
+        error = asyncio.run(main(engine))
+        assert metric(engine, "meshwright_waiting_requests") == 0
+    assert (str(error), error.status, error.param, error.code) == (message, 400, param, code)
+
+
+def test_a_full_queue_is_429():
+    runner = MockRunner(num_slots=1)
+
+    async def main(engine: Engine):
+        runner.gate.clear()
+        with engine.submit(greedy(1), greedy(2)) as stream:
+            with pytest.raises(RequestError, match="room for 0; retry later") as error:
+                engine.submit(greedy(3))
+            runner.gate.set()
+            return error.value.status, len([event async for event in stream])
+
+    with Engine(runner, max_waiting=1) as engine:
+        assert asyncio.run(main(engine)) == (429, 8)
+
+
+def test_leaving_the_stream_frees_the_slot_at_once():
+    runner = MockRunner(num_slots=1, context=100_000)
+
+    async def main(engine: Engine):
+        with engine.submit(greedy(1, max_tokens=None)) as endless:
+            await anext(endless)
+            assert metric(engine, "meshwright_running_requests") == 1
+        assert metric(engine, "meshwright_running_requests") == 0
+        return await tokens_of(engine, greedy(50))
+
+    with Engine(runner) as engine:
+        assert asyncio.run(main(engine)) == [[51, 52, 53, 54]]
+        assert metric(engine, 'meshwright_finished_requests_total{reason="cancelled"}') == 1
+
+
+def test_cancelling_a_waiting_request_takes_it_off_the_queue():
+    runner = MockRunner(num_slots=1)
+
+    async def main(engine: Engine):
+        runner.gate.clear()
+        running = engine.submit(greedy(1))
+        await until(lambda: metric(engine, "meshwright_running_requests") == 1)
+        engine.submit(greedy(2)).close()
+        assert metric(engine, "meshwright_waiting_requests") == 0
+        runner.gate.set()
+        return [event.token async for event in running]
+
+    with Engine(runner) as engine:
+        assert asyncio.run(main(engine)) == [2, 3, 4, 5]
+    assert [2] not in runner.prefilled
+
+
+def test_finishing_one_answer_leaves_the_others_alone():
+    async def main(engine: Engine):
+        seen: list[tuple[int, int]] = []
+        with engine.submit(greedy(1, max_tokens=40), greedy(100)) as stream:
+            async for event in stream:
+                seen.append((event.index, event.token))
+                stream.finish(0, "stop")
+        return seen
+
+    with Engine(MockRunner()) as engine:
+        seen = asyncio.run(main(engine))
+    assert [token for index, token in seen if index == 1] == [101, 102, 103, 104]
+    assert [token for index, token in seen if index == 0] == [2]
+
+
+def test_a_seed_gives_the_same_answer_alone_and_in_any_company():
+    def request(seed: int) -> Request:
+        return Request((9,), 12, SamplingParams(temperature=1.0, top_p=0.9, seed=seed))
+
+    def answers(*seeds: int) -> list[list[int]]:
+        return serve(MockRunner(count_up, num_slots=3, spread=4.0), *(request(seed) for seed in seeds))
+
+    [alone] = answers(42)
+    crowd = answers(1, 2, 42, 3, 42)
+    assert crowd[2] == crowd[4] == alone
+    assert len({tuple(answer) for answer in crowd}) == 4
+
+
+def test_a_failing_device_fails_every_request_and_stops_the_engine(caplog):
+    runner = MockRunner(num_slots=1)
+
+    async def main(engine: Engine):
+        runner.gate.clear()
+        streams = [engine.submit(greedy(1)), engine.submit(greedy(2))]
+        runner.failure = ValueError("out of memory")
+        runner.gate.set()
+        for stream in streams:
+            with pytest.raises(EngineError, match=r"^the engine failed: ValueError: out of memory$"):
+                await anext(stream)
+        with pytest.raises(EngineError, match="out of memory"):
+            engine.submit(greedy(3))
+
+    with Engine(runner) as engine:
+        asyncio.run(main(engine))
+        assert engine.stopped == "the engine failed: ValueError: out of memory"
+        assert metric(engine, "meshwright_running_requests") == 0
+    assert "the engine failed" in caplog.text
+
+
+def test_logits_that_are_not_finite_fail_only_their_own_request():
+    runner = MockRunner()
+    healthy = runner._logits
+    runner._logits = lambda slot: healthy(slot) * (float("nan") if runner.prompts[slot] == [9] else 1)
+
+    async def main(engine: Engine):
+        sick, well = engine.submit(greedy(9)), engine.submit(greedy(20))
+        with pytest.raises(EngineError, match=r"^the model's logits at position 1 are not finite$"):
+            await anext(sick)
+        return [event.token async for event in well], engine.stopped
+
+    with Engine(runner) as engine:
+        assert asyncio.run(main(engine)) == ([21, 22, 23, 24], None)
+
+
+def test_leaving_the_engine_ends_what_is_under_way():
+    async def main():
+        runner = MockRunner(context=100_000)
+        engine = Engine(runner)
+        with pytest.raises(EngineError, match=r"^the engine has not started$"):
+            engine.submit(greedy(1))
+        with engine:
+            stream = engine.submit(greedy(1, max_tokens=None))
+            await anext(stream)
+        with pytest.raises(EngineError, match=r"^the server is shutting down$"):
+            async for _ in stream:
+                pass
+
+    asyncio.run(main())
+
+
+def test_metrics_count_tokens_and_times():
+    with Engine(MockRunner(script(7, 8, 9))) as engine:
+        asyncio.run(tokens_of(engine, greedy(1, 2), greedy(3, max_tokens=9, stop_ids=frozenset({EOS}))))
+        assert metric(engine, "meshwright_prompt_tokens_total") == 3
+        assert metric(engine, "meshwright_generated_tokens_total") == 4 + 4
+        assert metric(engine, "meshwright_time_to_first_token_seconds_count") == 2
+        assert metric(engine, "meshwright_time_per_output_token_seconds_count") == 2
+        assert metric(engine, 'meshwright_finished_requests_total{reason="length"}') == 1
+        assert metric(engine, 'meshwright_finished_requests_total{reason="stop"}') == 1

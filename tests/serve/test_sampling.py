@@ -1,0 +1,118 @@
+"""Sampling: the distribution it draws from, and on what a draw depends."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.serve.sampling import sample
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
+V = 8
+LOGITS = np.log(np.array([0.4, 0.25, 0.15, 0.1, 0.05, 0.03, 0.015, 0.005], np.float32))
+
+
+def draw(logits, *, temperature=1.0, top_p=1.0, top_k=0, seeds=0, positions=0):
+    logits = np.atleast_2d(np.asarray(logits, np.float32))
+    rows = len(logits)
+    tokens, logprobs = sample(
+        logits,
+        np.broadcast_to(np.float32(temperature), rows),
+        np.broadcast_to(np.float32(top_p), rows),
+        np.broadcast_to(np.int32(top_k), rows),
+        np.broadcast_to(np.asarray(seeds, np.uint32), rows),
+        np.broadcast_to(np.asarray(positions, np.int32), rows),
+    )
+    return np.asarray(tokens), np.asarray(logprobs)
+
+
+def frequencies(num_draws=20_000, **params):
+    tokens, _ = draw(np.tile(LOGITS, (num_draws, 1)), positions=np.arange(num_draws), **params)
+    return np.bincount(tokens, minlength=V) / num_draws
+
+
+# Four standard errors of a frequency over 20,000 draws: 4 * sqrt(0.25 / 20000).
+TOLERANCE = 0.0142
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_frequencies_are_the_softmax_of_the_tempered_logits(temperature):
+    expected = np.exp(LOGITS / temperature) / np.exp(LOGITS / temperature).sum()
+    np.testing.assert_allclose(frequencies(temperature=temperature), expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"top_k": 1}, 1),
+        ({"top_k": 3}, 3),
+        ({"top_k": 100}, 8),
+        ({"top_p": 0.0}, 1),
+        ({"top_p": 0.39}, 1),
+        ({"top_p": 0.41}, 2),
+        ({"top_p": 0.7}, 3),
+        ({"top_k": 2, "top_p": 0.61}, 1),  # of 0.4 and 0.25, the first is already 0.615
+        ({"top_k": 2, "top_p": 0.62}, 2),
+        ({"top_p": 1.0}, 8),
+    ],
+)
+def test_top_k_and_then_top_p_keep_the_most_likely_tokens(params, kept):
+    expected = np.where(np.arange(V) < kept, np.exp(LOGITS), 0)
+    np.testing.assert_allclose(frequencies(**params), expected / expected.sum(), atol=TOLERANCE)
+
+
+def test_temperature_zero_takes_the_most_likely_token_whatever_the_seed():
+    tokens, logprobs = draw(np.tile(LOGITS, (50, 1)), temperature=0.0, seeds=np.arange(50))
+    assert set(tokens) == {0}
+    np.testing.assert_allclose(logprobs, np.log(0.4), rtol=1e-5)
+
+
+def test_a_tiny_temperature_is_greedy_and_not_nan():
+    logits = np.array([3e4, -3e4, 2.9e4, 0.0], np.float32)
+    tokens, logprobs = draw(np.tile(logits, (50, 1)), temperature=1e-30, seeds=np.arange(50))
+    assert set(tokens) == {0}
+    assert np.isfinite(logprobs).all()
+
+
+def test_the_logprob_is_that_of_the_unmodified_logits():
+    tokens, logprobs = draw(np.tile(LOGITS + 7, (64, 1)), temperature=2.0, top_k=4, seeds=np.arange(64))
+    assert len(set(tokens)) > 1
+    np.testing.assert_allclose(logprobs, LOGITS[tokens], rtol=1e-4)
+
+
+def test_logits_that_are_not_finite_show_in_the_logprob():
+    _, logprobs = draw([[0.0, np.nan], [0.0, np.inf], [0.0, 1.0]], temperature=1.0)
+    assert np.isfinite(logprobs).tolist() == [False, False, True]
+
+
+rows = st.fixed_dictionaries(
+    {
+        "logits": st.lists(st.floats(-8, 8, width=32), min_size=V, max_size=V),
+        "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+        "top_p": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+        "top_k": st.integers(0, V),
+        "seeds": st.integers(0, 2**32 - 1),
+        "positions": st.integers(0, 10_000),
+    }
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(rows, min_size=4, max_size=4), st.integers(0, 3), st.permutations(range(4)))
+def test_a_row_does_not_depend_on_its_neighbours(batch, probe, order):
+    def tokens(chosen):
+        columns = {name: [row[name] for row in chosen] for name in chosen[0]}
+        return draw(columns.pop("logits"), **columns)[0]
+
+    together = tokens(batch)
+    assert tokens([batch[i] for i in order]).tolist() == [together[i] for i in order]
+    assert tokens([batch[probe]]) == together[probe]
+
+
+def test_seeds_and_positions_each_change_the_draw():
+    flat = np.zeros((64, 64), np.float32)
+    by_seed, _ = draw(flat, seeds=np.arange(64))
+    by_position, _ = draw(flat, positions=np.arange(64))
+    assert len(set(by_seed)) > 30 and len(set(by_position)) > 30
+    assert by_seed.tolist() != by_position.tolist()
