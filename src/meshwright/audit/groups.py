@@ -129,7 +129,7 @@ def coordinates(device: int, mesh: Mesh) -> dict[str, int]:
     found: dict[str, int] = {}
     for axis in reversed(mesh.axes):
         device, found[axis] = divmod(device, mesh.size(axis))
-    return found
+    return {axis: found[axis] for axis in mesh}
 
 
 def _varying(group: Sequence[int], mesh: Mesh) -> set[str]:

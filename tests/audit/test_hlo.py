@@ -1,0 +1,290 @@
+"""HLO text read into data, and the collectives found in it, worked by hand."""
+
+import pytest
+
+from meshwright.audit.collectives import Collective, collectives
+from meshwright.audit.gaps import not_understood
+from meshwright.audit.hlo import Shape, parse_hlo
+from meshwright.audit.op_names import phase_of, scope_of, split_op_name
+from meshwright.errors import AuditError
+
+SUM = """%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add = f32[] add(%a, %b)
+}
+"""
+
+
+def program(entry: str, *computations: str, partitions: int = 4) -> str:
+    head = f"HloModule test, is_scheduled=true, num_partitions={partitions}\n\n"
+    return head + SUM + "\n" + "\n".join(computations) + "\nENTRY %main () -> f32[] {\n" + entry + "\n}\n"
+
+
+def found(entry: str, *computations: str, partitions: int = 4) -> list[Collective]:
+    return collectives(parse_hlo(program(entry, *computations, partitions=partitions)))
+
+
+def test_an_instruction_is_read_whole() -> None:
+    text = program(
+        "  ROOT %c.1 = (bf16[2,3]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/s32[]) custom-call(f32[2]{0} %x, %y), "
+        'custom_call_target="a,b)", backend_config={"k":"{1},\\"2"}, '
+        'metadata={op_name="w[\\\'w_in\\\']" source_file="/a b.py" source_line=12}'
+    )
+    (line,) = parse_hlo(text).main.instructions.values()
+    assert line.shapes == (Shape("bf16", (2, 3), "{1,0:T(8,128)(2,1)S(1)}"), Shape("s32", ()))
+    assert (line.name, line.opcode, line.operands) == ("c.1", "custom-call", ("x", "y"))
+    assert line.attributes["custom_call_target"] == '"a,b)"'
+    assert (line.op_name, line.source_file, line.source_line) == ("w['w_in']", "/a b.py", 12)
+
+
+def test_source_lines_come_from_the_tables_of_stack_frames() -> None:
+    tables = (
+        'FileNames\n1 "a.py"\n2 "b.py"\n\nFunctionNames\n1 "f"\n\nFileLocations\n'
+        "7 {file_name_id=2 function_name_id=1 line=33 end_line=34 column=1 end_column=2}\n\n"
+        "StackFrames\n5 {file_location_id=7 parent_frame_id=1}\n\n"
+    )
+    text = "HloModule m\n\n" + tables + "%f () -> f32[] {\n  ROOT %z = f32[] parameter(0)\n}\n"
+    text += (
+        'ENTRY %m () -> f32[] {\n  ROOT %x = f32[] parameter(0), metadata={op_name="x" stack_frame_id=5}\n}'
+    )
+    assert (parse_hlo(text).main.result.source_file, parse_hlo(text).main.result.source_line) == ("b.py", 33)
+
+
+def test_text_that_is_not_hlo_is_refused() -> None:
+    with pytest.raises(AuditError, match="it has no ENTRY computation"):
+        parse_hlo("module @jit_f {}")
+    with pytest.raises(AuditError, match="HLO shape not understood: 'wrong"):
+        parse_hlo(program("  ROOT %x = wrong"))
+
+
+@pytest.mark.parametrize(
+    ("line", "op", "gathered_bytes"),
+    [
+        ("f32[8,4]{1,0} all-gather(%x), replica_groups=[2,2]<=[4], dimensions={0}", "all_gather", 128),
+        ("f32[2,4] reduce-scatter(%x), replica_groups={{0,1},{2,3}}, to_apply=%sum", "reduce_scatter", 64),
+        ("f32[4,4] all-reduce(%x), replica_groups={}, to_apply=%sum", "all_reduce", 64),
+        ("f32[2,8] all-to-all(%x), replica_groups={{0,1},{2,3}}, dimensions={0}", "all_to_all", 64),
+        ("f32[4,4] collective-permute(%x), source_target_pairs={{0,1},{1,0}}", "permute", 64),
+    ],
+)
+def test_gathered_bytes_are_the_result_of_a_gather_and_the_operand_of_the_rest(
+    line: str, op: str, gathered_bytes: int
+) -> None:
+    (one,) = found(f"  %x = f32[4,4] parameter(0)\n  ROOT %c = {line}")
+    assert (one.op, one.gathered_bytes, one.count, one.dtype) == (op, gathered_bytes, 1, "f32")
+
+
+@pytest.mark.parametrize(
+    ("start", "done", "op", "gathered_bytes"),
+    [
+        ("(f32[4,4], f32[8,4]) all-gather-start(%x), replica_groups={{0,1},{2,3}}, dimensions={0}",
+         "f32[8,4] all-gather-done(%s)", "all_gather", 128),
+        ("((f32[4,4], f32[4,4]), (f32[8,4], f32[8,4])) all-gather-start(%x, %x), replica_groups={}",
+         "(f32[8,4], f32[8,4]) all-gather-done(%s)", "all_gather", 128),
+        ("f32[4,4] all-reduce-start(%x), replica_groups={{0,1},{2,3}}, to_apply=%sum",
+         "f32[4,4] all-reduce-done(%s)", "all_reduce", 64),
+        ("((f32[4,4]), f32[2,4], s32[]) reduce-scatter-start(%x), replica_groups={}, to_apply=%sum",
+         "f32[2,4] reduce-scatter-done(%s)", "reduce_scatter", 64),
+        ("(f32[4,4], f32[4,4], u32[], u32[]) collective-permute-start(%x), source_target_pairs={{0,1}}",
+         "f32[4,4] collective-permute-done(%s)", "permute", 64),
+    ],
+)  # fmt: skip
+def test_a_start_and_its_done_are_one(start: str, done: str, op: str, gathered_bytes: int) -> None:
+    every = found(f"  %x = f32[4,4] parameter(0)\n  %s = {start}\n  ROOT %d = {done}")
+    assert [(one.op, one.gathered_bytes, one.index) for one in every] == [
+        (op, gathered_bytes, index) for index in range(2 if "%x, %x" in start else 1)
+    ]
+
+
+def test_a_collective_wrapped_in_a_generic_start_is_found_once() -> None:
+    wrapped = """%wrapped (p: f32[4,4]) -> f32[2,4] {
+  %p = f32[4,4] parameter(0)
+  ROOT %rs = f32[2,4] reduce-scatter(%p), replica_groups={{0,1},{2,3}}, dimensions={0}, to_apply=%sum
+}
+"""
+    entry = """  %x = f32[4,4] parameter(0), metadata={op_name="grads"}
+  %s = ((f32[4,4]), f32[2,4], s32[]) async-start(%x), calls=%wrapped
+  ROOT %d = f32[2,4] async-done(%s), calls=%wrapped"""
+    (one,) = found(entry, wrapped)
+    assert (one.name, one.op, one.parameter, one.reduction) == ("rs", "reduce_scatter", "grads", "add")
+
+
+def test_a_combined_collective_gives_each_tensor_with_its_own_name_and_input() -> None:
+    entry = """  %x = bf16[4,4] parameter(0), metadata={op_name="w_in"}
+  %y = f32[8] parameter(1), metadata={op_name="w_out"}
+  %wide = f32[4,4] convert(%x)
+  %both = (f32[4,4], f32[8]) all-reduce(%wide, %y), replica_groups={}, to_apply=%sum, \
+metadata={op_name="jit(f)/mlp/(w_in/mul:w_out/add)"}
+  %first = f32[4,4] get-tuple-element(%both), index=0, metadata={op_name="jit(f)/mlp/w_in/dot_general"}
+  ROOT %second = f32[8] get-tuple-element(%both), index=1"""
+    first, second = found(entry)
+    assert (first.op_name, first.gathered_bytes, first.parameter) == (
+        "jit(f)/mlp/w_in/dot_general",
+        64,
+        "w_in",
+    )
+    assert (second.op_name, second.gathered_bytes, second.parameter) == ("jit(f)/mlp/w_out/add", 32, "w_out")
+    assert (first.dtype, first.source_dtype, first.source_bytes) == ("f32", "bf16", 32)
+    assert (second.scope, second.primitive) == (("mlp", "w_out"), "add")
+
+
+def test_pieces_of_an_all_to_all_are_one_array() -> None:
+    entry = """  %x = f32[2,4] parameter(0)
+  ROOT %c = (f32[2,4], f32[2,4]) all-to-all(%x, %x), replica_groups={{0,1},{2,3}}"""
+    (one,) = found(entry)
+    assert (one.op, one.gathered_bytes, one.groups.size) == ("all_to_all", 64, 2)
+
+
+LOOP = """%body (p: (s32[], f32[4], f32[2])) -> (s32[], f32[4], f32[2]) {
+  %p = (s32[], f32[4], f32[2]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %w = f32[2] get-tuple-element(%p), index=2
+  %step = s32[] constant(STEP)
+  %next = s32[] add(%i, %step)
+  %gathered = f32[4] all-gather(%w), replica_groups={{0,1},{2,3}}, dimensions={0}
+  ROOT %t = (s32[], f32[4], f32[2]) tuple(%next, %gathered, %w)
+}
+
+%less (a: s32[], b: s32[]) -> pred[] {
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  ROOT %lt = pred[] compare(%a, %b), direction=LT
+}
+
+%condition (p: (s32[], f32[4], f32[2])) -> pred[] {
+  %p = (s32[], f32[4], f32[2]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] BOUND
+  ROOT %c = pred[] fusion(%i, %n), kind=kLoop, calls=%less
+}
+"""
+LOOP_ENTRY = """  %zero = s32[] constant(1)
+  %w = f32[2] parameter(0), metadata={op_name="params['w']"}
+  %x = f32[4] parameter(1)
+  %init = (s32[], f32[4], f32[2]) tuple(%zero, %x, %w)
+  ROOT %while.1 = (s32[], f32[4], f32[2]) while(%init), condition=%condition, body=%bodyKNOWN"""
+
+
+@pytest.mark.parametrize(
+    ("bound", "step", "known", "count"),
+    [
+        ("constant(7)", "1", "", 6),
+        ("constant(7)", "4", "", 2),
+        ("constant(0)", "1", "", 0),
+        ("constant(7)", "1", ', backend_config={"known_trip_count":{"n":"5"}}', 5),
+        ("parameter(1)", "1", "", None),
+    ],
+)
+def test_a_collective_in_a_loop_counts_by_its_trips(
+    bound: str, step: str, known: str, count: int | None
+) -> None:
+    loop = LOOP.replace("BOUND", bound).replace("STEP", step)
+    if count is None:
+        loop = loop.replace("parameter(1)\n  ROOT %c", "negate(%i)\n  ROOT %c")
+    parsed = parse_hlo(program(LOOP_ENTRY.replace("KNOWN", known), loop))
+    (one,) = collectives(parsed)
+    assert (one.count, one.parameter) == (count, "params['w']")
+    unknown = ["while.1: trip count unknown, so what its body computes is counted once"]
+    assert not_understood(parsed) == (unknown if count is None else [])
+
+
+REDUCED_THEN_SLICED = """%slice_it (p: f32[4,4], at: s32[]) -> f32[2,4] {
+  %p = f32[4,4] parameter(0)
+  %at = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %kept = f32[2,4] dynamic-slice(%p, %at, %zero), dynamic_slice_sizes={2,4}
+}
+"""
+REDUCED_ENTRY = """  %x = f32[4,4] parameter(0)
+  %id = u32[] partition-id()
+  %table = s32[4] constant({OFFSETS})
+  %one = s32[1] dynamic-slice(%table, %id), dynamic_slice_sizes={1}
+  %at = s32[] bitcast(%one)
+  %sum.1 = f32[4,4] all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%sum
+  ROOT %kept = f32[2,4] fusion(%sum.1, %at), kind=kLoop, calls=%slice_it"""
+
+
+@pytest.mark.parametrize(("offsets", "scattered"), [("0, 2, 0, 2", True), ("0, 0, 2, 2", False)])
+def test_an_all_reduce_of_which_each_keeps_its_slice_is_scattered(offsets: str, scattered: bool) -> None:
+    """Only a slice along the group's own devices makes a reduce-scatter of it."""
+    (one,) = found(REDUCED_ENTRY.replace("OFFSETS", offsets), REDUCED_THEN_SLICED)
+    assert one.scattered is scattered
+    assert one.slice_offsets == (((0, 0), (2, 0), (0, 0), (2, 0)) if scattered else None)
+
+
+def test_an_all_reduce_that_is_also_used_whole_is_not_scattered() -> None:
+    entry = REDUCED_ENTRY.replace("OFFSETS", "0, 2, 0, 2").replace("ROOT %kept", "%kept")
+    (one,) = found(entry + "\n  ROOT %norm = f32[4,4] multiply(%sum.1, %sum.1)", REDUCED_THEN_SLICED)
+    assert not one.scattered
+
+
+@pytest.mark.parametrize(("fill", "gathers"), [("0", True), ("1", False)])
+def test_an_all_reduce_of_shards_in_zeros_gathers(fill: str, gathers: bool) -> None:
+    entry = f"""  %x = f32[2] parameter(0)
+  %fill = f32[] constant({fill})
+  %empty = f32[8] broadcast(%fill), dimensions={{}}
+  %id = u32[] partition-id()
+  %two = u32[] constant(2)
+  %at = u32[] multiply(%id, %two)
+  %placed = f32[8] dynamic-update-slice(%empty, %x, %at)
+  ROOT %all = f32[8] all-reduce(%placed), replica_groups={{}}, to_apply=%sum"""
+    (one,) = found(entry)
+    assert one.gathers is gathers
+
+
+def test_overlapped_pieces_of_one_collective_count_once() -> None:
+    attributes = 'channel_id=4, replica_groups={{0,1},{2,3}}, frontend_attributes={chain_id="0"}'
+    pieces = "\n".join(f"  %g.{i} = f32[4] all-gather(%x), {attributes}" for i in range(3))
+    assert len(found("  %x = f32[2] parameter(0)\n" + pieces)) == 1
+    assert len(found("  %x = f32[2] parameter(0)\n" + pieces.replace('chain_id="0"', ""))) == 3
+
+
+def test_branches_are_conditional() -> None:
+    branch = """%then (p: f32[2]) -> f32[4] {
+  %p = f32[2] parameter(0)
+  ROOT %g = f32[4] all-gather(%p), replica_groups={{0,1},{2,3}}, dimensions={0}
+}
+%otherwise (q: f32[2]) -> f32[4] {
+  %q = f32[2] parameter(0)
+  ROOT %c = f32[4] concatenate(%q, %q), dimensions={0}
+}
+"""
+    entry = """  %flag = s32[] parameter(0)
+  %x = f32[2] parameter(1), metadata={op_name="x"}
+  ROOT %if = f32[4] conditional(%flag, %x, %x), branch_computations={%then, %otherwise}"""
+    (one,) = found(entry, branch)
+    assert (one.conditional, one.parameter) == (True, "x")
+
+
+def test_what_is_not_understood_is_listed() -> None:
+    entry = """  %x = f32[4] parameter(0)
+  %s = (f32[4], u32[], token[]) send(%x, %x), channel_id=1
+  %k = f32[4] custom-call(%x), custom_call_target="my_kernel", metadata={op_name="jit(f)/attn"}
+  ROOT %t = (f32[1], s32[1]) custom-call(%x), custom_call_target="TopK\""""
+    assert not_understood(parse_hlo(program(entry))) == [
+        "s: send communicates, and its bytes are not counted",
+        "k (jit(f)/attn): custom call my_kernel: its FLOPs and communication are not counted",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op_name", "phase", "scope"),
+    [
+        ("jit(step)/jvp(mlp)/w_in/reshard", "forward", ("mlp", "w_in")),
+        ("jit(step)/jvp()/while/body/closed_call/mlp/w_in/reshard", "forward", ("mlp", "w_in")),
+        ("jit(f)/transpose(jvp(mlp))/w_in/BD,DF->BF/dot_general", "backward", ("mlp", "w_in", "BD,DF->BF")),
+        ("jit(f)/transpose(jvp())/while/body/checkpoint/rematted_computation/mlp/mul", "remat", ("mlp",)),
+        ("jit(step)/adam/sub", "update", ("adam",)),
+    ],
+)  # fmt: skip
+def test_op_names_tell_pass_and_scopes(op_name: str, phase: str, scope: tuple[str, ...]) -> None:
+    assert (phase_of(op_name, differentiated=True), scope_of(op_name)) == (phase, scope)
+
+
+def test_merged_op_names_are_told_apart() -> None:
+    merged = "jit(step)/(transpose(jvp(attn))/wq/dot_general:jvp(loss)/reduce_sum)"
+    assert split_op_name(merged) == [
+        "jit(step)/transpose(jvp(attn))/wq/dot_general",
+        "jit(step)/jvp(loss)/reduce_sum",
+    ]
