@@ -48,9 +48,7 @@ def _parse(spec: str) -> tuple[int, str, tuple[int, ...] | None]:
 def names() -> list[str]:
     """The chips of the catalog, by generation within each kind: TPUs, GPUs, the host."""
     known = [path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")]
-    return sorted(
-        known, key=lambda name: ("tgc".index(chip(name).kind[0]), chip(name).flops_per_second["f32"])
-    )
+    return sorted(known, key=lambda name: ("tgc".index(chip(name).kind[0]), chip(name).flops("bf16"), name))
 
 
 @cache

@@ -117,18 +117,25 @@ def read_chip(text: str, origin: str) -> Description:
         raise file.error("per_core", f"is {per_core!r}, not true or false")
     if per_core:
         data = {"hbm_bytes": host_memory_bytes(), "host_bytes": host_memory_bytes()} | data
+    price = "price_per_chip_hour"
+    figures = {key: file.figure(data, key) for key in _FIGURES}
+    counts = {key: file.count(data, key) for key in _COUNTS}
     chip = Chip(
         name=file.text_of(data, "name"),
         kind=_kind(file, data),
-        aliases=tuple(data.get("aliases", ())),
         flops_per_second=_flops(file, data),
+        hbm_bytes=counts["hbm_bytes"],
+        hbm_bytes_per_second=figures["hbm_bytes_per_second"],
+        host_bytes=counts["host_bytes"],
+        host_link_bytes_per_second=figures["host_link_bytes_per_second"],
+        chips_per_host=counts["chips_per_host"],
+        matmul_efficiency=figures["matmul_efficiency"],
+        overlap=figures["overlap"],
+        launch_seconds=figures["launch_seconds"],
         network=_network(file, data),
-        price_per_chip_hour=file.figure(data, "price_per_chip_hour")
-        if "price_per_chip_hour" in data
-        else None,
-        sources=data.get("sources", {}),
-        **{key: file.figure(data, key) for key in _FIGURES},
-        **{key: file.count(data, key) for key in _COUNTS},
+        aliases=tuple(data.get("aliases", ())),
+        price_per_chip_hour=file.figure(data, price) if price in data else None,
+        sources=file.table(data, "sources") if "sources" in data else {},
     )
     devices = file.text_of(data, "devices") if "devices" in data else None
     return Description(chip, devices, per_core)
@@ -163,7 +170,7 @@ def _torus(file: _File, table: Mapping[str, Any]) -> Torus:
     if len(rules) != 1:
         raise file.error("network", f"has {len(rules)} of {' and '.join(_WRAPAROUND)}; give one")
     figures = {key: file.figure(table, key, "network.") for key in _TORUS}
-    return Torus(pod=tuple(pod), **figures, **rules)  # pyright: ignore[reportArgumentType]
+    return Torus(pod=tuple(pod), **figures, **rules)
 
 
 def _switch(file: _File, table: Mapping[str, Any]) -> Switch:
