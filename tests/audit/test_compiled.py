@@ -42,7 +42,9 @@ def compiled(function: Callable[..., object], *shapes: tuple[tuple[int, ...], Pa
     mesh = jax.make_mesh(tuple(MESH.sizes.values()), MESH.axes, axis_types=(AxisType.Explicit,) * 3)
     with jax.set_mesh(mesh):
         inputs = [jax.ShapeDtypeStruct(s, d, sharding=NamedSharding(mesh, spec)) for s, spec, d in shapes]
-        return parse_hlo(jax.jit(function).lower(*inputs).compile().as_text())
+        text = jax.jit(function).lower(*inputs).compile().as_text()
+    assert text
+    return parse_hlo(text)
 
 
 def gradient(dtype: str) -> Program:
