@@ -1,0 +1,154 @@
+"""The JSON documents of a run, read from its folder, and the few figures both reports need from them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from meshwright.errors import DataError, PlanError
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds; a document that is not there is None, metrics that are not there ()."""
+
+    path: Path
+    plan: Document | None
+    plan_text: str | None
+    metrics: tuple[Document, ...]
+    corpus: Document | None
+    audit: Document | None
+    completion: Document | None
+
+
+def read_run(path: Path) -> Run:
+    """The documents under a run folder, or those of a lone plan file and its JSON beside it.
+
+    Raises PlanError if there is neither a plan nor metrics, DataError for a file that is not JSON.
+    """
+    run = _read_folder(path) if path.is_dir() else _read_plan_file(path)
+    if run.plan is None and run.plan_text is None and not run.metrics:
+        raise PlanError(
+            f"{path} holds neither plan.toml, plan.json nor metrics.jsonl; give a run folder or a plan"
+        )
+    return run
+
+
+def winner(plan: Document) -> Document | None:
+    """The candidate that the plan chose: `best`, or the first of `candidates`."""
+    best = plan.get("best")
+    candidates = plan.get("candidates") or []
+    if isinstance(best, int):
+        return candidates[best]
+    return best or (candidates[0] if candidates else None)
+
+
+def last_value(metrics: Sequence[Document], key: str) -> float | None:
+    """The newest value of `key` that a metrics line gives."""
+    return next((line[key] for line in reversed(metrics) if line.get(key) is not None), None)
+
+
+def measured_step_seconds(metrics: Sequence[Document]) -> float | None:
+    """Median over the logged steps: one stall on a busy host should not move the headline."""
+    times = [line["step_seconds"] for line in metrics if line.get("step_seconds") is not None]
+    return median(times) if times else None
+
+
+def planned_step_seconds(run: Run) -> float | None:
+    """The step time the run was started with, else that of the plan's winner."""
+    best = winner(run.plan) if run.plan else None
+    return last_value(run.metrics, "planned_step_seconds") or (best or {}).get("step_seconds")
+
+
+def layout_degrees(layout: str | Document) -> dict[str, str]:
+    """`data=2,fsdp=4,remat=full` as a dict of text, in its order."""
+    if isinstance(layout, str):
+        return {key: value for key, _, value in (part.partition("=") for part in layout.split(",") if part)}
+    return {key: str(value) for key, value in layout.items()}
+
+
+def layout_text(layout: str | Document) -> str:
+    """The layout without the degrees that are 1, which say nothing: `fsdp=4,tensor=2`."""
+    degrees = layout_degrees(layout)
+    kept = {key: value for key, value in degrees.items() if value not in ("1", "0", "")}
+    return ",".join(f"{key}={value}" for key, value in (kept or degrees).items())
+
+
+def bytes_total(candidate: Document) -> int | None:
+    """Bytes per chip in all; the sum of the parts where no total is given."""
+    parts = candidate.get("bytes_per_chip")
+    if isinstance(parts, Mapping):
+        return parts.get("total", sum(value for value in parts.values() if value))
+    return parts
+
+
+def axes_text(axes: str | Sequence[str] | None) -> str:
+    return axes if isinstance(axes, str) else ",".join(axes or ())
+
+
+def audit_rows(audit: Document) -> list[Document]:
+    """The audit, tensor by tensor; a document without `rows` has only what one side lacks."""
+    if audit.get("rows"):
+        return list(audit["rows"])
+    sides = (("missing", "planned"), ("unplanned", "emitted"))
+    return [
+        {"tensor": c.get("tensor"), "direction": c.get("direction"), side: c, "status": status}
+        for status, side in sides
+        for c in audit.get(status) or []
+    ]
+
+
+def collective_text(collective: Document | None) -> str:
+    """One collective as the notation writes it, with its repeats: `AllGather_fsdp x4`."""
+    if not collective:
+        return "–"
+    op = "".join(word.capitalize() for word in str(collective.get("op", "")).split("_"))
+    axes = axes_text(collective.get("axes"))
+    count = collective.get("count")
+    subscript = f"_{{{axes}}}" if "," in axes else f"_{axes}" if axes else ""
+    return f"{op}{subscript}" + (f" ×{count}" if count is not None and count != 1 else "")
+
+
+def _read_folder(folder: Path) -> Run:
+    return Run(
+        path=folder,
+        plan=_read_json(folder / "plan.json"),
+        plan_text=_read_text(folder / "plan.toml"),
+        metrics=_read_lines(folder / "metrics.jsonl"),
+        corpus=_read_json(folder / "data" / "corpus.json"),
+        audit=_read_json(folder / "audit.json"),
+        completion=_read_json(folder / "completion.json"),
+    )
+
+
+def _read_plan_file(path: Path) -> Run:
+    toml, document = path.with_suffix(".toml"), path.with_suffix(".json")
+    return Run(path, _read_json(document), _read_text(toml), (), None, None, None)
+
+
+def _read_text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _read_json(path: Path) -> Document | None:
+    text = _read_text(path)
+    return None if text is None else _parse_object(text, str(path))
+
+
+def _read_lines(path: Path) -> tuple[Document, ...]:
+    lines = enumerate((_read_text(path) or "").splitlines(), start=1)
+    return tuple(_parse_object(line, f"{path}:{number}") for number, line in lines if line.strip())
+
+
+def _parse_object(text: str, where: str) -> Document:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{where} holds a JSON {type(value).__name__}, not an object")
+    return value

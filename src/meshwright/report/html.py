@@ -1,0 +1,153 @@
+"""One HTML file that tells a run: what was planned, what ran, what the compiler made of it.
+
+The file holds its own styles, scripts and drawings; it opens without a network and loads nothing.
+"""
+
+import json
+import os
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from meshwright import __version__
+from meshwright.notation.mesh import Mesh
+from meshwright.report import audit_view, mesh_view, plan_view, summary
+from meshwright.report.documents import Document, Run, planned_step_seconds, read_run
+from meshwright.report.drawing import axis_class, mesh_svg
+from meshwright.report.plots import loss_figure, step_time_figure
+from meshwright.units import format_bytes, format_seconds
+
+
+def build_report(run: Path) -> str:
+    """The report of a run folder (or of a lone plan) as HTML: a section for each document that is there.
+
+    Raises PlanError where there is neither a plan nor metrics, DataError for a file that is not JSON.
+    """
+    return render(read_run(run))
+
+
+def write_report(run: Path, output: Path) -> Path:
+    """The path of the report, written whole or not at all."""
+    html = build_report(run)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(html)
+        # mkstemp makes files that only their owner reads; a report is made to be passed on.
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(output)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return output
+
+
+def render(run: Run) -> str:
+    """The page of these documents."""
+    environment = Environment(
+        loader=PackageLoader("meshwright.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
+    return environment.get_template("report.html.jinja").render(
+        title=_title(run),
+        version=__version__,
+        written=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
+        cards=summary.cards(run),
+        plan=_plan_context(run.plan),
+        plan_text=run.plan_text,
+        training=_training_context(run),
+        audit=_audit_context(run.audit),
+        completion=run.completion,
+        environment=(run.plan or {}).get("environment") or {},
+        plotly=_plotly_script() if run.metrics else None,
+    )
+
+
+def _title(run: Run) -> str:
+    plan = run.plan or {}
+    model, hardware = (plan.get("model") or {}).get("name"), (plan.get("hardware") or {}).get("spec")
+    return f"{model} on {hardware}" if model and hardware else run.path.resolve().name
+
+
+def _plan_context(plan: Document | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    mesh = mesh_view.mesh_of(plan)
+    colours = plan_view.breakdown_colours(plan)
+    return {
+        "mesh": _mesh_context(plan, mesh) if mesh else None,
+        "candidates": plan_view.candidate_rows(plan),
+        "num_candidates": len(plan.get("candidates") or []),
+        "search": plan.get("search") or {},
+        "legend": plan_view.breakdown_legend(colours),
+        "memory": plan_view.memory_segments(plan),
+        "memory_total": plan_view.chosen_memory(plan),
+        "memory_capacity": plan_view.memory_capacity(plan),
+        "assumptions": [str(line) for line in plan.get("assumptions") or []],
+        "workload": plan.get("workload") or {},
+    }
+
+
+def _mesh_context(plan: Document, mesh: Mesh) -> dict[str, Any]:
+    return {
+        "svg": mesh_svg(mesh),
+        "note": mesh_view.shown_note(mesh),
+        "axes": [(axis, size, axis_class(mesh, axis)) for axis, size in mesh.sizes.items()],
+        "num_devices": mesh.num_devices,
+        "groups": [
+            (kind, [(mesh_view.notation_html(d.text, mesh), d) for d in mesh_view.drawings(plan, mesh, kind)])
+            for kind in ("weights", "activations")
+        ],
+    }
+
+
+def _training_context(run: Run) -> dict[str, Any] | None:
+    if not run.metrics:
+        return None
+    entropy = (run.corpus or {}).get("unigram_entropy")
+    return {
+        "facts": summary.run_facts(run),
+        "figures": {
+            "loss": _script_json(loss_figure(run.metrics, entropy)),
+            "step-time": _script_json(step_time_figure(run.metrics, planned_step_seconds(run))),
+        },
+        "comparison": summary.step_comparison(run),
+    }
+
+
+def _audit_context(audit: Document | None) -> dict[str, Any] | None:
+    if audit is None:
+        return None
+    rows = audit_view.rows(audit)
+    return {
+        "verdict": str(audit.get("verdict", "–")),
+        "tone": audit_view.STATUS_TONE.get(str(audit.get("verdict")), "warn"),
+        "target": audit.get("target"),
+        "compile_seconds": audit.get("compile_seconds"),
+        "counts": audit_view.status_counts(audit),
+        "totals": audit_view.totals(audit),
+        "rows": rows,
+        "notes": audit_view.notes(rows),
+    }
+
+
+def _script_json(value: object) -> Markup:
+    """JSON that may stand inside a <script> element: no `<` can close it."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+
+
+def _plotly_script() -> Markup:
+    """plotly.js whole: plotly's Python package ships no smaller bundle. Only pages with charts import it."""
+    from plotly.offline import get_plotlyjs
+
+    return Markup(get_plotlyjs())

@@ -1,0 +1,99 @@
+"""The mesh and the arrays over it as the page shows them: notation, drawing and caption."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from meshwright.errors import NotationError
+from meshwright.notation.mesh import Mesh
+from meshwright.report.blocks import BlockMap, read_block_map
+from meshwright.report.documents import Document, winner
+from meshwright.report.drawing import Grid, axis_class, blocks_svg
+
+_SUBSCRIPTED = re.compile(r"(?P<base>[A-Za-z]+)_(?P<axes>\{[^}]*\}|[A-Za-z0-9]+)")
+_SIZE_KEYS = {
+    "D": "d_model",
+    "F": "d_ff",
+    "N": "num_heads",
+    "K": "num_kv_heads",
+    "H": "d_head",
+    "V": "vocab_size",
+    "L": "num_layers",
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """An array in the notation and, where it can be drawn, its blocks."""
+
+    text: str
+    svg: Markup | None
+    caption: str
+
+
+def mesh_of(plan: Document) -> Mesh | None:
+    """The mesh of the winning candidate."""
+    mesh = (winner(plan) or {}).get("mesh")
+    return Mesh(dict(mesh)) if mesh else None
+
+
+def drawings(plan: Document, mesh: Mesh, kind: str) -> list[Drawing]:
+    """The `kind` ("weights" or "activations") of the plan, in its order."""
+    arrays = ((plan.get("shardings") or {}).get(kind) or {}).values()
+    sizes = dimension_sizes(plan)
+    return [_drawing(str(text), read_block_map(str(text), mesh), sizes) for text in arrays]
+
+
+def dimension_sizes(plan: Document) -> dict[str, int]:
+    """Sizes of the letters that the plan's model and workload give."""
+    model, workload = plan.get("model") or {}, plan.get("workload") or {}
+    sizes = {letter: model[key] for letter, key in _SIZE_KEYS.items() if isinstance(model.get(key), int)}
+    seq_len, batch_tokens = workload.get("seq_len"), workload.get("batch_tokens")
+    if seq_len and batch_tokens:
+        sizes |= {"T": seq_len, "S": seq_len, "B": batch_tokens // seq_len}
+    return sizes
+
+
+def notation_html(text: str, mesh: Mesh | None) -> Markup:
+    """The notation with true subscripts, each mesh axis in its colour; a copy of it still reads `D_fsdp`."""
+    parts, end = [], 0
+    for match in _SUBSCRIPTED.finditer(text):
+        base, axes = match["base"], match["axes"].strip("{}")
+        known = [axis for axis in axes.split(",") if mesh and axis in mesh.sizes]
+        if known or base == "U":
+            colour = axis_class(mesh, known[0]) if mesh and known else ""
+            markup = Markup('{}<sub class="{}"><span class="sr">_</span>{}</sub>').format(base, colour, axes)
+            parts += [text[end : match.start()], markup]
+            end = match.end()
+    return Markup('<span class="notation">{}</span>').format(Markup().join([*parts, text[end:]]))
+
+
+def shown_note(mesh: Mesh) -> str:
+    """Says so where the grid is too large to be drawn whole."""
+    grid = Grid(mesh)
+    return (
+        ""
+        if grid.num_shown == mesh.num_devices
+        else f"{grid.num_shown} of {mesh.num_devices:,} devices drawn"
+    )
+
+
+def _drawing(text: str, cut: BlockMap | None, sizes: Mapping[str, int]) -> Drawing:
+    if cut is None:
+        return Drawing(text, None, "not an array over this mesh")
+    blocks, replicas = cut.total_blocks, cut.num_replicas
+    caption = "whole on every device" if blocks == 1 else f"{blocks} blocks"
+    if blocks > 1:
+        caption += f" × {replicas} replicas" if replicas > 1 else ", one a device"
+    return Drawing(text, blocks_svg(cut), caption + _local_shape(cut, sizes))
+
+
+def _local_shape(cut: BlockMap, sizes: Mapping[str, int]) -> str:
+    """The shape of one block where the plan says all of its sizes and they divide, else nothing."""
+    try:
+        shape = cut.array.local_shape(cut.mesh, sizes)
+    except NotationError:
+        return ""
+    return f" · [{', '.join(map(str, shape))}]"
