@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from meshwright.serve.sampling import sample
 
@@ -13,14 +14,23 @@ V = 8
 LOGITS = np.log(np.array([0.4, 0.25, 0.15, 0.1, 0.05, 0.03, 0.015, 0.005], np.float32))
 
 
-def draw(logits, *, temperature=1.0, top_p=1.0, top_k=0, seeds=0, positions=0):
+def draw(
+    logits: ArrayLike,
+    *,
+    temperature: ArrayLike = 1.0,
+    top_p: ArrayLike = 1.0,
+    top_k: ArrayLike = 0,
+    seeds: ArrayLike = 0,
+    positions: ArrayLike = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """One draw a row of `logits`, each other parameter given once or for each row."""
     logits = np.atleast_2d(np.asarray(logits, np.float32))
     rows = len(logits)
     tokens, logprobs = sample(
         logits,
-        np.broadcast_to(np.float32(temperature), rows),
-        np.broadcast_to(np.float32(top_p), rows),
-        np.broadcast_to(np.int32(top_k), rows),
+        np.broadcast_to(np.asarray(temperature, np.float32), rows),
+        np.broadcast_to(np.asarray(top_p, np.float32), rows),
+        np.broadcast_to(np.asarray(top_k, np.int32), rows),
         np.broadcast_to(np.asarray(seeds, np.uint32), rows),
         np.broadcast_to(np.asarray(positions, np.int32), rows),
     )

@@ -79,8 +79,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not self.waiting or len(self.running) == self.num_slots:
             assert admitted is None
         else:
-            assert admitted is self.waiting.pop(0)
-            self.running.append(admitted)
+            assert admitted is self.waiting[0]
+            self.running.append(self.waiting.pop(0))
 
     @precondition(lambda self: self.waiting or self.running)
     @rule(data=st.data())

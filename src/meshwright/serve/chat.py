@@ -48,7 +48,7 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestError(
-                f"messages: the chat template refuses them: {error}", param="messages"
+                f"the chat template refuses the messages: {error}", param="messages"
             ) from error
 
 

@@ -8,9 +8,9 @@ class Decoder(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
 
-# U+FFFD is what decoding yields for bytes that are not, or not yet, UTF-8. A character has at most
-# four bytes, so at most three of them at the end of a text can still become something else.
+# What decoding yields for bytes that are not, or not yet, UTF-8.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# A character has at most four bytes, so at most three at the end of a text are still waiting for more.
 _MAX_PENDING = 3
 # Tokens of context that the next one is decoded with: a leading space is only a space after something.
 _CONTEXT_TOKENS = 8
@@ -22,35 +22,41 @@ class Detokenizer:
     def __init__(self, decoder: Decoder, prompt: Sequence[int]) -> None:
         self._decoder = decoder
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        self._num_emitted = len(_stable(decoder.decode(self._window)))
+        self._emitted = ""
+        self._take()
 
     def push(self, token: int) -> str:
         """The characters that `token` completes."""
         self._window.append(token)
-        text = _stable(self._decoder.decode(self._window))
-        piece = text[self._num_emitted :]
-        self._num_emitted = max(self._num_emitted, len(text))
+        piece = self._take()
         self._shrink()
         return piece
 
     def finish(self) -> str:
         """What is still held back, now that no token follows."""
-        return self._decoder.decode(self._window)[self._num_emitted :]
+        return self._decoder.decode(self._window)[len(self._emitted) :]
+
+    def _take(self) -> str:
+        text = self._decoder.decode(self._window)
+        num_pending = len(text) - len(text.rstrip(_REPLACEMENT))
+        # Byte fallback turns a whole run of bytes into U+FFFD while its last character is cut short, what
+        # was emitted included; then all of it waits.
+        if text.startswith(self._emitted):
+            num_pending = min(num_pending, _MAX_PENDING)
+        piece = text[len(self._emitted) : len(text) - num_pending]
+        if piece:
+            self._emitted = text[: len(text) - num_pending]
+        return piece
 
     def _shrink(self) -> None:
         # Decoding a window again and again stays linear in the answer only if the window stays short.
         if len(self._window) < 4 * _CONTEXT_TOKENS:
             return
-        window = self._window[-_CONTEXT_TOKENS:]
-        text = self._decoder.decode(window)
-        if _REPLACEMENT not in text:  # the cut does not split a character
-            self._window, self._num_emitted = window, len(text)
-
-
-def _stable(text: str) -> str:
-    """`text` without the end that a further token may change."""
-    num_pending = len(text) - len(text.rstrip(_REPLACEMENT))
-    return text[: len(text) - min(num_pending, _MAX_PENDING)]
+        for num_tokens in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _MAX_PENDING + 1):
+            text = self._decoder.decode(self._window[-num_tokens:])
+            if _REPLACEMENT not in text:  # neither end of the new window splits a character
+                self._window, self._emitted = self._window[-num_tokens:], text
+                return
 
 
 class StopStrings:

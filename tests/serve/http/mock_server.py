@@ -1,0 +1,27 @@
+"""A server process on a free port, over a model worked by hand: prints its address, then `closed`."""
+
+from tests.serve.http.client import MODEL
+from tests.serve.mock import MockRunner, byte_tokenizer, says
+
+from meshwright.serve.engine import Engine
+from meshwright.serve.http.app import create_app
+from meshwright.serve.http.server import bind, run
+
+ANSWER = "naïve 😀 answer"
+FOREVER = list(byte_tokenizer().encode("forever"))
+
+
+def answer(prompt: list[int], tokens: list[int]) -> int:
+    """ANSWER to every prompt, but one letter without end after `forever`."""
+    return prompt[-1] if prompt == FOREVER else says(ANSWER)(prompt, tokens)
+
+
+def main() -> None:
+    listener = bind("127.0.0.1", 0)
+    with Engine(MockRunner(answer, context=100_000)) as engine:
+        run(create_app(engine, byte_tokenizer(), MODEL), listener, lambda url: print(url, flush=True))
+    print("closed", flush=True)
+
+
+if __name__ == "__main__":
+    main()

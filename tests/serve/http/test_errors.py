@@ -1,0 +1,270 @@
+"""Bad requests: each a 4xx with the OpenAI error object, a message that names the field, nothing run."""
+
+import asyncio
+
+import pytest
+from tests.serve.http.client import MODEL, client, events, post
+from tests.serve.mock import MockRunner, says
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+PROMPTS = "a string, a list of strings, a list of token ids or a list of lists of token ids, not empty"
+STOPS = "a string or a list of up to 4 strings, none of them empty"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "message"),
+    [
+        (TEXT, {"prompt": None}, "prompt", "prompt is missing"),
+        (TEXT, {"model": None}, "model", "model is missing"),
+        (TEXT, {"model": 7}, "model", "model: input should be a valid string"),
+        (TEXT, {"prompt": 7}, "prompt", f"prompt: must be {PROMPTS}"),
+        (TEXT, {"prompt": []}, "prompt", f"prompt: must be {PROMPTS}"),
+        (TEXT, {"prompt": [[]]}, "prompt", f"prompt: must be {PROMPTS}"),
+        (TEXT, {"prompt": ["a", 1]}, "prompt", f"prompt: must be {PROMPTS}"),
+        (TEXT, {"prompt": [-1]}, "prompt", f"prompt: must be {PROMPTS}"),
+        (TEXT, {"prompt": [True]}, "prompt", f"prompt: must be {PROMPTS}"),
+        (TEXT, {"prompt": [300], "echo": True}, "prompt", "token 300 is not in the vocabulary of 300 tokens"),
+        (TEXT, {"max_tokens": 0}, "max_tokens", "max_tokens: input should be greater than or equal to 1"),
+        (TEXT, {"max_tokens": "5"}, "max_tokens", "max_tokens: input should be a valid integer"),
+        (
+            TEXT,
+            {"temperature": -0.1},
+            "temperature",
+            "temperature: input should be greater than or equal to 0",
+        ),
+        (TEXT, {"temperature": 2.1}, "temperature", "temperature: input should be less than or equal to 2"),
+        (TEXT, {"temperature": True}, "temperature", "temperature: input should be a valid number"),
+        (TEXT, {"top_p": 1.1}, "top_p", "top_p: input should be less than or equal to 1"),
+        (TEXT, {"top_k": -1}, "top_k", "top_k: input should be greater than or equal to 0"),
+        (TEXT, {"n": 0}, "n", "n: input should be greater than or equal to 1"),
+        (TEXT, {"n": 30}, "n", "30 answers in one request, but the server holds at most 18"),
+        (TEXT, {"seed": 1.5}, "seed", "seed: input should be a valid integer"),
+        (TEXT, {"stop": ["a"] * 5}, "stop", f"stop: must be {STOPS}"),
+        (TEXT, {"stop": ""}, "stop", f"stop: must be {STOPS}"),
+        (TEXT, {"stop": ["a", ""]}, "stop", f"stop: must be {STOPS}"),
+        (
+            TEXT,
+            {"stream_options": {"include_usage": True}},
+            "stream_options",
+            "stream_options is only for stream = true",
+        ),
+        (TEXT, {"temprature": 1}, "temprature", "temprature is not a known field; did you mean temperature?"),
+        (TEXT, {"suffix": "x"}, "suffix", 'suffix is not supported; leave it out or send ""'),
+        (TEXT, {"logprobs": 0}, "logprobs", "logprobs is not supported; leave it out"),
+        (TEXT, {"best_of": 2}, "best_of", "best_of is not supported; leave it out or send 1"),
+        (
+            TEXT,
+            {"presence_penalty": 0.5},
+            "presence_penalty",
+            "presence_penalty is not supported; leave it out or send 0",
+        ),
+        (
+            TEXT,
+            {"logit_bias": {"5": 1}},
+            "logit_bias",
+            "logit_bias is not supported; leave it out or send {}",
+        ),
+        (CHAT, {"messages": None}, "messages", "messages is missing"),
+        (CHAT, {"messages": "hi"}, "messages", "messages: input should be a valid array"),
+        (
+            CHAT,
+            {"messages": []},
+            "messages",
+            "messages: list should have at least 1 item after validation, not 0",
+        ),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content is missing"),
+        (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role", "messages[0].role is missing"),
+        (
+            CHAT,
+            {"messages": [*HI, {"role": "tool", "content": "hi"}]},
+            "messages[1].role",
+            "messages[1].role: input should be 'system', 'developer', 'user' or 'assistant'",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content",
+            "messages[0].content: must be a string or a list of parts of type text",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "a", "weight": 1}]},
+            "messages[0].weight",
+            "messages[0].weight is not a known field",
+        ),
+        (
+            CHAT,
+            {"prompt": "x"},
+            "prompt",
+            "prompt is not a known field; known: max_completion_tokens, max_tokens, "
+            "messages, model, n, seed, stop, stream, stream_options, temperature, top_k, top_p",
+        ),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools", "tools is not supported; leave it out or send []"),
+        (CHAT, {"logprobs": True}, "logprobs", "logprobs is not supported; leave it out or send false"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_object"}},
+            "response_format",
+            'response_format is not supported; leave it out or send {"type": "text"}',
+        ),
+        (
+            CHAT,
+            {"max_tokens": 1, "max_completion_tokens": 1},
+            "max_tokens",
+            "max_tokens and max_completion_tokens mean the same; send one",
+        ),
+        (
+            TEXT,
+            {"prompt": "x" * 64},
+            "prompt",
+            "the prompt has 64 tokens, but the context holds 64; send at most 63",
+        ),
+        (
+            TEXT,
+            {"prompt": "x" * 60, "max_tokens": 5},
+            "max_tokens",
+            "60 prompt tokens and max_tokens = 5 make 65, but the context holds 64; ask for at most 4",
+        ),
+    ],
+)
+def test_a_bad_field_is_named(path, fields, param, message):
+    runner = MockRunner()
+    good = {"model": MODEL} | ({"prompt": "x"} if path == TEXT else {"messages": HI})
+    response = post(runner, path, good | fields)
+    error = response.json()["error"]
+    assert (error["message"], error["param"], response.status_code) == (message, param, 400)
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert len(runner.prefilled) == 1  # the warm-up
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "code", "message"),
+    [
+        ("POST", TEXT, b'{"model": ', 400, "invalid_json", "the body is not JSON: EOF while parsing"),
+        ("POST", TEXT, b"", 400, "invalid_json", "the body is not JSON: EOF while parsing"),
+        ("POST", TEXT, b"\xff\xfe", 400, "invalid_json", "the body is not JSON: "),
+        ("POST", TEXT, b"[]", 400, None, "the body must be a JSON object"),
+        (
+            "POST",
+            TEXT,
+            b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
+            400,
+            "invalid_value",
+            "temperature: ",
+        ),
+        (
+            "POST",
+            TEXT,
+            b'{"model": "gpt-4", "prompt": "x"}',
+            404,
+            "model_not_found",
+            "model 'gpt-4' is not served",
+        ),
+        ("POST", "/v1/embeddings", b"{}", 404, None, "POST /v1/embeddings: not found"),
+        ("GET", TEXT, b"", 405, None, "GET /v1/completions: method not allowed"),
+        ("POST", TEXT, b" " * 16_000_001, 413, None, "the body has more than 16000000 bytes"),
+    ],
+)
+def test_a_bad_request(method, path, content, status, code, message):
+    async def main():
+        async with client(MockRunner()) as http:
+            return await http.request(method, path, content=content)
+
+    response = asyncio.run(main())
+    error = response.json()["error"]
+    assert error["message"].startswith(message)
+    assert (response.status_code, error["code"]) == (status, code)
+
+
+def test_harmless_fields_and_values_that_mean_off_are_taken():
+    off = {
+        "user": "me",
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "logprobs": None,
+        "seed": None,
+        "stop": None,
+    }
+    runner = MockRunner(says("ok"))
+    text = {"model": MODEL, "prompt": "x", "best_of": 1, "suffix": None, **off}
+    assert post(runner, TEXT, text).status_code == 200
+    earlier = {"role": "assistant", "content": "a", "refusal": None, "tool_calls": None, "annotations": []}
+    more = {"logprobs": False, "tools": [], "response_format": {"type": "text"}, "store": False}
+    assert post(runner, CHAT, {"model": MODEL, "messages": [earlier, *HI], **off, **more}).status_code == 200
+
+
+def test_a_full_queue_is_429_in_the_same_shape():
+    runner = MockRunner(num_slots=1)
+
+    async def main():
+        async with client(runner, max_waiting=0) as http:
+            runner.gate.clear()
+            body = {"model": MODEL, "prompt": "x"}
+            first = asyncio.create_task(http.post(TEXT, json=body))
+            while "meshwright_running_requests 1.0" not in (await http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+            refused = await http.post(TEXT, json=body)
+            runner.gate.set()
+            return (await first).status_code, refused
+
+    status, refused = asyncio.run(main())
+    assert (status, refused.status_code) == (200, 429)
+    assert refused.json()["error"] == {
+        "message": "1 answers asked for, but the queue has room for 0; retry later",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "queue_full",
+    }
+
+
+FAILED = {
+    "message": "the engine failed: ValueError: out of memory",
+    "type": "server_error",
+    "param": None,
+    "code": "engine_error",
+}
+
+
+def test_a_failed_engine_is_500_and_unhealthy():
+    runner = MockRunner()
+
+    async def main():
+        async with client(runner) as http:
+            runner.failure = ValueError("out of memory")
+            body = {"model": MODEL, "prompt": "x"}
+            under_way, streamed = (
+                await http.post(TEXT, json=body),
+                await http.post(TEXT, json=body | {"stream": True}),
+            )
+            return under_way, streamed, await http.get("/health")
+
+    under_way, streamed, health = asyncio.run(main())
+    assert (under_way.status_code, under_way.json()["error"]) == (500, FAILED)
+    assert (streamed.status_code, streamed.json()["error"]) == (500, FAILED)
+    assert health.status_code == 503
+    assert health.json() == {"status": "stopped", "message": FAILED["message"]}
+
+
+def test_an_engine_that_fails_within_a_stream_ends_it_with_an_error_event():
+    runner = MockRunner(says("ab"))
+    runner.rule = lambda prompt, answer: 1 // (2 - len(answer))
+    body = {"model": MODEL, "prompt": "x", "stream": True, "temperature": 0}
+    *chunks, last = events(post(runner, TEXT, body).text)
+    assert len(chunks) == 2
+    assert last["error"]["message"].startswith("the engine failed: ZeroDivisionError: ")
+    assert last["error"]["type"] == "server_error"
+
+
+def test_our_own_mistakes_are_500_without_their_details(monkeypatch):
+    def broken(self, tokens):
+        raise KeyError("private")
+
+    monkeypatch.setattr("meshwright.serve.tokenizer.Tokenizer.decode", broken)
+    response = post(MockRunner(), TEXT, {"model": MODEL, "prompt": "x"})
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "the server failed on this request; its log says why"
+    assert "private" not in response.text
