@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.report.documents import Document, audit_rows, collective_text
-from meshwright.report.figures import bytes_text
+from meshwright.report.figures import ABSENT, bytes_text
 from meshwright.units import format_bytes, format_count
 
 STATUS_TONE = {
@@ -32,13 +32,13 @@ class AuditRow:
 def rows(audit: Document) -> list[AuditRow]:
     return [
         AuditRow(
-            tensor=str(row.get("tensor") or "–"),
-            direction=str(row.get("direction") or "–"),
+            tensor=str(row.get("tensor") or ABSENT),
+            direction=str(row.get("direction") or ABSENT),
             planned=collective_text(row.get("planned")),
             emitted=collective_text(row.get("emitted")),
             planned_bytes=bytes_text((row.get("planned") or {}).get("bytes")),
             emitted_bytes=bytes_text((row.get("emitted") or {}).get("bytes")),
-            status=str(row.get("status", "–")),
+            status=str(row.get("status", ABSENT)),
             tone=STATUS_TONE.get(str(row.get("status")), ""),
             note=str(row.get("note") or ""),
         )
@@ -55,7 +55,7 @@ def totals(audit: Document) -> list[tuple[str, str, str, str]]:
         sides = audit.get(key) or {}
         planned, compiled = sides.get("planned"), sides.get("compiled")
         texts = ["unavailable" if value is None else write(value) for value in (planned, compiled)]
-        rows.append((names[key], *texts, f"{compiled / planned:.3g}×" if planned and compiled else "–"))
+        rows.append((names[key], *texts, f"{compiled / planned:.2f}×" if planned and compiled else ABSENT))
     return rows
 
 

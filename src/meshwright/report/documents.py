@@ -8,8 +8,10 @@ from statistics import median
 from typing import Any
 
 from meshwright.errors import DataError, PlanError
+from meshwright.report.figures import ABSENT
 
 Document = Mapping[str, Any]
+_IDLE = ("1", "0", "", "none", "False", "false")  # degrees and switches that change nothing
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,9 @@ def layout_degrees(layout: str | Document) -> dict[str, str]:
 
 
 def layout_text(layout: str | Document) -> str:
-    """The layout without the degrees that are 1, which say nothing: `fsdp=4,tensor=2`."""
+    """The layout without the degrees and switches that change nothing: `fsdp=4,tensor=2`."""
     degrees = layout_degrees(layout)
-    kept = {key: value for key, value in degrees.items() if value not in ("1", "0", "")}
+    kept = {key: value for key, value in degrees.items() if value not in _IDLE}
     return ",".join(f"{key}={value}" for key, value in (kept or degrees).items())
 
 
@@ -105,7 +107,7 @@ def audit_rows(audit: Document) -> list[Document]:
 def collective_text(collective: Document | None) -> str:
     """One collective as the notation writes it, with its repeats: `AllGather_fsdp x4`."""
     if not collective:
-        return "–"
+        return ABSENT
     op = "".join(word.capitalize() for word in str(collective.get("op", "")).split("_"))
     axes = axes_text(collective.get("axes"))
     count = collective.get("count")

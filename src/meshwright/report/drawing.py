@@ -64,6 +64,11 @@ class Grid:
         return min(self.mesh.size(self.panel_axes), MAX_PANELS)
 
     @property
+    def is_broad(self) -> bool:
+        """Whether it needs the width of a page to stay readable."""
+        return self.num_columns * self.num_panels > 4
+
+    @property
     def num_shown(self) -> int:
         return self.num_rows * self.num_columns * self.num_panels
 
@@ -88,7 +93,7 @@ def mesh_svg(mesh: Mesh) -> Markup:
     """The devices in a grid over the mesh's axes, joined along each axis in that axis's colour."""
     grid, side = Grid(mesh), 56
     pitch = side * 1.28
-    left, top = (92 if grid.row_axis else 8), (66 if grid.panel_axes else 44)
+    left, top = (44 if grid.row_axis else 12), (66 if grid.panel_axes else 44)
     panel_width = grid.num_columns * pitch + 30
     width = left + grid.num_panels * panel_width
     height = top + grid.num_rows * pitch
@@ -106,8 +111,8 @@ def blocks_svg(cut: BlockMap) -> Markup:
     """The array cut into blocks on the left, and on the right the block each device holds."""
     parts = [
         _array_blocks(cut),
-        Markup('<path class="arrow" d="M116 60h16m-5-4 5 4-5 4"/>'),
-        _device_blocks(cut, left=144, width=92),
+        Markup('<path class="arrow" d="M115 60h16m-5-4 5 4-5 4"/>'),
+        _device_blocks(cut, centre=186, width=100),
     ]
     return _svg(240, 108, f"{cut.array}: the block held by each device", Markup().join(parts), "blocks")
 
@@ -196,26 +201,29 @@ def _array_blocks(cut: BlockMap) -> Markup:
     num_rows, num_columns = cut.num_blocks(*rows), cut.num_blocks(*columns)
     shown_rows, shown_columns = min(num_rows, MAX_SHOWN), min(num_columns, MAX_SHOWN)
     tall = _SIDE if rows else _SIDE / 3
+    left, top = 22, _TOP + (_SIDE - tall) / 2
     width, height = _SIDE / shown_columns, tall / shown_rows
     parts = [
-        _block(22 + c * width, _TOP + r * height, width, height, block_colour(r, num_rows, c, num_columns))
+        _block(left + c * width, top + r * height, width, height, block_colour(r, num_rows, c, num_columns))
         for r, c in product(range(shown_rows), range(shown_columns))
     ]
-    parts.append(_text("dim", "·".join(columns), 22 + _SIDE / 2, 12))
-    parts.append(_text("dim", "·".join(rows), 10, _TOP + tall / 2 + 4))
+    parts.append(_text("dim", "·".join(columns), left + _SIDE / 2, top - 6))
+    parts.append(_text("dim", "·".join(rows), 10, top + tall / 2 + 4))
     return Markup().join(parts)
 
 
-def _device_blocks(cut: BlockMap, *, left: float, width: float) -> Markup:
+def _device_blocks(cut: BlockMap, *, centre: float, width: float) -> Markup:
+    """The grid of devices around `centre`, each square in the colour and with the number of its block."""
     grid, (rows, columns) = Grid(cut.mesh), cut.drawn_dims
     num_rows, num_columns = cut.num_blocks(*rows), cut.num_blocks(*columns)
     squares_across = grid.num_columns * grid.num_panels + _PANEL_GAP * (grid.num_panels - 1)
     pitch = min(width / squares_across, _SIDE / grid.num_rows, 30)
+    left, top = centre - squares_across * pitch / 2, _TOP + (_SIDE - grid.num_rows * pitch) / 2
     side, parts = pitch * 0.84, []
     for cell in grid.cells():
         row, column = cut.index(cell.coordinates, rows), cut.index(cell.coordinates, columns)
         x = left + (cell.panel * (grid.num_columns + _PANEL_GAP) + cell.column) * pitch
-        y = _TOP + cell.row * pitch
+        y = top + cell.row * pitch
         colour = block_colour(row, num_rows, column, num_columns)
         parts.append(_block(x, y, side, side, colour, radius=side / 5))
         if side >= 13:

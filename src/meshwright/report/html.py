@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from meshwright import __version__
 from meshwright.notation.mesh import Mesh
 from meshwright.report import audit_view, mesh_view, plan_view, summary
 from meshwright.report.documents import Document, Run, planned_step_seconds, read_run
-from meshwright.report.drawing import axis_class, mesh_svg
+from meshwright.report.drawing import Grid, axis_class, mesh_svg
+from meshwright.report.figures import ABSENT
 from meshwright.report.plots import loss_figure, step_time_figure
 from meshwright.units import format_bytes, format_seconds
 
@@ -56,7 +58,14 @@ def render(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
+    mesh = mesh_view.mesh_of(run.plan) if run.plan else None
+    environment.filters |= {
+        "seconds": format_seconds,
+        "bytes": format_bytes,
+        "code_spans": _code_spans,
+        "notation": partial(mesh_view.notation_html, mesh=mesh),
+        "subscripts": partial(mesh_view.subscripts, mesh=mesh),
+    }
     return environment.get_template("report.html.jinja").render(
         title=_title(run),
         version=__version__,
@@ -100,6 +109,7 @@ def _plan_context(plan: Document | None) -> dict[str, Any] | None:
 def _mesh_context(plan: Document, mesh: Mesh) -> dict[str, Any]:
     return {
         "svg": mesh_svg(mesh),
+        "broad": Grid(mesh).is_broad,
         "note": mesh_view.shown_note(mesh),
         "axes": [(axis, size, axis_class(mesh, axis)) for axis, size in mesh.sizes.items()],
         "num_devices": mesh.num_devices,
@@ -129,7 +139,7 @@ def _audit_context(audit: Document | None) -> dict[str, Any] | None:
         return None
     rows = audit_view.rows(audit)
     return {
-        "verdict": str(audit.get("verdict", "–")),
+        "verdict": str(audit.get("verdict", ABSENT)),
         "tone": audit_view.STATUS_TONE.get(str(audit.get("verdict")), "warn"),
         "target": audit.get("target"),
         "compile_seconds": audit.get("compile_seconds"),
@@ -138,6 +148,12 @@ def _audit_context(audit: Document | None) -> dict[str, Any] | None:
         "rows": rows,
         "notes": audit_view.notes(rows),
     }
+
+
+def _code_spans(text: str) -> Markup:
+    """Text with `this` as code."""
+    pieces = [Markup("<code>{}</code>").format(p) if n % 2 else p for n, p in enumerate(text.split("`"))]
+    return Markup().join(pieces)
 
 
 def _script_json(value: object) -> Markup:

@@ -56,18 +56,25 @@ def dimension_sizes(plan: Document) -> dict[str, int]:
     return sizes
 
 
-def notation_html(text: str, mesh: Mesh | None) -> Markup:
-    """The notation with true subscripts, each mesh axis in its colour; a copy of it still reads `D_fsdp`."""
+def subscripts(text: str, mesh: Mesh | None) -> Markup:
+    """Text with its mesh axes as true subscripts, each in its colour; a copy of it still reads `D_fsdp`."""
     parts, end = [], 0
     for match in _SUBSCRIPTED.finditer(text):
-        base, axes = match["base"], match["axes"].strip("{}")
+        axes = match["axes"].strip("{}")
         known = [axis for axis in axes.split(",") if mesh and axis in mesh.sizes]
-        if known or base == "U":
-            colour = axis_class(mesh, known[0]) if mesh and known else ""
-            markup = Markup('{}<sub class="{}"><span class="sr">_</span>{}</sub>').format(base, colour, axes)
-            parts += [text[end : match.start()], markup]
+        if mesh and known:
+            markup = Markup('{}<sub class="{}"><span class="sr">_</span>{}</sub>')
+            parts += [
+                text[end : match.start()],
+                markup.format(match["base"], axis_class(mesh, known[0]), axes),
+            ]
             end = match.end()
-    return Markup('<span class="notation">{}</span>').format(Markup().join([*parts, text[end:]]))
+    return Markup().join([*parts, text[end:]])
+
+
+def notation_html(text: str, mesh: Mesh | None) -> Markup:
+    """The notation in its own type face, with true subscripts."""
+    return Markup('<span class="notation">{}</span>').format(subscripts(text, mesh))
 
 
 def shown_note(mesh: Mesh) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.report.documents import Document, bytes_total, layout_text, winner
-from meshwright.report.figures import bytes_text, percent_text, seconds_text
+from meshwright.report.figures import ABSENT, bytes_text, percent_text, seconds_text
 from meshwright.units import format_bytes, format_seconds
 
 MAX_CANDIDATES = 12
@@ -48,7 +48,7 @@ def candidate_rows(plan: Document) -> list[CandidateRow]:
             mfu=percent_text(c.get("mfu")),
             memory=bytes_text(bytes_total(c)),
             fits=bool(c.get("fits", True)),
-            bound=str(c.get("bound", "–")),
+            bound=str(c.get("bound", ABSENT)),
             chosen=c.get("layout") == chosen,
             segments=_breakdown(c, colours, 100 * (c.get("step_seconds") or 0) / slowest),
         )
@@ -74,7 +74,7 @@ def breakdown_legend(colours: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def memory_segments(plan: Document) -> list[Segment]:
-    """Bytes a chip of the chosen layout, in percent of the chip's memory (of their sum if that is unknown)."""
+    """Bytes a chip of the chosen layout, in percent of its memory (of their sum if that is unknown)."""
     best = winner(plan) or {}
     parts = best.get("bytes_per_chip")
     if not isinstance(parts, Mapping):

@@ -70,7 +70,7 @@ def _trace(
 
 
 def _level(value: float, text: str, color: str, *, label: str) -> Figure:
-    """A dashed horizontal line across the plot, its text above or below it ("bottom" or "top" of the text)."""
+    """A dashed horizontal line across the plot, its text above ("bottom" of the text) or below ("top")."""
     return {
         "type": "line",
         "xref": "paper",
@@ -123,7 +123,8 @@ def _figure(traces: list[Figure], lines: list[Figure], unit: str) -> Figure:
                 "yanchor": "bottom",
                 "font": {"color": "var(--ink)"},
             },
-            "xaxis": axis | {"title": {"text": "step", **axis["title"]}, "showgrid": False},
+            "xaxis": axis
+            | {"title": {"text": "step", **axis["title"]}, "showgrid": False, "rangemode": "tozero"},
             "yaxis": axis | {"title": {"text": unit, **axis["title"]}},
             "shapes": lines,
         },

@@ -12,8 +12,7 @@ from meshwright.report.documents import (
     planned_step_seconds,
     winner,
 )
-from meshwright.report.figures import percent_text
-from meshwright.report.plan_view import Segment
+from meshwright.report.figures import ABSENT, percent_text
 from meshwright.units import format_bytes, format_count, format_seconds
 
 
@@ -27,6 +26,16 @@ class Card:
     tone: str = ""
 
 
+@dataclass(frozen=True)
+class StepBar:
+    """One side of planned against measured: its width in percent of the longer side."""
+
+    name: str
+    kind: str
+    text: str
+    percent: float
+
+
 def cards(run: Run) -> list[Card]:
     """The summary, one card for each thing the run has something to say about."""
     makers = (_model_card, _hardware_card, _layout_card, _step_card, _loss_card, _audit_card)
@@ -36,7 +45,7 @@ def cards(run: Run) -> list[Card]:
 def run_facts(run: Run) -> list[tuple[str, str]]:
     """What the training log says in single figures."""
     last = run.metrics[-1]
-    facts = [("steps", f"{last.get('step', '–')}")]
+    facts = [("steps", f"{last.get('step', ABSENT)}")]
     writers = {"tokens_per_second": ("tokens/s", format_count), "mfu": ("MFU", percent_text)}
     writers |= {
         "loss": ("training loss", "{:.3f}".format),
@@ -52,16 +61,14 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     return facts
 
 
-def step_comparison(run: Run) -> list[Segment]:
-    """Planned and measured step time as bars to one scale, the longer one full; () unless both are known."""
+def step_comparison(run: Run) -> list[StepBar]:
+    """Planned and measured step time as bars to one scale, the longer one full; [] unless both are known."""
     planned, measured = planned_step_seconds(run), measured_step_seconds(run.metrics)
     if not planned or not measured:
         return []
-    sides = (("planned", planned, 2), ("measured, median", measured, 0))
+    sides = (("planned", "planned", planned), ("measured, median", "measured", measured))
     longest = max(planned, measured)
-    return [
-        Segment(name, format_seconds(value), 100 * value / longest, colour) for name, value, colour in sides
-    ]
+    return [StepBar(name, kind, format_seconds(value), 100 * value / longest) for name, kind, value in sides]
 
 
 def _model_card(run: Run) -> Card | None:
@@ -74,7 +81,7 @@ def _model_card(run: Run) -> Card | None:
     # `mw model` writes params by component; a plan may carry either form.
     total = params.get("total") if isinstance(params, Mapping) else params
     detail = [f"{format_count(total)} parameters"] if total else []
-    return Card("Model", str(model.get("name", "–")), " · ".join([*detail, *([shape] if shape else [])]))
+    return Card("Model", str(model.get("name", ABSENT)), " · ".join([*detail, *([shape] if shape else [])]))
 
 
 def _hardware_card(run: Run) -> Card | None:
@@ -83,7 +90,7 @@ def _hardware_card(run: Run) -> Card | None:
         return None
     chips, memory = hardware.get("num_chips"), hardware.get("hbm_bytes")
     detail = ([f"{chips:,} devices"] if chips else []) + ([f"{format_bytes(memory)} each"] if memory else [])
-    return Card("Hardware", str(hardware.get("spec", "–")), " · ".join(detail))
+    return Card("Hardware", str(hardware.get("spec", ABSENT)), " · ".join(detail))
 
 
 def _layout_card(run: Run) -> Card | None:
@@ -92,8 +99,10 @@ def _layout_card(run: Run) -> Card | None:
         return None
     degrees = layout_degrees(best.get("layout", ""))
     mesh = [f"{axis} {n}" for axis, n in degrees.items() if axis in best.get("mesh", {}) and n != "1"]
-    bound = best.get("bound")
-    return Card("Layout", " × ".join(mesh) or "one device", f"bound by {bound}" if bound else "")
+    considered = ((run.plan or {}).get("search") or {}).get("considered")
+    detail = [f"bound by {best['bound']}"] if best.get("bound") else []
+    detail += [f"best of {considered:,} considered"] if considered else []
+    return Card("Layout", " × ".join(mesh) or "one device", " · ".join(detail))
 
 
 def _step_card(run: Run) -> Card | None:
@@ -121,6 +130,6 @@ def _loss_card(run: Run) -> Card | None:
 def _audit_card(run: Run) -> Card | None:
     if not run.audit:
         return None
-    verdict = str(run.audit.get("verdict", "–"))
+    verdict = str(run.audit.get("verdict", ABSENT))
     counts = " · ".join(f"{count} {status}" for status, count, _ in status_counts(run.audit))
     return Card("Audit", verdict, counts, STATUS_TONE.get(verdict, "warn"))

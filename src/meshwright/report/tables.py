@@ -1,0 +1,142 @@
+"""The same documents for the terminal: rich tables and the panel that ends a demo.
+
+Text from documents is wrapped in `Text`, so that `[D_fsdp]` is never read as rich's markup.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.report.audit_view import AuditRow, rows, status_counts, totals
+from meshwright.report.documents import Document, Run, axes_text, collective_text
+from meshwright.report.figures import ABSENT, bytes_text, percent_text, seconds_text
+from meshwright.report.plan_view import CandidateRow, candidate_rows
+from meshwright.report.summary import cards
+
+_STYLE = {"good": "green", "fine": "cyan", "warn": "yellow", "bad": "red"}
+
+
+def plan_table(plan: Document) -> Table:
+    """The ranked candidates of `mw plan train --json`, the chosen one in bold."""
+    table = _table("Layouts by planned step time", "#", "layout")
+    for heading in ("step time", "MFU", "memory/chip"):
+        table.add_column(heading, justify="right")
+    table.add_column("fits")
+    table.add_column("bound")
+    for row in candidate_rows(plan):
+        table.add_row(*_candidate_cells(row), style="bold" if row.chosen else "" if row.fits else "dim")
+    return table
+
+
+def breakdown_table(candidate: Document) -> Table:
+    """Where one candidate's step goes, the longest first."""
+    table = _table("Where the step goes", "operation")
+    for heading in ("time", "share"):
+        table.add_column(heading, justify="right")
+    table.add_column("bound")
+    for item in sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"]):
+        table.add_row(
+            Text(str(item["name"])),
+            seconds_text(item["seconds"]),
+            percent_text(item.get("share")),
+            Text(str(item.get("bound", ABSENT))),
+        )
+    return table
+
+
+def audit_table(audit: Document) -> Group:
+    """The verdict, planned against compiled totals, and one row for each collective."""
+    table = _table("Planned against emitted collectives", "tensor", "direction", "planned")
+    table.add_column("bytes", justify="right")
+    table.add_column("emitted")
+    table.add_column("bytes", justify="right")
+    table.add_column("status")
+    for row in rows(audit):
+        table.add_row(*_audit_cells(row))
+    return Group(table, _totals_table(audit), _verdict(audit))
+
+
+def collectives_table(collectives: Sequence[Document], title: str = "Collectives") -> Table:
+    """A list of collectives (`planned`, `emitted`, `unplanned` or `missing` of an audit)."""
+    table = _table(title, "tensor", "operation", "axes", "direction")
+    for heading in ("count", "bytes"):
+        table.add_column(heading, justify="right")
+    for c in collectives:
+        table.add_row(
+            Text(str(c.get("tensor") or ABSENT)),
+            Text(collective_text({"op": c.get("op", "")})),
+            Text(axes_text(c.get("axes")) or ABSENT),
+            Text(str(c.get("direction") or ABSENT)),
+            ABSENT if c.get("count") is None else f"{c['count']:,}",
+            bytes_text(c.get("bytes")),
+        )
+    return table
+
+
+def summary_panel(run: Run, places: Mapping[str, str | Path]) -> Panel:
+    """What a demo ends with: each headline of the run, then where everything is (`places`: name to path)."""
+    grid = Table.grid(padding=(0, 2))
+    for card in cards(run):
+        value = Text(card.value, style=f"bold {_STYLE.get(card.tone, '')}".strip())
+        grid.add_row(Text(card.label, style="dim"), value, Text(card.detail, style="dim"))
+    parts: list[Table | Text] = [grid]
+    if run.completion:
+        parts += [Text(), _completion(run.completion)]
+    if places:
+        found = Table.grid(padding=(0, 2))
+        for name, path in places.items():
+            found.add_row(Text(name, style="dim"), Text(str(path), style="cyan", overflow="fold"))
+        parts += [Text(), found]
+    return Panel(Group(*parts), title="meshwright", title_align="left", border_style="blue", padding=(1, 2))
+
+
+def _table(title: str, *headings: str) -> Table:
+    return Table(*headings, title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+
+
+def _candidate_cells(row: CandidateRow) -> list[str | Text]:
+    fits = Text("yes", style="green") if row.fits else Text("no", style="red")
+    mark = f"{row.rank} *" if row.chosen else str(row.rank)
+    return [mark, Text(row.layout), row.step, row.mfu, row.memory, fits, Text(row.bound)]
+
+
+def _audit_cells(row: AuditRow) -> list[str | Text]:
+    status = Text(row.status, style=_STYLE.get(row.tone, ""))
+    planned, emitted = Text(row.planned), Text(row.emitted)
+    return [
+        Text(row.tensor),
+        Text(row.direction),
+        planned,
+        row.planned_bytes,
+        emitted,
+        row.emitted_bytes,
+        status,
+    ]
+
+
+def _totals_table(audit: Document) -> Table:
+    table = _table("Totals", "")
+    for heading in ("planned", "compiled", "compiled / planned"):
+        table.add_column(heading, justify="right")
+    for name, *figures in totals(audit):
+        table.add_row(name, *figures)
+    return table
+
+
+def _verdict(audit: Document) -> Text:
+    verdict = str(audit.get("verdict", ABSENT))
+    text = Text("verdict: ").append(verdict, style=f"bold {'green' if verdict == 'match' else 'yellow'}")
+    counts = ", ".join(f"{count} {status}" for status, count, _ in status_counts(audit))
+    return text.append(f" ({counts})" if counts else "")
+
+
+def _completion(completion: Document) -> Text:
+    """Prompt and text, cut to a few lines: the whole stands in the report."""
+    lines = str(completion.get("text", "")).splitlines()
+    text = Text(str(completion.get("prompt", "")), style="bold blue")
+    return text.append("\n".join(lines[:4]) + ("\n…" if len(lines) > 4 else ""), style="not bold default")
