@@ -103,9 +103,7 @@ def _dims(chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[i
     if isinstance(chip.network, Switch):
         return _switch_dims(chip.name, chip.network, spec, sizes)
     if len(sizes) != 1:
-        raise HardwareError(
-            f"hardware {spec!r}: a host has one number of devices, such as {chip.name}:{prod(sizes)}"
-        )
+        raise HardwareError(f"hardware {spec!r}: a host has one number of devices: {chip.name}:{prod(sizes)}")
     return sizes
 
 
@@ -114,9 +112,7 @@ def _torus_dims(name: str, torus: Torus, spec: str, sizes: tuple[int, ...]) -> t
     if len(sizes) != rank:
         fit = _squarest(prod(sizes), torus.pod)
         hint = f"write {name}:{'x'.join(map(str, fit))}" if fit else f"up to {name}:{largest}"
-        raise HardwareError(
-            f"hardware {spec!r}: {name} is a torus of {rank} dimensions, not {len(sizes)}; {hint}"
-        )
+        raise HardwareError(f"hardware {spec!r}: {name} is a {rank}D torus, not {len(sizes)}D; {hint}")
     if any(size > most for size, most in zip(sorted(sizes), sorted(torus.pod), strict=True)):
         raise HardwareError(
             f"hardware {spec!r} is larger than a {name} pod, {largest}; join slices: 2*{name}:{largest}"
@@ -150,9 +146,7 @@ def _switch_dims(name: str, switch: Switch, spec: str, sizes: tuple[int, ...]) -
     if len(sizes) != 2:
         raise HardwareError(f"hardware {spec!r}: write nodes x GPUs, such as {name}:8x{domain}")
     if sizes[1] > domain:
-        raise HardwareError(
-            f"hardware {spec!r}: an NVLink domain of {name} has {domain} GPUs, not {sizes[1]}"
-        )
+        raise HardwareError(f"hardware {spec!r}: an NVLink domain of {name} holds {domain}, not {sizes[1]}")
     return sizes
 
 

@@ -59,10 +59,21 @@ class _File:
     text: str
 
     def error(self, key: str, what: str) -> HardwareError:
-        last = re.escape(key.rsplit(".", 1)[-1])
-        lines = [n for n, line in enumerate(self.text.splitlines(), 1) if re.match(rf"\s*{last}\s*=", line)]
-        where = f"{self.origin}:{lines[0]}" if len(lines) == 1 else self.origin
+        line = self._line(key)
+        where = f"{self.origin}:{line}" if line else self.origin
         return HardwareError(f"{where}: {key} {what}")
+
+    def _line(self, key: str) -> int | None:
+        """The line that sets `key`, written `table.key` inside a table; None if no line does."""
+        table = ""
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if header := re.match(r"\s*\[([\w.-]+)\]", line):
+                table = f"{header[1]}."
+                if header[1] == key:
+                    return number
+            elif (entry := re.match(r"\s*([\w-]+)\s*=", line)) and table + entry[1] == key:
+                return number
+        return None
 
     def figure(self, table: Mapping[str, Any], key: str, prefix: str = "") -> float:
         """The number at `key`: finite and above 0 (not below, for a latency)."""

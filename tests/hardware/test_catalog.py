@@ -1,0 +1,245 @@
+"""Hardware by name: the figures of the catalog, the grammar of a spec, and its errors."""
+
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import HardwareError
+from meshwright.hardware.catalog import chip, dump_toml, load, names
+from meshwright.hardware.chip import COLLECTIVES, SharedMemory, Switch, Torus
+
+# bf16 FLOP/s, int8 OP/s, HBM bytes/s, HBM bytes, one-way ICI bytes/s, pod.
+TPUS = {
+    "v3": (1.4e14, 1.4e14, 9e11, 32e9, 1e11, (32, 32)),
+    "v4p": (2.75e14, 2.75e14, 1.2e12, 32e9, 4.5e10, (16, 16, 16)),
+    "v5p": (4.59e14, 9.18e14, 2.8e12, 96e9, 9e10, (16, 20, 28)),
+    "v5e": (1.97e14, 3.94e14, 8.1e11, 16e9, 4.5e10, (16, 16)),
+    "v6e": (9.2e14, 1.84e15, 1.6e12, 32e9, 9e10, (16, 16)),
+}
+
+# bf16 FLOP/s, fp8 FLOP/s, HBM bytes/s, HBM bytes, one-way NVLink and NIC bytes/s, domain; dense.
+GPUS = {
+    "a100-40gb": (312e12, 312e12, 1.555e12, 40e9, 300e9, 25e9, 8),
+    "a100-80gb": (312e12, 312e12, 2.039e12, 80e9, 300e9, 25e9, 8),
+    "h100": (989e12, 1979e12, 3.35e12, 80e9, 450e9, 50e9, 8),
+    "h200": (989e12, 1979e12, 4.8e12, 141e9, 450e9, 50e9, 8),
+    "b200": (2.25e15, 4.5e15, 7.7e12, 180e9, 900e9, 50e9, 8),
+    "gb200-nvl72": (2.5e15, 5e15, 8e12, 186e9, 900e9, 50e9, 72),
+}
+
+
+@pytest.mark.parametrize("name", TPUS)
+def test_tpu_figures(name: str) -> None:
+    tpu = chip(name)
+    assert isinstance(tpu.network, Torus)
+    assert (
+        tpu.flops("bf16"),
+        tpu.flops("int8"),
+        tpu.hbm_bytes_per_second,
+        tpu.hbm_bytes,
+        tpu.network.one_way_bytes_per_second,
+        tpu.network.pod,
+    ) == TPUS[name]
+    assert tpu.network.dcn_bytes_per_second == 2.5e10 / 4
+    assert tpu.network.hop_seconds == 1e-6
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_gpu_figures(name: str) -> None:
+    gpu = chip(name)
+    assert isinstance(gpu.network, Switch)
+    assert (
+        gpu.flops("bf16"),
+        gpu.flops("fp8"),
+        gpu.hbm_bytes_per_second,
+        gpu.hbm_bytes,
+        gpu.network.nvlink_bytes_per_second,
+        gpu.network.nic_bytes_per_second,
+        gpu.network.domain_size,
+    ) == GPUS[name]
+
+
+def test_ironwood_follows_its_sheet() -> None:
+    tpu = chip("tpu7x")
+    assert (tpu.flops("bf16"), tpu.flops("fp8"), tpu.hbm_bytes) == (2.307e15, 4.614e15, 192 * 2**30)
+    assert tpu.flops("int8") == tpu.flops("bf16")
+    assert isinstance(tpu.network, Torus)
+    assert tpu.network.pod[0] * tpu.network.pod[1] * tpu.network.pod[2] == 9216
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_figure_has_a_source(name: str) -> None:
+    described = chip(name)
+    unsourced = {"name", "kind", "aliases", "network", "sources", "chips_per_host", "price_per_chip_hour"}
+    figures = {field.name for field in fields(described)} - unsourced
+    if isinstance(described.network, SharedMemory):
+        figures = (figures - {"hbm_bytes", "host_bytes"}) | {"network"}
+    else:
+        figures |= {key for key in vars(described.network) if not key.startswith("wraparound")}
+    assert figures <= set(described.sources)
+    assert all(len(source) > 10 for source in described.sources.values())
+
+
+def test_names_are_grouped_by_kind() -> None:
+    assert names()[0] == "v3"
+    assert names()[-1] == "cpu"
+    assert set(TPUS) | set(GPUS) | {"tpu7x", "cpu"} == set(names())
+
+
+@pytest.mark.parametrize(
+    ("spec", "dims", "num_slices", "num_chips"),
+    [
+        ("v5p:16x20x28", (16, 20, 28), 1, 8960),
+        ("v5p:28x16x20", (28, 16, 20), 1, 8960),
+        ("2*v5p:16x16x16", (16, 16, 16), 2, 8192),
+        ("v5e:4x4", (4, 4), 1, 16),
+        ("v4:4x4x4", (4, 4, 4), 1, 64),
+        ("H100:64", (8, 8), 1, 64),
+        ("h100:4", (1, 4), 1, 4),
+        ("a100:16x8", (16, 8), 1, 128),
+        ("h100:8x4", (8, 4), 1, 32),
+        ("gb200-nvl72:64", (1, 64), 1, 64),
+        ("gb200-nvl72:144", (2, 72), 1, 144),
+        ("cpu:8", (8,), 1, 8),
+    ],
+)
+def test_specs(spec: str, dims: tuple[int, ...], num_slices: int, num_chips: int) -> None:
+    hardware = load(spec)
+    assert (hardware.dims, hardware.num_slices, hardware.num_chips) == (dims, num_slices, num_chips)
+    assert hardware.spec == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("v5q:4x4x4", "hardware 'v5q' is unknown; did you mean v5p or v5e?"),
+        ("h10:8", "hardware 'h10' is unknown; did you mean h100"),
+        ("v5p:64", "hardware 'v5p:64': v5p is a 3D torus, not 1D; write v5p:4x4x4"),
+        ("v5e:4x4x4", "hardware 'v5e:4x4x4': v5e is a 2D torus, not 3D; write v5e:8x8"),
+        ("v5e:257", "hardware 'v5e:257': v5e is a 2D torus, not 1D; up to v5e:16x16"),
+        ("v5e:32x4", "hardware 'v5e:32x4' is larger than a v5e pod, 16x16; join slices: 2*v5e:16x16"),
+        ("v5e:0x4", "hardware 'v5e:0x4': every size is at least 1"),
+        ("0*v5e:4x4", "hardware '0*v5e:4x4': every size is at least 1"),
+        ("v5e", "hardware 'v5e' has no topology; write v5e:4x4"),
+        ("cpu", "hardware 'cpu' has no topology; write cpu:8"),
+        ("h100:12", "12 GPUs do not fill NVLink domains of 8; write h100:8 or h100:16, or nodes x GPUs"),
+        ("h100:2x16", "hardware 'h100:2x16': an NVLink domain of h100 holds 8, not 16"),
+        ("h100:2x2x2", "hardware 'h100:2x2x2': write nodes x GPUs, such as h100:8x8"),
+        ("2*h100:8", "hardware '2*h100:8': only TPUs come in slices; write h100:8"),
+        ("cpu:2x4", "hardware 'cpu:2x4': a host has one number of devices: cpu:8"),
+        ("v5p:", "hardware 'v5p:' does not parse; write v5p:16x20x28"),
+        ("", "hardware '' does not parse"),
+        ("missing.toml", "missing.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_wrong_specs_say_what_fits(spec: str, message: str) -> None:
+    with pytest.raises(HardwareError) as caught:
+        load(spec)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_type_without_units_computes_in_a_wider_one() -> None:
+    assert chip("a100").flops("fp8") == chip("a100").flops("bf16")
+    assert chip("h100").flops("int4") == chip("h100").flops("int8")
+    assert chip("cpu").flops("bf16") == chip("cpu").flops("f32")
+    only_int8 = replace(chip("h100"), flops_per_second={"int8": 1e15})
+    with pytest.raises(HardwareError, match="h100 lists no FLOPs for bf16 or wider; it has int8"):
+        only_int8.flops("bf16")
+
+
+def test_virtual_devices_share_the_host() -> None:
+    core, one, eight = chip("cpu"), load("cpu:1").chip, load("cpu:8").chip
+    assert one.flops("f32") == pytest.approx(core.flops("f32") * (os.cpu_count() or 1))
+    assert eight.flops("f32") == pytest.approx(one.flops("f32") / 8)
+    assert eight.hbm_bytes_per_second == pytest.approx(one.hbm_bytes_per_second / 8)
+    assert eight.hbm_bytes == one.hbm_bytes // 8
+    assert one.hbm_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert (core.overlap, chip("v5p").overlap, chip("h100").overlap) == (0.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("spec", ["cpu:8", "h100:16", "v5e:4x4", "2*v5p:4x4x8", "tpu7x:4x4x4"])
+def test_a_dumped_machine_loads_as_the_same(spec: str, tmp_path: Path) -> None:
+    path, hardware = tmp_path / "machine.toml", load(spec)
+    path.write_text(dump_toml(hardware))
+    again = load(str(path))
+    assert again.chip == hardware.chip
+    assert (again.dims, again.num_slices) == (hardware.dims, hardware.num_slices)
+    assert dump_toml(again) == path.read_text()
+
+
+def test_a_machine_file_takes_another_topology(tmp_path: Path) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text(dump_toml(load("v5e:4x4")))
+    assert load(f"{path}:8x8").num_chips == 64
+
+
+def test_a_rewritten_machine_file_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "machine.toml"
+    text = dump_toml(load("h100:8"))
+    path.write_text(text)
+    assert load(str(path)).chip.overlap == 1.0
+    path.write_text(text.replace("overlap = 1.0", "overlap = 0.5"))
+    assert load(str(path)).chip.overlap == 0.5
+
+
+def _machine(tmp_path: Path, spec: str, old: str, new: str) -> str:
+    text = dump_toml(load(spec))
+    assert text.count(old) == 1
+    path = tmp_path / "machine.toml"
+    path.write_text(text.replace(old, new))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "old", "new", "message"),
+    [
+        ("h100:8", "hbm_bytes = 80000000000\n", "", "machine.toml: hbm_bytes is missing"),
+        (
+            "h100:8",
+            "hbm_bytes = 80000000000",
+            "hbm_bytes = -1",
+            "machine.toml:4: hbm_bytes = -1 must be above 0",
+        ),
+        ("h100:8", "hbm_bytes = 80000000000", "hbm_bytes = nan", "hbm_bytes = nan must be above 0"),
+        ("h100:8", "hbm_bytes = 80000000000", "hbm_bytes = 1.5", "hbm_bytes = 1.5 must be a whole number"),
+        ("h100:8", "hbm_bytes = 80000000000", 'hbm_bytes = "80 GB"', "hbm_bytes is '80 GB', not a number"),
+        ("h100:8", "hbm_bytes = 80000000000", "hbm_byte = 8", "hbm_byte is unknown; did you mean hbm_bytes"),
+        ("h100:8", "overlap = 1.0", "overlap = 1.5", "overlap = 1.5 must be at most 1"),
+        ("h100:8", "overlap = 1.0", "overlap = -0.5", "overlap = -0.5 must be 0 or more"),
+        ("h100:8", "overlap = 1.0", "overlap = ", "machine.toml: not TOML:"),
+        ("h100:8", "bf16 = ", "bf17 = ", "flops_per_second.bf17 is unknown; did you mean bf16"),
+        ("h100:8", 'kind = "gpu"', 'kind = "fpga"', "machine.toml:2: kind is 'fpga'; it is tpu, gpu or cpu"),
+        ("h100:8", "domain_size = 8\n", "", "network.domain_size is missing"),
+        ("v5e:4x4", "pod = [16, 16]", "pod = 16", "network.pod is 16, not a list of sizes such as [16, 16]"),
+        ("v5e:4x4", "wraparound_exactly = 16\n", "", "network has 0 of wraparound_multiple_of and"),
+        (
+            "cpu:8",
+            "[network.permute]",
+            "[network.permutes]",
+            "network.permutes is unknown; did you mean permute",
+        ),
+        (
+            "cpu:8",
+            "[flops_per_second]",
+            "[flops_per_s]",
+            "flops_per_s is unknown; did you mean flops_per_second",
+        ),
+    ],
+)
+def test_a_faulty_file_names_its_line_and_key(
+    spec: str, old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    path = _machine(tmp_path, spec, old, new)
+    with pytest.raises(HardwareError) as caught:
+        load(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(path)
+
+
+def test_every_collective_of_a_host_is_described() -> None:
+    network = load("cpu:8").chip.network
+    assert isinstance(network, SharedMemory)
+    assert set(network.costs) == set(COLLECTIVES)
