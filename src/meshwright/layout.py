@@ -5,26 +5,27 @@ The planner emits it, the runner takes it, the audit checks it. It is a few degr
 
     weights      stored D_fsdp and N, K, F, V_tensor; a weight stays split over `tensor` while it
                  is used and is gathered over `fsdp` before
-    activations  B_{data,fsdp}; N, K, F, V_tensor; with sequence parallelism also T_tensor where
-                 no other dimension takes `tensor`
+    activations  B_{data,fsdp}; T_context; N, K, F, V_tensor; with sequence parallelism T also takes
+                 `tensor` where no other dimension does. Keys and values are gathered over `context`
     norms        whole on every device: they are too small to be worth a gather
 
-A rule earlier in the list wins an axis, so x[B,T,F] is split over F and x[B,T,D] over T.
+A rule earlier in the list wins an axis, so h[B,T,F] has F_tensor and x[B,T,D] has T_tensor.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import dimensions, parameters
-from meshwright.notation.array import ShardedArray, dividing_degrees
+from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
+from meshwright.notation.einsum import Contraction, contraction, stationary_roles
 from meshwright.notation.mesh import Mesh
 
-Rules = tuple[tuple[str, tuple[str, ...]], ...]
+Rules = tuple[tuple[str, Axes], ...]
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "context", "tensor")
 REMATS = ("none", "matmuls", "full")
 DTYPES = ("f32", "bf16")
 
@@ -34,10 +35,10 @@ class Layout:
     """Degrees of the mesh axes, and the schedule of a step.
 
     data: replicas of the weights. fsdp: shards of every weight, gathered before use (ZeRO-3).
-    tensor: Megatron's tensor parallelism. sequence_parallel: split T of the residual stream over
-    `tensor`. microbatches: gradient accumulation steps. remat: what the backward pass recomputes
-    ("none", all but "matmuls", "full" block). weights_dtype: of the stored weights and gradients;
-    compute_dtype: of matmuls and gathers. Adam's moments are f32.
+    context: shards of each sequence. tensor: Megatron's tensor parallelism. sequence_parallel: split
+    T of the residual stream over `tensor`. microbatches: gradient accumulation steps. remat: what the
+    backward pass recomputes ("none", all but "matmuls", "full" block). weights_dtype: of the stored
+    weights and gradients; compute_dtype: of matmuls and gathers. Adam's moments are f32.
 
     >>> layout = Layout(data=2, fsdp=2, tensor=2)
     >>> print(layout.weight("wq", "DNH"), layout.weight_in_use("wq", "DNH"), layout.activation("x", "BTD"))
@@ -46,6 +47,7 @@ class Layout:
 
     data: int = 1
     fsdp: int = 1
+    context: int = 1
     tensor: int = 1
     sequence_parallel: bool = False
     microbatches: int = 1
@@ -82,42 +84,64 @@ class Layout:
         return tuple(axis for axis in axes if getattr(self, axis) > 1)
 
     @cached_property
-    def _tensor_rules(self) -> Rules:
-        return tuple((letter, self._present("tensor")) for letter in "NKFV")
-
-    @cached_property
-    def _activation_rules(self) -> Rules:
-        rules = (*self._tensor_rules, ("B", self.batch_axes))
-        return (*rules, ("T", self._present("tensor"))) if self.sequence_parallel else rules
+    def _rules(self) -> "_Rules":
+        present, tensor = self._present, self._present("tensor")
+        positions = present("context") + (tensor if self.sequence_parallel else ())
+        return _rules(self.batch_axes, present("fsdp"), tensor, positions)
 
     def weight(self, name: str, letters: str) -> ShardedArray:
         """The sharding in which a weight is stored, as are its gradient and moments."""
         matrix = len(letters.replace("L", "")) > 1
-        rules = (*self._tensor_rules, ("D", self._present("fsdp"))) if matrix else ()
-        return _split(name, letters, rules)
+        return _split(name, letters, self._rules.stored if matrix else ())
 
     def weight_in_use(self, name: str, letters: str) -> ShardedArray:
         """The sharding in which a weight is multiplied: gathered over `fsdp`."""
-        return _split(name, letters, self._tensor_rules if len(letters) > 1 else ())
+        return _split(name, letters, self._rules.in_use)
 
     def activation(self, name: str, letters: str) -> ShardedArray:
         """The sharding of an activation (or a cache) with these letters."""
-        return _split(name, letters, self._activation_rules)
+        return _split(name, letters, self._rules.activations)
 
-    def check(self, config: ModelConfig, num_sequences: int | None = None) -> None:
-        """Raises LayoutError where the model's dimensions or the batch do not divide."""
+    def tokens(self, name: str) -> ShardedArray:
+        """The sharding of tokens, targets and positions: x[B, T]'s, but whole over `tensor`."""
+        array = self.activation(name, "BT")
+        return array.replace(axes={"T": self._present("context")})
+
+    def keys(self, name: str) -> tuple[ShardedArray, ShardedArray]:
+        """Keys (or values) as projected, k[B, T_context, K, H], and as attention reads them, T whole."""
+        projected = self.activation(name, "BTKH")
+        return projected, projected.replace(axes={"T": ()})
+
+    def contraction(self, name: str, spec: str) -> Contraction:
+        """The contraction of an activation with the weight `name`, which stays where it is in use.
+
+        >>> print(*Layout(fsdp=4).contraction("wq", "BTD,DNH->BTNH").steps)
+        AllGather_{fsdp} wq[D_fsdp, N, H] -> wq[D, N, H]
+        """
+        return _contraction(self._rules, name, spec)
+
+    def check(
+        self, config: ModelConfig, num_sequences: int | None = None, seq_len: int | None = None
+    ) -> None:
+        """Raises LayoutError where the model's dimensions, the batch or the sequence do not divide."""
         sizes = dimensions(config)
         for path, param in parameters(config).items():
             array = self.weight(path.rpartition("/")[2], param.letters)
             for dim, axes in zip(array.dims, array.axes, strict=True):
                 if sizes[dim] % self.mesh.size(axes):
                     raise LayoutError(_does_not_divide(array, dim, axes, sizes[dim], self.mesh))
+        splits = self.context * (self.tensor if self.sequence_parallel else 1)
+        if seq_len is not None and seq_len % splits:
+            raise LayoutError(
+                f"{self.activation('x', 'BTD')}: {seq_len} positions (T) do not divide over {splits}; "
+                f"fits: {-(-seq_len // splits) * splits} positions"
+            )
         shards = self.num_batch_shards * self.microbatches
         if num_sequences is not None and num_sequences % shards:
             fit = max(1, round(num_sequences / shards)) * shards
             raise LayoutError(
-                f"x[B_{{data,fsdp}}, T, D]: {num_sequences} sequences (B) do not divide over data·fsdp·microbatches = "
-                f"{self.data}·{self.fsdp}·{self.microbatches} = {shards}; fits: {fit} sequences"
+                f"x[B_{{data,fsdp}}, T, D]: {num_sequences} sequences (B) do not divide over "
+                f"data·fsdp·microbatches = {self.data}·{self.fsdp}·{self.microbatches} = {shards}; fits: {fit} sequences"
             )
 
     @classmethod
@@ -167,17 +191,49 @@ class Layout:
         return ",".join([*parts, f"remat={self.remat}"])
 
 
+@dataclass(frozen=True)
+class _Rules:
+    """What splits each letter, first rule first. Layouts that differ in degrees alone share them."""
+
+    stored: Rules
+    in_use: Rules
+    activations: Rules
+
+
+@lru_cache
+def _rules(batch: Axes, fsdp: Axes, tensor: Axes, positions: Axes) -> _Rules:
+    in_use = tuple((letter, tensor) for letter in "NKFV")
+    return _Rules((*in_use, ("D", fsdp)), in_use, (*in_use, ("B", batch), ("T", positions)))
+
+
+@lru_cache(maxsize=4096)
 def _split(name: str, letters: str, rules: Rules) -> ShardedArray:
-    taken: dict[str, tuple[str, ...]] = {}
+    taken: dict[str, Axes] = {}
     used: set[str] = set()
     for letter, axes in rules:
-        if letter in letters and not used & set(axes):
-            taken[letter] = axes
+        if letter in letters:
+            taken[letter] = tuple(axis for axis in axes if axis not in used)
             used |= set(axes)
     return ShardedArray(name, tuple(letters), tuple(taken.get(letter, ()) for letter in letters))
 
 
-_LETTER_NAMES = {"N": "query heads", "K": "KV heads", "F": "feed-forward", "V": "vocabulary", "D": "model dimension"}
+@lru_cache(maxsize=4096)
+def _contraction(rules: _Rules, name: str, spec: str) -> Contraction:
+    operands, _, out = spec.partition("->")
+    x, w = operands.split(",")
+    given = _split("x", x, rules.activations)
+    product = _split(f"{name}_out", out, rules.activations)
+    roles = stationary_roles(_split(name, w, rules.in_use), product, given)
+    return contraction(spec, given, _split(name, w, rules.stored), product, roles)
+
+
+_LETTER_NAMES = {
+    "N": "query heads",
+    "K": "KV heads",
+    "F": "feed-forward",
+    "V": "vocabulary",
+    "D": "model dimension",
+}
 
 
 def _does_not_divide(array: ShardedArray, dim: str, axes: tuple[str, ...], size: int, mesh: Mesh) -> str:

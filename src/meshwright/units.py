@@ -7,7 +7,7 @@ from meshwright.errors import MeshwrightError
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
-DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
+DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int4": 0.5, "i32": 4}
 
 
 def parse_count(text: str | int) -> int:
@@ -36,7 +36,7 @@ def dtype_bytes(dtype: str) -> float:
 def format_count(value: float) -> str:
     """`value` in three digits with a decimal suffix: 70.6G as `70.6B`.
 
-    >>> format_count(70.55e9), format_count(4_000_000), format_count(512)
+    >>> format_count(70.6e9), format_count(4_000_000), format_count(512)
     ('70.6B', '4M', '512')
     """
     for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

@@ -42,7 +42,9 @@ class ShardedArray:
         used = [axis for axes in (*self.axes, self.unreduced) for axis in axes]
         for axis in used:
             if used.count(axis) > 1:
-                raise NotationError(f"{self}: mesh axis {axis} is used twice; an array may use each axis once")
+                raise NotationError(
+                    f"{self}: mesh axis {axis} is used twice; an array may use each axis once"
+                )
 
     @cached_property
     def _dim_of(self) -> dict[str, str]:
@@ -61,7 +63,13 @@ class ShardedArray:
         """Every mesh axis that splits some dimension, in the order of the dimensions."""
         return tuple(axis for axes in self.axes for axis in axes)
 
-    def replace(self, *, axes: Mapping[str, Axes] | None = None, unreduced: Axes | None = None, name: str | None = None):
+    def replace(
+        self,
+        *,
+        axes: Mapping[str, Axes] | None = None,
+        unreduced: Axes | None = None,
+        name: str | None = None,
+    ) -> "ShardedArray":
         """This array with other axes on some dimensions, other partial sums or another name."""
         new_axes = tuple((axes or {}).get(dim, old) for dim, old in zip(self.dims, self.axes, strict=True))
         return ShardedArray(

@@ -1,10 +1,10 @@
 """Collectives, and which of them turn one sharding of an array into another.
 
-    all_gather      A[I_X] -> A[I]           removes a subscript
-    reduce_scatter  A[I]{U_X} -> A[I_X]      turns a partial sum into a subscript
-    all_reduce      A[I]{U_X} -> A[I]        = reduce_scatter + all_gather
-    all_to_all      A[I_X, J] -> A[I, J_X]   moves a subscript
-    slice           A[I] -> A[I_X]           each device keeps its part; no communication
+all_gather      A[I_X] -> A[I]           removes a subscript
+reduce_scatter  A[I]{U_X} -> A[I_X]      turns a partial sum into a subscript
+all_reduce      A[I]{U_X} -> A[I]        = reduce_scatter + all_gather
+all_to_all      A[I_X, J] -> A[I, J_X]   moves a subscript
+slice           A[I] -> A[I_X]           each device keeps its part; no communication
 """
 
 from collections.abc import Iterator, Mapping
@@ -119,7 +119,9 @@ def _all_reduce(array: ShardedArray, target: ShardedArray) -> _Moves:
 def _all_gather(array: ShardedArray, target: ShardedArray) -> _Moves:
     for dim in array.dims:
         have, want = array.axes_of(dim), target.axes_of(dim)
-        prefix = tuple(mine for mine, wanted in takewhile(lambda pair: pair[0] == pair[1], zip(have, want, strict=False)))
+        prefix = tuple(
+            mine for mine, wanted in takewhile(lambda pair: pair[0] == pair[1], zip(have, want, strict=False))
+        )
         if have != prefix:
             array = array.replace(axes={dim: prefix})
             yield "all_gather", have[len(prefix) :], array

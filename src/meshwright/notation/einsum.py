@@ -92,7 +92,9 @@ class Contraction:
     @cached_property
     def product(self) -> ShardedArray:
         """What the local product yields: partial over the axes that split a contracted letter."""
-        partial = tuple(axis for axis, letter in self.roles.items() if letter and letter in self.einsum.contracted)
+        partial = tuple(
+            axis for axis, letter in self.roles.items() if letter and letter in self.einsum.contracted
+        )
         return _by_roles(self.out, self.roles).replace(unreduced=partial)
 
     @cached_property
@@ -117,21 +119,24 @@ class Contraction:
         shards = prod(mesh.size(axis) for axis, letter in self.roles.items() if letter)
         return self.einsum.flops(sizes) / shards
 
-    def gradient(self, operand: str) -> "Contraction":
-        """The contraction that yields the cotangent of `operand` ("lhs" or "rhs"), same roles.
+    # The cotangent of a partial sum is a whole array, and the other way round, so `d out` arrives
+    # with the wanted sharding and no partial sums, and a gradient ends in its operand's sharding.
 
-        d lhs = d out . rhs and d rhs = lhs . d out, over the same letters. The cotangent of a
-        partial sum is a whole array, and the other way round, so `d out` arrives with the wanted
-        sharding and no partial sums, and `d operand` must end in the sharding of the operand.
-        """
-        d_out = self.out.replace(name=f"d{self.out.name}", unreduced=())
-        if operand == "lhs":
-            einsum = Einsum(self.einsum.out, self.einsum.rhs, self.einsum.lhs)
-            target = self.lhs.replace(name=f"d{self.lhs.name}", unreduced=())
-            return Contraction(einsum, d_out, self.rhs_computed, target, self.roles)
+    @cached_property
+    def lhs_gradient(self) -> "Contraction":
+        """d lhs = d out . rhs, over the same letters with the same roles."""
+        einsum = Einsum(self.einsum.out, self.einsum.rhs, self.einsum.lhs)
+        return Contraction(einsum, _cotangent(self.out), self.rhs_computed, _cotangent(self.lhs), self.roles)
+
+    @cached_property
+    def rhs_gradient(self) -> "Contraction":
+        """d rhs = lhs . d out, over the same letters with the same roles."""
         einsum = Einsum(self.einsum.lhs, self.einsum.out, self.einsum.rhs)
-        target = self.rhs.replace(name=f"d{self.rhs.name}", unreduced=())
-        return Contraction(einsum, self.lhs_computed, d_out, target, self.roles)
+        return Contraction(einsum, self.lhs_computed, _cotangent(self.out), _cotangent(self.rhs), self.roles)
+
+
+def _cotangent(array: ShardedArray) -> ShardedArray:
+    return array.replace(name=f"d{array.name}", unreduced=())
 
 
 def _by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
@@ -144,7 +149,9 @@ def _by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
     return array.replace(axes=axes, unreduced=())
 
 
-def contractions(spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh) -> Iterator[Contraction]:
+def contractions(
+    spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh
+) -> Iterator[Contraction]:
     """Every assignment of roles to the mesh axes in use: all the strategies there are."""
     used = [axis for axis in mesh if any(axis in (*a.sharded_axes, *a.unreduced) for a in (lhs, rhs, out))]
     letters = Einsum.parse(spec).letters
@@ -152,7 +159,9 @@ def contractions(spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedAr
         yield contraction(spec, lhs, rhs, out, dict(zip(used, chosen, strict=True)))
 
 
-def contraction(spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, roles: Roles) -> Contraction:
+def contraction(
+    spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, roles: Roles
+) -> Contraction:
     """The contraction with these roles; the arrays' dimensions must be the letters of `spec`."""
     einsum = Einsum.parse(spec)
     for array, letters in ((lhs, einsum.lhs), (rhs, einsum.rhs), (out, einsum.out)):

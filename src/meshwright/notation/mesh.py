@@ -39,7 +39,9 @@ class Mesh:
         names = (axes,) if isinstance(axes, str) else axes
         for name in names:
             if name not in self.sizes:
-                raise NotationError(f"mesh axis {name} is unknown; this mesh has {', '.join(self.sizes) or 'no axes'}")
+                raise NotationError(
+                    f"mesh axis {name} is unknown; this mesh has {', '.join(self.sizes) or 'no axes'}"
+                )
         return prod(self.sizes[name] for name in names)
 
     def __iter__(self) -> Iterator[str]:

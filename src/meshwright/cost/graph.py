@@ -1,0 +1,139 @@
+"""The recorded forward pass: nodes with their work and transfers, forward and backward.
+
+A node says which values its backward pass reads (`needs`). From that and the values that a remat
+policy saves follows what is recomputed, and so every collective and FLOP of the backward pass.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.collective import Collective
+
+Direction = Literal["forward", "recompute", "backward", "update"]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An activation or weight: its sharding, dtype and bytes on one device."""
+
+    array: ShardedArray
+    dtype: str
+    bytes_per_device: int
+
+    @property
+    def name(self) -> str:
+        return self.array.name
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A planned collective on one tensor.
+
+    gathered_bytes: V, as cost/collectives.py prices it. critical: compute waits for it; the others
+    (weights gathered, gradients reduced) may hide under compute. step: in the notation, where a
+    contraction asked for it.
+    """
+
+    op: str
+    axes: tuple[str, ...]
+    tensor: str
+    gathered_bytes: int
+    critical: bool
+    step: Collective | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Compute on one device: FLOPs, bytes of HBM traffic."""
+
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.flops + other.flops, self.hbm_bytes + other.hbm_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operation on one device.
+
+    kind groups nodes in a breakdown: "matmul", "attention", "elementwise", "embed", "loss" compute;
+    "gather" (a weight), "move" (an activation) and "reduce" (a partial sum) only communicate.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    needs: tuple[Value, ...] = ()
+    forward: Work = Work()
+    backward: Work = Work()
+    forward_transfers: tuple[Transfer, ...] = ()
+    backward_transfers: tuple[Transfer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes that run `count` times: the embedding, one layer, the head.
+
+    source: the input that a layer's rematerialisation starts from; None where nothing is recomputed.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    count: int
+    source: Value | None = None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The forward pass in order."""
+
+    segments: tuple[Segment, ...]
+
+    def nodes(self) -> Iterator[tuple[Segment, Node]]:
+        for segment in self.segments:
+            for node in segment.nodes:
+                yield segment, node
+
+
+def saved_values(segment: Segment, remat: str) -> list[Value]:
+    """What the backward pass of one run of `segment` finds in memory.
+
+    none: everything it reads but gathered arrays, which are gathered again. matmuls: the results
+    of matmuls. full: only the segment's input. A value that nothing needs is not counted.
+    """
+    kept = {id(segment.source)}
+    for node in segment.nodes:
+        if segment.source is None:
+            kept |= {id(value) for value in node.outputs}
+        if remat == "none" and node.kind not in ("gather", "move"):
+            kept |= {id(value) for value in node.outputs}
+        if remat == "matmuls" and node.kind in ("matmul", "reduce"):
+            kept |= {id(value) for value in node.outputs}
+    read = {id(value): value for value in _read_by_backward(segment, kept)}
+    return [value for key, value in read.items() if key in kept]
+
+
+def recomputed_nodes(segment: Segment, remat: str) -> list[Node]:
+    """The nodes whose forward work the backward pass repeats, in order."""
+    saved = {id(value) for value in saved_values(segment, remat)}
+    wanted = {id(value) for value in _read_by_backward(segment, saved)} - saved
+    return [node for node in segment.nodes if any(id(value) in wanted for value in node.outputs)]
+
+
+def _read_by_backward(segment: Segment, kept: set[int]) -> Iterable[Value]:
+    """Every value that the backward pass reads, or reads to recompute one that is not kept."""
+    producer = {id(value): node for node in segment.nodes for value in node.outputs}
+    pending = [value for node in segment.nodes for value in node.needs]
+    seen: dict[int, Value] = {}
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if id(value) in producer and id(value) not in kept:
+            pending.extend(producer[id(value)].inputs)
+    return list(seen.values())

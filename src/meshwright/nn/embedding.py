@@ -1,0 +1,36 @@
+"""The vocabulary-parallel embedding: each device looks up the ids it owns and the sum is shared.
+
+table[V_tensor, D_fsdp] --AllGather_fsdp--> [V_tensor, D]
+ids outside the shard give zero rows, so x[B, T, D]{U_tensor} is finished by an AllReduce
+(or a ReduceScatter into T with sequence parallelism). Source: Megatron-LM (Shoeybi et al., 2019).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from meshwright.layout import Layout
+from meshwright.nn.mesh import partition_spec
+
+
+def embed(tokens: Array, table: Array, layout: Layout) -> Array:
+    """x[B, T, D] of tokens[B, T]."""
+    stored = layout.weight("embed", "VD")
+    out = layout.activation("x", "BTD")
+    split_vocab = stored.axes_of("V")
+
+    def local(tokens_local: Array, table_local: Array) -> Array:
+        for axis in stored.axes_of("D"):
+            table_local = lax.all_gather(table_local, axis, axis=1, tiled=True)
+        if not split_vocab:
+            return table_local[tokens_local]
+        (axis,) = split_vocab
+        rows = tokens_local - lax.axis_index(axis) * table_local.shape[0]
+        mine = (rows >= 0) & (rows < table_local.shape[0])
+        x_local = jnp.where(mine[..., None], table_local[jnp.where(mine, rows, 0)], 0)
+        if axis in out.axes_of("T"):
+            return lax.psum_scatter(x_local, axis, scatter_dimension=1, tiled=True)
+        return lax.psum(x_local, axis)
+
+    specs = (partition_spec(layout.tokens("tokens")), partition_spec(stored))
+    return jax.shard_map(local, in_specs=specs, out_specs=partition_spec(out))(tokens, table)

@@ -1,0 +1,167 @@
+"""The operations of the forward pass in JAX, under explicit sharding.
+
+A result's letters and the Layout give its sharding. The collectives of an einsum are exactly those
+of its `Contraction`: operands are resharded to their roles, the local product keeps its partial
+sum in its type (`{U:tensor}`), and the result is resharded to what the Layout wants. An operand
+that is whole over an axis of the contraction is typed `reduced` over it, so that its cotangent is
+a partial sum and the transposed reshard is the one reduction: three projections of one input share
+it, and a gathered weight's gradient is reduce-scattered.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import reshard
+
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.nn.attention import attend, write_cache
+from meshwright.nn.embedding import embed
+from meshwright.nn.mesh import partition_spec
+from meshwright.nn.params import JAX_DTYPES
+from meshwright.nn.rope import apply_rope
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.einsum import Contraction
+
+MATMUL = "matmul"
+
+
+def _save_all_but_gathers(prim: Any, *avals: Any, **_: Any) -> bool:
+    """Saves every intermediate but gathered arrays: the backward pass gathers those again.
+
+    Otherwise FSDP would keep every layer's whole weights. A reshard of a partial sum is a
+    reduction, whose result is as small as any activation and dear to repeat; it is saved.
+    """
+    return prim.name != "reshard" or bool(avals[0].sharding.spec.unreduced)
+
+
+_POLICIES = {
+    "none": _save_all_but_gathers,
+    "matmuls": jax.checkpoint_policies.save_only_these_names(MATMUL),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class JaxOps:
+    """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`."""
+
+    def __init__(self, config: ModelConfig, layout: Layout) -> None:
+        self.config, self.layout = config, layout
+        self.dtype = JAX_DTYPES[layout.compute_dtype]
+
+    def embed(self, name: str, tokens: Array, table: Array) -> Array:
+        with jax.named_scope(name):
+            return embed(tokens, table.astype(self.dtype), self.layout)
+
+    def norm(self, name: str, x: Array, scale: Array) -> Array:
+        """RMSNorm: x / rms(x) * scale; sums stay float32, since bfloat16 stops counting at 256."""
+        with jax.named_scope(name):
+            wide = x.astype(jnp.float32)
+            inverse = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.config.norm_eps)
+            return (wide * inverse).astype(self.dtype) * scale.astype(self.dtype)[None, None, :]
+
+    def einsums(self, x: Array, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
+        """Several contractions of one input with the weights so named; the input is moved once."""
+        plans = {name: self.layout.contraction(name, spec) for name, spec in specs.items()}
+        first = next(iter(plans.values()))
+        with jax.named_scope(f"to_{'_'.join(plans)}"):
+            x = _move(x, first.lhs, first.lhs_computed, _broadcast_axes(first, first.lhs_computed))
+        return tuple(self._einsum(name, plan, x, weights[name]) for name, plan in plans.items())
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+        with jax.named_scope(name):
+            w = _move(
+                weight.astype(self.dtype),
+                plan.rhs,
+                plan.rhs_computed,
+                _broadcast_axes(plan, plan.rhs_computed),
+            )
+            y = jnp.einsum(
+                str(plan.einsum),
+                x,
+                w,
+                out_sharding=partition_spec(plan.product),
+                preferred_element_type=self.dtype,
+            )
+            if not plan.product.same_layout(plan.out):
+                y = reshard(y, partition_spec(plan.out))
+            return checkpoint_name(y, MATMUL)
+
+    def rope(self, name: str, x: Array, positions: Array) -> Array:
+        with jax.named_scope(name):
+            return apply_rope(x, positions, self.config)
+
+    def attention(
+        self, name: str, q: Array, k: Array, v: Array, positions: Array, cache: Any
+    ) -> tuple[Array, Any]:
+        with jax.named_scope(name):
+            if cache is None:
+                k, v = self._gather_positions("k", k), self._gather_positions("v", v)
+            else:
+                cache = {
+                    "k": write_cache(cache["k"], k, positions),
+                    "v": write_cache(cache["v"], v, positions),
+                }
+                k, v = cache["k"].astype(self.dtype), cache["v"].astype(self.dtype)
+            return attend(q, k, v, positions, self.layout), cache
+
+    def _gather_positions(self, name: str, x: Array) -> Array:
+        """Keys or values of all positions; every shard of the queries adds to their cotangents."""
+        given, whole = self.layout.keys(name)
+        return _move(x, given, whole, given.axes_of("T"))
+
+    def activation(self, name: str, gate: Array, up: Array) -> Array:
+        with jax.named_scope(name):
+            return jax.nn.silu(gate) * up
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        with jax.named_scope(name):
+            return x + y
+
+    def layers(
+        self, block: Callable, weights: Any, x: Array, positions: Array, cache: Any
+    ) -> tuple[Array, Any]:
+        """The layers as one scan, each rematerialised by the Layout's policy."""
+
+        def body(x: Array, layer: tuple[Any, Any]) -> tuple[Array, Any]:
+            return block(self, layer[0], x, positions, layer[1])
+
+        if cache is None:
+            body = jax.checkpoint(body, policy=_POLICIES[self.layout.remat])
+        with jax.named_scope("layers"):
+            return lax.scan(body, x, (weights, cache))
+
+    def last(self, name: str, x: Array, lengths: Array) -> Array:
+        """x[B, 1, D]: each sequence's state at its last token."""
+        with jax.named_scope(name):
+            index = (lengths - 1)[:, None, None]
+            return jnp.take_along_axis(x, index, axis=1)
+
+    def loss(self, name: str, logits: Array, targets: Array) -> Array:
+        """Mean of logsumexp(logits) - logits[target]; over a split V only [B, T] arrays are reduced.
+
+        The target's logit is a masked sum rather than a gather, which a split V would need whole.
+        """
+        with jax.named_scope(name):
+            wide = logits.astype(jnp.float32)
+            peak = lax.stop_gradient(jnp.max(wide, axis=-1, keepdims=True))
+            log_sum = jnp.log(jnp.sum(jnp.exp(wide - peak), axis=-1)) + peak[..., 0]
+            columns = lax.broadcasted_iota(targets.dtype, (1, 1, wide.shape[-1]), 2)
+            hit = jnp.where(columns == targets[..., None], wide, 0.0)
+            return jnp.mean(log_sum - jnp.sum(hit, axis=-1))
+
+
+def _broadcast_axes(plan: Contraction, operand: ShardedArray) -> tuple[str, ...]:
+    """The axes over which `operand` is whole while the contraction is split."""
+    return tuple(axis for axis, letter in plan.roles.items() if letter and letter not in operand.dims)
+
+
+def _move(x: Array, given: ShardedArray, computed: ShardedArray, reduced: tuple[str, ...]) -> Array:
+    """`x` as the product needs it; its cotangent arrives as a partial sum over `reduced`."""
+    if not reduced and given.same_layout(computed):
+        return x
+    return reshard(x, partition_spec(computed, reduced))

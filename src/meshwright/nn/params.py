@@ -1,0 +1,74 @@
+"""Parameters as a pytree, from the one description in `models/transformer.py`.
+
+{"embed": [V, D], "layers": {"wq": [L, D, N, H], ...}, "final_norm": [D], "unembed": [D, V]}
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.transformer import Param, dimensions, parameters
+from meshwright.nn.mesh import named_sharding
+
+JAX_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+
+
+def build(config: ModelConfig, leaf: Callable[[str, Param], Any]) -> dict[str, Any]:
+    """The parameter pytree with `leaf(path, param)` at every parameter."""
+    tree: dict[str, Any] = {}
+    for path, param in parameters(config).items():
+        group, _, name = path.rpartition("/")
+        node = tree.setdefault(group, {}) if group else tree
+        node[name] = leaf(path, param)
+    return tree
+
+
+def shardings(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The stored sharding of every parameter."""
+    return build(config, lambda path, param: named_sharding(layout.weight(path, param.letters), mesh))
+
+
+def abstract_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Every parameter as a ShapeDtypeStruct with its sharding: for compiling and restoring."""
+    sizes = dimensions(config)
+    dtype = JAX_DTYPES[layout.weights_dtype]
+
+    def leaf(path: str, param: Param) -> jax.ShapeDtypeStruct:
+        sharding = named_sharding(layout.weight(path, param.letters), mesh)
+        return jax.ShapeDtypeStruct(param.shape(sizes), dtype, sharding=sharding)
+
+    return build(config, leaf)
+
+
+def init_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, seed: int) -> dict[str, Any]:
+    """Fresh parameters, made in place on their shards; the values do not depend on the layout."""
+    sizes = dimensions(config)
+    dtype = JAX_DTYPES[layout.weights_dtype]
+
+    def leaf(path: str, param: Param) -> jax.Array:
+        shape = param.shape(sizes)
+        if param.init == "ones":
+            return jnp.ones(shape, dtype)
+        key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
+        scale = prod(sizes[letter] for letter in param.fan_in) ** -0.5
+        return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
+
+    with jax.set_mesh(mesh):
+        return jax.jit(lambda: build(config, leaf), out_shardings=shardings(config, layout, mesh))()
+
+
+def flatten(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters by path: `layers/wq`."""
+    flat: dict[str, Any] = {}
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}/{inner}": leaf for inner, leaf in value.items()})
+        else:
+            flat[name] = value
+    return flat
