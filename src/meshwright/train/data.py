@@ -29,6 +29,7 @@ from meshwright.train.tokenizer import end_of_text_id, load_tokenizer, train_tok
 _REPACK = "prepare it again from its text"
 _FORMAT = 1  # part of the fingerprint: raise it when the files' meaning changes
 _ENCODED_AT_ONCE = 64
+_NUM_EXAMPLES = 1 << 50
 
 Split = Literal["train", "validation"]
 Progress = Callable[[str, float], None]  # (what is being done, fraction done)
@@ -165,7 +166,10 @@ def batches(
         raise DataError(
             f"batch: {batch_sequences} sequences (B) do not divide over {process_count} processes"
         )
-    examples = grain.MapDataset.source(corpus.rows(split)).shuffle(seed=seed).repeat()  # type: ignore[arg-type]
+    rows = corpus.rows(split)
+    # As good as without end: grain 0.2 overflows when it batches an endless dataset of 2^63 - 1.
+    num_epochs = max(1, _NUM_EXAMPLES // len(rows))
+    examples = grain.MapDataset.source(rows).shuffle(seed=seed).repeat(num_epochs)  # type: ignore[arg-type]
     local = examples[start_example:].batch(batch_sequences // process_count)[process_index::process_count]
     # No reader threads: the rows are mapped memory, and the loop reads while the device computes.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
