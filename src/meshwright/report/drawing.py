@@ -53,11 +53,16 @@ class Grid:
 
     @property
     def num_rows(self) -> int:
-        return min(self.mesh.size(self.row_axis), MAX_SHOWN) if self.row_axis else 1
+        return min(self.mesh.size(self.row_axis), self._most) if self.row_axis else 1
 
     @property
     def num_columns(self) -> int:
-        return min(self.mesh.size(self.column_axis), MAX_SHOWN) if self.column_axis else 1
+        return min(self.mesh.size(self.column_axis), self._most) if self.column_axis else 1
+
+    @property
+    def _most(self) -> int:
+        """Squares along one axis: fewer where panels share the width."""
+        return MAX_PANELS if self.panel_axes else MAX_SHOWN
 
     @property
     def num_panels(self) -> int:
@@ -121,10 +126,10 @@ def block_colour(row: int, num_rows: int, column: int, num_columns: int) -> str:
     """A CSS colour, one a block: hue runs over rows, lightness over columns (hue, if there is one row)."""
     if num_rows == 1:
         row, num_rows, column, num_columns = column, num_columns, 0, 1
-    hue = (262 + 360 * row / max(num_rows, 1)) % 360
-    lightness = 0.80 if num_columns == 1 else 0.87 - 0.25 * column / (num_columns - 1)
-    chroma = 0.105 if num_columns == 1 else 0.085 + 0.05 * column / (num_columns - 1)
-    return f"oklch({lightness:.3f} {chroma:.3f} {hue:.1f})"
+    # The golden angle keeps neighbours apart where there are more rows than even steps can tell apart.
+    hue = 262 + (360 * row / num_rows if num_rows <= MAX_SHOWN else 137.5 * row) + 9 * (column // MAX_SHOWN)
+    shade = (column % MAX_SHOWN) / (min(num_columns, MAX_SHOWN) - 1) if num_columns > 1 else 0.28
+    return f"oklch({0.87 - 0.25 * shade:.3f} {0.085 + 0.05 * shade:.3f} {hue % 360:.1f})"
 
 
 def axis_class(mesh: Mesh, axis: str) -> str:

@@ -90,10 +90,7 @@ def shown_note(mesh: Mesh) -> str:
 def _drawing(text: str, cut: BlockMap | None, sizes: Mapping[str, int]) -> Drawing:
     if cut is None:
         return Drawing(text, None, "not an array over this mesh")
-    blocks, replicas = cut.total_blocks, cut.num_replicas
-    caption = "whole on every device" if blocks == 1 else f"{blocks} blocks"
-    if blocks > 1:
-        caption += f" × {replicas} replicas" if replicas > 1 else ", one a device"
+    caption = _holding(cut)
     return Drawing(text, blocks_svg(cut), caption + _local_shape(cut, sizes))
 
 
@@ -104,3 +101,12 @@ def _local_shape(cut: BlockMap, sizes: Mapping[str, int]) -> str:
     except NotationError:
         return ""
     return f" · [{', '.join(map(str, shape))}]"
+
+
+def _holding(cut: BlockMap) -> str:
+    blocks = "whole on every device" if cut.total_blocks == 1 else f"{cut.total_blocks:,} blocks"
+    if cut.array.unreduced:
+        return f"{blocks}, partial sums over {', '.join(cut.array.unreduced)}"
+    if cut.total_blocks == 1:
+        return blocks
+    return f"{blocks} × {cut.num_replicas:,} replicas" if cut.num_replicas > 1 else f"{blocks}, one a device"

@@ -45,7 +45,7 @@ def cards(run: Run) -> list[Card]:
 def run_facts(run: Run) -> list[tuple[str, str]]:
     """What the training log says in single figures."""
     last = run.metrics[-1]
-    facts = [("steps", f"{last.get('step', ABSENT)}")]
+    facts = [("steps", str(last.get("step", ABSENT)))]
     writers = {"tokens_per_second": ("tokens/s", format_count), "mfu": ("MFU", percent_text)}
     writers |= {
         "loss": ("training loss", "{:.3f}".format),

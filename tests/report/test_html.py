@@ -1,0 +1,199 @@
+"""The page of a run: complete, self-contained, and never made of somebody else's markup."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import plotly.graph_objects as go
+import pytest
+from tests.report.sample_run import audit_document, corpus_document, metrics_lines, plan_document, write_run
+
+from meshwright.errors import DataError, PlanError
+from meshwright.report.documents import read_run
+from meshwright.report.html import build_report, write_report
+from meshwright.report.plots import loss_figure, step_time_figure
+
+VOID = {"meta", "link", "br", "img", "hr", "input", "path", "circle", "rect"}
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+
+
+class Page(HTMLParser):
+    """Headings, tags with their attributes, and whether every tag that opens is closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.headings: list[str] = []
+        self.tags: list[tuple[str, dict]] = []
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "demo")
+
+
+def test_every_document_has_its_section(run):
+    page = Page(build_report(run))
+    expected = ["The mesh", "The plan", "The run", "The audit", "The model speaks", "The fine print"]
+    assert page.headings == expected
+    assert page.open == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "heading"),
+    [("plan.json", "The plan"), ("metrics.jsonl", "The run"), ("audit.json", "The audit")],
+)
+def test_a_missing_document_leaves_its_section_out(run, missing, heading):
+    (run / missing).unlink()
+    headings = Page(build_report(run)).headings
+    assert heading not in headings
+    assert "The fine print" in headings
+
+
+def test_the_headlines(run):
+    html = build_report(run)
+    for text in (
+        "demo on cpu:8",
+        "fsdp 4 × tensor 2",
+        "5.24M parameters",
+        "planned 412 ms",
+        "unigram entropy 6.718",
+    ):
+        assert text in html
+    assert "9 match · 7 equivalent · 1 unplanned" in html
+
+
+def test_nothing_is_loaded_from_elsewhere(run):
+    page = Page(build_report(run))
+    linked = [value for _, attrs in page.tags for key, value in attrs.items() if key in ("src", "href")]
+    assert linked == []
+    assert not re.search(r"@import|url\(", build_report(run).split("</style>")[0])
+
+
+def test_plotly_is_inside_once_and_only_with_charts(run):
+    assert build_report(run).count("plotly.js v") == 1
+    (run / "metrics.jsonl").unlink()
+    assert len(build_report(run)) < 200_000
+
+
+def test_figures_inside_the_page_are_json(run):
+    found = re.findall(
+        r'<script type="application/json" id="figure-([\w-]+)">(.*?)</script>', build_report(run)
+    )
+    assert {name for name, text in found if json.loads(text)["data"]} == {"loss", "step-time"}
+
+
+def test_figures_are_what_plotly_knows():
+    figure = loss_figure(metrics_lines(), corpus_document()["unigram_entropy"])
+    assert [trace["name"] for trace in go.Figure(figure).to_plotly_json()["data"]] == [
+        "training",
+        "validation",
+    ]
+    low, high = figure["layout"]["yaxis"]["range"]
+    assert low < 3 < 6.718 < high
+    times = go.Figure(step_time_figure(metrics_lines(), 0.412)).to_plotly_json()
+    assert times["layout"]["shapes"][0]["y0"] == pytest.approx(412)
+
+
+def test_a_loss_that_is_not_a_number_is_left_out():
+    lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": float("nan")}, {"step": 3, "loss": None}]
+    assert loss_figure(lines, None)["data"][0]["y"] == [2.0]
+
+
+def poison(value):
+    """The document with hostile text in place of, or added to, every string in it."""
+    if isinstance(value, dict):
+        return {key: poison(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [poison(item) for item in value]
+    return value + HOSTILE if isinstance(value, str) else value
+
+
+def test_text_from_documents_stays_text(run):
+    plain = Page(build_report(run)).tags
+    for name in ("plan.json", "audit.json", "completion.json"):
+        (run / name).write_text(json.dumps(poison(json.loads((run / name).read_text()))))
+    (run / "plan.toml").write_text(f'model = "{HOSTILE}</pre>"')
+    html = build_report(run)
+    assert "alert(1)" in html
+    hostile = Page(html).tags
+    assert sum(tag == "script" for tag, _ in hostile) == sum(tag == "script" for tag, _ in plain)
+    assert not [tag for tag, attrs in hostile if tag == "img" or "onerror" in attrs]
+
+
+def test_keys_are_text_too(run):
+    plan = plan_document()
+    plan["environment"] = {HOSTILE: HOSTILE}
+    plan["best"]["bytes_per_chip"] = {HOSTILE: 10}
+    plan["candidates"][0]["breakdown"][0]["name"] = HOSTILE
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert not [tag for tag, attrs in Page(build_report(run)).tags if tag == "img" or "onerror" in attrs]
+
+
+def test_a_lone_plan_is_a_report(run):
+    page = Page(build_report(run / "plan.toml"))
+    assert page.headings == ["The mesh", "The plan", "The fine print"]
+
+
+def test_an_audit_without_rows_lists_what_one_side_lacks(run):
+    audit = {key: value for key, value in audit_document().items() if key != "rows"}
+    (run / "audit.json").write_text(json.dumps(audit))
+    assert "1 unplanned" in build_report(run)
+
+
+def test_what_the_compiler_does_not_tell_is_unavailable(run):
+    (run / "audit.json").write_text(
+        json.dumps(audit_document() | {"flops": {"planned": 1e9, "compiled": None}})
+    )
+    assert "<em>compiled</em> unavailable" in build_report(run)
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(PlanError) as error:
+        build_report(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path} holds neither plan.toml, plan.json nor metrics.jsonl; give a run folder or a plan"
+    )
+
+
+def test_a_broken_line_is_named(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 30')
+    with pytest.raises(
+        DataError, match=r"metrics\.jsonl:61 is not JSON: Expecting ',' delimiter at column 12$"
+    ):
+        read_run(run)
+
+
+def test_a_document_of_another_shape_is_named(run):
+    (run / "audit.json").write_text("[]")
+    with pytest.raises(DataError, match=r"audit\.json holds a JSON list, not an object$"):
+        build_report(run)
+
+
+def test_a_report_is_written_whole_or_not_at_all(run, tmp_path):
+    output = tmp_path / "out" / "report.html"
+    assert write_report(run, output) == output
+    first = output.read_text()
+    assert first.rstrip().endswith("</html>")
+    (run / "plan.json").write_text("{")
+    with pytest.raises(DataError):
+        write_report(run, output)
+    assert output.read_text() == first
+    assert [path.name for path in output.parent.iterdir()] == ["report.html"]

@@ -1,0 +1,82 @@
+"""Terminal tables: the figures are there, and text from documents is never markup."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from tests.report.sample_run import audit_document, collective, plan_document, write_run
+
+from meshwright.report.documents import read_run
+from meshwright.report.tables import (
+    audit_table,
+    breakdown_table,
+    collectives_table,
+    plan_table,
+    summary_panel,
+)
+
+
+def printed(renderable, width=110) -> list[str]:
+    """Lines with runs of blanks made one."""
+    output = StringIO()
+    Console(file=output, width=width, color_system=None).print(renderable)
+    return [" ".join(line.split()) for line in output.getvalue().splitlines()]
+
+
+def test_candidates_in_rank_order_with_the_chosen_one_marked():
+    lines = printed(plan_table(plan_document()))
+    assert "1 * fsdp=4,tensor=2 412 ms 62.0% 185 MB yes compute" in lines
+    assert "8 data=8 634 ms 40.0% 1.08 GB no ici" in lines
+
+
+def test_the_longest_operation_comes_first():
+    rows = [
+        line
+        for line in printed(breakdown_table(plan_document()["best"]))
+        if line.endswith(("compute", "ici"))
+    ]
+    assert rows[0] == "mlp matmuls 148 ms 36.0% compute"
+
+
+def test_an_audit_lines_up_planned_and_emitted():
+    lines = printed(audit_table(audit_document()))
+    assert "wq backward ReduceScatter_fsdp ×4 131 kB AllReduce_fsdp ×4 131 kB equivalent" in lines
+    assert "logits backward – – AllGather_tensor 32.8 kB unplanned" in lines
+    assert "memory per device 173 MB 188 MB 1.09×" in lines
+    assert lines[-1] == "verdict: differs (9 match, 7 equivalent, 1 unplanned)"
+
+
+def test_a_list_of_collectives():
+    lines = printed(
+        collectives_table([collective("all_to_all", ["data", "fsdp"], 4096, 12, "q", "forward")], "Missing")
+    )
+    assert "Missing" in lines
+    assert "q AllToAll data,fsdp forward 12 4.1 kB" in lines
+
+
+def test_an_unknown_count_is_a_dash():
+    assert "x AllReduce tensor – – 8 B" in printed(
+        collectives_table([{"op": "all_reduce", "axes": "tensor", "bytes": 8, "count": None, "tensor": "x"}])
+    )
+
+
+def test_brackets_are_not_markup():
+    plan = plan_document()
+    plan["best"]["breakdown"] = [
+        {"name": "gather w[D_fsdp] [/]", "seconds": 1.0, "share": 1.0, "bound": "[bold]"}
+    ]
+    assert "gather w[D_fsdp] [/] 1 s 100.0% [bold]" in printed(breakdown_table(plan["best"]))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_summary_says_the_headlines_and_the_places(tmp_path, width):
+    run = read_run(write_run(tmp_path / "demo"))
+    text = " ".join(printed(summary_panel(run, {"report": "runs/demo/report.html"}), width))
+    for expected in (
+        "456 ms",
+        "unigram entropy 6.718",
+        "differs",
+        "def __init__(self",
+        "runs/demo/report.html",
+    ):
+        assert expected in text
