@@ -173,6 +173,26 @@ def test_finishing_one_answer_leaves_the_others_alone():
     assert [token for index, token in seen if index == 0] == [2]
 
 
+def test_clients_that_come_and_go_disturb_nobody():
+    async def one(engine: Engine, start: int, leaves_after: int | None) -> None:
+        seen: list[int] = []
+        with engine.submit(greedy(start, max_tokens=10)) as stream:
+            async for event in stream:
+                seen.append(event.token)
+                if len(seen) == leaves_after:
+                    break
+        assert seen == list(range(start + 1, start + 1 + (leaves_after or 10)))
+
+    async def main(engine: Engine) -> None:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(one(engine, start, [None, 1, 4][start % 3]) for start in range(1, 61)))
+
+    with Engine(MockRunner(num_slots=3)) as engine:
+        asyncio.run(main(engine))
+        assert metric(engine, "meshwright_running_requests") == 0
+        assert metric(engine, "meshwright_waiting_requests") == 0
+
+
 def test_a_seed_gives_the_same_answer_alone_and_in_any_company():
     def request(seed: int) -> Request:
         return Request((9,), 12, SamplingParams(temperature=1.0, top_p=0.9, seed=seed))

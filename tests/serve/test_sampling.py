@@ -72,6 +72,32 @@ def test_top_k_and_then_top_p_keep_the_most_likely_tokens(params, kept):
     np.testing.assert_allclose(frequencies(**params), expected / expected.sum(), atol=TOLERANCE)
 
 
+def kept_by_sorting(logits, top_p, top_k):
+    """Top-k and top-p by the textbook: sort, then add up."""
+    order = np.argsort(-logits)[: top_k or V]
+    probabilities = np.exp(logits[order]) / np.exp(logits[order]).sum()
+    num_kept = int(np.searchsorted(np.cumsum(probabilities), top_p)) + 1
+    return set(order[: num_kept if top_p < 1 else V].tolist())
+
+
+@settings(max_examples=30)
+@given(
+    logits=st.permutations([i * 0.4 - 1.5 for i in range(V)]),
+    top_p=st.floats(0, 1, width=32),
+    top_k=st.integers(0, V),
+)
+def test_the_kept_tokens_are_those_of_a_sort(logits, top_p, top_k):
+    tokens, _ = draw(
+        np.tile(logits, (500, 1)), temperature=8.0, top_p=top_p, top_k=top_k, positions=np.arange(500)
+    )
+    assert set(tokens.tolist()) == kept_by_sorting(np.array(logits) / 8.0, top_p, top_k)
+
+
+def test_equal_logits_are_kept_together():
+    tokens, _ = draw(np.tile([1.0, 3.0, 3.0, 0.0], (200, 1)), top_k=1, positions=np.arange(200))
+    assert set(tokens.tolist()) == {1, 2}
+
+
 def test_temperature_zero_takes_the_most_likely_token_whatever_the_seed():
     tokens, logprobs = draw(np.tile(LOGITS, (50, 1)), temperature=0.0, seeds=np.arange(50))
     assert set(tokens) == {0}

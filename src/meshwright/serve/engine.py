@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """The model on its devices: `num_slots` sequences of up to `context` tokens each."""
+    """The model on its devices: `num_slots` sequences of up to `context` tokens each.
+
+    Called from one thread at a time. Logits are replicated over the mesh (sampling is not sharded).
+    """
 
     @property
     def num_slots(self) -> int: ...

@@ -146,6 +146,15 @@ def test_a_bad_field_is_named(path, fields, param, message):
         ("POST", TEXT, b'{"model": ', 400, "invalid_json", "the body is not JSON: EOF while parsing"),
         ("POST", TEXT, b"", 400, "invalid_json", "the body is not JSON: EOF while parsing"),
         ("POST", TEXT, b"\xff\xfe", 400, "invalid_json", "the body is not JSON: "),
+        (
+            "POST",
+            TEXT,
+            rb'{"model": "tiny", "prompt": "\ud800"}',
+            400,
+            "invalid_json",
+            "the body is not JSON: ",
+        ),
+        ("POST", TEXT, b"[" * 100_000, 400, "invalid_json", "the body is not JSON: recursion limit"),
         ("POST", TEXT, b"[]", 400, None, "the body must be a JSON object"),
         (
             "POST",

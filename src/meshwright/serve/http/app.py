@@ -1,5 +1,6 @@
 """The OpenAI-compatible application: routes, and from a request's body to the engine's requests."""
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +70,8 @@ class _Api:
     async def completions(self, request: Request) -> Response:
         asked = parse(CompletionRequest, await _body(request))
         self._check_model(asked.model)
-        prompts = [self._tokens(prompt) for prompt in asked.prompts]
+        # In a thread, since a long text would hold up everyone else's streams.
+        prompts = await asyncio.to_thread(lambda: [self._tokens(prompt) for prompt in asked.prompts])
         texts = [self._echo(prompt) if asked.echo else "" for prompt in asked.prompts]
         form = CompletionForm(
             Head.new("cmpl", self.model_name), [text for text in texts for _ in range(asked.n)]
@@ -79,7 +81,8 @@ class _Api:
     async def chat_completions(self, request: Request) -> Response:
         asked = parse(ChatRequest, await _body(request))
         self._check_model(asked.model)
-        prompt = self.tokenizer.encode_chat([message.as_template_reads() for message in asked.messages])
+        messages = [message.as_template_reads() for message in asked.messages]
+        prompt = await asyncio.to_thread(self.tokenizer.encode_chat, messages)
         form = ChatForm(Head.new("chatcmpl", self.model_name))
         return await self._answer(request, asked, [prompt], asked.limit, form)
 
