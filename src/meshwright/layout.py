@@ -75,6 +75,11 @@ class Layout:
         """The axes that split the sequences of a batch."""
         return self._present("data", "fsdp")
 
+    @cached_property
+    def weight_axes(self) -> Axes:
+        """The axes that split some weight: over them a norm of the gradients is summed."""
+        return self._present("fsdp", "tensor")
+
     @property
     def num_batch_shards(self) -> int:
         return self.data * self.fsdp
@@ -141,7 +146,8 @@ class Layout:
             fit = max(1, round(num_sequences / shards)) * shards
             raise LayoutError(
                 f"x[B_{{data,fsdp}}, T, D]: {num_sequences} sequences (B) do not divide over "
-                f"data·fsdp·microbatches = {self.data}·{self.fsdp}·{self.microbatches} = {shards}; fits: {fit} sequences"
+                f"data·fsdp·microbatches = {self.data}·{self.fsdp}·{self.microbatches} = {shards}; "
+                f"fits: {fit} sequences"
             )
 
     @classmethod

@@ -6,8 +6,10 @@ policy saves follows what is recomputed, and so every collective and FLOP of the
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
+from meshwright.cost.collectives import Op
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
 
@@ -36,7 +38,7 @@ class Transfer:
     contraction asked for it.
     """
 
-    op: str
+    op: Op
     axes: tuple[str, ...]
     tensor: str
     gathered_bytes: int
@@ -74,7 +76,7 @@ class Node:
     backward_transfers: tuple[Transfer, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Segment:
     """Nodes that run `count` times: the embedding, one layer, the head.
 
@@ -99,6 +101,7 @@ class Graph:
                 yield segment, node
 
 
+@lru_cache(maxsize=64)  # memory and time of one layout ask for the same
 def saved_values(segment: Segment, remat: str) -> list[Value]:
     """What the backward pass of one run of `segment` finds in memory.
 

@@ -52,9 +52,8 @@ def parameters_per_chip(config: ModelConfig, layout: Layout) -> int:
     return total
 
 
-def train_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
-    """The peak of a step whose microbatch is `graph`."""
-    stored = parameters_per_chip(config, layout)
+def train_memory(layout: Layout, graph: Graph, stored: int) -> Memory:
+    """The peak of a step whose microbatch is `graph`; stored: parameters per chip."""
     weight_bytes = round(stored * dtype_bytes(layout.weights_dtype))
     saved = [(segment, _bytes(saved_values(segment, layout.remat))) for segment in graph.segments]
     return Memory(
@@ -89,11 +88,11 @@ def _bytes(values: list[Value]) -> int:
     return sum({id(value): value.bytes_per_device for value in values}.values())
 
 
-def update_work(config: ModelConfig, layout: Layout) -> Work:
-    """Adam on one chip's shard: weight, gradient and both moments read, all but the gradient written.
+def update_work(layout: Layout, stored: int) -> Work:
+    """Adam on one chip's shard of `stored` parameters.
 
-    About 12 FLOPs a parameter (Kingma & Ba, 2014, algorithm 1); memory decides.
+    Weight, gradient and both moments are read, all but the gradient written. About 12 FLOPs a
+    parameter (Kingma & Ba, 2014, algorithm 1); memory decides.
     """
-    stored = parameters_per_chip(config, layout)
     bytes_per_param = 3 * dtype_bytes(layout.weights_dtype) + 2 * NUM_MOMENTS * dtype_bytes(MOMENT_DTYPE)
     return Work(12 * stored, stored * bytes_per_param)

@@ -8,27 +8,33 @@ behind) hide under the work of the same pass as far as the hardware overlaps the
 is its recomputation and its own nodes. A step is `microbatches` passes and one optimizer update.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from meshwright.cost.collectives import collective_seconds
-from meshwright.cost.graph import Direction, Graph, Node, Segment, Transfer, Work, recomputed_nodes
-from meshwright.hardware.topology import Hardware, Placement
+from meshwright.cost.graph import Direction, Graph, Node, Transfer, Work, recomputed_nodes
+from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.notation.array import Axes
 
-FAST_LINKS = ("ici", "nvlink", "host")
+# Links between slices or NVLink domains; the others are inside one.
+OUTER_LINKS = ("dcn", "network")
 
 
 @dataclass(frozen=True)
 class PlannedTransfer:
-    """A transfer with the pass it belongs to, its price, and how often a step runs it."""
+    """A transfer with the pass it belongs to and how often a step runs it.
+
+    seconds: of one run. bound: "ici" inside a slice or NVLink domain, "dcn" between them.
+    exposed: the share of the seconds that does not hide under compute.
+    """
 
     transfer: Transfer
     direction: Direction
     count: int
     seconds: float
-    link: str
+    bound: str
+    exposed: float
 
     def to_dict(self) -> dict:
         """The keys of `mw audit`: bytes are those of one run."""
@@ -41,7 +47,7 @@ class PlannedTransfer:
             "bytes": t.gathered_bytes,
             "count": self.count,
             "seconds": self.seconds,
-            "critical": t.critical,
+            "exposed": self.exposed,
         }
 
 
@@ -75,125 +81,110 @@ class StepCost:
         return max(totals, key=totals.__getitem__)
 
 
+class StepPricer:
+    """Prices one recorded microbatch on one machine; the remat policies share the prices of its nodes."""
+
+    def __init__(self, graph: Graph, layout: Layout, hardware: Hardware) -> None:
+        chip = hardware.chip
+        self.graph, self.layout, self.chip = graph, layout, chip
+        self.flops_per_second = chip.flops(layout.compute_dtype) * chip.matmul_efficiency
+        self.placement = hardware.place(layout.mesh)
+        self._forward = [[self._price(node, back=False) for node in s.nodes] for s in graph.segments]
+        self._backward = [[self._price(node, back=True) for node in s.nodes] for s in graph.segments]
+
+    def _price(self, node: Node, *, back: bool) -> "_PricedNode":
+        work = node.backward if back else node.forward
+        compute, hbm = self._work_seconds(work)
+        transfers = node.backward_transfers if back else node.forward_transfers
+        priced = tuple((transfer, *self._transfer_price(transfer)) for transfer in transfers)
+        return _PricedNode(
+            node, work.flops, max(compute, hbm), "compute" if compute >= hbm else "hbm", priced
+        )
+
+    def _work_seconds(self, work: Work) -> tuple[float, float]:
+        return work.flops / self.flops_per_second, work.hbm_bytes / self.chip.hbm_bytes_per_second
+
+    def _transfer_price(self, transfer: Transfer) -> tuple[float, str]:
+        price = collective_seconds(transfer.op, transfer.gathered_bytes, transfer.axes, self.placement)
+        return price.seconds, "dcn" if price.link in OUTER_LINKS else "ici"
+
+    def cost(self, remat: str, update: Work, norm_axes: Axes) -> StepCost:
+        """The cost of a step under one remat policy.
+
+        update: the optimizer's work. norm_axes: the mesh axes over which the gradient norm is summed.
+        """
+        sums = _Sums(self.chip.overlap)
+        for segment, forward, backward in zip(
+            self.graph.segments, self._forward, self._backward, strict=True
+        ):
+            times = segment.count * self.layout.microbatches
+            again = set(recomputed_nodes(segment, remat))
+            sums.add_pass("forward", forward, times)
+            sums.add_pass("recompute", [priced for priced in forward if priced.node in again], times)
+            sums.add_pass("backward", backward, times)
+        compute, hbm = self._work_seconds(update)
+        sums.flops += update.flops
+        sums.add("optimizer", max(compute, hbm), "compute" if compute >= hbm else "hbm")
+        if norm_axes:
+            norm = Transfer("all_reduce", norm_axes, "grad_norm", 4, critical=True)
+            sums.add_transfer(norm, *self._transfer_price(norm), "update", 1)
+        if self.chip.launch_seconds:
+            sums.add("launch", self.chip.launch_seconds * self.layout.microbatches, "launch")
+        return StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops)
+
+
 @dataclass(frozen=True)
-class _Machine:
-    """What one layout's work is priced on."""
+class _PricedNode:
+    """One node in one direction; transfers with their seconds and bound."""
 
-    flops_per_second: float
-    hbm_bytes_per_second: float
-    overlap: float
-    placement: Placement
-
-    def compute_seconds(self, work: Work) -> float:
-        return work.flops / self.flops_per_second
-
-    def hbm_seconds(self, work: Work) -> float:
-        return work.hbm_bytes / self.hbm_bytes_per_second
-
-    def seconds(self, work: Work) -> float:
-        return max(self.compute_seconds(work), self.hbm_seconds(work))
-
-    def bound(self, work: Work) -> str:
-        return "compute" if self.compute_seconds(work) >= self.hbm_seconds(work) else "hbm"
-
-
-def train_step_cost(
-    graph: Graph, layout: Layout, hardware: Hardware, update: Work, norm_axes: tuple[str, ...]
-) -> StepCost:
-    """The cost of one step whose microbatch is `graph`.
-
-    update: the optimizer's work. norm_axes: the mesh axes over which the gradient norm is summed.
-    """
-    chip = hardware.chip
-    machine = _Machine(
-        chip.flops(layout.compute_dtype) * chip.matmul_efficiency,
-        chip.hbm_bytes_per_second,
-        chip.overlap,
-        hardware.place(layout.mesh),
-    )
-    sums = _Sums(machine)
-    for segment in graph.segments:
-        times = segment.count * layout.microbatches
-        for direction, nodes, back in _passes(segment, layout.remat):
-            sums.add_pass(direction, nodes, times, back=back)
-    sums.add_update(update, norm_axes)
-    if chip.launch_seconds:
-        sums.add("launch", chip.launch_seconds * layout.microbatches, "launch")
-    return StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops)
-
-
-def _passes(segment: Segment, remat: str) -> Iterable[tuple[Direction, list[Node], bool]]:
-    yield "forward", list(segment.nodes), False
-    yield "recompute", recomputed_nodes(segment, remat), False
-    yield "backward", list(segment.nodes), True
+    node: Node
+    flops: float
+    seconds: float
+    bound: str
+    transfers: tuple[tuple[Transfer, float, str], ...]
 
 
 class _Sums:
     """Adds passes up into terms and transfers."""
 
-    def __init__(self, machine: _Machine) -> None:
-        self.machine = machine
+    def __init__(self, overlap: float) -> None:
+        self.overlap = overlap
         self.transfers: list[PlannedTransfer] = []
         self.flops = 0.0
         self._seconds: dict[tuple[str, str], float] = {}
-        self._hidden_work = 0.0
-        self._hideable: list[PlannedTransfer] = []
 
     def add(self, name: str, seconds: float, bound: str) -> None:
-        if seconds:
-            self._seconds[name, bound] = self._seconds.get((name, bound), 0.0) + seconds
+        self._seconds[name, bound] = self._seconds.get((name, bound), 0.0) + seconds
 
     def terms(self) -> list[Term]:
-        found = [Term(name, seconds, bound) for (name, bound), seconds in self._seconds.items()]
+        found = [Term(name, seconds, bound) for (name, bound), seconds in self._seconds.items() if seconds]
         return sorted(found, key=lambda term: -term.seconds)
 
-    def add_pass(self, direction: Direction, nodes: list[Node], times: int, *, back: bool) -> None:
-        work_seconds, hideable = 0.0, []
-        for node in nodes:
-            work = node.backward if back else node.forward
-            seconds = self.machine.seconds(work)
-            work_seconds += seconds
-            self.flops += work.flops * times
-            self.add(_work_name(node, direction), seconds * times, self.machine.bound(work))
-            for transfer in node.backward_transfers if back else node.forward_transfers:
-                planned = self._price(transfer, direction, times)
-                if transfer.critical:
-                    self.add(_transfer_name(transfer), planned.seconds * times, _link_bound(planned.link))
-                else:
-                    hideable.append(planned)
-        self._expose(hideable, work_seconds, times)
+    def add_pass(self, direction: Direction, nodes: list[_PricedNode], times: int) -> None:
+        """One direction of a segment, run `times` times; what hides under its work is not added."""
+        work = sum(priced.seconds for priced in nodes)
+        waiting = sum(seconds for p in nodes for t, seconds, _ in p.transfers if not t.critical)
+        exposed = 1 - min(1.0, self.overlap * work / waiting) if waiting else 0.0
+        for priced in nodes:
+            self.flops += priced.flops * times
+            self.add(f"{priced.node.kind} ({direction})", priced.seconds * times, priced.bound)
+            for transfer, seconds, bound in priced.transfers:
+                share = 1.0 if transfer.critical else exposed
+                self.add_transfer(transfer, seconds, bound, direction, times, share)
 
-    def _expose(self, hideable: list[PlannedTransfer], work_seconds: float, times: int) -> None:
-        total = sum(planned.seconds for planned in hideable)
-        exposed = total - min(total, self.machine.overlap * work_seconds)
-        for planned in hideable:
-            share = planned.seconds / total * exposed if total else 0.0
-            self.add(_transfer_name(planned.transfer), share * times, _link_bound(planned.link))
-
-    def _price(self, transfer: Transfer, direction: Direction, times: int) -> PlannedTransfer:
-        price = collective_seconds(
-            transfer.op, transfer.gathered_bytes, transfer.axes, self.machine.placement
-        )  # pyright: ignore[reportArgumentType]
-        planned = PlannedTransfer(transfer, direction, times, price.seconds, price.link or "ici")
-        self.transfers.append(planned)
-        return planned
-
-    def add_update(self, update: Work, norm_axes: tuple[str, ...]) -> None:
-        self.flops += update.flops
-        self.add("optimizer", self.machine.seconds(update), self.machine.bound(update))
-        if norm_axes:
-            norm = self._price(Transfer("all_reduce", norm_axes, "grad_norm", 4, True), "update", 1)
-            self.add("gradient norm", norm.seconds, _link_bound(norm.link))
-
-
-def _work_name(node: Node, direction: Direction) -> str:
-    return f"{node.kind} ({direction})"
+    def add_transfer(
+        self,
+        transfer: Transfer,
+        seconds: float,
+        bound: str,
+        direction: Direction,
+        times: int,
+        exposed: float = 1.0,
+    ) -> None:
+        self.transfers.append(PlannedTransfer(transfer, direction, times, seconds, bound, exposed))
+        self.add(_transfer_name(transfer), seconds * times * exposed, bound)
 
 
 def _transfer_name(transfer: Transfer) -> str:
     kind = "activations" if transfer.critical else "weights and gradients"
     return f"{kind} over {'·'.join(transfer.axes)}"
-
-
-def _link_bound(link: str) -> str:
-    return "ici" if link in FAST_LINKS else "dcn"

@@ -1,0 +1,256 @@
+"""The best layouts to train a model on a machine, ranked by the cost model, and why.
+
+Candidates are all products data x fsdp x context x tensor of the chips that divide the model and
+the batch, with and without sequence parallelism, under each remat policy, and with as few
+microbatches as fit the memory. Each is priced by cost/step.py from its recorded contractions.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from meshwright.cost.memory import Memory, parameters_per_chip, train_memory, update_work
+from meshwright.cost.ops import Shape, record_loss
+from meshwright.cost.step import StepCost, StepPricer
+from meshwright.errors import LayoutError, PlanError
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import REMATS, Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import train_flops_per_token
+from meshwright.models.transformer import dimensions
+from meshwright.plan_file import Workload
+from meshwright.units import format_bytes
+
+# HBM that the runtime and the compiler keep for themselves.
+RESERVED_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout with its price."""
+
+    layout: Layout
+    cost: StepCost
+    memory: Memory
+    model_flops: float
+    num_tokens: float
+    hardware: Hardware
+
+    @property
+    def step_seconds(self) -> float:
+        return self.cost.seconds
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= usable_bytes(self.hardware)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over the dense peak: causal attention counted half, recomputation not at all."""
+        return self.model_flops / (self.cost.seconds * self._peak_flops)
+
+    @property
+    def hfu(self) -> float:
+        """Executed FLOPs, recomputation included, over the dense peak."""
+        chips = self.hardware.num_chips
+        return self.cost.executed_flops * chips / (self.cost.seconds * self._peak_flops)
+
+    @property
+    def _peak_flops(self) -> float:
+        return self.hardware.num_chips * self.hardware.chip.flops(self.layout.compute_dtype)
+
+    def to_dict(self) -> dict:
+        """The keys of `mw plan train` in contract.md."""
+        chips, seconds = self.hardware.num_chips, self.cost.seconds
+        return {
+            "layout": str(self.layout),
+            "mesh": dict(self.layout.mesh.sizes),
+            "step_seconds": seconds,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "tflops_per_chip": self.model_flops / seconds / chips / 1e12,
+            "tokens_per_second_per_chip": self.num_tokens / seconds / chips,
+            "bytes_per_chip": self.memory.to_dict(),
+            "fits": self.fits,
+            "bound": self.cost.bound,
+            "breakdown": [
+                {"name": t.name, "seconds": t.seconds, "share": t.seconds / seconds, "bound": t.bound}
+                for t in self.cost.terms
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Search:
+    """Candidates, best first; those that do not fit come last."""
+
+    candidates: tuple[Candidate, ...]
+    considered: int
+    seconds: float
+    assumptions: tuple[str, ...]
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
+
+
+def usable_bytes(hardware: Hardware) -> int:
+    """HBM of one chip less what the runtime keeps."""
+    return round(hardware.chip.hbm_bytes * (1 - RESERVED_SHARE))
+
+
+def price(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Candidate:
+    """One layout, priced. Raises LayoutError where it does not divide or has another chip count."""
+    layout.check(config, seq_len=workload.seq_len)
+    _check_batch(workload, layout)
+    return _price(config, hardware, workload, layout, _record(config, hardware, workload, layout))
+
+
+def search(
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    *,
+    weights_dtype: str,
+    compute_dtypes: tuple[str, ...],
+    on_progress: Callable[[int], None] | None = None,
+) -> Search:
+    """Every layout priced and ranked by step time. Raises PlanError where none divides."""
+    started = time.perf_counter()
+    found: list[Candidate] = []
+    considered = 0
+    for mesh in _meshes(config, hardware.num_chips, workload):
+        for compute_dtype in compute_dtypes:
+            base = mesh.replace(weights_dtype=weights_dtype, compute_dtype=compute_dtype)
+            family = list(_price_family(config, hardware, workload, base))
+            considered += len(family)
+            found.append(min(family, key=_rank))
+            found += [c for c in family if c is not found[-1] and c.fits]
+        if on_progress:
+            on_progress(considered)
+    if not found:
+        raise PlanError(_nothing_divides(config, hardware, workload))
+    found.sort(key=_rank)
+    assumptions = tuple(_assumptions(config, hardware, workload, found[0]))
+    return Search(tuple(found), considered, time.perf_counter() - started, assumptions)
+
+
+def _rank(candidate: Candidate) -> tuple:
+    """Those that fit by time; the others by how much memory they lack."""
+    over = 0 if candidate.fits else candidate.memory.total
+    return (over, candidate.step_seconds)
+
+
+def _meshes(config: ModelConfig, num_chips: int, workload: Workload) -> Iterator[Layout]:
+    """Every division of the chips into axes that divides the model, the batch and the sequence."""
+    sizes = dimensions(config)
+    tensors = [d for d in _divisors(num_chips) if all(sizes[letter] % d == 0 for letter in "NKFV")]
+    for tensor in tensors:
+        for context in _divisors(num_chips // tensor):
+            batch = num_chips // tensor // context
+            if (
+                workload.seq_len % context
+                or batch > workload.num_sequences
+                or (context > 1 and context > _MAX_CONTEXT)
+            ):
+                continue
+            for fsdp in _divisors(batch):
+                if config.d_model % fsdp:
+                    continue
+                layout = Layout(data=batch // fsdp, fsdp=fsdp, context=context, tensor=tensor)
+                yield layout
+                if tensor > 1 and workload.seq_len % (context * tensor) == 0:
+                    yield layout.replace(sequence_parallel=True)
+
+
+# Splitting a sequence further leaves too few queries a device for a matmul's rows.
+_MAX_CONTEXT = 64
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _price_family(
+    config: ModelConfig, hardware: Hardware, workload: Workload, base: Layout
+) -> Iterator[Candidate]:
+    """The remat policies of one mesh, with the fewest microbatches under which one fits."""
+    per_shard = workload.num_sequences / base.num_batch_shards
+    microbatches = 1
+    while True:
+        layout = base.replace(microbatches=microbatches)
+        pricer = _record(config, hardware, workload, layout)
+        family = [_price(config, hardware, workload, layout.replace(remat=remat), pricer) for remat in REMATS]
+        yield from family
+        if any(candidate.fits for candidate in family) or microbatches * 2 > per_shard:
+            return
+        microbatches *= 2
+
+
+def _record(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> StepPricer:
+    sequences = workload.num_sequences / layout.microbatches
+    shape = Shape(sequences, workload.seq_len, workload.seq_len)
+    graph = record_loss(config, layout, shape, flash_attention=hardware.chip.kind != "cpu")
+    return StepPricer(graph, layout, hardware)
+
+
+def _price(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout, pricer: StepPricer
+) -> Candidate:
+    stored = parameters_per_chip(config, layout)
+    return Candidate(
+        layout=layout,
+        cost=pricer.cost(layout.remat, update_work(layout, stored), layout.weight_axes),
+        memory=train_memory(layout, pricer.graph, stored),
+        model_flops=train_flops_per_token(config, workload.seq_len) * workload.num_tokens,
+        num_tokens=workload.num_tokens,
+        hardware=hardware,
+    )
+
+
+def _check_batch(workload: Workload, layout: Layout) -> None:
+    shards = layout.num_batch_shards * layout.microbatches
+    if workload.num_sequences < shards:
+        raise LayoutError(
+            f"x[B_{{data,fsdp}}, T, D]: {workload.num_sequences} sequences (B) are fewer than "
+            f"data·fsdp·microbatches = {shards}; fits: --batch-tokens {shards * workload.seq_len}"
+        )
+
+
+def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload) -> str:
+    sizes = dimensions(config)
+    widest = max(d for d in _divisors(hardware.num_chips) if all(sizes[x] % d == 0 for x in "NKFV"))
+    context = max(
+        d for d in _divisors(hardware.num_chips // widest) if workload.seq_len % d == 0 and d <= _MAX_CONTEXT
+    )
+    least = hardware.num_chips // widest // context
+    return (
+        f"{config.name} on {hardware.spec}: {workload.num_sequences} sequences of {workload.seq_len} tokens do not "
+        f"divide over {hardware.num_chips} chips; with tensor at most {widest} and context at most {context} it "
+        f"takes {least} sequences; fits: --batch-tokens {least * workload.seq_len}"
+    )
+
+
+def _assumptions(
+    config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
+) -> Iterator[str]:
+    chip = hardware.chip
+    yield (
+        "MFU counts 6 FLOPs a matmul parameter and token and half of 12 B T^2 N H a layer for causal "
+        f"attention, over the dense {best.layout.compute_dtype} peak of {chip.flops(best.layout.compute_dtype):.3g}"
+        " FLOP/s a chip"
+    )
+    yield (
+        f"large matmuls reach {chip.matmul_efficiency:.0%} of the peak; {chip.overlap:.0%} of the time of weight "
+        "gathers and gradient reductions may hide under compute, of activations none"
+    )
+    yield f"{RESERVED_SHARE:.0%} of {format_bytes(chip.hbm_bytes)} HBM is left to the runtime"
+    if chip.kind != "cpu":
+        yield "attention runs a flash kernel that skips masked blocks; scores stay on chip"
+    shards = best.layout.num_batch_shards * best.layout.microbatches
+    if workload.num_sequences % shards:
+        fit = round(workload.num_sequences / shards) * shards
+        yield (
+            f"{workload.num_sequences} sequences do not divide over {shards} batch shards and are priced as if they "
+            f"did; a run takes {fit} ({fit * workload.seq_len} tokens)"
+        )

@@ -1,0 +1,162 @@
+"""A Plan: model, hardware, workload and Layout in one short TOML that a person can edit.
+
+It is the only thing that passes between planning, training, serving and the audit.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import tomlkit
+
+import meshwright
+from meshwright.errors import MeshwrightError, PlanError, nearest
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig, RopeScaling
+from meshwright.models.transformer import parameters
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one training step eats: whole sequences of seq_len tokens."""
+
+    num_sequences: int
+    seq_len: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_sequences", "seq_len"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise PlanError(f"workload: {name} = {value!r}; it must be a positive integer")
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_sequences * self.seq_len
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train, on what, and how; `planned` holds the figures the planner expects.
+
+    hardware: as on the command line (`v5p:16x16x16`, `cpu:8`, or the path of a machine's TOML).
+    """
+
+    model: ModelConfig
+    hardware: str
+    workload: Workload
+    layout: Layout
+    planned: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layout.check(self.model, self.workload.num_sequences, self.workload.seq_len)
+        if self.workload.seq_len > self.model.max_seq_len:
+            raise PlanError(
+                f"seq_len = {self.workload.seq_len} is longer than {self.model.name}'s context of "
+                f"{self.model.max_seq_len}; fits: --seq-len {self.model.max_seq_len}"
+            )
+
+    @property
+    def planned_step_seconds(self) -> float | None:
+        return self.planned.get("step_seconds")
+
+
+def shardings(config: ModelConfig, layout: Layout) -> dict[str, dict[str, str]]:
+    """Every weight and the main activations in the notation, for people and reports."""
+    activations = {"x": "BTD", "q": "BTNH", "k": "BTKH", "h": "BTF", "logits": "BTV"}
+    return {
+        "weights": {
+            path.rpartition("/")[2]: str(layout.weight(path.rpartition("/")[2], param.letters))
+            for path, param in parameters(config).items()
+        },
+        "activations": {name: str(layout.activation(name, letters)) for name, letters in activations.items()},
+    }
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Writes plan.toml whole or not at all; a hardware file is named relative to it."""
+    document = tomlkit.document()
+    document.add(tomlkit.comment(f"{plan.model.name} on {plan.hardware}: {plan.layout}"))
+    document.add("meshwright", tomlkit.item(meshwright.__version__))
+    document.add("hardware", tomlkit.item(_relative(plan.hardware, path)))
+    document.add("workload", tomlkit.item(asdict(plan.workload)))
+    document.add("layout", tomlkit.item(plan.layout.to_dict()))
+    document.add("model", tomlkit.item(_without_none(asdict(plan.model))))
+    document.add("planned", tomlkit.item(dict(plan.planned)))
+    document.add(tomlkit.nl())
+    for group in shardings(plan.model, plan.layout).values():
+        for written in group.values():
+            document.add(tomlkit.comment(written))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_plan(path: Path) -> Plan:
+    """The plan that a plan.toml holds. Raises PlanError naming the file and what is wrong in it."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: does not parse: {error}") from error
+    try:
+        return _from_dict(data, path)
+    except MeshwrightError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _from_dict(data: dict, path: Path) -> Plan:
+    known = ["meshwright", "hardware", "workload", "layout", "model", "planned"]
+    for key in data:
+        if key not in known:
+            raise PlanError(f"{key!r} is unknown; {nearest(key, known)}")
+    if missing := [key for key in ("hardware", "workload", "layout", "model") if key not in data]:
+        raise PlanError(f"lacks {', '.join(missing)}")
+    for key in ("workload", "layout", "model"):
+        if not isinstance(data[key], dict):
+            raise PlanError(f"{key} = {data[key]!r} must be a table [{key}]")
+    model = dict(data["model"])
+    if scaling := model.get("rope_scaling"):
+        model["rope_scaling"] = RopeScaling(**_checked(RopeScaling, scaling, "[model.rope_scaling]"))
+    return Plan(
+        model=ModelConfig(**_checked(ModelConfig, model, "[model]", optional={"rope_scaling"})),
+        hardware=_resolved(str(data["hardware"]), path),
+        workload=Workload(**_checked(Workload, data["workload"], "[workload]")),
+        layout=Layout.from_dict(data["layout"]),
+        planned=data.get("planned", {}),
+    )
+
+
+def _checked(kind: type, values: Mapping, where: str, optional: set[str] | None = None) -> dict:
+    """`values` if they are exactly the fields of `kind`."""
+    known = [f.name for f in fields(kind)]
+    for key in values:
+        if key not in known:
+            raise PlanError(f"{where}: {key!r} is unknown; {nearest(key, known)}")
+    if missing := [key for key in known if key not in values and key not in (optional or set())]:
+        raise PlanError(f"{where} lacks {', '.join(missing)}")
+    return dict(values)
+
+
+def _relative(hardware: str, path: Path) -> str:
+    if not hardware.endswith(".toml"):
+        return hardware
+    return os.path.relpath(Path(hardware).resolve(), path.parent.resolve())
+
+
+def _resolved(hardware: str, path: Path) -> str:
+    if not hardware.endswith(".toml"):
+        return hardware
+    return os.path.relpath((path.parent / hardware).resolve())
+
+
+def _without_none(values: dict) -> dict:
+    return {key: value for key, value in values.items() if value is not None}
