@@ -13,7 +13,7 @@ from meshwright.report.documents import read_run
 from meshwright.report.html import build_report, write_report
 from meshwright.report.plots import loss_figure, step_time_figure
 
-VOID = {"meta", "link", "br", "img", "hr", "input", "path", "circle", "rect"}
+VOID = {"meta", "wbr", "link", "br", "img", "hr", "input", "path", "circle", "rect"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
 
@@ -197,3 +197,33 @@ def test_a_report_is_written_whole_or_not_at_all(run, tmp_path):
         write_report(run, output)
     assert output.read_text() == first
     assert [path.name for path in output.parent.iterdir()] == ["report.html"]
+
+
+def test_small_operations_share_one_piece_of_the_bar(run):
+    plan = plan_document()
+    names = [f"operation {number}" for number in range(20)]
+    best = plan["best"]
+    best["breakdown"] = [
+        {"name": n, "seconds": 1 / (i + 1), "share": 0.05, "bound": "hbm"} for i, n in enumerate(names)
+    ]
+    plan["candidates"] = [best]
+    (run / "plan.json").write_text(json.dumps(plan))
+    html = build_report(run)
+    assert "other (13)" in html
+    assert html.split('<td class="wide">')[1].split("</td>")[0].count("<i ") == 8
+
+
+def test_only_one_of_two_candidates_with_the_same_layout_is_chosen(run):
+    plan = plan_document()
+    plan["candidates"].insert(1, plan["best"] | {"step_seconds": 0.5})
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert build_report(run).count('<tr class="chosen') == 1
+
+
+def test_partial_sums_and_replicas_are_told_apart(run):
+    plan = plan_document()
+    plan["shardings"]["activations"] = {"y": "y[B_fsdp, T, D]{U_tensor}", "x": "x[B_fsdp, T, D]"}
+    (run / "plan.json").write_text(json.dumps(plan))
+    html = build_report(run)
+    assert "4 blocks, partial sums over tensor · [8, 256, 256]" in html
+    assert "4 blocks × 2 replicas · [8, 256, 256]" in html

@@ -16,6 +16,7 @@ MAX_SHOWN = 8  # along one axis: more squares cannot be told apart
 MAX_PANELS = 4
 _SIDE, _TOP = 84, 18  # of a drawn array, in pixels
 _PANEL_GAP = 0.3  # of a square, between panels
+_SMALLEST_NUMBERED = 10  # pixels: the number of a block is not readable in less
 
 
 @dataclass(frozen=True)
@@ -231,8 +232,9 @@ def _device_blocks(cut: BlockMap, *, centre: float, width: float) -> Markup:
         y = top + cell.row * pitch
         colour = block_colour(row, num_rows, column, num_columns)
         parts.append(_block(x, y, side, side, colour, radius=side / 5))
-        if side >= 13:
-            parts.append(_text("block-number", row * num_columns + column, x + side / 2, y + side / 2 + 3.5))
+        if side >= _SMALLEST_NUMBERED:
+            number = row * num_columns + column
+            parts.append(_text("block-number", number, x + side / 2, y + side / 2, size=min(10, side * 0.7)))
     return Markup().join(parts)
 
 
@@ -243,5 +245,7 @@ def _block(x: float, y: float, width: float, height: float, colour: str, *, radi
     ).format(x, y, width, height, radius, colour)
 
 
-def _text(name: str, text: str | int, x: float, y: float) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(name, x, y, text)
+def _text(name: str, text: str | int, x: float, y: float, *, size: float = 12) -> Markup:
+    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" font-size="{:.1f}">{}</text>').format(
+        name, x, y, size, text
+    )

@@ -37,7 +37,8 @@ class CandidateRow:
 def candidate_rows(plan: Document) -> list[CandidateRow]:
     """The ranked candidates, the chosen one marked, bars to one scale: the slowest shown fills its track."""
     shown = list(plan.get("candidates") or [])[:MAX_CANDIDATES]
-    chosen = (winner(plan) or {}).get("layout")
+    # By its whole entry: two candidates may differ in a dtype that their layout's text leaves out.
+    chosen = shown.index(winner(plan)) if winner(plan) in shown else None
     slowest = max((c.get("step_seconds") or 0 for c in shown), default=0) or 1
     colours = breakdown_colours(plan)
     return [
@@ -49,7 +50,7 @@ def candidate_rows(plan: Document) -> list[CandidateRow]:
             memory=bytes_text(bytes_total(c)),
             fits=bool(c.get("fits", True)),
             bound=str(c.get("bound", ABSENT)),
-            chosen=c.get("layout") == chosen,
+            chosen=rank - 1 == chosen,
             segments=_breakdown(c, colours, 100 * (c.get("step_seconds") or 0) / slowest),
         )
         for rank, c in enumerate(shown, start=1)
@@ -98,11 +99,14 @@ def memory_capacity(plan: Document) -> int | None:
 
 
 def _breakdown(candidate: Document, colours: Mapping[str, int], percent: float) -> tuple[Segment, ...]:
-    """Pieces in the order of their colours. Priced operations may overlap, so the pieces are shares."""
-    items = [item for item in candidate.get("breakdown") or [] if item["seconds"] > 0]
-    total = sum(item["seconds"] for item in items) or 1
-    items.sort(key=lambda item: colours[item["name"]])
+    """One piece a colour, in their order. Priced operations may overlap, so the pieces are shares."""
+    seconds: dict[int, float] = {}
+    for item in candidate.get("breakdown") or []:
+        if item["seconds"] > 0:
+            colour = colours[item["name"]]
+            seconds[colour] = seconds.get(colour, 0) + item["seconds"]
+    names, total = {colour: name for name, colour in breakdown_legend(colours)}, sum(seconds.values())
     return tuple(
-        Segment(i["name"], format_seconds(i["seconds"]), percent * i["seconds"] / total, colours[i["name"]])
-        for i in items
+        Segment(names[colour], format_seconds(seconds[colour]), percent * seconds[colour] / total, colour)
+        for colour in sorted(seconds)
     )

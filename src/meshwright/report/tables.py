@@ -12,7 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.report.audit_view import AuditRow, rows, status_counts, totals
+from meshwright.report.audit_view import AuditRow, status_counts, totals
+from meshwright.report.audit_view import rows as audit_rows
 from meshwright.report.documents import Document, Run, axes_text, collective_text
 from meshwright.report.figures import ABSENT, bytes_text, percent_text, seconds_text
 from meshwright.report.plan_view import CandidateRow, candidate_rows
@@ -23,12 +24,15 @@ _STYLE = {"good": "green", "fine": "cyan", "warn": "yellow", "bad": "red"}
 
 def plan_table(plan: Document) -> Table:
     """The ranked candidates of `mw plan train --json`, the chosen one in bold."""
+    rows, known = candidate_rows(plan), len(plan.get("candidates") or [])
     table = _table("Layouts by planned step time", "#", "layout")
+    if known > len(rows):
+        table.caption = f"the best {len(rows)} of {known:,}"
     for heading in ("step time", "MFU", "memory/chip"):
         table.add_column(heading, justify="right")
     table.add_column("fits")
     table.add_column("bound")
-    for row in candidate_rows(plan):
+    for row in rows:
         table.add_row(*_candidate_cells(row), style="bold" if row.chosen else "" if row.fits else "dim")
     return table
 
@@ -56,7 +60,7 @@ def audit_table(audit: Document) -> Group:
     table.add_column("emitted")
     table.add_column("bytes", justify="right")
     table.add_column("status")
-    for row in rows(audit):
+    for row in audit_rows(audit):
         table.add_row(*_audit_cells(row))
     return Group(table, _totals_table(audit), _verdict(audit))
 
