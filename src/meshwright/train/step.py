@@ -1,0 +1,156 @@
+"""The training step of a plan: loss, gradients, clipping and AdamW, compiled for its layout."""
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec, reshard
+
+from meshwright.layout import Layout
+from meshwright.models import transformer
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import train_flops_per_token
+from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
+from meshwright.nn.ops import JaxOps
+from meshwright.nn.params import abstract_params, init_params
+from meshwright.plan_file import Workload
+from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Parameters, the optimizer's state and how many updates were made."""
+
+    params: Any
+    opt_state: Any
+    num_updates: Array
+
+
+class CompiledStep:
+    """What `train.loop.train` drives: the step of one model, layout and workload on its devices.
+
+    peak_flops_per_second: of one chip, in the compute dtype; for MFU.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        workload: Workload,
+        optimizer: OptimizerConfig,
+        *,
+        chip_flops_per_second: float,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> None:
+        layout.check(config, workload.num_sequences, workload.seq_len)
+        self.config, self.layout, self.workload = config, layout, workload
+        self.mesh = device_mesh(layout) if mesh is None else mesh
+        self.schedule = learning_rate(optimizer)
+        self.optimizer = make_optimizer(optimizer)
+        self.ops = JaxOps(config, layout)
+        self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
+        self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
+        self.peak_flops_per_second = chip_flops_per_second * layout.mesh.num_devices
+
+    # State
+
+    def init(self, seed: int) -> TrainState:
+        """Fresh parameters and moments on their shards."""
+        params = init_params(self.config, self.layout, self.mesh, seed)
+        with jax.set_mesh(self.mesh):
+            return jax.jit(self._with_moments)(params)
+
+    def _with_moments(self, params: Any) -> TrainState:
+        return TrainState(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
+
+    def abstract_state(self) -> TrainState:
+        """The state as ShapeDtypeStructs with shardings: moments are split as their parameters."""
+        params = abstract_params(self.config, self.layout, self.mesh)
+        with jax.set_mesh(self.mesh):
+            shapes = jax.eval_shape(self._with_moments, params)
+        return jax.tree.map(self._placed, shapes)
+
+    def _placed(self, leaf: Any) -> jax.ShapeDtypeStruct:
+        spec = leaf.sharding.spec if leaf.sharding is not None else PartitionSpec()
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec))
+
+    # Batches
+
+    @cached_property
+    def batch_sharding(self) -> NamedSharding:
+        """Rows of T+1 tokens are split over the batch axes; T is split once inputs and targets part."""
+        rows = self.layout.tokens("tokens").replace(axes={"T": ()})
+        return named_sharding(rows, self.mesh)
+
+    def abstract_tokens(self) -> jax.ShapeDtypeStruct:
+        shape = (self.batch_sequences, self.seq_len + 1)
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.batch_sharding)
+
+    def _put(self, tokens: np.ndarray) -> Array:
+        return jax.make_array_from_process_local_data(self.batch_sharding, tokens)
+
+    # The step
+
+    def step(self, state: TrainState, tokens: np.ndarray) -> tuple[TrainState, dict[str, Array]]:
+        """(next state, {"loss", "grad_norm", "learning_rate"}); the state is donated."""
+        with jax.set_mesh(self.mesh):
+            return self.jitted(state, self._put(tokens))
+
+    def evaluate(self, state: TrainState, tokens: np.ndarray) -> Array:
+        """Mean nats per token of tokens[B, T+1]."""
+        with jax.set_mesh(self.mesh):
+            return self._jitted_loss(state.params, self._put(tokens))
+
+    @cached_property
+    def jitted(self) -> Any:
+        """The jitted step: (state, tokens[B, T+1]) -> (state, metrics). Call under the mesh."""
+        return jax.jit(self._step, donate_argnums=0)
+
+    @cached_property
+    def _jitted_loss(self) -> Any:
+        return jax.jit(self.loss)
+
+    def loss(self, params: Any, rows: Array) -> Array:
+        """Mean nats per token of rows[B, T+1]."""
+        place = partial(reshard, out_shardings=partition_spec(self.layout.tokens("tokens")))
+        tokens, targets = place(rows[:, :-1]), place(rows[:, 1:])
+        positions = place(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape))
+        return transformer.loss(self.ops, params, tokens, targets, positions)
+
+    def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
+        loss, grads = self._loss_and_grads(state.params, rows)
+        with jax.named_scope("update"):
+            updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            metrics = {
+                "loss": loss,
+                "grad_norm": optax.global_norm(grads),
+                "learning_rate": self.schedule(state.num_updates),
+            }
+        return TrainState(params, opt_state, state.num_updates + 1), metrics
+
+    def _loss_and_grads(self, params: Any, rows: Array) -> tuple[Array, Any]:
+        """Mean loss and gradients over the microbatches, which are run one after another."""
+        count = self.layout.microbatches
+        if count == 1:
+            return jax.value_and_grad(self.loss)(params, rows)
+        # Row i of a device goes to microbatch i mod count, so that no row changes its device.
+        spec = self.batch_sharding.spec
+        split = jnp.reshape(
+            rows,
+            (rows.shape[0] // count, count, rows.shape[1]),
+            out_sharding=PartitionSpec(spec[0], None, None),
+        )
+
+        def add(total: Any, index: Array) -> tuple[Any, None]:
+            part = jax.value_and_grad(self.loss)(params, split[:, index])
+            return jax.tree.map(lambda old, new: old + new / count, total, part), None
+
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        return lax.scan(add, zero, jnp.arange(count))[0]
