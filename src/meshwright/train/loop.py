@@ -118,12 +118,18 @@ def train(
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-    state, tokens = start.state, next(stream)
+    # XLA's collectives on CPU (jaxlib 0.10.2) hold threads of one pool while they wait for each other:
+    # with 8 virtual devices on 2 cores, steps dispatched behind one another starved it within 40
+    # steps, and XLA aborts. So there a step, and the state it begins with, is waited for.
+    one_in_flight = jax.default_backend() == "cpu"
+    state, tokens = jax.block_until_ready(start.state), next(stream)
     with _stop_signals() as stop:
         for number in range(start.step + 1, num_steps + 1):
             state, metrics = step.step(state, tokens)
             # The devices now compute; meanwhile the next batch is read and the last step reported.
             tokens = next(stream)
+            if one_in_flight:
+                jax.block_until_ready((state, metrics))
             reporter.push(number, metrics)
             last, stopped = number == num_steps, stop.is_set()
             evaluates = last or _due(number, eval_every)
@@ -152,11 +158,12 @@ def validation_loss(step: TrainStep, state: Any, corpus: Corpus, num_batches: in
     batch = step.batch_sequences
     local = batch // num_processes
     rows = corpus.rows("validation")[: None if num_batches is None else num_batches * batch]
-    losses: list[tuple[int, jax.Array]] = []
+    total = 0.0
     for begin, size in _exact_chunks(len(rows), batch):
         tokens = np.tile(rows[begin : begin + size], (batch // size, 1)).astype(np.int32)
-        losses.append((size, step.evaluate(state, tokens[process * local : (process + 1) * local])))
-    return sum(size * float(loss) for size, loss in losses) / len(rows)
+        # Fetched one by one, for the reason given in `train`.
+        total += size * float(step.evaluate(state, tokens[process * local : (process + 1) * local]))
+    return total / len(rows)
 
 
 def _exact_chunks(num_rows: int, batch: int) -> Iterator[tuple[int, int]]:
