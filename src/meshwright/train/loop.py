@@ -118,9 +118,9 @@ def train(
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-    # XLA's collectives on CPU (jaxlib 0.10.2) hold threads of one pool while they wait for each other:
-    # with 8 virtual devices on 2 cores, steps dispatched behind one another starved it within 40
-    # steps, and XLA aborts. So there a step, and the state it begins with, is waited for.
+    # XLA's collectives on CPU (jaxlib 0.10.2) hold threads while they wait for each other. Steps of 8
+    # virtual devices on 2 busy cores, dispatched without waiting, made XLA abort at its rendezvous
+    # time-out in every try; so there a step, and the state it begins with, is waited for.
     one_in_flight = jax.default_backend() == "cpu"
     state, tokens = jax.block_until_ready(start.state), next(stream)
     with _stop_signals() as stop:
