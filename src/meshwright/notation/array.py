@@ -7,6 +7,7 @@
 A mesh axis that is not named is a replica axis. An array may use each mesh axis once.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,17 +117,28 @@ class ShardedArray:
         return f"{self.name}[{dims}]{partial}"
 
 
+_CAPITALS = re.compile(r"(?:[A-Z][0-9]*)+")
+
+
+def split_subscript(word: str) -> Axes:
+    """The axes of a subscript without braces: capitals are an axis each, any other word is one.
+
+    >>> split_subscript("XY"), split_subscript("fsdp"), split_subscript("Data")
+    (('X', 'Y'), ('fsdp',), ('Data',))
+    """
+    return tuple(re.findall(r"[A-Z][0-9]*", word)) if _CAPITALS.fullmatch(word) else (word,)
+
+
 def subscript(axes: Axes) -> str:
-    """Mesh axes as a subscript: `_X`, `_XY` for single letters, `_{data,fsdp}` for words.
+    """Mesh axes as a subscript, in braces unless it reads back without: `_X`, `_XY`, `_{data,fsdp}`.
 
     >>> subscript(()), subscript(("X", "Y")), subscript(("fsdp",)), subscript(("data", "fsdp"))
     ('', '_XY', '_fsdp', '_{data,fsdp}')
     """
     if not axes:
         return ""
-    if len(axes) == 1 or all(len(axis) == 1 for axis in axes):
-        return "_" + "".join(axes)
-    return f"_{{{','.join(axes)}}}"
+    joined = "".join(axes)
+    return f"_{joined}" if split_subscript(joined) == axes else f"_{{{','.join(axes)}}}"
 
 
 def dividing_degrees(size: int, limit: int) -> list[int]:

@@ -3,7 +3,7 @@
 import re
 
 from meshwright.errors import NotationError
-from meshwright.notation.array import Axes, ShardedArray
+from meshwright.notation.array import Axes, ShardedArray, split_subscript
 from meshwright.notation.mesh import Mesh
 from meshwright.units import parse_count
 
@@ -84,15 +84,14 @@ def _array(reader: _Reader) -> ShardedArray:
 
 
 def _axes(reader: _Reader) -> Axes:
-    """Axes of a subscript: `XY` is X then Y, `fsdp` is one axis, `{data,fsdp}` is two."""
+    """Axes of a subscript: `XY` is X then Y, `fsdp` and `Data` are one axis, `{data,fsdp}` is two."""
     if reader.take("{"):
         names = [reader.match(_WORD, "a mesh axis")]
         while reader.take(","):
             names.append(reader.match(_WORD, "a mesh axis"))
         reader.expect("}")
         return tuple(names)
-    word = reader.match(_WORD, "a mesh axis")
-    return tuple(re.findall(r"[A-Z][0-9]*", word)) if word[0].isupper() else (word,)
+    return split_subscript(reader.match(_WORD, "a mesh axis"))
 
 
 def parse_sizes(text: str) -> dict[str, int]:
