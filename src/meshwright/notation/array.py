@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
 from meshwright.errors import NotationError
 from meshwright.notation.mesh import Mesh
@@ -100,8 +100,8 @@ class ShardedArray:
         return tuple(shape)
 
     def bytes_per_device(self, mesh: Mesh, sizes: Mapping[str, int], dtype: str) -> int:
-        """Bytes of one device's block."""
-        return round(prod(self.local_shape(mesh, sizes)) * dtype_bytes(dtype))
+        """Bytes of one device's block; half a byte is rounded up."""
+        return ceil(prod(self.local_shape(mesh, sizes)) * dtype_bytes(dtype))
 
     def bytes_in_total(self, mesh: Mesh, sizes: Mapping[str, int], dtype: str) -> int:
         """Bytes over all devices, every replica counted."""

@@ -105,6 +105,8 @@ def parse_sizes(text: str) -> dict[str, int]:
         name, equals, value = item.partition("=")
         if not equals or not _WORD.fullmatch(name.strip()):
             raise NotationError(f"{item!r} in {text!r} is not NAME=SIZE; write X=4,Y=2")
+        if name.strip() in sizes:
+            raise NotationError(f"{name.strip()} is given twice in {text!r}")
         sizes[name.strip()] = parse_count(value)
     return sizes
 
