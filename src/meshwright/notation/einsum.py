@@ -140,12 +140,8 @@ def _cotangent(array: ShardedArray) -> ShardedArray:
 
 
 def _by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
-    """`array` split by exactly the axes whose role is one of its letters, its own order first."""
-    axes = {}
-    for dim in array.dims:
-        mine = [axis for axis, letter in roles.items() if letter == dim]
-        kept = [axis for axis in array.axes_of(dim) if axis in mine]
-        axes[dim] = tuple(kept + [axis for axis in mine if axis not in kept])
+    """`array` split by exactly the axes whose role is one of its letters, in the order of the roles."""
+    axes = {dim: tuple(axis for axis, letter in roles.items() if letter == dim) for dim in array.dims}
     return array.replace(axes=axes, unreduced=())
 
 
@@ -167,7 +163,17 @@ def contraction(
     for array, letters in ((lhs, einsum.lhs), (rhs, einsum.rhs), (out, einsum.out)):
         if array.dims != tuple(letters):
             raise NotationError(f"{array} does not have the dimensions {letters} of {spec!r}")
-    return Contraction(einsum, lhs, rhs, out, roles)
+    assert set(roles.values()) <= {*einsum.letters, None}, f"{roles} are not roles in {spec!r}"
+    return Contraction(einsum, lhs, rhs, out, _ordered(roles, rhs, lhs, out))
+
+
+def _ordered(roles: Roles, *arrays: ShardedArray) -> Roles:
+    """`roles` with the axes of one letter in the order that the first of `arrays` has them.
+
+    All arrays of a contraction take this order: D_XY and D_YX are different blocks.
+    """
+    as_given = [axis for a in arrays for axis in a.sharded_axes if roles.get(axis) == a.dim_of(axis)]
+    return {axis: roles[axis] for axis in dict.fromkeys([*as_given, *roles])}
 
 
 def stationary_roles(weight: ShardedArray, *others: ShardedArray) -> dict[str, str | None]:
