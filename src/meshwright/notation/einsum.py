@@ -51,6 +51,9 @@ class Einsum:
         for letter in out:
             if letter not in lhs + rhs:
                 raise NotationError(f"{spec!r}: {letter} of the output is in neither operand")
+        for letter in lhs + rhs:
+            if (letter in lhs) + (letter in rhs) + (letter in out) == 1:
+                raise NotationError(f"{spec!r}: {letter} is in one operand alone and not in the output")
         return cls(lhs, rhs, out)
 
     @property
