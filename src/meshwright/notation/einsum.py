@@ -151,10 +151,12 @@ def _by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
 def contractions(
     spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh
 ) -> Iterator[Contraction]:
-    """Every assignment of roles to the mesh axes in use: all the strategies there are."""
+    """Every assignment of roles to the mesh axes in use that can yield `out`: all strategies there are."""
     used = [axis for axis in mesh if any(axis in (*a.sharded_axes, *a.unreduced) for a in (lhs, rhs, out))]
-    letters = Einsum.parse(spec).letters
-    for chosen in cartesian(*[(*letters, None)] * len(used)):
+    einsum = Einsum.parse(spec)
+    # A sum that is wanted partial must be one over a contracted letter.
+    free = [einsum.contracted if axis in out.unreduced else (*einsum.letters, None) for axis in used]
+    for chosen in cartesian(*free):
         yield contraction(spec, lhs, rhs, out, dict(zip(used, chosen, strict=True)))
 
 
@@ -197,10 +199,10 @@ def cheapest_contraction(
     spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh, sizes: Mapping[str, int]
 ) -> Contraction:
     """The contraction that moves the fewest bytes and, among equals, repeats the least work."""
-    return min(
-        contractions(spec, lhs, rhs, out, mesh),
-        key=lambda c: (_bytes_moved(c, mesh, sizes), c.flops_per_device(mesh, sizes)),
-    )
+    candidates = list(contractions(spec, lhs, rhs, out, mesh))
+    if not candidates:
+        raise NotationError(f"{out}: {spec!r} contracts nothing, so it leaves no partial sum")
+    return min(candidates, key=lambda c: (_bytes_moved(c, mesh, sizes), c.flops_per_device(mesh, sizes)))
 
 
 def _bytes_moved(candidate: Contraction, mesh: Mesh, sizes: Mapping[str, int]) -> float:
