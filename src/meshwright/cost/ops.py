@@ -194,7 +194,8 @@ class SymbolicOps:
         else:
             score_bytes = 4 * num_queries / self.sizes["H"] * keys
         forward = Work(flops, traffic + 5 * score_bytes)
-        backward = Work(2.5 * flops if self.flash_attention else 3 * flops, 2 * traffic + 11 * score_bytes)
+        # Backward: the scores again, then dV, dP, dQ and dK, five products to the forward's two.
+        backward = Work(2.5 * flops, 2 * traffic + 11 * score_bytes)
         self._nodes.append(Node(name, "attention", (q, k, v), (out,), (q, k, v), forward, backward))
         return out, cache
 

@@ -66,7 +66,7 @@ class StepCost:
 
     terms: tuple[Term, ...]
     transfers: tuple[PlannedTransfer, ...]
-    executed_flops: float
+    executed_flops: float  # of matmuls and attention, recomputation included
 
     @cached_property
     def seconds(self) -> float:
@@ -123,7 +123,6 @@ class StepPricer:
             sums.add_pass("recompute", [priced for priced in forward if priced.node in again], times)
             sums.add_pass("backward", backward, times)
         compute, hbm = self._work_seconds(update)
-        sums.flops += update.flops
         sums.add("optimizer", max(compute, hbm), "compute" if compute >= hbm else "hbm")
         if norm_axes:
             norm = Transfer("all_reduce", norm_axes, "grad_norm", 4, critical=True)

@@ -10,18 +10,6 @@ from meshwright.layout import Layout
 from meshwright.nn.mesh import partition_spec
 
 
-def attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout) -> Array:
-    """out[B, T, N, H] of q[B, T, N, H] over k, v[B, S, K, H].
-
-        softmax(q . k / sqrt(H)) . v, each K serving G = N/K query heads
-
-    positions[B, T] are those of the queries; key s stands at position s, so a query sees the keys
-    at s <= its position. Scores and softmax are float32. The backward pass computes the scores
-    again rather than keep B N T S of them, as flash attention does (Dao et al., 2022).
-    """
-    return jax.checkpoint(partial(_attend, layout=layout))(q, k, v, positions)
-
-
 def _attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout) -> Array:
     batch, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
@@ -37,10 +25,47 @@ def _attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout) -> A
     )
 
 
-def write_cache(cache: Array, new: Array, positions: Array) -> Array:
-    """cache[B, S, K, H] with new[B, T, K, H] written from each row's first position on."""
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout) -> Array:
+    """out[B, T, N, H] of q[B, T, N, H] over k, v[B, S, K, H].
 
-    def row(row_cache: Array, row_new: Array, start: Array) -> Array:
-        return lax.dynamic_update_slice(row_cache, row_new.astype(row_cache.dtype), (start, 0, 0))
+        softmax(q . k / sqrt(H)) . v, each K serving G = N/K query heads
 
-    return jax.vmap(row)(cache, new, positions[:, 0])
+    positions[B, T] are those of the queries; key s stands at position s, so a query sees the keys
+    at s <= its position. Scores and softmax are float32. The backward pass computes the scores
+    again rather than keep B N T S of them, as flash attention does (Dao et al., 2022).
+    """
+    return _attend(q, k, v, positions, layout)
+
+
+def _attend_forward(
+    q: Array, k: Array, v: Array, positions: Array, layout: Layout
+) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+    return _attend(q, k, v, positions, layout), (q, k, v, positions)
+
+
+def _attend_backward(
+    layout: Layout, saved: tuple[Array, Array, Array, Array], d_out: Array
+) -> tuple[Array, Array, Array, None]:
+    *operands, positions = saved
+    _, pull_back = jax.vjp(lambda q, k, v: _attend(q, k, v, positions, layout), *operands)
+    return (*pull_back(d_out), None)
+
+
+attend.defvjp(_attend_forward, _attend_backward)
+
+
+def write_cache(cache: Array, new: Array, layer: Array, positions: Array, layout: Layout) -> Array:
+    """cache[L, B, S, K, H] with new[B, T, K, H] written at positions[B, T] of one layer."""
+    rows = jnp.arange(new.shape[0])[:, None]
+    return cache.at[layer, rows, positions].set(
+        new.astype(cache.dtype),
+        unique_indices=True,
+        mode="promise_in_bounds",
+        out_sharding=partition_spec(layout.activation("cache", "LBSKH")),
+    )
+
+
+def read_cache(cache: Array, layer: Array) -> Array:
+    """One layer's [B, S, K, H]."""
+    return lax.dynamic_index_in_dim(cache, layer, keepdims=False)

@@ -19,7 +19,7 @@ from jax.sharding import reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.nn.attention import attend, write_cache
+from meshwright.nn.attention import attend, read_cache, write_cache
 from meshwright.nn.embedding import embed
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
@@ -102,17 +102,20 @@ class JaxOps:
             if cache is None:
                 k, v = self._gather_positions("k", k), self._gather_positions("v", v)
             else:
-                cache = {
-                    "k": write_cache(cache["k"], k, positions),
-                    "v": write_cache(cache["v"], v, positions),
+                arrays, layer = cache
+                arrays = {
+                    "k": write_cache(arrays["k"], k, layer, positions, self.layout),
+                    "v": write_cache(arrays["v"], v, layer, positions, self.layout),
                 }
-                k, v = cache["k"].astype(self.dtype), cache["v"].astype(self.dtype)
+                k, v = (read_cache(arrays[name], layer).astype(self.dtype) for name in ("k", "v"))
+                cache = arrays, layer
             return attend(q, k, v, positions, self.layout), cache
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
         given, whole = self.layout.keys(name)
-        return _move(x, given, whole, given.axes_of("T"))
+        with jax.named_scope(name):
+            return _move(x, given, whole, given.axes_of("T"))
 
     def activation(self, name: str, gate: Array, up: Array) -> Array:
         with jax.named_scope(name):
@@ -125,15 +128,25 @@ class JaxOps:
     def layers(
         self, block: Callable, weights: Any, x: Array, positions: Array, cache: Any
     ) -> tuple[Array, Any]:
-        """The layers as one scan, each rematerialised by the Layout's policy."""
+        """The layers as one scan; without a cache each is rematerialised by the Layout's policy.
 
-        def body(x: Array, layer: tuple[Any, Any]) -> tuple[Array, Any]:
-            return block(self, layer[0], x, positions, layer[1])
+        The cache of all layers is carried whole, each layer writing its new positions alone: scanned
+        over, every step would copy it once and need its memory twice.
+        """
 
-        if cache is None:
-            body = jax.checkpoint(body, policy=_POLICIES[self.layout.remat])
+        def body(x: Array, layer: Any) -> tuple[Array, None]:
+            return block(self, layer, x, positions, None)
+
+        def cached_body(carry: tuple[Array, Any], layer: tuple[Any, Array]) -> tuple[tuple[Array, Any], None]:
+            x, (arrays, _) = block(self, layer[0], carry[0], positions, (carry[1], layer[1]))
+            return (x, arrays), None
+
         with jax.named_scope("layers"):
-            return lax.scan(body, x, (weights, cache))
+            if cache is None:
+                return lax.scan(jax.checkpoint(body, policy=_POLICIES[self.layout.remat]), x, weights)
+            numbers = jnp.arange(self.config.num_layers)
+            (x, cache), _ = lax.scan(cached_body, (x, cache), (weights, numbers))
+            return x, cache
 
     def last(self, name: str, x: Array, lengths: Array) -> Array:
         """x[B, 1, D]: each sequence's state at its last token."""
