@@ -1,0 +1,108 @@
+"""Numbers as people write them, and back."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from meshwright.errors import MeshwrightError
+from meshwright.units import dtype_bytes, format_bytes, format_count, format_seconds, parse_count
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("4M", 4_000_000),
+        ("32k", 32_000),
+        ("32Ki", 32_768),
+        ("1.5k", 1500),
+        ("4_194_304", 4_194_304),
+        ("4,194,304", 4_194_304),
+        (" 16 B ", 16_000_000_000),
+        ("16G", 16_000_000_000),
+        ("2T", 2_000_000_000_000),
+        ("3e6", 3_000_000),
+        (7, 7),
+    ],
+)
+def test_counts(text: str | int, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "M", "four", "4X", "-4", "1e-3", "0x10", "4 M M", "nan", "inf"])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(MeshwrightError) as caught:
+        parse_count(text)
+    assert str(caught.value) == (
+        f"{text!r} is not a count; write 4194304, 4M (4e6), 32k (32e3) or 32Ki (32768)"
+    )
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "1e19", "2000000T"])
+def test_counts_that_nothing_has(text: str) -> None:
+    with pytest.raises(MeshwrightError) as caught:
+        parse_count(text)
+    assert str(caught.value) == f"{text!r} is not a positive whole number below 1e18"
+
+
+@given(st.integers(1, 10**12), st.sampled_from(["", "k", "Ki"]))
+def test_whole_numbers_are_read_exactly(number: int, suffix: str) -> None:
+    assert parse_count(f"{number}{suffix}") == number * {"": 1, "k": 1000, "Ki": 1024}[suffix]
+
+
+@pytest.mark.xfail(reason="parse_count goes through a float, which holds 53 bits")
+def test_whole_numbers_that_a_float_cannot_hold() -> None:
+    assert parse_count("9007199254740993") == 9007199254740993
+
+
+@given(st.floats(1000, 9.9e14))
+def test_a_formatted_count_reads_back_to_three_digits(value: float) -> None:
+    text = format_count(value)
+    assume("e" not in text)  # see the expected failure below
+    assert parse_count(text) == pytest.approx(value, rel=5e-3)
+
+
+def test_dtypes() -> None:
+    sizes = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int4": 0.5, "i32": 4}
+    assert {dtype: dtype_bytes(dtype) for dtype in sizes} == sizes
+    with pytest.raises(MeshwrightError) as caught:
+        dtype_bytes("float32")
+    assert str(caught.value) == ("dtype 'float32' is unknown; known: f32, bf16, f16, fp8, int8, int4, i32")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_count(70.6e9), "70.6B"),
+        (format_count(4_000_000), "4M"),
+        (format_count(1.2e13), "12T"),
+        (format_count(999), "999"),
+        (format_bytes(1.3e9), "1.3 GB"),
+        (format_bytes(4.2e13), "42 TB"),
+        (format_bytes(999), "999 B"),
+        (format_bytes(-2500), "-2.5 kB"),
+        (format_seconds(11.6e-6), "11.6 us"),
+        (format_seconds(0.3), "300 ms"),
+        (format_seconds(2.5), "2.5 s"),
+        (format_seconds(3 * 3600), "3 h"),
+        (format_seconds(17 * 86400), "17 days"),
+        (format_seconds(0), "0 us"),
+    ],
+)
+def test_formats(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@pytest.mark.xfail(reason="the unit is chosen before the value is rounded: 1e+03k")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_count(999_999), "1M"),
+        (format_count(999.7), "1k"),
+        (format_bytes(999_999), "1 MB"),
+        (format_bytes(999.7), "1 kB"),
+        (format_seconds(0.9999), "1 s"),
+        (format_seconds(0.9999e-3), "1 ms"),
+    ],
+)
+def test_a_value_that_rounds_to_the_next_unit_takes_it(text: str, expected: str) -> None:
+    assert text == expected
