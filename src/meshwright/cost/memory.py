@@ -3,9 +3,9 @@
     weights      stored shards
     gradients    the same shape, in the weights' dtype
     optimizer    Adam's two moments in float32
-    activations  what the layers save for the backward pass, and the head's logits
-    buffers      gathered weights of two layers (one computes while the next arrives), the gathered
-                 table of the head, and the working set of one layer's backward pass
+    activations  what the layers save for the backward pass, and the head's inputs and logits
+    buffers      gathered weights and the working set of a backward pass: of one layer, whose next
+                 layer's weights arrive meanwhile, or of the head, whichever is larger
 
 The peak is at the start of the backward pass, when every layer's activations are alive.
 """
@@ -55,32 +55,42 @@ def parameters_per_chip(config: ModelConfig, layout: Layout) -> int:
 def train_memory(layout: Layout, graph: Graph, stored: int) -> Memory:
     """The peak of a step whose microbatch is `graph`; stored: parameters per chip."""
     weight_bytes = round(stored * dtype_bytes(layout.weights_dtype))
-    saved = [(segment, _bytes(saved_values(segment, layout.remat))) for segment in graph.segments]
     return Memory(
         weights=weight_bytes,
         gradients=weight_bytes,
         optimizer=round(stored * NUM_MOMENTS * dtype_bytes(MOMENT_DTYPE)),
-        activations=sum(num_bytes * segment.count for segment, num_bytes in saved),
-        buffers=_buffers(graph, layout),
+        activations=sum(_activations(segment, layout.remat) for segment in graph.segments),
+        buffers=max(_working_set(segment, layout.remat) for segment in graph.segments),
     )
 
 
-def _buffers(graph: Graph, layout: Layout) -> int:
-    layer = next(segment for segment in graph.segments if segment.source)
-    gathered = 2 * _bytes(_gathered(layer))
-    # One layer's backward holds what it recomputed and a cotangent as large.
-    everything = [value for node in layer.nodes for value in node.outputs if node.kind != "gather"]
-    working = 2 * _bytes(everything) - _bytes(saved_values(layer, layout.remat))
-    return gathered + working
+def _activations(segment: Segment, remat: str) -> int:
+    """Bytes that all runs keep. A layer keeps its input; the last one's output is the head's."""
+    output = segment.source.bytes_per_device if segment.source else 0
+    return segment.count * _saved(segment, remat) + output
+
+
+def _saved(segment: Segment, remat: str) -> int:
+    """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer."""
+    weights = [value for node in segment.nodes if node.kind == "gather" for value in node.outputs]
+    return _bytes([value for value in saved_values(segment, remat) if value not in weights])
+
+
+def _working_set(segment: Segment, remat: str) -> int:
+    """Gathered weights, what the backward pass recomputed, and a cotangent as large as it all."""
+    gathered = _bytes(_gathered(segment)) * (2 if segment.count > 1 else 1)
+    everything = [value for node in segment.nodes for value in node.outputs if node.kind != "gather"]
+    return gathered + 2 * _bytes(everything) - _saved(segment, remat)
 
 
 def _gathered(segment: Segment) -> list[Value]:
+    """Weights that are copies: gathered, or of another dtype; others are read where they are stored."""
     return [
         value
         for node in segment.nodes
         if node.kind == "gather"
         for value in node.outputs
-        if node.inputs != (value,)
+        if node.forward_transfers or value.dtype != node.inputs[0].dtype
     ]
 
 
