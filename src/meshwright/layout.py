@@ -181,7 +181,7 @@ class Layout:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def replace(self, **changes: object) -> "Layout":
-        return replace(self, **changes)  # pyright: ignore[reportArgumentType]
+        return replace(self, **changes)
 
     def __str__(self) -> str:
         """The degrees above one and the schedule, as `--layout` reads them.

@@ -42,6 +42,7 @@ class Transfer:
     axes: tuple[str, ...]
     tensor: str
     gathered_bytes: int
+    dtype: str
     critical: bool
     step: Collective | None = None
 

@@ -13,7 +13,7 @@ from meshwright.cost.graph import Graph, Node, Segment, Transfer, Value, Work
 from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions, parameters
+from meshwright.models.transformer import dimensions, input_of, parameters
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import Contraction
@@ -74,7 +74,7 @@ class SymbolicOps:
     def _transfers(self, steps: list[Collective], tensor: str, *, critical: bool) -> tuple[Transfer, ...]:
         dtype, mesh = self.layout.compute_dtype, self.layout.mesh
         return tuple(
-            Transfer(s.op, s.axes, tensor, s.gathered_bytes(mesh, self.sizes, dtype), critical, s)
+            Transfer(s.op, s.axes, tensor, s.gathered_bytes(mesh, self.sizes, dtype), dtype, critical, s)
             for s in steps
             if s.op != "slice"
         )
@@ -83,7 +83,7 @@ class SymbolicOps:
         self, tensor: str, axes: tuple[str, ...], size: int, *, critical: bool
     ) -> tuple[Transfer, ...]:
         """A small sum that no contraction yields: of a norm's scale, of the loss."""
-        return (Transfer("all_reduce", axes, tensor, size, critical),) if axes else ()
+        return (Transfer("all_reduce", axes, tensor, size, "f32", critical),) if axes else ()
 
     def _elementwise(
         self, name: str, inputs: tuple[Value, ...], output: Value, needs: tuple[Value, ...]
@@ -134,18 +134,17 @@ class SymbolicOps:
         return out
 
     def norm(self, name: str, x: Value, scale: Value) -> Value:
-        """RMSNorm; its scale is whole on every device, so the gradient is summed over all that split x."""
+        """RMSNorm; its scale is whole everywhere, so its gradient is summed, in float32, over all that split x."""
         over = tuple(axis for axis in self.layout.mesh if axis in x.array.sharded_axes)
-        num_bytes = round(self.sizes["D"] * dtype_bytes(self.layout.compute_dtype))
-        self._transfer_node(
-            name, "gather", scale, scale, (), self._all_reduce(name, over, num_bytes, critical=False)
-        )
+        num_bytes = round(self.sizes["D"] * dtype_bytes("f32"))
+        summed = self._all_reduce(name, over, num_bytes, critical=False)
+        self._transfer_node(name, "gather", scale, scale, (), summed)
         return self._elementwise(name, (x,), self.value(x.array, x.dtype), (x,))
 
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:
         """Contractions of one input: it is moved once, and its cotangents are summed before they move."""
         plans = {name: self.layout.contraction(name, spec) for name, spec in specs.items()}
-        first, group = next(iter(plans.values())), f"to_{'_'.join(plans)}"
+        first, group = next(iter(plans.values())), input_of(*plans)
         forward = self._transfers(first.lhs_steps, group, critical=True)
         backward = self._transfers(first.lhs_gradient.out_steps, group, critical=True)
         moved = self._transfer_node(

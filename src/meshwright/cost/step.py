@@ -125,7 +125,7 @@ class StepPricer:
         compute, hbm = self._work_seconds(update)
         sums.add("optimizer", max(compute, hbm), "compute" if compute >= hbm else "hbm")
         if norm_axes:
-            norm = Transfer("all_reduce", norm_axes, "grad_norm", 4, critical=True)
+            norm = Transfer("all_reduce", norm_axes, "grad_norm", 4, "f32", critical=True)
             sums.add_transfer(norm, *self._transfer_price(norm), "update", 1)
         if self.chip.launch_seconds:
             sums.add("launch", self.chip.launch_seconds * self.layout.microbatches, "launch")

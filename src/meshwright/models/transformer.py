@@ -66,6 +66,15 @@ def parameters(config: ModelConfig) -> dict[str, Param]:
     return params
 
 
+def input_of(*names: str) -> str:
+    """The name of the input that the contractions with these weights share.
+
+    >>> input_of("wq", "wk", "wv")
+    'to_wq+wk+wv'
+    """
+    return f"to_{'+'.join(names)}"
+
+
 class Ops(Protocol):
     """What a reader of the forward pass must offer. Values are its own (arrays or symbols)."""
 

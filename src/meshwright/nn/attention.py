@@ -15,11 +15,14 @@ def _attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout) -> A
     kv_heads = k.shape[2]
     spec = partition_spec(layout.activation("q", "BTKGH"))
     q = jnp.reshape(q, (batch, length, kv_heads, heads // kv_heads, head_dim), out_sharding=spec)
-    scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
+    with jax.named_scope("k"):
+        scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32)
+    scores *= head_dim**-0.5
     visible = jnp.arange(k.shape[1])[None, None, :] <= positions[:, :, None]
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("BKGTS,BSKH->BTKGH", weights, v)
+    with jax.named_scope("v"):
+        out = jnp.einsum("BKGTS,BSKH->BTKGH", weights, v)
     return jnp.reshape(
         out, (batch, length, heads, head_dim), out_sharding=partition_spec(layout.activation("a", "BTNH"))
     )

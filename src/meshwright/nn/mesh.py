@@ -34,7 +34,7 @@ def partition_spec(array: ShardedArray, reduced: Axes = ()) -> PartitionSpec:
     A[I_XY, J]{U_Z} is P(("X", "Y"), None, unreduced={"Z"}).
     """
     parts = [axes[0] if len(axes) == 1 else axes or None for axes in array.axes]
-    return PartitionSpec(*parts, unreduced=set(array.unreduced), reduced=set(reduced))
+    return PartitionSpec(*parts, unreduced=frozenset(array.unreduced), reduced=frozenset(reduced))
 
 
 def named_sharding(array: ShardedArray, mesh: jax.sharding.Mesh) -> NamedSharding:

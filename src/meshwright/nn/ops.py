@@ -19,6 +19,7 @@ from jax.sharding import reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
+from meshwright.models.transformer import input_of
 from meshwright.nn.attention import attend, read_cache, write_cache
 from meshwright.nn.embedding import embed
 from meshwright.nn.mesh import partition_spec
@@ -68,7 +69,7 @@ class JaxOps:
         """Several contractions of one input with the weights so named; the input is moved once."""
         plans = {name: self.layout.contraction(name, spec) for name, spec in specs.items()}
         first = next(iter(plans.values()))
-        with jax.named_scope(f"to_{'_'.join(plans)}"):
+        with jax.named_scope(input_of(*plans)):
             x = _move(x, first.lhs, first.lhs_computed, _broadcast_axes(first, first.lhs_computed))
         return tuple(self._einsum(name, plan, x, weights[name]) for name, plan in plans.items())
 

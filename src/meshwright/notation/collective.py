@@ -11,23 +11,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, takewhile
 from math import prod
+from typing import Literal
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Mesh
 from meshwright.units import dtype_bytes
 
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice"]
+
 
 @dataclass(frozen=True)
 class Collective:
     """One collective over `axes`, from `operand` to `result`."""
 
-    op: str
+    op: Op
     axes: Axes
     operand: ShardedArray
     result: ShardedArray
 
-    def gathered_bytes(self, mesh: Mesh, sizes: Mapping[str, int], dtype: str) -> int:
+    def gathered_bytes(self, mesh: Mesh, sizes: Mapping[str, float], dtype: str) -> int:
         """V: bytes of the gathered array over the product of the axes that stay sharded.
 
         For all_gather the result's block, for the others the operand's block; for all_to_all
@@ -72,7 +75,7 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
     return steps
 
 
-_Moves = Iterator[tuple[str, Axes, ShardedArray]]
+_Moves = Iterator[tuple[Op, Axes, ShardedArray]]
 
 
 def _missing(array: ShardedArray, target: ShardedArray, dim: str) -> Axes:

@@ -225,9 +225,9 @@ def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload
     )
     least = hardware.num_chips // widest // context
     return (
-        f"{config.name} on {hardware.spec}: {workload.num_sequences} sequences of {workload.seq_len} tokens do not "
-        f"divide over {hardware.num_chips} chips; with tensor at most {widest} and context at most {context} it "
-        f"takes {least} sequences; fits: --batch-tokens {least * workload.seq_len}"
+        f"{config.name} on {hardware.spec}: {workload.num_sequences} sequences of {workload.seq_len} tokens "
+        f"do not divide over {hardware.num_chips} chips; with tensor at most {widest} and context at most "
+        f"{context} it takes {least} sequences; fits: --batch-tokens {least * workload.seq_len}"
     )
 
 
@@ -237,12 +237,12 @@ def _assumptions(
     chip = hardware.chip
     yield (
         "MFU counts 6 FLOPs a matmul parameter and token and half of 12 B T^2 N H a layer for causal "
-        f"attention, over the dense {best.layout.compute_dtype} peak of {chip.flops(best.layout.compute_dtype):.3g}"
-        " FLOP/s a chip"
+        f"attention, over the dense {best.layout.compute_dtype} peak of "
+        f"{chip.flops(best.layout.compute_dtype):.3g} FLOP/s a chip"
     )
     yield (
-        f"large matmuls reach {chip.matmul_efficiency:.0%} of the peak; {chip.overlap:.0%} of the time of weight "
-        "gathers and gradient reductions may hide under compute, of activations none"
+        f"large matmuls reach {chip.matmul_efficiency:.0%} of the peak; weight gathers and gradient "
+        f"reductions hide under {chip.overlap:.0%} of the compute, transfers of activations do not"
     )
     yield f"{RESERVED_SHARE:.0%} of {format_bytes(chip.hbm_bytes)} HBM is left to the runtime"
     if chip.kind != "cpu":
@@ -251,6 +251,6 @@ def _assumptions(
     if workload.num_sequences % shards:
         fit = round(workload.num_sequences / shards) * shards
         yield (
-            f"{workload.num_sequences} sequences do not divide over {shards} batch shards and are priced as if they "
-            f"did; a run takes {fit} ({fit * workload.seq_len} tokens)"
+            f"{workload.num_sequences} sequences do not divide over {shards} batch shards and are priced as "
+            f"if they did; a run takes {fit} ({fit * workload.seq_len} tokens)"
         )

@@ -1,0 +1,95 @@
+"""The audit of a plan: its step compiled, its collectives, FLOPs and memory beside the planned ones."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from meshwright.audit.collectives import collectives
+from meshwright.audit.compare import Emitted, Row, line_up, on_mesh
+from meshwright.audit.compile import compile_plan
+from meshwright.audit.flops import dot_flops
+from meshwright.audit.gaps import not_understood
+from meshwright.audit.hlo import parse_hlo
+from meshwright.cost.step import PlannedTransfer
+from meshwright.hardware.catalog import load
+from meshwright.plan.train import Candidate, price
+from meshwright.plan_file import Plan
+
+DIFFERENT = ("unplanned", "missing", "differs")
+
+
+def audit_plan(plan: Plan) -> dict:
+    """The audit of the training step of `plan` by XLA's CPU compiler: the keys of `mw audit`.
+
+    verdict: `match` if every collective is planned or equivalent and everything was understood.
+    Raises AuditError where the step does not compile.
+    """
+    candidate = price(plan.model, load(plan.hardware), plan.workload, plan.layout)
+    compiled = compile_plan(plan)
+    program = parse_hlo(compiled.hlo)
+    emitted = [on_mesh(found, plan.layout.mesh) for found in collectives(program)]
+    rows = line_up(candidate.cost.transfers, emitted)
+    gaps = not_understood(program)
+    bad = any(row.status in DIFFERENT for row in rows) or bool(gaps)
+    memory = compiled.memory_bytes
+    return {
+        "verdict": "differs" if bad else "match",
+        "target": "cpu",
+        "layout": str(plan.layout),
+        "compile_seconds": compiled.compile_seconds,
+        "planned": [p.to_dict() for row in rows for p in row.planned],
+        "emitted": [e.to_dict(row.tensor) for row in rows for e in row.emitted],
+        "unplanned": [
+            e.to_dict(row.tensor) for row in rows if row.status == "unplanned" for e in row.emitted
+        ],
+        "missing": [p.to_dict() for row in rows if row.status == "missing" for p in row.planned],
+        "rows": [_row_dict(row) for row in rows],
+        "not_understood": gaps,
+        "bytes": {
+            "planned": sum(p.transfer.gathered_bytes * p.count for p in candidate.cost.transfers),
+            "compiled": sum(e.bytes_per_step for e in emitted),
+        },
+        "flops": {"planned": candidate.cost.executed_flops, "compiled": dot_flops(program)},
+        "memory": {
+            "planned": candidate.memory.total,
+            "compiled": memory and memory["total"],
+            "planned_by_cause": _memory_by_cause(candidate),
+            "compiled_by_cause": memory,
+        },
+    }
+
+
+def _memory_by_cause(candidate: Candidate) -> dict[str, int]:
+    return asdict(candidate.memory)
+
+
+def _row_dict(row: Row) -> dict:
+    return {
+        "tensor": row.tensor,
+        "direction": row.direction,
+        "planned": _planned_summary(row.planned),
+        "emitted": _emitted_summary(row.emitted),
+        "status": row.status,
+        "note": row.note,
+    }
+
+
+def _planned_summary(planned: Sequence[PlannedTransfer]) -> dict | None:
+    return _summary([(p.transfer.op, p.transfer.axes, p.transfer.gathered_bytes, p.count) for p in planned])
+
+
+def _emitted_summary(emitted: Sequence[Emitted]) -> dict | None:
+    return _summary([(e.op, e.axes, e.collective.source_bytes, e.collective.count or 1) for e in emitted])
+
+
+def _summary(parts: list[tuple[str, tuple[str, ...], int, int]]) -> dict | None:
+    """Operations joined by +; bytes and count of a step in all."""
+    if not parts:
+        return None
+    names = dict.fromkeys(op for op, *_ in parts)
+    axes = dict.fromkeys(axis for _, over, *_ in parts for axis in over)
+    return {
+        "op": " + ".join(names),
+        "axes": list(axes),
+        "bytes": sum(size * count for *_, size, count in parts),
+        "count": sum(count for *_, count in parts),
+    }

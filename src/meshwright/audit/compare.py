@@ -1,0 +1,223 @@
+"""Lines up the planned collectives with those that the compiler emitted.
+
+Both sides are joined per tensor and pass by what they mean: gathers over axes, or sums over axes.
+An all-reduce over data and fsdp of which each device keeps its own fsdp slice is what XLA:CPU
+makes of a planned reduce-scatter and all-reduce; it is equivalent, and said so. Bytes are summed
+over a step, so that combined or split instructions compare.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from meshwright.audit.collectives import Collective
+from meshwright.audit.groups import axes_that_change, group_axes
+from meshwright.cost.step import PlannedTransfer
+from meshwright.models.transformer import input_of
+from meshwright.notation.array import Axes
+from meshwright.notation.mesh import Mesh
+from meshwright.units import dtype_bytes
+
+# Sums of a few numbers (the loss, a norm of gradients) are listed and never decide the verdict.
+NEGLIGIBLE_BYTES = 64
+
+# The passes of a step that are told apart; a recomputed gather may be emitted in either backward pass.
+_PASS_OF = {"recompute": "backward", "remat": "backward"}
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor in one pass: what was planned beside what was emitted.
+
+    status: match, equivalent, unplanned, missing, differs or negligible. note: why, in words.
+    """
+
+    tensor: str
+    direction: str
+    planned: tuple[PlannedTransfer, ...]
+    emitted: tuple["Emitted", ...]
+    status: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A collective of the program on the mesh: a scattered all-reduce is a reduction that keeps `kept`."""
+
+    collective: Collective
+    axes: Axes
+    kept: Axes
+    note: str
+
+    @property
+    def op(self) -> str:
+        """The collective by meaning: an all-reduce of shards in zeros is an all-gather."""
+        return "all_gather" if self.collective.gathers else self.collective.op
+
+    @property
+    def bytes_per_step(self) -> int:
+        return self.collective.source_bytes * (self.collective.count or 1)
+
+    @property
+    def elements_per_step(self) -> float:
+        return self.bytes_per_step / dtype_bytes(self.collective.source_dtype)
+
+    def to_dict(self, tensor: str) -> dict:
+        """The keys of `mw audit`; bytes are of one run, in the narrowest type the numbers had."""
+        c = self.collective
+        return {
+            "op": self.op,
+            "axes": list(self.axes),
+            "tensor": tensor,
+            "direction": _pass(c.phase),
+            "bytes": c.source_bytes,
+            "count": c.count,
+            "instruction": c.name,
+            "source": c.op_name,
+        }
+
+
+def on_mesh(collective: Collective, mesh: Mesh) -> Emitted:
+    """`collective` with its groups as mesh axes; of no axes where they follow none."""
+    found = group_axes(collective.groups, mesh)
+    kept = axes_that_change(collective.slice_offsets, mesh) if collective.slice_offsets else ()
+    return Emitted(collective, found.axes or (), kept, found.note)
+
+
+def line_up(planned: Iterable[PlannedTransfer], emitted: Iterable[Emitted]) -> list[Row]:
+    """One row for each tensor and pass that either side knows."""
+    planned_by_key: dict[tuple[str, str], list[PlannedTransfer]] = defaultdict(list)
+    for transfer in planned:
+        planned_by_key[transfer.transfer.tensor, _pass(transfer.direction)].append(transfer)
+    emitted_by_key: dict[tuple[str, str], list[Emitted]] = defaultdict(list)
+    for found in emitted:
+        emitted_by_key[_key_of(found, planned_by_key)].append(found)
+    rows = []
+    for key in [*planned_by_key, *(key for key in emitted_by_key if key not in planned_by_key)]:
+        rows += _rows_of(*key, planned_by_key.get(key, []), emitted_by_key.get(key, []))
+    return rows
+
+
+def _pass(direction: str) -> str:
+    return _PASS_OF.get(direction, direction)
+
+
+def _key_of(found: Emitted, planned: Mapping[tuple[str, str], list[PlannedTransfer]]) -> tuple[str, str]:
+    """The planned tensor that `found` moves: one of its scopes whose plan is most like it.
+
+    A projection's scope holds two tensors' sums: its weight's gradient and its input's, which is
+    planned once for all (`to_wq+wk+wv`).
+    """
+    phase, scopes = _pass(found.collective.phase), found.collective.scope
+    if phase == "update":
+        return "grad_norm", "update"
+    candidates = [(tensor, phase) for tensor, when in planned if when == phase and _covers(tensor, scopes)]
+    if candidates:
+        return max(candidates, key=lambda key: _likeness(found, planned[key]))
+    return (scopes[-1] if scopes else found.collective.primitive, phase)
+
+
+def _covers(tensor: str, scopes: tuple[str, ...]) -> bool:
+    """Whether `tensor` is one of the scopes, or the input that such weights share (`input_of`)."""
+    shared = tensor.removeprefix(input_of("")).split("+") if tensor.startswith(input_of("")) else ()
+    return any(scope == tensor or scope in shared for scope in scopes)
+
+
+def _likeness(found: Emitted, planned: list[PlannedTransfer]) -> tuple[bool, bool, int]:
+    reduces = found.op in _REDUCTIONS
+    alike = [p for p in planned if (p.transfer.op in _REDUCTIONS) == reduces]
+    axes = {axis for p in alike for axis in p.transfer.axes}
+    sizes = {p.transfer.gathered_bytes for p in alike}
+    return bool(axes & set(found.axes)), found.collective.source_bytes in sizes, len(axes & set(found.axes))
+
+
+def _rows_of(tensor: str, phase: str, planned: list[PlannedTransfer], emitted: list[Emitted]) -> list[Row]:
+    """Gathers with gathers and sums with sums; an exact pair is a match."""
+    rows = []
+    for reduces in (False, True):
+        plans = [p for p in planned if (p.transfer.op in _REDUCTIONS) == reduces]
+        found = [e for e in emitted if (e.op in _REDUCTIONS) == reduces]
+        if plans or found:
+            rows.append(_judge(tensor, phase, tuple(plans), tuple(found)))
+    return rows
+
+
+def _judge(
+    tensor: str, phase: str, planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]
+) -> Row:
+    def row(status: str, note: str = "") -> Row:
+        return Row(tensor, phase, planned, emitted, status, note)
+
+    largest = max([p.transfer.gathered_bytes for p in planned] + [e.collective.source_bytes for e in emitted])
+    if planned_bytes(planned) == emitted_bytes(emitted):
+        return row("match")
+    if largest <= NEGLIGIBLE_BYTES:
+        return row("negligible", "sums of single numbers")
+    if not planned:
+        return row("unplanned", _unplanned_note(emitted))
+    if not emitted:
+        return row("missing", "planned and not found in the program")
+    if note := _equivalence(planned, emitted):
+        return row("equivalent", note)
+    return row("differs", _difference(planned, emitted))
+
+
+def planned_bytes(planned: Iterable[PlannedTransfer]) -> Counter:
+    """Bytes a step by operation and axes."""
+    total: Counter = Counter()
+    for p in planned:
+        total[p.transfer.op, frozenset(p.transfer.axes)] += p.transfer.gathered_bytes * p.count
+    return total
+
+
+def emitted_bytes(emitted: Iterable[Emitted]) -> Counter:
+    """Bytes a step by operation and axes, in the narrowest type that the numbers had."""
+    total: Counter = Counter()
+    for e in emitted:
+        total[e.op, frozenset(e.axes)] += e.bytes_per_step
+    return total
+
+
+def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> str:
+    """Why what was emitted does what was planned, or "" if it does not.
+
+    The same axes are gathered or summed, the same ones end scattered, and nothing larger than the
+    whole planned array moves, counted in the planned type.
+    """
+    if {a for p in planned for a in p.transfer.axes} != {a for e in emitted for a in e.axes}:
+        return ""
+    planned_dtype = planned[0].transfer.dtype
+    widened = [e for e in emitted if dtype_bytes(e.collective.source_dtype) > dtype_bytes(planned_dtype)]
+    notes = (
+        [f"sent as {widened[0].collective.source_dtype} where {planned_dtype} was planned"] if widened else []
+    )
+    scattered = {a for p in planned if p.transfer.op == "reduce_scatter" for a in p.transfer.axes}
+    kept = {a for e in emitted for a in (e.axes if e.op == "reduce_scatter" else e.kept)}
+    elements = max(p.transfer.gathered_bytes * p.count / dtype_bytes(p.transfer.dtype) for p in planned)
+    if scattered != kept or max(e.elements_per_step for e in emitted) > elements:
+        return ""
+    if any(e.op == "all_reduce" and e.kept for e in emitted):
+        notes.append(
+            f"an all-reduce of which each device keeps its slice over {'·'.join(sorted(scattered))}: "
+            "a reduce-scatter as XLA:CPU writes it, moving more bytes"
+        )
+    elif {p.transfer.op for p in planned} != {e.op for e in emitted} or len(planned) != len(emitted):
+        if emitted[0].op not in _REDUCTIONS:
+            return ""
+        notes.append("the same sums in another order")
+    return "; ".join(notes) or "the same sums in another order"
+
+
+def _difference(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> str:
+    plan = ", ".join(sorted({f"{p.transfer.op} over {'·'.join(p.transfer.axes)}" for p in planned}))
+    found = ", ".join(sorted({f"{e.op} over {'·'.join(e.axes) or 'no mesh axes'}" for e in emitted}))
+    planned_bytes = sum(p.transfer.gathered_bytes * p.count for p in planned)
+    found_bytes = sum(e.bytes_per_step for e in emitted)
+    return f"planned {plan} ({planned_bytes:,} B a step), emitted {found} ({found_bytes:,} B a step)"
+
+
+def _unplanned_note(emitted: tuple[Emitted, ...]) -> str:
+    first = emitted[0]
+    where = first.collective.op_name or first.collective.name
+    return f"{where}: {first.note}" if first.note else where
