@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -63,7 +64,7 @@ _TENSORS = {
 }
 
 
-def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> dict[str, Any]:
     """The parameters of the HF checkpoint in `folder`, on their shards, in the layout's weights_dtype.
 
     Each device's block is read from disk by itself, so host memory holds one block of one parameter.
@@ -211,6 +212,7 @@ def _flat_slice(dim: str, spans: Mapping[str, range], sizes: Mapping[str, int]) 
 def _to_hf(array: jax.Array, letters: str, tensor: HfTensor, layer: int) -> np.ndarray:
     """One tensor as HF stores it, whole on the host."""
     if letters.startswith("L"):
+        assert isinstance(array.sharding, NamedSharding) and isinstance(array.sharding.mesh, Mesh)
         with jax.set_mesh(array.sharding.mesh):
             array = lax.dynamic_index_in_dim(array, layer, keepdims=False)
     letters = letters.removeprefix("L")

@@ -1,0 +1,85 @@
+"""What a server needs of a folder that holds a model: one of our runs, or a Hugging Face checkpoint.
+
+a run       config.json, tokenizer.json, checkpoints/<step>/   (Orbax)
+HF's        config.json, tokenizer.json, *.safetensors
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from meshwright.errors import CheckpointError
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig, read_model
+from meshwright.nn.params import abstract_params
+from meshwright.nn.weights import load_hf
+from meshwright.serve.tokenizer import Tokenizer, load_tokenizer
+
+Params = dict[str, Any]
+LoadParams = Callable[[Layout, Mesh], Params]
+RestoreParams = Callable[[Path, Any], Any]
+"""restore_params(checkpoints, abstract_params): the parameters of the latest step there."""
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model on disk, before anyone has chosen the layout that it will run with.
+
+    load_params: the parameters on the shards of a layout and its mesh.
+    """
+
+    path: Path
+    config: ModelConfig
+    load_params: LoadParams
+
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer; CheckpointError if it has none."""
+        return load_tokenizer(self.path)
+
+
+def load_model_folder(path: Path, restore_params: RestoreParams) -> ModelFolder:
+    """The model in `path`; its weights are not read yet.
+
+    restore_params: `train.checkpoint.restore_params`, which reads a run of ours; serving does not know
+    training. Where a run has been exported into its own folder too, its checkpoints count. Raises
+    CheckpointError where `path` is neither kind, ModelError where its config.json is unsound;
+    load_params raises CheckpointError where the weights are cut short or another model's.
+    """
+    missing = _missing(path)
+    if missing:
+        raise CheckpointError(
+            f"checkpoint {path}: {missing}; it takes config.json and either {CHECKPOINTS}/ (a run of"
+            " meshwright) or *.safetensors (a Hugging Face model)"
+        )
+    config = read_model(path)
+    if (path / CHECKPOINTS).is_dir():
+        return ModelFolder(path, config, partial(_restore, path / CHECKPOINTS, config, restore_params))
+    return ModelFolder(path, config, partial(load_hf, path, config))
+
+
+def _missing(path: Path) -> str | None:
+    """What a model folder must have and `path` has not."""
+    if not path.is_dir():
+        return "there is no such folder"
+    if not (path / "config.json").is_file():
+        return "has no config.json"
+    if not (path / CHECKPOINTS).is_dir() and not any(path.glob("*.safetensors*")):
+        return "has no weights"
+    return None
+
+
+def _restore(
+    checkpoints: Path,
+    config: ModelConfig,
+    restore_params: RestoreParams,
+    layout: Layout,
+    mesh: Mesh,
+) -> Params:
+    layout.check(config)
+    return restore_params(checkpoints, abstract_params(config, layout, mesh))
