@@ -134,7 +134,7 @@ class SymbolicOps:
         return out
 
     def norm(self, name: str, x: Value, scale: Value) -> Value:
-        """RMSNorm; its scale is whole everywhere, so its gradient is summed, in float32, over all that split x."""
+        """RMSNorm; its scale is whole everywhere: the gradient is a float32 sum over all that split x."""
         over = tuple(axis for axis in self.layout.mesh if axis in x.array.sharded_axes)
         num_bytes = round(self.sizes["D"] * dtype_bytes("f32"))
         summed = self._all_reduce(name, over, num_bytes, critical=False)

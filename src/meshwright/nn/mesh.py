@@ -1,6 +1,7 @@
 """The layout's mesh on real (or virtual) devices, and shardings as JAX writes them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from meshwright.layout import Layout
 from meshwright.notation.array import Axes, ShardedArray
 
 
-def device_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+def device_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
     """The layout's mesh with explicit axes, over the first devices that there are.
 
     Raises DeviceError if there are too few.

@@ -1,0 +1,98 @@
+"""mw audit: what the compiler makes of a plan, beside what was planned."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import Json, count_option, emit, note, progress, show
+from meshwright.cli.plan import make_workload
+from meshwright.errors import PlanError, nearest
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, load_plan
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+TARGETS = ["cpu"]
+_DIFFERS = 1
+
+
+@app.command()
+def audit(
+    plan: Annotated[Path | None, typer.Argument(help="A plan.toml; or give --model and the rest.")] = None,
+    target: Annotated[str, typer.Option(help="Whose compiler: cpu.")] = "cpu",
+    model: Annotated[
+        str | None, typer.Option(help="A preset, config.json, checkpoint folder or TOML.")
+    ] = None,
+    hardware: Annotated[str | None, typer.Option(help="cpu:8, v5e:4x4, a machine's .toml, ...")] = None,
+    batch_tokens: Annotated[int | None, count_option("--batch-tokens", help="Tokens of one step.")] = None,
+    seq_len: Annotated[int | None, count_option("--seq-len", help="Tokens of one sequence.")] = None,
+    layout: Annotated[str | None, typer.Option(help="data=2,fsdp=2,tensor=2,remat=full")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the JSON here too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile a plan's training step and compare its collectives, FLOPs and memory with the plan.
+
+    The compiler is XLA's for CPU, on virtual devices: nothing of the model's size is allocated.
+    Exits 1 where they differ.
+
+    \b
+    mw audit runs/demo/plan.toml
+    mw audit --model tiny --hardware cpu:8 --batch-tokens 1024 --seq-len 64 --layout fsdp=4,tensor=2
+    """
+    from meshwright.audit.audit import audit_plan
+
+    if target not in TARGETS:
+        raise PlanError(f"--target {target!r} is not supported; {nearest(target, TARGETS)}")
+    asked = _from_options(model, hardware, batch_tokens, seq_len, layout) if plan is None else load_plan(plan)
+    with progress() as update:
+        update(f"compiling {asked.layout} for {asked.layout.mesh.num_devices} virtual devices", None)
+        document = audit_plan(asked)
+    if output:
+        _write(output, document)
+    if as_json:
+        emit(document)
+    else:
+        from meshwright.report.tables import audit_table
+
+        show(audit_table(document))
+    if document["verdict"] != "match":
+        raise typer.Exit(_DIFFERS)
+
+
+def _from_options(
+    model: str | None,
+    hardware: str | None,
+    batch_tokens: int | None,
+    seq_len: int | None,
+    layout: str | None,
+) -> Plan:
+    """The plan that the options describe. Raises PlanError naming those that are missing."""
+    given = {
+        "--model": model,
+        "--hardware": hardware,
+        "--batch-tokens": batch_tokens,
+        "--seq-len": seq_len,
+        "--layout": layout,
+    }
+    if missing := [name for name, value in given.items() if value is None]:
+        raise PlanError(f"name a plan.toml, or give {', '.join(missing)} too")
+    assert model and hardware and batch_tokens and seq_len and layout
+    config = load_model(model)
+    on_cpu = hardware.startswith("cpu:") or hardware.endswith(".toml")
+    defaults = "weights_dtype=f32,compute_dtype=f32," if on_cpu else ""
+    return Plan(
+        model=config,
+        hardware=hardware,
+        workload=make_workload(config, batch_tokens, seq_len),
+        layout=Layout.parse(f"{defaults}{layout}"),
+    )
+
+
+def _write(path: Path, document: dict) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    partial.replace(path)
+    note(f"wrote {path}")
