@@ -1,0 +1,47 @@
+"""mw calibrate: this machine, measured, as hardware to plan for."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import Json, LocalHardwareOption, emit, note, progress, show
+from meshwright.cli.devices import use_devices_of
+from meshwright.cli.hardware import detail_table, hardware_document
+from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def calibrate(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The TOML to write.")] = Path("machine.toml"),
+    hardware: LocalHardwareOption = "cpu:8",
+    as_json: Json = False,
+) -> None:
+    """Measure this machine, and write it as hardware that plans can be made for.
+
+    \b
+    mw calibrate -o machine.toml
+    mw plan train --model demo --hardware machine.toml --batch-tokens 8Ki --seq-len 256
+    """
+    use_devices_of(catalog.load(hardware))
+    from meshwright.bench import calibrate as bench
+
+    with progress() as report:
+        measured = bench.calibrate(hardware, progress=lambda what: report(what, None))
+    _write(output, measured)
+    if as_json:
+        emit(hardware_document(measured))
+    else:
+        show(detail_table(hardware_document(measured)))
+    note(f"wrote {output}")
+
+
+def _write(path: Path, measured: Hardware) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(catalog.dump_toml(measured), encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,127 @@
+"""What the commands share: types of options, output on stdout, notes on stderr, progress.
+
+stdout carries the result alone (a table, or with --json one document), so that it can be piped.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshwright.errors import MeshwrightError
+from meshwright.units import dtype_bytes, parse_count
+
+# Wide enough for the tables where the output is piped and there is no terminal to ask.
+_PIPED_WIDTH = 140
+# Where there is no terminal, a line of progress for each of these shares of the work.
+_PIPED_SHARES = 5
+
+Progress = Callable[[str, float | None], None]  # (what is being done, fraction done or None)
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_count(text)
+    except MeshwrightError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _dtype(text: str) -> str:
+    try:
+        dtype_bytes(text)
+    except MeshwrightError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="A preset (llama-3-70b), a config.json, a checkpoint folder or a TOML.")
+]
+HardwareOption = Annotated[
+    str, typer.Option("--hardware", help="v5p:16x20x28, v5e:4x4, h100:8x8, 2*v5p:16x16x16, cpu:8 or a .toml.")
+]
+LocalHardwareOption = Annotated[
+    str, typer.Option("--hardware", help="This machine, as so many virtual devices: cpu:8.")
+]
+SeqLenOption = Annotated[
+    int, typer.Option("--seq-len", parser=_count, metavar="T", help="Tokens of one sequence: 4096, 8k, 8Ki.")
+]
+CheckpointOption = Annotated[
+    Path, typer.Option("--checkpoint", help="A run's folder, or a Hugging Face model's.")
+]
+TensorOption = Annotated[int, typer.Option("--tensor", min=1, help="Devices to split the model over.")]
+
+
+def count_option(*names: str, help: str) -> Any:
+    """An option that reads counts as people write them: 4M, 32k, 32Ki."""
+    return typer.Option(*names, parser=_count, metavar="N", help=help)
+
+
+def dtype_option(*names: str, help: str) -> Any:
+    """An option that reads a dtype: f32, bf16, int8, ..."""
+    return typer.Option(*names, parser=_dtype, metavar="DTYPE", help=help)
+
+
+ContextOption = Annotated[
+    int | None, count_option("--context", help="Tokens of prompt and answer. [the model's, up to 4096]")
+]
+
+
+def emit(document: Mapping[str, Any]) -> None:
+    """Prints the one JSON document of a command."""
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def show(*renderables: object) -> None:
+    """Prints tables and text on stdout."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+    for renderable in renderables:
+        console.print(renderable, markup=False)
+
+
+def note(text: str) -> None:
+    """Prints a line for people on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A function that shows how far the work is: a bar on a terminal, a few lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines().update
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(what: str, fraction: float | None) -> None:
+            bar.update(task, description=what, completed=fraction or 0, total=fraction and 1.0)
+
+        yield update
+
+
+class _Lines:
+    """Progress as lines: one when another kind of work begins, then one for each share done."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._last: tuple[str, int] | None = None
+
+    def update(self, what: str, fraction: float | None) -> None:
+        # "step 3, loss 2.1" and "step 4, loss 2.0" are one kind of work.
+        kind, share = what.split(" ", 1)[0], int((fraction or 0) * _PIPED_SHARES)
+        if (kind, share) != self._last:
+            self._last = (kind, share)
+            note(f"  {time.perf_counter() - self._started:5.1f} s  {what}")

@@ -1,0 +1,109 @@
+"""mw generate: continues one prompt."""
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.cli.common import (
+    CheckpointOption,
+    ContextOption,
+    Json,
+    TensorOption,
+    count_option,
+    emit,
+    note,
+    progress,
+)
+from meshwright.cli.devices import split_host
+from meshwright.errors import RequestError
+from meshwright.units import format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.cli.serving import Service
+    from meshwright.serve.sequence import Request
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    checkpoint: CheckpointOption,
+    max_tokens: Annotated[int, count_option("--max-tokens", help="At most so many. [64]")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the sampling.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may repeat.")] = None,
+    context: ContextOption = None,
+    tensor: TensorOption = 1,
+    as_json: Json = False,
+) -> None:
+    """Continue a prompt with a checkpoint: a run's folder or a Hugging Face one.
+
+    \b
+    mw generate --checkpoint runs/demo "def " --max-tokens 64 --temperature 0.7
+    """
+    if any(not text for text in stop or ()):
+        raise typer.BadParameter("an empty --stop would stop everything")
+    split_host(tensor)
+    from meshwright.cli.serving import open_service
+    from meshwright.serve.sequence import Request, SamplingParams
+
+    with (
+        progress() as report,
+        open_service(checkpoint, tensor=tensor, num_slots=1, context=context, report=report) as service,
+    ):
+        sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
+        tokens = service.tokenizer.encode(prompt)
+        room = service.engine.context - len(tokens)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, but the context holds {service.engine.context}; "
+                f"give at most {service.engine.context - 1}, or a longer --context"
+            )
+        asked = Request(tokens, min(max_tokens, room), sampling, service.tokenizer.eos_ids)
+        echo = None if as_json else prompt
+        document = asyncio.run(_answer(service, asked, stop or [], echo))
+    if as_json:
+        emit(document)
+    else:
+        note(_speed(document))
+
+
+async def _answer(service: "Service", asked: "Request", stops: list[str], echo: str | None) -> dict:
+    """The keys of `mw generate` in contract.md; echo: print the text as it comes, behind this."""
+    from meshwright.serve.generation import Generation
+
+    started = time.perf_counter()
+    first: float | None = None
+    pieces: list[str] = []
+    _write(echo)
+    with Generation(service.engine, service.tokenizer, [asked], stops) as generation:
+        async for delta in generation:
+            first = first or time.perf_counter()
+            pieces.append(delta.text)
+            _write(None if echo is None else delta.text)
+    ended = time.perf_counter()
+    _write(None if echo is None else "\n")
+    num_tokens = generation.num_generated_tokens
+    return {
+        "text": "".join(pieces),
+        "tokens": num_tokens,
+        "ttft_seconds": (first or ended) - started,
+        "tpot_seconds": (ended - (first or ended)) / (num_tokens - 1) if num_tokens > 1 else None,
+    }
+
+
+def _write(text: str | None) -> None:
+    if text is not None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _speed(document: dict) -> str:
+    first, rest = document["ttft_seconds"], document["tpot_seconds"]
+    text = f"{document['tokens']} tokens, the first after {format_seconds(first)}"
+    return f"{text}, then {format_seconds(rest)} each" if rest else text

@@ -1,0 +1,132 @@
+"""The command line `mw`: which commands there are, and how each way to fail ends.
+
+    0    done
+    1    ran and found a problem (does not fit, the audit differs)
+    2    bad input: one line on stderr that says what to change
+    130  interrupted
+
+A command's module is imported when the command runs, so help and plans answer at once.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command as to_command
+
+from meshwright import __version__
+from meshwright.errors import MeshwrightError, nearest
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+# Module of cli/ and the line that `mw --help` shows.
+COMMANDS = {
+    "demo": "Plan, train, audit and serve a small model here.",
+    "plan": "Rank the layouts to train a model on a machine.",
+    "train": "Train a model with a plan's layout.",
+    "audit": "Compare a plan with what the compiler makes of it.",
+    "generate": "Continue a prompt with a checkpoint.",
+    "serve": "Serve a checkpoint behind OpenAI's API.",
+    "report": "Write a run or a plan as one HTML file.",
+    "model": "Count a model's parameters, FLOPs and cache bytes.",
+    "hardware": "List the known chips, or one with its sources.",
+    "collective": "Price one collective on a machine.",
+    "calibrate": "Measure this machine, to plan for it.",
+    "bench": "Measure, beside what is predicted.",
+    "doctor": "Say what is wrong with this installation.",
+}
+
+
+class _LazyGroup(TyperGroup):
+    """The commands by name; a module is imported once its command is to run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in with the short help, which is all that listing the commands needs."""
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name = args[0]
+        if name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        if name not in COMMANDS:
+            raise MeshwrightError(f"command {name!r} is unknown; {nearest(name, list(COMMANDS))}")
+        command = to_command(import_module(f"meshwright.cli.{name}").app)
+        command.name = name
+        return name, command, args[1:]
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    add_completion=False,
+    rich_markup_mode=None,  # rich's help costs 0.2 s at every --help
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"meshwright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def meshwright(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Draw the mesh, know the cost, run it, prove it.
+
+    \b
+    mw demo
+    mw plan train --model llama-3-70b --hardware v5p:16x20x28 --batch-tokens 4M --seq-len 4096
+    """
+
+
+def main(args: Sequence[str]) -> int:
+    """The exit code of `mw` with these arguments."""
+    warnings.showwarning = _show_warning
+    try:
+        result = to_command(app).main(args=list(args) or ["--help"], prog_name="mw", standalone_mode=False)
+        sys.stdout.flush()
+    except MeshwrightError as error:
+        return _fail(str(error))
+    except typer.TyperException as error:
+        return _fail(getattr(error, "format_message", error.__str__)())
+    except BrokenPipeError:  # the reader, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        print("mw: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+def run() -> None:
+    """The entry point of `mw` and `meshwright`."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def _fail(message: str) -> int:
+    print("mw: " + " ".join(message.split()), file=sys.stderr)
+    return BAD_INPUT
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    """Ours in one line; those that libraries address to programmers are not for the user."""
+    if issubclass(category, UserWarning):
+        print(f"mw: warning: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run()

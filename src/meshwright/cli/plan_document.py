@@ -1,0 +1,53 @@
+"""The document of `mw plan train`: what --json prints and what lies beside plan.toml as plan.json."""
+
+import os
+import platform
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+
+from meshwright import __version__
+from meshwright.hardware.topology import Hardware
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.plan.train import Search
+from meshwright.plan_file import Workload, shardings
+
+_PACKAGES = ("jax", "jaxlib", "libtpu")
+
+
+def plan_document(
+    config: ModelConfig, hardware: Hardware, workload: Workload, found: Search, num_candidates: int
+) -> dict:
+    """The keys of contract.md (best, candidates, assumptions, search), then what they are about."""
+    return {
+        "best": found.best.to_dict(),
+        "candidates": [candidate.to_dict() for candidate in found.candidates[:num_candidates]],
+        "assumptions": list(found.assumptions),
+        "search": {"considered": found.considered, "seconds": found.seconds},
+        "model": asdict(config) | {"params": count_params(config).total},
+        "hardware": {
+            "spec": hardware.spec,
+            "chip": hardware.chip.name,
+            "kind": hardware.chip.kind,
+            "num_chips": hardware.num_chips,
+            "hbm_bytes": hardware.chip.hbm_bytes,
+        },
+        "workload": {
+            "batch_tokens": workload.num_tokens,
+            "seq_len": workload.seq_len,
+            "num_sequences": workload.num_sequences,
+        },
+        "shardings": shardings(config, found.best.layout),
+        "environment": environment(),
+    }
+
+
+def environment() -> dict[str, str]:
+    """Versions and the machine, as far as they can be had without importing JAX."""
+    found = {"meshwright": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found | {"platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}

@@ -1,0 +1,52 @@
+"""mw serve: a checkpoint behind OpenAI's API."""
+
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import CheckpointOption, ContextOption, Json, TensorOption, progress
+from meshwright.cli.devices import split_host
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def serve(
+    checkpoint: CheckpointOption,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences generated at once.")] = 8,
+    context: ContextOption = None,
+    tensor: TensorOption = 1,
+    as_json: Json = False,
+) -> None:
+    """Serve a checkpoint behind OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models.
+
+    Prints its address once it answers; /health and /metrics beside them. SIGTERM ends it once the
+    answers under way are finished.
+
+    \b
+    mw serve --checkpoint runs/demo --port 8000
+    curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "def ", "max_tokens": 32}'
+    """
+    from meshwright.serve.http.server import bind, run
+
+    split_host(tensor)
+    with bind(host, port) as listener:
+        from meshwright.cli.serving import open_service
+        from meshwright.serve.http.app import create_app
+
+        with (
+            progress() as report,
+            open_service(
+                checkpoint, tensor=tensor, num_slots=slots, context=context, report=report
+            ) as service,
+        ):
+            app = create_app(service.engine, service.tokenizer, service.name)
+            run(app, listener, lambda address: _announce(address, service.name, as_json))
+
+
+def _announce(address: str, name: str, as_json: bool) -> None:
+    import json
+
+    print(json.dumps({"address": address, "model": name}) if as_json else f"{name} on {address}", flush=True)

@@ -1,0 +1,156 @@
+"""What `mw train` does once JAX has its devices: corpus, step, loop, and a folder that can be served.
+
+run/plan.toml        the plan, and plan.json where it lies beside it
+run/config.json      the model as Hugging Face writes it
+run/tokenizer.json   the corpus's tokenizer
+run/data/            the packed corpus
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.cli.common import Progress
+from meshwright.errors import CheckpointError, PlanError
+from meshwright.hardware import catalog
+from meshwright.models.config import to_hf
+from meshwright.plan_file import Plan, load_plan, save_plan
+from meshwright.train import checkpoint, loop
+from meshwright.train.data import Corpus, prepare_corpus
+from meshwright.train.metrics import Line
+from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.step import CompiledStep
+from meshwright.units import format_count, format_seconds
+
+# Shares of the run: a tenth of it warms up; it is validated ten times.
+_WARMUP_SHARE, _MAX_WARMUP = 0.1, 2000
+_NUM_VALIDATIONS = 10
+_LOG_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of `mw train`. source: as for `read_documents`. num_steps: None is one epoch.
+
+    figures: the plan.json beside the plan, if there is one.
+    """
+
+    plan: Plan
+    figures: Path | None
+    run: Path
+    source: str
+    num_steps: int | None
+    resume: bool
+    peak_learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The last line of the metrics, and what it is to be held against."""
+
+    line: Line
+    corpus: Corpus
+    run: Path
+    finished: bool
+
+    def sentences(self) -> list[str]:
+        """The outcome in a few lines for people."""
+        measured, planned = self.line["step_seconds"], self.line["planned_step_seconds"]
+        found = [f"step {self.line['step']}: training loss {self.line['loss']:.3f} nats a token"]
+        if "validation_loss" in self.line:
+            found.append(
+                f"validation loss {self.line['validation_loss']:.3f} nats a token; "
+                f"unigram entropy {self.corpus.unigram_entropy:.3f}"
+            )
+        if measured:
+            speed = f"{format_count(self.line['tokens_per_second'])} tokens/s, MFU {self.line['mfu']:.1%}"
+            found.append(f"step time {format_seconds(measured)} measured; {speed}")
+        if measured and planned:
+            found.append(
+                f"step time {format_seconds(planned)} planned; measured / planned {measured / planned:.2f}"
+            )
+        return [*found, f"run in {self.run}"]
+
+
+def carry_out(job: Job, report: Progress) -> Result:
+    """The outcome of training; the run's folder holds all that serving and a report need.
+
+    Raises CheckpointError where the folder holds a run and `resume` is off, PlanError where the run
+    is of another model; nothing of an earlier run is touched then.
+    """
+    _check_folder(job)
+    plan, model = job.plan, job.plan.model
+    corpus = prepare_corpus(
+        job.source,
+        job.run / "data",
+        vocab_size=model.vocab_size,
+        seq_len=plan.workload.seq_len,
+        progress=report,
+    )
+    num_steps = job.num_steps or max(1, corpus.num_train_tokens // plan.workload.num_tokens)
+    optimizer = OptimizerConfig(
+        peak_learning_rate=job.peak_learning_rate,
+        warmup_steps=min(int(num_steps * _WARMUP_SHARE), _MAX_WARMUP),
+        total_steps=num_steps,
+    )
+    chip = catalog.load(plan.hardware).chip
+    step = CompiledStep(
+        model,
+        plan.layout,
+        plan.workload,
+        optimizer,
+        chip_flops_per_second=chip.flops(plan.layout.compute_dtype),
+    )
+    _describe(job, corpus)
+    report("compiling the step", None)
+    line = loop.train(
+        job.run,
+        step,
+        corpus,
+        optimizer,
+        num_steps=num_steps,
+        log_every=_LOG_EVERY,
+        eval_every=max(num_steps // _NUM_VALIDATIONS, 1),
+        resume=job.resume,
+        planned_step_seconds=plan.planned_step_seconds,
+        on_step=lambda line: report(_status(line, num_steps), line["step"] / num_steps),
+        seed=job.seed,
+    )
+    return Result(line, corpus, job.run, finished=line["step"] >= num_steps)
+
+
+def _status(line: Line, num_steps: int) -> str:
+    text = f"step {line['step']}/{num_steps}  loss {line['loss']:.3f}"
+    if line["step_seconds"]:
+        text += f"  {format_seconds(line['step_seconds'])} a step"
+    if line["step_seconds"] and line["planned_step_seconds"]:
+        text += f" (planned {format_seconds(line['planned_step_seconds'])})"
+    return text
+
+
+def _check_folder(job: Job) -> None:
+    checkpoints = job.run / loop.CHECKPOINTS
+    step = checkpoint.latest_step(checkpoints)
+    if step is not None and not job.resume:
+        raise CheckpointError(
+            f"checkpoint: {checkpoints} already holds step {step}; go on from there with --resume, "
+            "or name another --run"
+        )
+    written = job.run / "plan.toml"
+    if step is not None and written.is_file() and (trained := load_plan(written).model) != job.plan.model:
+        raise PlanError(
+            f"run {job.run} trains {trained.name} and the plan is of {job.plan.model.name} or another shape; "
+            "name another --run"
+        )
+
+
+def _describe(job: Job, corpus: Corpus) -> None:
+    """Writes what says of which model, layout and tokenizer the checkpoints are."""
+    save_plan(job.plan, job.run / "plan.toml")
+    if job.figures and job.figures.resolve() != (job.run / "plan.json").resolve():
+        shutil.copyfile(job.figures, job.run / "plan.json")
+    written = to_hf(job.plan.model) | {"eos_token_id": corpus.end_of_text_id}
+    (job.run / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    shutil.copyfile(corpus.tokenizer_path, job.run / "tokenizer.json")
