@@ -1,0 +1,249 @@
+"""What the layout alone says of a step: collectives, FLOPs and what is recomputed, in closed form.
+
+The published rows (How to Scale Your Model, "Training") are per layer of a two-matrix MLP, in bf16,
+B its tokens: 8DF for DP, 4DF + 8DF for FSDP, 4BD + 4BD for tensor parallelism. A layer here has P
+weights (3DF gated, and 2D(N + K)H of attention) and two blocks, so 2DF becomes P and BD becomes 2 BTD.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cost.recorded import (
+    BF16,
+    LAYER_WEIGHTS,
+    SMALL,
+    TOKENS,
+    B,
+    D,
+    F,
+    H,
+    K,
+    L,
+    N,
+    T,
+    V,
+    layer_moves,
+    moves,
+    record,
+    ring_bytes,
+)
+
+from meshwright.cost.graph import Graph, recomputed_nodes
+from meshwright.layout import Layout
+from meshwright.models.count import count_params
+
+DEGREES = st.sampled_from([1, 2, 4])
+LAYOUTS = st.builds(
+    Layout,
+    data=DEGREES,
+    fsdp=DEGREES,
+    context=DEGREES,
+    tensor=DEGREES,
+    sequence_parallel=st.booleans(),
+    remat=st.sampled_from(["none", "matmuls", "full"]),
+)
+P_BYTES = BF16 * LAYER_WEIGHTS
+X_BYTES = BF16 * TOKENS * D
+
+
+class TestVolumes:
+    """Bytes round the ring for one layer: V for a gather or a scatter, 2 V for an all-reduce."""
+
+    def test_one_device_moves_nothing(self) -> None:
+        assert list(moves(Layout())) == []
+
+    def test_data_parallel(self) -> None:
+        """8DF: every gradient all-reduced, 2 passes x 2 bytes x 2DF; here 2 x 2 x P."""
+        found = layer_moves(Layout(data=8), "data")
+        assert ring_bytes(found, "forward", "recompute") == 0
+        assert ring_bytes(found, "backward") == 2 * P_BYTES
+
+    def test_fsdp(self) -> None:
+        """4DF + 8DF: gathered forward; gathered again and scattered backward."""
+        found = layer_moves(Layout(fsdp=8), "fsdp")
+        assert ring_bytes(found, "forward") == P_BYTES
+        assert ring_bytes(found, "recompute", "backward") == 2 * P_BYTES
+
+    def test_zero_3_moves_half_as_much_again_as_data_parallelism(self) -> None:
+        fsdp = layer_moves(Layout(fsdp=8), "fsdp")
+        data = layer_moves(Layout(data=8), "data")
+        assert sum(m.ring_bytes for m in fsdp) == 1.5 * sum(m.ring_bytes for m in data)
+
+    def test_tensor_parallel(self) -> None:
+        """4BD + 4BD a block, two blocks: BTD all-reduced twice forward and twice backward."""
+        found = layer_moves(Layout(tensor=4), "tensor")
+        assert ring_bytes(found, "forward") == ring_bytes(found, "backward") == 4 * X_BYTES
+
+    def test_sequence_parallel_gathers_the_input_once_more(self) -> None:
+        """An all-reduce is the gather and the scatter; the backward pass gathers its input again."""
+        found = layer_moves(Layout(tensor=4, sequence_parallel=True), "tensor")
+        assert ring_bytes(found, "forward") == ring_bytes(found, "backward") == 4 * X_BYTES
+        assert ring_bytes(found, "recompute") == 2 * X_BYTES
+
+    def test_fsdp_and_tensor_parallel(self) -> None:
+        """(4BD/X + 4DF/Y) + (4BD/X + 8DF/Y): each divides what the other moves.
+
+        The published backward of 8BD/X counts the input's second gather apart.
+        """
+        layout = Layout(fsdp=4, tensor=2)
+        weights, activations = layer_moves(layout, "fsdp"), layer_moves(layout, "tensor")
+        assert sum(m.ring_bytes for m in weights) == 3 * P_BYTES / 2
+        assert sum(m.ring_bytes for m in activations) == 8 * X_BYTES / 4
+
+    def test_data_and_fsdp(self) -> None:
+        """The gradient is scattered over fsdp first, so data all-reduces a shard of it."""
+        layout = Layout(data=2, fsdp=4)
+        assert sum(m.ring_bytes for m in layer_moves(layout, "fsdp")) == 3 * P_BYTES
+        assert sum(m.ring_bytes for m in layer_moves(layout, "data")) == 2 * P_BYTES / 4
+
+    def test_context_parallel(self) -> None:
+        """Keys and values, 2 BTKH, are gathered and their cotangents scattered; gradients are summed."""
+        found = layer_moves(Layout(context=4), "context")
+        kv_bytes = 2 * BF16 * TOKENS * K * H
+        assert ring_bytes(found, "forward") == ring_bytes(found, "recompute") == kv_bytes
+        assert ring_bytes(found, "backward") == kv_bytes + 2 * P_BYTES
+
+
+class TestMegatron:
+    """One collective forward and one backward for each half of a block (Shoeybi et al., 2019)."""
+
+    def test_all_reduces(self) -> None:
+        found = layer_moves(Layout(tensor=4), "tensor")
+        assert [(m.direction, m.transfer.op) for m in found].count(("forward", "all_reduce")) == 2
+        assert [(m.direction, m.transfer.op) for m in found].count(("backward", "all_reduce")) == 2
+        assert len(found) == 4
+        assert {m.transfer.tensor for m in found if m.direction == "forward"} == {"wo", "w_out"}
+
+    def test_sequence_parallelism_takes_each_apart(self) -> None:
+        """Korthikanti et al., 2022: a gather before the first matmul, a scatter after the second."""
+        found = layer_moves(Layout(tensor=4, sequence_parallel=True), "tensor")
+        ops = Counter((m.direction, m.transfer.op) for m in found)
+        assert ops == {
+            ("forward", "all_gather"): 2,
+            ("forward", "reduce_scatter"): 2,
+            ("recompute", "all_gather"): 2,
+            ("backward", "all_gather"): 2,
+            ("backward", "reduce_scatter"): 2,
+        }
+
+    @pytest.mark.parametrize("sequence_parallel", [False, True])
+    def test_it_waits_for_activations_and_not_for_weights(self, sequence_parallel: bool) -> None:
+        layout = Layout(fsdp=2, tensor=4, sequence_parallel=sequence_parallel)
+        assert all(move.transfer.critical for move in layer_moves(layout, "tensor"))
+        assert not any(move.transfer.critical for move in layer_moves(layout, "fsdp"))
+
+    def test_the_logits_are_never_moved(self) -> None:
+        """Over a split vocabulary the loss reduces [B, T] floats: maximum, sum and target."""
+        found = [m.transfer for m in moves(Layout(tensor=4)) if m.segment == "head" and m.transfer.critical]
+        of_loss = [t for t in found if t.tensor == "loss"]
+        assert [(t.op, t.gathered_bytes) for t in of_loss] == [("all_reduce", 4 * TOKENS)] * 3
+        assert max(t.gathered_bytes for t in found) < BF16 * TOKENS * V
+
+    def test_the_embedding_sums_the_rows_that_each_device_owns(self) -> None:
+        found = [m for m in moves(Layout(tensor=4)) if m.segment == "embedding"]
+        assert [(m.direction, m.transfer.op) for m in found] == [("forward", "all_reduce")]
+        assert found[0].transfer.gathered_bytes == X_BYTES
+
+
+def test_a_norms_gradient_is_summed_over_all_that_splits_its_input() -> None:
+    layout = Layout(data=2, tensor=2, sequence_parallel=True)
+    found = [m for m in moves(layout) if m.segment == "layer" and "norm" in m.transfer.tensor]
+    assert len(found) == 2
+    assert all(m.direction == "backward" and set(m.transfer.axes) == {"data", "tensor"} for m in found)
+
+
+class TestFlops:
+    def _flops(self, layout: Layout, kind: str, graph: Graph | None = None) -> dict[str, float]:
+        """FLOPs of a step over all devices by direction."""
+        totals = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
+        for segment in (graph or record(layout)).segments:
+            scale = segment.count * layout.mesh.num_devices
+            again = recomputed_nodes(segment, layout.remat)
+            for node in segment.nodes:
+                if node.kind == kind:
+                    totals["forward"] += node.forward.flops * scale
+                    totals["recompute"] += node.forward.flops * scale * (node in again)
+                    totals["backward"] += node.backward.flops * scale
+        return totals
+
+    @given(LAYOUTS.filter(lambda layout: layout.remat == "none"))
+    def test_six_a_parameter_and_token_under_any_layout(self, layout: Layout) -> None:
+        """2ND forward, 4ND backward; no layout repeats a matmul. The embedding is a look-up."""
+        counts = count_params(SMALL)
+        matmul_params = counts.mlp + counts.attention + D * V
+        flops = self._flops(layout, "matmul")
+        assert flops == {
+            "forward": 2 * matmul_params * TOKENS,
+            "recompute": 0,
+            "backward": 4 * matmul_params * TOKENS,
+        }
+
+    @given(LAYOUTS.filter(lambda layout: layout.remat == "full"))
+    def test_full_rematerialisation_repeats_the_forward_pass_of_the_layers(self, layout: Layout) -> None:
+        """8ND rather than 6ND, but for w_out: nothing reads its product again."""
+        flops = self._flops(layout, "matmul")
+        assert flops["recompute"] == 2 * TOKENS * L * (LAYER_WEIGHTS - D * F)
+
+    def test_keeping_matmuls_repeats_none_of_them(self) -> None:
+        assert self._flops(Layout(remat="matmuls"), "matmul")["recompute"] == 0
+        # What is repeated is the attention, whose output is no matmul's.
+        attention = self._flops(Layout(remat="matmuls"), "attention")
+        assert attention["recompute"] == attention["forward"] > 0
+
+    def test_attention(self) -> None:
+        """Scores and values: 4 B T^2 N H forward, half of it where the mask is skipped."""
+        whole = 4 * L * B * T * T * N * H
+        dense = self._flops(Layout(), "attention", record(Layout(), flash_attention=False))
+        flash = self._flops(Layout(), "attention")
+        assert dense["forward"] == whole
+        assert flash["forward"] == whole / 2
+        assert flash["backward"] == 2.5 * flash["forward"]  # four products of gradients, scores again
+
+    @given(LAYOUTS)
+    def test_attention_is_split_without_repetition(self, layout: Layout) -> None:
+        """Over context the last shard decides, which sees all keys but half of its own block."""
+        flops = self._flops(layout, "attention")["forward"]
+        assert flops == pytest.approx(4 * L * B * T * T * N * H * (1 - 1 / (2 * layout.context)), rel=1e-12)
+
+    def test_a_tied_model_multiplies_its_table_again(self) -> None:
+        tied = replace(SMALL, tied_embeddings=True)
+        assert self._flops(Layout(), "matmul", record(Layout(), tied)) == self._flops(Layout(), "matmul")
+
+
+class TestRecomputation:
+    def _again(self, remat: str, **degrees: int) -> list[str]:
+        layout = Layout(remat=remat, **degrees)
+        layer = next(s for s in record(layout).segments if s.name == "layer")
+        return [f"{node.kind} {node.name}" for node in recomputed_nodes(layer, remat)]
+
+    def test_nothing_but_gathers(self) -> None:
+        assert self._again("none") == []
+        again = self._again("none", fsdp=8)
+        assert again == [f"gather {w}" for w in ("wq", "wk", "wv", "wo", "w_gate", "w_in", "w_out")]
+
+    def test_what_stands_between_matmuls(self) -> None:
+        assert self._again("matmuls") == [
+            "elementwise attention_norm",
+            "elementwise rope_q",
+            "elementwise rope_k",
+            "attention attention",
+            "elementwise attention_residual",
+            "elementwise mlp_norm",
+            "elementwise swiglu",
+        ]
+
+    def test_all_but_what_nothing_reads(self) -> None:
+        again = self._again("full")
+        assert "matmul w_out" not in again and "elementwise mlp_residual" not in again
+        assert [name for name in again if name.startswith("matmul")] == [
+            f"matmul {w}" for w in ("wq", "wk", "wv", "wo", "w_gate", "w_in")
+        ]
+
+    @given(LAYOUTS)
+    def test_the_embedding_and_the_head_run_once(self, layout: Layout) -> None:
+        for segment in record(layout).segments:
+            if segment.name != "layer":
+                assert recomputed_nodes(segment, layout.remat) == []

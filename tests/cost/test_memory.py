@@ -1,0 +1,156 @@
+"""Bytes on a chip, item by item, against closed forms in the sizes of the model."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, L, N, V, record
+
+from meshwright.cost.graph import saved_values
+from meshwright.cost.memory import Memory, parameters_per_chip, train_memory, update_work
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.models.presets import load_model
+
+BTD, BTV = TOKENS * D, TOKENS * V
+SAVED = {  # elements that one layer keeps
+    # x, h, x, h; q and a; k and v; gate, up and their product. F = 4D, NH = KH = D makes it 20 BTD.
+    "none": 4 * BTD + 2 * TOKENS * N * H + 2 * TOKENS * K * H + 3 * TOKENS * F,
+    # x and the results of wq, wk, wv, wo, w_gate and w_in.
+    "matmuls": 2 * BTD + TOKENS * N * H + 2 * TOKENS * K * H + 2 * TOKENS * F,
+    "full": BTD,
+}
+
+
+def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
+    return train_memory(layout, record(layout, config), parameters_per_chip(config, layout))
+
+
+@pytest.mark.parametrize("remat", SAVED)
+def test_one_device(remat: str) -> None:
+    """bf16 weights and gradients, float32 moments: 12 bytes a parameter; 10 without gradients."""
+    params, memory = count_params(SMALL).total, _memory(Layout(remat=remat))
+    assert memory.weights == memory.gradients == 2 * params
+    assert memory.optimizer == 8 * params
+    # The head keeps its input, the norm of it, and the logits.
+    assert memory.activations == BF16 * (L * SAVED[remat] + 2 * BTD + BTV)
+    assert memory.total == sum(
+        (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.buffers)
+    )
+
+
+def test_float32_doubles_weights_and_keeps_the_moments() -> None:
+    params, memory = count_params(SMALL).total, _memory(Layout(weights_dtype="f32"))
+    assert (memory.weights, memory.gradients, memory.optimizer) == (4 * params, 4 * params, 8 * params)
+
+
+def test_the_published_twenty_and_one() -> None:
+    """About 20 BTD a layer without rematerialisation where F = 4D and NH = KH = D; 1 for block inputs."""
+    sizes = {"B": TOKENS, "D": 64}
+    wide = ModelConfig(
+        name="wide", num_layers=1, d_model=64, d_ff=256, num_heads=4, num_kv_heads=4, d_head=16,
+        vocab_size=64, max_seq_len=128,
+    )  # fmt: skip
+    for remat, count in (("none", 20), ("full", 1)):
+        layer = next(s for s in record(Layout(remat=remat), wide).segments if s.source)
+        saved = sum(value.bytes_per_device for value in saved_values(layer, remat))
+        assert saved == count * BF16 * sizes["B"] * sizes["D"]
+
+
+@pytest.mark.parametrize("axis", ["fsdp", "tensor"])
+def test_matrices_are_divided_and_norms_are_not(axis: str) -> None:
+    counts = count_params(SMALL)
+    layout = Layout.parse(f"{axis}=4")
+    assert parameters_per_chip(SMALL, layout) == (counts.total - counts.norms) / 4 + counts.norms
+
+
+@pytest.mark.parametrize("axis", ["data", "context"])
+def test_replicas_are_whole(axis: str) -> None:
+    assert parameters_per_chip(SMALL, Layout.parse(f"{axis}=4")) == count_params(SMALL).total
+
+
+def test_a_shard_that_does_not_divide_rounds_up() -> None:
+    """64 rows over 3 chips: one holds 22."""
+    norms = count_params(SMALL).norms
+    matrices = count_params(SMALL).total - norms
+    assert parameters_per_chip(SMALL, Layout(fsdp=3)) == matrices // 64 * 22 + norms
+
+
+@pytest.mark.parametrize("remat", SAVED)
+def test_activations_are_divided_by_what_splits_them(remat: str) -> None:
+    alone = _memory(Layout(remat=remat)).activations
+    for degrees in ({"data": 4}, {"fsdp": 4}, {"data": 2, "fsdp": 2}):
+        assert _memory(Layout(remat=remat, **degrees)).activations == alone / 4, degrees
+
+
+def test_sequence_parallelism_divides_the_residual_stream_too() -> None:
+    """Tensor parallelism leaves the four BTD of a layer whole (Korthikanti et al., 2022)."""
+    whole = _memory(Layout()).activations
+    tensor = _memory(Layout(tensor=4)).activations
+    assert tensor == BF16 * (L * (SAVED["none"] - 4 * BTD) / 4 + L * 4 * BTD + 2 * BTD + BTV / 4)
+    # What is gathered is gathered again; the head's norm feeds a gathered copy that is kept.
+    split = _memory(Layout(tensor=4, sequence_parallel=True)).activations
+    assert whole / 4 <= split < tensor
+    layer_share = BF16 * L * SAVED["none"] / 4
+    assert split - layer_share <= BF16 * (2 * BTD + BTV / 4)
+
+
+class TestBuffers:
+    def test_a_weight_that_stays_where_it_is_takes_none(self) -> None:
+        assert _memory(Layout(data=8)).buffers < _memory(Layout(fsdp=8)).buffers
+
+    def test_two_layers_of_gathered_weights(self) -> None:
+        """One computes while the next arrives: 2 P, where the working set is of one layer."""
+        by_data, by_fsdp = (_memory(Layout.parse(f"{axis}=16")) for axis in ("data", "fsdp"))
+        assert by_fsdp.buffers - by_data.buffers <= 2 * BF16 * LAYER_WEIGHTS
+        assert by_fsdp.buffers >= 2 * BF16 * LAYER_WEIGHTS
+
+    def test_float32_weights_are_copied_to_the_compute_dtype(self) -> None:
+        assert _memory(Layout(weights_dtype="f32")).buffers > _memory(Layout()).buffers
+
+    def test_a_large_vocabulary_peaks_in_the_head(self) -> None:
+        """The logits' cotangent is as large as the logits."""
+        wide = ModelConfig(
+            name="wide", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=4, d_head=16,
+            vocab_size=64_000, max_seq_len=128,
+        )  # fmt: skip
+        assert _memory(Layout(remat="full"), wide).buffers >= BF16 * TOKENS * 64_000
+
+
+@given(
+    st.builds(
+        Layout,
+        data=st.integers(1, 8),
+        fsdp=st.integers(1, 8),
+        context=st.integers(1, 8),
+        tensor=st.integers(1, 8),
+        sequence_parallel=st.booleans(),
+        remat=st.sampled_from(list(SAVED)),
+        weights_dtype=st.sampled_from(["f32", "bf16"]),
+    )
+)
+def test_no_item_is_ever_negative(layout: Layout) -> None:
+    items = _memory(layout).to_dict()
+    assert all(num_bytes > 0 for num_bytes in items.values()), items
+    assert items["total"] == sum(num_bytes for name, num_bytes in items.items() if name != "total")
+
+
+@given(st.builds(Layout, fsdp=st.sampled_from([1, 2, 4]), tensor=st.sampled_from([1, 2, 4])))
+def test_saving_less_takes_less(layout: Layout) -> None:
+    saved = [_memory(layout.replace(remat=remat)).activations for remat in ("none", "matmuls", "full")]
+    assert saved == sorted(saved, reverse=True)
+
+
+def test_update_work() -> None:
+    """Adam in bf16 with float32 moments: 2 + 8 + 2 bytes read, 2 + 8 written; 12 FLOPs."""
+    work = update_work(Layout(), 1000)
+    assert (work.flops, work.hbm_bytes) == (12_000, 22_000)
+    assert update_work(Layout(weights_dtype="f32"), 1000).hbm_bytes == 28_000
+
+
+def test_llama_2_13b_does_not_fit_under_data_parallelism() -> None:
+    """130 GB at 10 bytes a parameter (How to Scale Your Model, "Training"); gradients make 156 of 96."""
+    config, layout = load_model("llama-2-13b"), Layout(data=4096)
+    memory = train_memory(layout, record(layout, config), parameters_per_chip(config, layout))
+    assert memory.weights + memory.optimizer == pytest.approx(130e9, rel=0.01)
+    assert memory.weights + memory.optimizer + memory.gradients == pytest.approx(156e9, rel=0.01)
