@@ -37,12 +37,11 @@ class Mesh:
     def size(self, axes: str | tuple[str, ...]) -> int:
         """Devices along `axes` (one name, or several whose sizes multiply)."""
         names = (axes,) if isinstance(axes, str) else axes
-        for name in names:
-            if name not in self.sizes:
-                raise NotationError(
-                    f"mesh axis {name} is unknown; this mesh has {', '.join(self.sizes) or 'no axes'}"
-                )
-        return prod(self.sizes[name] for name in names)
+        try:
+            return prod([self.sizes[name] for name in names])
+        except KeyError as error:
+            known = ", ".join(self.sizes) or "no axes"
+            raise NotationError(f"mesh axis {error.args[0]} is unknown; this mesh has {known}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sizes)

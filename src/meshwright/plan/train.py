@@ -1,14 +1,15 @@
 """The best layouts to train a model on a machine, ranked by the cost model, and why.
 
 Candidates are all products data x fsdp x context x tensor of the chips that divide the model and
-the batch, with and without sequence parallelism, under each remat policy, and with as few
-microbatches as fit the memory. Each is priced by cost/step.py from its recorded contractions.
+the batch, with and without sequence parallelism. Each takes the remat policy that recomputes least
+of those that fit, by number of microbatches, and is priced by cost/step.py from its contractions.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory, parameters_per_chip, train_memory, update_work
 from meshwright.cost.ops import Shape, record_loss
 from meshwright.cost.step import StepCost, StepPricer
@@ -103,7 +104,9 @@ def price(config: ModelConfig, hardware: Hardware, workload: Workload, layout: L
     """One layout, priced. Raises LayoutError where it does not divide or has another chip count."""
     layout.check(config, seq_len=workload.seq_len)
     _check_batch(workload, layout)
-    return _price(config, hardware, workload, layout, _record(config, hardware, workload, layout))
+    graph = _record(config, hardware, workload, layout)
+    memory = train_memory(layout, graph, parameters_per_chip(config, layout))
+    return _price(layout, graph, memory, hardware, workload, config)
 
 
 def search(
@@ -122,17 +125,19 @@ def search(
     for mesh in _meshes(config, hardware.num_chips, workload):
         for compute_dtype in compute_dtypes:
             base = mesh.replace(weights_dtype=weights_dtype, compute_dtype=compute_dtype)
-            family = list(_price_family(config, hardware, workload, base))
-            considered += len(family)
-            found.append(min(family, key=_rank))
-            found += [c for c in family if c is not found[-1] and c.fits]
+            schedules = list(_schedules(config, hardware, workload, base))
+            considered += len(schedules)
+            found += [
+                _price(*schedule, hardware, workload, config)
+                for schedule in _worth_pricing(schedules, hardware)
+            ]
         if on_progress:
             on_progress(considered)
     if not found:
         raise PlanError(_nothing_divides(config, hardware, workload))
     found.sort(key=_rank)
-    assumptions = tuple(_assumptions(config, hardware, workload, found[0]))
-    return Search(tuple(found), considered, time.perf_counter() - started, assumptions)
+    said = tuple(assumptions(hardware, workload, found[0]))
+    return Search(tuple(found), considered, time.perf_counter() - started, said)
 
 
 def _rank(candidate: Candidate) -> tuple:
@@ -171,37 +176,50 @@ def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def _price_family(
+_Schedule = tuple[Layout, Graph, Memory]
+
+
+def _schedules(
     config: ModelConfig, hardware: Hardware, workload: Workload, base: Layout
-) -> Iterator[Candidate]:
-    """The remat policies of one mesh, with the fewest microbatches under which one fits."""
+) -> Iterator[_Schedule]:
+    """Remat policies by microbatches of one mesh, until nothing need be recomputed to fit."""
     per_shard = workload.num_sequences / base.num_batch_shards
+    stored = parameters_per_chip(config, base)
     microbatches = 1
-    while True:
+    while microbatches <= per_shard:
         layout = base.replace(microbatches=microbatches)
-        pricer = _record(config, hardware, workload, layout)
-        family = [_price(config, hardware, workload, layout.replace(remat=remat), pricer) for remat in REMATS]
-        yield from family
-        if any(candidate.fits for candidate in family) or microbatches * 2 > per_shard:
-            return
+        graph = _record(config, hardware, workload, layout)
+        for remat in REMATS:
+            schedule = layout.replace(remat=remat)
+            memory = train_memory(schedule, graph, stored)
+            yield schedule, graph, memory
+            if memory.total <= usable_bytes(hardware):
+                if remat == REMATS[0]:
+                    return
+                break
         microbatches *= 2
 
 
-def _record(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> StepPricer:
+def _worth_pricing(schedules: list[_Schedule], hardware: Hardware) -> list[_Schedule]:
+    """Those that fit; where none does, the one that comes nearest."""
+    fitting = [s for s in schedules if s[2].total <= usable_bytes(hardware)]
+    return fitting or [min(schedules, key=lambda schedule: schedule[2].total)]
+
+
+def _record(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Graph:
     sequences = workload.num_sequences / layout.microbatches
     shape = Shape(sequences, workload.seq_len, workload.seq_len)
-    graph = record_loss(config, layout, shape, flash_attention=hardware.chip.kind != "cpu")
-    return StepPricer(graph, layout, hardware)
+    return record_loss(config, layout, shape, flash_attention=hardware.chip.kind != "cpu")
 
 
 def _price(
-    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout, pricer: StepPricer
+    layout: Layout, graph: Graph, memory: Memory, hardware: Hardware, workload: Workload, config: ModelConfig
 ) -> Candidate:
-    stored = parameters_per_chip(config, layout)
+    update = update_work(layout, parameters_per_chip(config, layout))
     return Candidate(
         layout=layout,
-        cost=pricer.cost(layout.remat, update_work(layout, stored), layout.weight_axes),
-        memory=train_memory(layout, pricer.graph, stored),
+        cost=StepPricer(graph, layout, hardware).cost(layout.remat, update, layout.weight_axes),
+        memory=memory,
         model_flops=train_flops_per_token(config, workload.seq_len) * workload.num_tokens,
         num_tokens=workload.num_tokens,
         hardware=hardware,
@@ -231,9 +249,8 @@ def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload
     )
 
 
-def _assumptions(
-    config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
-) -> Iterator[str]:
+def assumptions(hardware: Hardware, workload: Workload, best: Candidate) -> Iterator[str]:
+    """What the price of `best` rests on, a sentence each."""
     chip = hardware.chip
     yield (
         "MFU counts 6 FLOPs a matmul parameter and token and half of 12 B T^2 N H a layer for causal "
