@@ -124,8 +124,13 @@ def _link_load(link: Link) -> float:
 
 
 def _hops(link: Link) -> int:
-    """Messages in sequence until the farthest device has been reached: n - 1 on a line or through a
-    switch (NCCL's ring), half round a ring; a stride multiplies the way."""
+    """Messages in sequence until the farthest device has been reached.
+
+    n - 1 along a line, half of that round a ring, times the stride. Through a switch ceil(log2 n):
+    small messages go by trees, all-gathers by PAT (NCCL 2.23 and later).
+    """
+    if link.kind != "ici":
+        return (link.size - 1).bit_length()
     return (link.size // 2 if link.ring else link.size - 1) * link.stride
 
 
