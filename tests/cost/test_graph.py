@@ -215,7 +215,7 @@ class TestFlops:
 
 class TestRecomputation:
     def _again(self, remat: str, **degrees: int) -> list[str]:
-        layout = Layout(remat=remat, **degrees)
+        layout = Layout(remat=remat).replace(**degrees)
         layer = next(s for s in record(layout).segments if s.name == "layer")
         return [f"{node.kind} {node.name}" for node in recomputed_nodes(layer, remat)]
 

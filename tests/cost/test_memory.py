@@ -80,7 +80,7 @@ def test_a_shard_that_does_not_divide_rounds_up() -> None:
 def test_activations_are_divided_by_what_splits_them(remat: str) -> None:
     alone = _memory(Layout(remat=remat)).activations
     for degrees in ({"data": 4}, {"fsdp": 4}, {"data": 2, "fsdp": 2}):
-        assert _memory(Layout(remat=remat, **degrees)).activations == alone / 4, degrees
+        assert _memory(Layout(remat=remat).replace(**degrees)).activations == alone / 4, degrees
 
 
 def test_sequence_parallelism_divides_the_residual_stream_too() -> None:
