@@ -68,8 +68,6 @@ def test_more_overlap_is_never_slower(layout: Layout, one: float, other: float) 
     less, more = sorted((one, other))
     faster, slower = (_cost(layout, _with_overlap(overlap)).seconds for overlap in (more, less))
     assert faster <= slower * (1 + 1e-12)  # sums in another order
-        1 + 1e-12
-    )
 
 
 @given(LAYOUTS)
