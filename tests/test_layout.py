@@ -1,0 +1,250 @@
+"""A Layout: which mesh axes split what, the text that names it, and what does not divide."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import LayoutError
+from meshwright.layout import AXES, REMATS, Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.presets import load_model
+from meshwright.models.transformer import dimensions, parameters
+from meshwright.notation.array import ShardedArray
+
+LLAMA = load_model("llama-3-8b")  # D4096 F14336 N32 K8 H128 V128256
+WEIGHTS = ["wq:DNH", "wk:DKH", "wo:NHD", "w_gate:DF", "w_out:FD", "embed:VD", "unembed:DV", "norm:D"]
+ACTIVATIONS = ["x:BTD", "q:BTNH", "q:BTKGH", "k:BTKH", "h:BTF", "logits:BTV"]
+
+DEGREES = st.sampled_from([1, 2, 3, 4, 8, 64])
+LAYOUTS = st.builds(
+    Layout,
+    data=DEGREES,
+    fsdp=DEGREES,
+    context=DEGREES,
+    tensor=DEGREES,
+    sequence_parallel=st.booleans(),
+    microbatches=DEGREES,
+    remat=st.sampled_from(REMATS),
+    weights_dtype=st.sampled_from(["f32", "bf16"]),
+    compute_dtype=st.sampled_from(["f32", "bf16"]),
+)
+
+
+def _written(layout: Layout, kind: str, named: list[str]) -> list[str]:
+    return [str(getattr(layout, kind)(*item.split(":"))) for item in named]
+
+
+class TestShardings:
+    ALL = Layout(data=2, fsdp=2, context=2, tensor=2)
+
+    def test_stored_weights(self) -> None:
+        assert _written(self.ALL, "weight", WEIGHTS) == [
+            "wq[D_fsdp, N_tensor, H]",
+            "wk[D_fsdp, K_tensor, H]",
+            "wo[N_tensor, H, D_fsdp]",
+            "w_gate[D_fsdp, F_tensor]",
+            "w_out[F_tensor, D_fsdp]",
+            "embed[V_tensor, D_fsdp]",
+            "unembed[D_fsdp, V_tensor]",
+            "norm[D]",
+        ]
+
+    def test_weights_in_use_are_gathered_over_fsdp(self) -> None:
+        assert _written(self.ALL, "weight_in_use", WEIGHTS[:5]) == [
+            "wq[D, N_tensor, H]",
+            "wk[D, K_tensor, H]",
+            "wo[N_tensor, H, D]",
+            "w_gate[D, F_tensor]",
+            "w_out[F_tensor, D]",
+        ]
+
+    def test_activations(self) -> None:
+        assert _written(self.ALL, "activation", ACTIVATIONS) == [
+            "x[B_{data,fsdp}, T_context, D]",
+            "q[B_{data,fsdp}, T_context, N_tensor, H]",
+            "q[B_{data,fsdp}, T_context, K_tensor, G, H]",
+            "k[B_{data,fsdp}, T_context, K_tensor, H]",
+            "h[B_{data,fsdp}, T_context, F_tensor]",
+            "logits[B_{data,fsdp}, T_context, V_tensor]",
+        ]
+
+    def test_sequence_parallelism_splits_what_tensor_leaves_whole(self) -> None:
+        layout = self.ALL.replace(sequence_parallel=True)
+        assert _written(layout, "activation", ["x:BTD", "h:BTF"]) == [
+            "x[B_{data,fsdp}, T_{context,tensor}, D]",
+            "h[B_{data,fsdp}, T_context, F_tensor]",
+        ]
+        assert str(layout.tokens("tokens")) == "tokens[B_{data,fsdp}, T_context]"
+
+    def test_keys_are_read_whole(self) -> None:
+        projected, read = self.ALL.keys("k")
+        assert str(projected) == "k[B_{data,fsdp}, T_context, K_tensor, H]"
+        assert str(read) == "k[B_{data,fsdp}, T, K_tensor, H]"
+
+    def test_axes_of_one_device_are_left_out(self) -> None:
+        assert _written(Layout(), "weight", WEIGHTS[:1]) == ["wq[D, N, H]"]
+        assert Layout().batch_axes == () and Layout(fsdp=2).batch_axes == ("fsdp",)
+
+    def test_a_layers_norm_is_whole_and_its_matrices_are_not(self) -> None:
+        assert str(self.ALL.weight("norm", "LD")) == "norm[L, D]"
+        assert str(self.ALL.weight("w_in", "LDF")) == "w_in[L, D_fsdp, F_tensor]"
+
+    @given(LAYOUTS)
+    def test_no_array_uses_an_axis_twice_or_none_that_is_there(self, layout: Layout) -> None:
+        """ShardedArray refuses the first; every weight matrix is split by all of fsdp and tensor."""
+        present = {axis for axis in ("fsdp", "tensor") if getattr(layout, axis) > 1}
+        for path, param in parameters(LLAMA).items():
+            array = layout.weight(path, param.letters)
+            assert set(array.sharded_axes) == (set() if param.init == "ones" else present)
+        for item in ACTIVATIONS:
+            array = layout.activation(*item.split(":"))
+            assert set(layout.batch_axes) <= set(array.sharded_axes)
+
+
+class TestContractions:
+    def _steps(self, layout: Layout, name: str, spec: str) -> list[str]:
+        return [str(step) for step in layout.contraction(name, spec).steps]
+
+    def test_fsdp_moves_the_weight(self) -> None:
+        assert self._steps(Layout(fsdp=4), "w_in", "BTD,DF->BTF") == [
+            "AllGather_{fsdp} w_in[D_fsdp, F] -> w_in[D, F]"
+        ]
+
+    def test_tensor_moves_the_activation_after_the_row_parallel_weight_alone(self) -> None:
+        layout = Layout(tensor=4)
+        assert self._steps(layout, "w_in", "BTD,DF->BTF") == []
+        assert self._steps(layout, "w_out", "BTF,FD->BTD") == [
+            "AllReduce_{tensor} w_out_out[B, T, D]{U_tensor} -> w_out_out[B, T, D]"
+        ]
+
+    def test_sequence_parallelism_gathers_and_scatters(self) -> None:
+        layout = Layout(tensor=4, sequence_parallel=True)
+        assert self._steps(layout, "w_in", "BTD,DF->BTF") == [
+            "AllGather_{tensor} x[B, T_tensor, D] -> x[B, T, D]"
+        ]
+        assert self._steps(layout, "w_out", "BTF,FD->BTD") == [
+            "ReduceScatter_{tensor} w_out_out[B, T, D]{U_tensor} -> w_out_out[B, T_tensor, D]"
+        ]
+
+    @given(LAYOUTS)
+    def test_a_weight_is_only_gathered_over_fsdp(self, layout: Layout) -> None:
+        """What is large stays: no contraction moves a weight over tensor, or an activation over fsdp."""
+        for name, spec in (("wq", "BTD,DNH->BTNH"), ("wo", "BTNH,NHD->BTD"), ("w_out", "BTF,FD->BTD")):
+            plan = layout.contraction(name, spec)
+            assert {axis for step in plan.rhs_steps for axis in step.axes} <= {"fsdp"}
+            moved = {axis for step in (*plan.lhs_steps, *plan.out_steps) for axis in step.axes}
+            assert moved <= {"tensor"}
+
+
+class TestText:
+    @given(LAYOUTS)
+    def test_a_dictionary_reads_back(self, layout: Layout) -> None:
+        assert Layout.from_dict(layout.to_dict()) == layout
+
+    @given(LAYOUTS)
+    def test_text_reads_back_but_for_the_dtypes(self, layout: Layout) -> None:
+        dtypes = {"weights_dtype": layout.weights_dtype, "compute_dtype": layout.compute_dtype}
+        assert Layout.parse(str(layout)).replace(**dtypes) == layout
+
+    def test_forms(self) -> None:
+        assert Layout.parse("") == Layout.parse("data=1") == Layout()
+        assert Layout.parse(" fsdp = 4 , tensor=2,") == Layout(fsdp=4, tensor=2)
+        for yes in ("true", "1", "on"):
+            assert Layout.parse(f"sequence_parallel={yes}").sequence_parallel
+        assert not Layout.parse("sequence_parallel=false").sequence_parallel
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("data", "layout: 'data' is not KEY=VALUE; write data=2,fsdp=4"),
+            ("tensr=2", "layout: 'tensr' is not supported; did you mean tensor?"),
+            ("tensor=0", "layout: tensor = 0; it must be a positive integer"),
+            ("tensor=two", "layout: tensor = 'two'; it must be a positive integer"),
+            ("tensor=-2", "layout: tensor = '-2'; it must be a positive integer"),
+            ("remat=ful", "layout: remat = 'ful'; did you mean full?"),
+            ("weights_dtype=int8", "layout: weights_dtype = 'int8'; fits: f32, bf16"),
+        ],
+    )
+    def test_what_is_refused(self, text: str, message: str) -> None:
+        with pytest.raises(LayoutError) as caught:
+            Layout.parse(text)
+        assert str(caught.value) == message
+
+    @pytest.mark.xfail(reason="any other word is read as false")
+    @pytest.mark.parametrize("word", ["yes", "ture"])
+    def test_a_flag_is_true_or_false(self, word: str) -> None:
+        with pytest.raises(LayoutError):
+            Layout.parse(f"sequence_parallel={word}")
+
+    def test_true_is_no_degree(self) -> None:
+        with pytest.raises(LayoutError, match=r"^layout: data = True; it must be a positive integer$"):
+            Layout(data=True)
+
+
+class TestCheck:
+    @pytest.mark.parametrize(
+        ("layout", "message"),
+        [
+            (
+                Layout(tensor=16),
+                "wk[L, D, K_tensor, H]: 8 KV heads (K) do not divide over tensor = 16; "
+                "fits: tensor in {1, 2, 4, 8}, or replicate: wk[L, D, K, H]",
+            ),
+            (
+                Layout(fsdp=3),
+                "embed[V, D_fsdp]: 4096 model dimension (D) do not divide over fsdp = 3; "
+                "fits: fsdp in {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}, or replicate: embed[V, D]",
+            ),
+        ],
+    )
+    def test_a_dimension_that_does_not_divide(self, layout: Layout, message: str) -> None:
+        with pytest.raises(LayoutError) as caught:
+            layout.check(LLAMA)
+        assert str(caught.value) == message
+
+    def test_a_batch_that_does_not_divide(self) -> None:
+        layout = Layout(data=2, fsdp=4, microbatches=2)
+        with pytest.raises(LayoutError) as caught:
+            layout.check(LLAMA, num_sequences=40)
+        assert str(caught.value) == (
+            "x[B_{data,fsdp}, T, D]: 40 sequences (B) do not divide over "
+            "data·fsdp·microbatches = 2·4·2 = 16; fits: 32 sequences"
+        )
+        layout.check(LLAMA, num_sequences=32)
+
+    def test_positions_that_do_not_divide(self) -> None:
+        layout = Layout(context=4, tensor=2, sequence_parallel=True)
+        with pytest.raises(LayoutError) as caught:
+            layout.check(LLAMA, seq_len=1020)
+        assert str(caught.value) == (
+            "x[B, T_{context,tensor}, D]: 1020 positions (T) do not divide over 8; fits: 1024 positions"
+        )
+        layout.replace(sequence_parallel=False).check(LLAMA, seq_len=1020)
+
+    @given(LAYOUTS, st.sampled_from([1, 2, 6, 8]), st.sampled_from([8, 12, 24]))
+    def test_what_passes_has_local_shapes(self, layout: Layout, kv_heads: int, d_head: int) -> None:
+        """check() refuses exactly the layouts under which some array has no local shape."""
+        config = ModelConfig(
+            name="any", num_layers=1, d_model=48, d_ff=96, num_heads=24, num_kv_heads=kv_heads,
+            d_head=d_head, vocab_size=192, max_seq_len=64,
+        )  # fmt: skip
+        sizes = dimensions(config)
+        arrays = [layout.weight(path, param.letters) for path, param in parameters(config).items()]
+        divides = all(self._divides(array, layout, sizes) for array in arrays)
+        if divides:
+            layout.check(config)
+        else:
+            with pytest.raises(LayoutError):
+                layout.check(config)
+
+    @staticmethod
+    def _divides(array: ShardedArray, layout: Layout, sizes: dict[str, int]) -> bool:
+        shards = [layout.mesh.size(axes) for axes in array.axes]
+        return all(sizes[dim] % count == 0 for dim, count in zip(array.dims, shards, strict=True))
+
+
+def test_the_mesh_has_every_axis_in_order() -> None:
+    layout = Layout(data=2, tensor=4)
+    assert layout.mesh.sizes == {"data": 2, "fsdp": 1, "context": 1, "tensor": 4}
+    assert layout.mesh.axes == AXES and layout.num_batch_shards == 2
+    assert layout.weight_axes == ("tensor",) and Layout(data=8).weight_axes == ()
