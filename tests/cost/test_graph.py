@@ -158,7 +158,7 @@ def test_a_norms_gradient_is_summed_over_all_that_splits_its_input() -> None:
 class TestFlops:
     def _flops(self, layout: Layout, kind: str, graph: Graph | None = None) -> dict[str, float]:
         """FLOPs of a step over all devices by direction."""
-        totals = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
+        totals: dict[str, float] = {"forward": 0.0, "recompute": 0.0, "backward": 0.0}
         for segment in (graph or record(layout)).segments:
             scale = segment.count * layout.mesh.num_devices
             again = recomputed_nodes(segment, layout.remat)
