@@ -1,0 +1,107 @@
+"""Matmuls of a Transformer's shapes, forward and both gradients, on all devices at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.bench.devices import Operand, program, virtual_host
+from meshwright.bench.timing import Progress, Timing, report, time_interleaved
+
+DTYPES = ("f32", "bf16")
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """x[rows, D] . w[D, F] on one device."""
+
+    rows: int
+    d_model: int
+    d_ff: int
+
+    @property
+    def flops(self) -> int:
+        """Forward, gradient of x and gradient of w: 3 . 2 rows D F."""
+        return 6 * self.rows * self.d_model * self.d_ff
+
+
+SHAPES = (Shape(256, 256, 1024), Shape(1024, 256, 768), Shape(512, 512, 1536), Shape(256, 1024, 1024))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The time of one shape in one dtype."""
+
+    shape: Shape
+    dtype: str
+    timing: Timing
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.shape.flops / self.timing.seconds
+
+
+def bench_matmul(spec: str, progress: Progress = None, shapes: Sequence[Shape] = SHAPES) -> dict:
+    """Matmul rates of one device of `spec`, all at work: `{"hardware", "results"}`.
+
+    A result has dtype, rows, d_model, d_ff, flops (of the three products), seconds,
+    flops_per_second, predicted_seconds (at the dtype's rate over all shapes), ratio and spread.
+    """
+    measured = measure(virtual_host(spec).num_chips, progress, shapes)
+    rates = rates_by_dtype(measured)
+    return {"hardware": spec, "results": [_result(one, rates[one.dtype]) for one in measured]}
+
+
+def measure(num_devices: int, progress: Progress, shapes: Sequence[Shape]) -> list[Measured]:
+    """Every shape in every dtype."""
+    report(progress, f"compiling matmuls on {num_devices} devices")
+    points = [(shape, dtype) for dtype in DTYPES for shape in shapes]
+    programs = [program(_train_products, _operands(*point), num_devices, 1) for point in points]
+    report(progress, f"timing {len(points)} matmuls")
+    timings = time_interleaved(programs, ROUNDS)
+    return [Measured(*point, timing) for point, timing in zip(points, timings, strict=True)]
+
+
+def _operands(shape: Shape, dtype: str) -> list[Operand]:
+    return [Operand((shape.rows, shape.d_model), dtype), Operand((shape.d_model, shape.d_ff), dtype)]
+
+
+def _train_products(x: Array, w: Array) -> tuple[Array, Array]:
+    """The gradients of x and of w for a cotangent equal to the product itself."""
+    y = jnp.einsum("td,df->tf", x, w)
+    return jnp.einsum("tf,df->td", y, w), jnp.einsum("td,tf->df", x, y)
+
+
+def rates_by_dtype(measured: Sequence[Measured]) -> dict[str, float]:
+    """FLOPs a second of one device by dtype: as many FLOPs of each shape, over the seconds they take."""
+    return {
+        dtype: harmonic_mean([m.flops_per_second for m in measured if m.dtype == dtype]) for dtype in DTYPES
+    }
+
+
+def harmonic_mean(rates: Sequence[float]) -> float:
+    """The rate of equal amounts of work at each of `rates`.
+
+    >>> harmonic_mean([1.0, 3.0])
+    1.5
+    """
+    return len(rates) / sum(1 / rate for rate in rates)
+
+
+def _result(measured: Measured, rate: float) -> dict:
+    shape, timing = measured.shape, measured.timing
+    predicted = shape.flops / rate
+    return {
+        "dtype": measured.dtype,
+        "rows": shape.rows,
+        "d_model": shape.d_model,
+        "d_ff": shape.d_ff,
+        "flops": shape.flops,
+        "seconds": timing.seconds,
+        "flops_per_second": measured.flops_per_second,
+        "predicted_seconds": predicted,
+        "ratio": timing.seconds / predicted,
+        "spread": timing.spread,
+    }

@@ -1,0 +1,124 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.bench import calibrate, collectives, matmul, timing
+from meshwright.bench.devices import virtual_host
+from meshwright.bench.fit import fit_line, predict
+from meshwright.errors import DeviceError
+from meshwright.hardware.catalog import dump_toml, load
+from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory
+
+SIZES = [4096, 65_536, 1_048_576, 8_388_608] * 3
+QUICK = calibrate.Sizes(collectives=(4096, 65_536), matmuls=(matmul.Shape(64, 64, 64),), arrays=((64, 64),))
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e11))
+def test_exact_points_give_their_line(latency: float, bandwidth: float) -> None:
+    line = LinearCost(latency, bandwidth)
+    fitted = fit_line(SIZES, [predict(line, size) for size in SIZES])
+    for size in SIZES:
+        assert predict(fitted, size) == pytest.approx(predict(line, size), rel=1e-3)
+
+
+def test_noise_and_two_spoilt_points_leave_the_line() -> None:
+    line, noise = LinearCost(50e-6, 2e9), np.random.default_rng(0).normal(1, 0.05, len(SIZES))
+    seconds = [predict(line, size) * factor for size, factor in zip(SIZES, noise, strict=True)]
+    seconds[1] *= 20
+    seconds[7] *= 5
+    fitted = fit_line(SIZES, seconds)
+    # Twelve points of 5% noise: each figure is known to a few percent.
+    assert fitted.latency_seconds == pytest.approx(50e-6, rel=0.15)
+    assert fitted.bytes_per_second == pytest.approx(2e9, rel=0.1)
+
+
+def test_a_negative_intercept_is_no_latency() -> None:
+    fitted = fit_line([1000, 2000, 3000], [1e-6, 3e-6, 5e-6])
+    assert fitted.latency_seconds == 0
+    assert fitted.bytes_per_second > 0
+
+
+def test_times_that_do_not_grow_are_all_latency() -> None:
+    fitted = fit_line([1000, 2000, 4000], [3e-6, 2e-6, 1.5e-6])
+    assert fitted == LinearCost(pytest.approx(2e-6), pytest.approx(4000 / 1.5e-6))
+
+
+def test_the_median_ignores_one_slow_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 10.0, 11.0, 20.0, 29.0, 30.0, 31.0, 40.0, 41.0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    (measured,) = timing.time_interleaved([lambda: None], rounds=5)
+    assert measured == timing.Timing(seconds=1.0, spread=0.0)
+
+
+def test_programs_take_turns() -> None:
+    calls: list[str] = []
+    timing.time_interleaved([lambda: calls.append("a"), lambda: calls.append("b")], rounds=2)
+    assert "".join(calls) == "ab" + "abab"
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [("all_gather", 4096), ("all_reduce", 4096), ("all_to_all", 512), ("permute", 512)],
+)
+def test_a_point_is_priced_by_what_a_device_writes(op: str, expected: int) -> None:
+    assert collectives.Point(op, 8, 4096).priced_bytes == expected
+
+
+def test_the_figures_of_a_quick_run_are_positive_and_load_again(tmp_path: Path) -> None:
+    messages: list[str] = []
+    hardware = calibrate.measure("cpu:8", QUICK, messages.append).hardware
+    chip = hardware.chip
+    assert isinstance(chip.network, SharedMemory)
+    figures = [*chip.flops_per_second.values(), chip.hbm_bytes_per_second, chip.launch_seconds]
+    figures += [chip.network.costs[op].bytes_per_second for op in COLLECTIVES]
+    assert all(math.isfinite(figure) and figure > 0 for figure in figures)
+    assert set(chip.flops_per_second) == {"f32", "bf16"}
+    assert (chip.matmul_efficiency, chip.overlap) == (1.0, 0.0)
+    assert any("collectives" in message for message in messages)
+
+    file = tmp_path / "machine.toml"
+    file.write_text(dump_toml(hardware))
+    read = load(str(file))
+    assert replace(read, spec=hardware.spec) == hardware
+    assert read.chip.network.costs == chip.network.costs  # left out of ==, as every mapping of hash=False
+
+
+def test_bench_collectives_reports_every_op_group_and_size() -> None:
+    results = collectives.bench_collectives("cpu:8", sizes=(4096,))["results"]
+    assert {(r["op"], r["num_devices"]) for r in results} == {
+        (op, n) for op in COLLECTIVES for n in (2, 4, 8)
+    }
+    for result in results:
+        assert result["ratio"] == pytest.approx(result["seconds"] / result["predicted_seconds"])
+
+
+def test_bench_matmul_reports_every_dtype() -> None:
+    results = matmul.bench_matmul("cpu:8", shapes=QUICK.matmuls)["results"]
+    assert [r["dtype"] for r in results] == ["f32", "bf16"]
+    # One shape a dtype: its rate is the dtype's.
+    assert all(result["ratio"] == pytest.approx(1.0) for result in results)
+
+
+def test_other_hardware_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"^calibrate v5e:4x4: only virtual CPU devices .*; write cpu:8$"):
+        virtual_host("v5e:4x4")
+
+
+def test_one_device_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"^calibrate cpu:1: one device has no collectives; write cpu:8$"):
+        virtual_host("cpu:1")
+
+
+def test_too_few_devices_name_the_cure() -> None:
+    with pytest.raises(DeviceError) as error:
+        virtual_host("cpu:64")
+    assert str(error.value) == (
+        f"calibrate cpu:64: JAX sees {len(jax.devices())} cpu devices, not 64 CPU devices; "
+        "set JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=64"
+    )
