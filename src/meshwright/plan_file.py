@@ -6,6 +6,7 @@ It is the only thing that passes between planning, training, serving and the aud
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -94,9 +95,9 @@ def save_plan(plan: Plan, path: Path) -> None:
         temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise PlanError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_plan(path: Path) -> Plan:

@@ -134,6 +134,6 @@ def loss(ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, positions: A
 def next_token_logits(
     ops: Ops, w: Mapping[str, Any], tokens: Any, positions: Any, lengths: Any, cache: Any
 ) -> tuple[Any, Any]:
-    """logits[B, V] after the last of `lengths` tokens, and the cache: prefill and generate alike."""
+    """logits[B, 1, V] after the last of `lengths` tokens, and the cache: prefill and generate alike."""
     x, cache = hidden(ops, w, tokens, positions, cache)
     return logits(ops, w, ops.last("last", x, lengths)), cache

@@ -130,7 +130,7 @@ class CompiledStep:
             params = optax.apply_updates(state.params, updates)
             metrics = {
                 "loss": loss,
-                "grad_norm": optax.global_norm(grads),
+                "grad_norm": optax.tree.norm(grads),
                 "learning_rate": self.schedule(state.num_updates),
             }
         return TrainState(params, opt_state, state.num_updates + 1), metrics

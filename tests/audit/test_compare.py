@@ -1,0 +1,178 @@
+"""Planned and emitted collectives lined up: hand-made pairs, and real programs right and wrong."""
+
+import pytest
+
+from meshwright.audit.audit import audit_plan
+from meshwright.audit.collectives import Collective
+from meshwright.audit.compare import Emitted, line_up
+from meshwright.audit.compile import compile_plan
+from meshwright.audit.groups import DeviceGroups
+from meshwright.cost.graph import Transfer
+from meshwright.cost.step import PlannedTransfer
+from meshwright.errors import AuditError
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, Workload
+
+
+def _planned(
+    op: str, axes: str, tensor: str = "wq", size: int = 4096, direction: str = "backward"
+) -> PlannedTransfer:
+    transfer = Transfer(op, tuple(axes.split()), tensor, size, "f32", critical=False)  # pyright: ignore[reportArgumentType]
+    return PlannedTransfer(transfer, direction, 1, 0.0, "ici", 1.0)  # pyright: ignore[reportArgumentType]
+
+
+def _emitted(
+    op: str,
+    axes: str,
+    scope: str = "wq",
+    size: int = 4096,
+    phase: str = "backward",
+    kept: str = "",
+    dtype: str = "f32",
+    **more: object,
+) -> Emitted:
+    collective = Collective(
+        name=op,
+        index=0,
+        op=op,  # pyright: ignore[reportArgumentType]
+        dtype=dtype,
+        operand_shapes=(),
+        result_shapes=(),
+        gathered_bytes=size,
+        groups=DeviceGroups(()),
+        count=1,
+        op_name=f"jit(step)/{scope}/{op}",
+        phase=phase,  # pyright: ignore[reportArgumentType]
+        scope=tuple(scope.split("/")),
+        primitive=op,
+        operand_op_name="",
+        parameter=None,
+        source_dtype=dtype,
+        **more,  # pyright: ignore[reportArgumentType]
+    )
+    return Emitted(collective, tuple(axes.split()), tuple(kept.split()), "")
+
+
+def _statuses(planned: list[PlannedTransfer], emitted: list[Emitted]) -> list[tuple[str, str, str]]:
+    return [(row.tensor, row.direction, row.status) for row in line_up(planned, emitted)]
+
+
+def test_the_same_collective_matches() -> None:
+    rows = _statuses([_planned("all_gather", "fsdp")], [_emitted("all_gather", "fsdp")])
+    assert rows == [("wq", "backward", "match")]
+
+
+def test_a_sliced_all_reduce_stands_for_scatter_and_reduce() -> None:
+    planned = [_planned("reduce_scatter", "fsdp"), _planned("all_reduce", "data", size=1024)]
+    (row,) = line_up(planned, [_emitted("all_reduce", "data fsdp", kept="fsdp")])
+    assert (row.status, len(row.planned)) == ("equivalent", 2)
+    assert "a reduce-scatter as XLA:CPU writes it" in row.note
+
+
+def test_an_all_reduce_that_keeps_everything_is_no_reduce_scatter() -> None:
+    """The finding that the audit exists for: a gradient summed whole where it should be scattered."""
+    (row,) = line_up([_planned("reduce_scatter", "fsdp")], [_emitted("all_reduce", "fsdp")])
+    assert row.status == "differs"
+    assert "planned reduce_scatter over fsdp" in row.note and "emitted all_reduce over fsdp" in row.note
+
+
+def test_a_sum_over_other_axes_differs() -> None:
+    assert _statuses([_planned("all_reduce", "data")], [_emitted("all_reduce", "tensor")]) == [
+        ("wq", "backward", "differs")
+    ]
+
+
+def test_twice_the_bytes_in_the_same_type_differ() -> None:
+    assert _statuses([_planned("all_gather", "fsdp")], [_emitted("all_gather", "fsdp", size=8192)]) == [
+        ("wq", "backward", "differs")
+    ]
+
+
+def test_a_wider_type_is_equivalent_and_said() -> None:
+    transfer = Transfer("reduce_scatter", ("fsdp",), "embed", 2048, "bf16", critical=False)
+    planned = PlannedTransfer(transfer, "backward", 1, 0.0, "ici", 1.0)
+    (row,) = line_up([planned], [_emitted("reduce_scatter", "fsdp", scope="embed", size=4096)])
+    assert (row.status, row.note) == ("equivalent", "sent as f32 where bf16 was planned")
+
+
+def test_missing_and_unplanned() -> None:
+    rows = line_up(
+        [_planned("all_gather", "fsdp", tensor="wk")], [_emitted("all_gather", "fsdp", scope="rope/odd")]
+    )
+    assert [(row.tensor, row.status) for row in rows] == [("wk", "missing"), ("odd", "unplanned")]
+
+
+def test_a_shared_input_is_told_from_the_weight_of_its_scope() -> None:
+    """XLA sums the input's cotangents under the scope of the first projection."""
+    planned = [
+        _planned("all_reduce", "tensor", tensor="to_wq+wk+wv", size=65536),
+        _planned("all_reduce", "data", tensor="wq"),
+    ]
+    emitted = [_emitted("all_reduce", "tensor", size=65536), _emitted("all_reduce", "data")]
+    assert _statuses(planned, emitted) == [
+        ("to_wq+wk+wv", "backward", "match"),
+        ("wq", "backward", "match"),
+    ]
+
+
+def test_gathers_repeated_in_remat_join_the_backward_pass() -> None:
+    planned = [_planned("all_gather", "fsdp", direction="recompute")]
+    assert _statuses(planned, [_emitted("all_gather", "fsdp", phase="remat")]) == [
+        ("wq", "backward", "match")
+    ]
+
+
+def test_sums_of_single_numbers_are_listed_and_negligible() -> None:
+    emitted = [_emitted("all_reduce", "tensor", scope="update", size=4, phase="update")]
+    assert _statuses([], emitted) == [("grad_norm", "update", "negligible")]
+
+
+def _audit(planned: Layout, monkeypatch: pytest.MonkeyPatch | None = None, ran: Layout | None = None) -> dict:
+    plan = Plan(load_model("tiny"), "cpu:8", Workload(16, 64), planned)
+    if monkeypatch and ran:
+        other = Plan(plan.model, plan.hardware, plan.workload, ran)
+        monkeypatch.setattr("meshwright.audit.audit.compile_plan", lambda _: compile_plan(other))
+    return audit_plan(plan)
+
+
+def _layout(**values: object) -> Layout:
+    return Layout.from_dict({"weights_dtype": "f32", "compute_dtype": "f32", **values})
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        _layout(data=2, fsdp=2, tensor=2),
+        pytest.param(_layout(data=8), marks=pytest.mark.slow),
+        pytest.param(
+            _layout(fsdp=2, context=2, tensor=2, sequence_parallel=True, remat="full"), marks=pytest.mark.slow
+        ),
+        pytest.param(_layout(fsdp=8, remat="matmuls", compute_dtype="bf16"), marks=pytest.mark.slow),
+        pytest.param(_layout(data=2, tensor=4, microbatches=2, remat="full"), marks=pytest.mark.slow),
+        pytest.param(_layout(fsdp=4, tensor=2, sequence_parallel=True), marks=pytest.mark.slow),
+        pytest.param(_layout(data=2, context=4, remat="matmuls"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_compiled_step_is_the_planned_one(layout: Layout) -> None:
+    audit = _audit(layout)
+    assert audit["verdict"] == "match", [row for row in audit["rows"] if row["status"] == "differs"]
+    assert (audit["unplanned"], audit["missing"], audit["not_understood"]) == ([], [], [])
+    # XLA shares one of the attention products that a full remat repeats.
+    assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.04)
+    if layout.remat == "none":
+        assert audit["flops"]["compiled"] == audit["flops"]["planned"]
+
+
+def test_a_program_of_another_layout_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned with the weights gathered over fsdp, run with them replicated over data."""
+    audit = _audit(_layout(fsdp=8), monkeypatch, ran=_layout(data=8))
+    assert audit["verdict"] == "differs"
+    assert "wq" in {entry["tensor"] for entry in audit["missing"]}
+
+
+def test_a_mesh_too_large_for_the_cpu_is_refused() -> None:
+    plan = Plan(load_model("llama-3-8b"), "v5e:16x32", Workload(512, 4096), Layout(fsdp=512))
+    with pytest.raises(AuditError, match="has 512 devices and the cpu target compiles for at most 256"):
+        compile_plan(plan)

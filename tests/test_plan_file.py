@@ -1,0 +1,86 @@
+"""plan.toml: written, read back, edited wrongly."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import LayoutError, MeshwrightError, ModelError, PlanError
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, Workload, load_plan, save_plan, shardings
+
+
+def _plan(model: str = "tiny", hardware: str = "cpu:8") -> Plan:
+    layout = Layout(data=2, fsdp=2, tensor=2, remat="full", weights_dtype="f32")
+    return Plan(load_model(model), hardware, Workload(16, 64), layout, {"step_seconds": 0.25})
+
+
+@pytest.mark.parametrize("model", ["tiny", "llama-3.1-8b"])
+def test_a_plan_reads_back_as_written(tmp_path: Path, model: str) -> None:
+    save_plan(_plan(model), tmp_path / "plan.toml")
+    assert load_plan(tmp_path / "plan.toml") == _plan(model)
+
+
+def test_the_notation_stands_in_the_file(tmp_path: Path) -> None:
+    save_plan(_plan(), tmp_path / "plan.toml")
+    text = (tmp_path / "plan.toml").read_text()
+    assert "# wq[L, D_fsdp, N_tensor, H]" in text
+    assert "# x[B_{data,fsdp}, T, D]" in text
+
+
+def test_a_machine_file_is_named_from_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run folder can be moved with its machine.toml."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    run.mkdir()
+    save_plan(_plan(hardware=str(run / "machine.toml")), run / "plan.toml")
+    assert 'hardware = "machine.toml"' in (run / "plan.toml").read_text()
+    run.rename(moved)
+    monkeypatch.chdir(tmp_path)
+    assert load_plan(moved / "plan.toml").hardware == "moved/machine.toml"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "message"),
+    [
+        ("tensor = 2", "tensor = 16", LayoutError, "do not divide over tensor = 16"),
+        ("tensor = 2", "tensr = 2", LayoutError, "'tensr' is not supported; did you mean tensor?"),
+        ("num_layers = 2", "", PlanError, r"\[model\] lacks num_layers"),
+        ("num_layers = 2", "num_layers = 0", ModelError, "num_layers = 0 must be a positive whole number"),
+        ("[workload]", "[work]", PlanError, "'work' is unknown; did you mean workload?"),
+        ("seq_len = 64", "seq_len = 100000", PlanError, "fits: --seq-len 128"),
+        ("num_sequences = 16", "num_sequences = 6", LayoutError, "6 sequences .* do not divide"),
+        ("[layout]", "[layout", PlanError, "does not parse"),
+        ('hardware = "cpu:8"', "", PlanError, "lacks hardware"),
+    ],
+)
+def test_a_wrong_edit_is_said_in_one_line(
+    tmp_path: Path, old: str, new: str, error: type[MeshwrightError], message: str
+) -> None:
+    path = tmp_path / "plan.toml"
+    save_plan(_plan(), path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(error, match=message) as raised:
+        load_plan(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_plan_is_said(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"none\.toml: cannot be read: No such file or directory"):
+        load_plan(tmp_path / "none.toml")
+
+
+def test_nothing_half_written_is_left(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlanError, match="cannot be written"):
+        save_plan(_plan(), tmp_path / "file" / "plan.toml")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_shardings_name_every_weight() -> None:
+    plan = _plan()
+    written = shardings(plan.model, plan.layout)
+    assert written["weights"]["wo"] == "wo[L, N_tensor, H, D_fsdp]"
+    assert written["activations"]["logits"] == "logits[B_{data,fsdp}, T, V_tensor]"

@@ -1,0 +1,81 @@
+"""The training step of a plan: equal on every layout to the step on one device."""
+
+import jax
+import numpy as np
+import pytest
+
+from meshwright.errors import DeviceError
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Workload
+from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.step import CompiledStep
+
+_CONFIG = load_model("tiny")
+_TOKENS = np.random.default_rng(0).integers(0, _CONFIG.vocab_size, (16, 65)).astype(np.int32)
+
+
+def _step(**layout: object) -> CompiledStep:
+    return CompiledStep(
+        _CONFIG,
+        Layout.from_dict({"weights_dtype": "f32", "compute_dtype": "f32", **layout}),
+        Workload(16, 64),
+        OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=2, total_steps=100),
+        chip_flops_per_second=1e11,
+    )
+
+
+def _three_updates(step: CompiledStep) -> list[float]:
+    state, figures = step.init(0), []
+    for _ in range(3):
+        state, metrics = step.step(state, _TOKENS)
+        figures += [float(metrics["loss"]), float(metrics["grad_norm"])]
+    return [*figures, float(step.evaluate(state, _TOKENS))]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[float]:
+    return _three_updates(_step())
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"data": 2, "fsdp": 2, "tensor": 2, "microbatches": 2, "remat": "full"},
+        {"fsdp": 4, "context": 2, "microbatches": 4},
+    ],
+    ids=str,
+)
+def test_three_updates_equal_one_device(layout: dict[str, object], alone: list[float]) -> None:
+    """float32 sums in another order: 1e-5 is some hundred roundings."""
+    assert _three_updates(_step(**layout)) == pytest.approx(alone, rel=1e-5)
+
+
+def test_the_abstract_state_is_the_state() -> None:
+    """What a checkpoint is restored into has the shapes, types and shardings of what was saved."""
+    step = _step(data=2, fsdp=2, tensor=2)
+    for made, described in zip(
+        jax.tree.leaves(step.init(0)), jax.tree.leaves(step.abstract_state()), strict=True
+    ):
+        assert (made.shape, made.dtype, made.sharding) == (
+            described.shape,
+            described.dtype,
+            described.sharding,
+        )
+
+
+def test_a_second_step_compiles_nothing() -> None:
+    step = _step(fsdp=8)
+    state, _ = step.step(step.init(0), _TOKENS)
+    step.step(state, _TOKENS)
+    assert step.jitted._cache_size() == 1
+
+
+def test_too_few_devices_are_said() -> None:
+    with pytest.raises(DeviceError) as error:
+        _step(data=16)
+    assert str(error.value) == (
+        "the layout data=16,remat=none needs 16 devices and JAX sees 8 (cpu); "
+        "on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=16"
+    )
