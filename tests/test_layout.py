@@ -193,7 +193,8 @@ class TestCheck:
             (
                 Layout(fsdp=3),
                 "embed[V, D_fsdp]: 4096 model dimension (D) do not divide over fsdp = 3; "
-                "fits: fsdp in {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}, or replicate: embed[V, D]",
+                "fits: fsdp in {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}, "
+                "or replicate: embed[V, D]",
             ),
         ],
     )
