@@ -1,6 +1,5 @@
 """mw bench: what is measured here, beside what is predicted."""
 
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Annotated, Any
@@ -98,22 +97,15 @@ def _time_search(model: str, hardware: str, num_sequences: int, seq_len: int, *,
     from meshwright.plan.train import search
     from meshwright.plan_file import Workload
 
-    config, machine = load_model(model), catalog.load(hardware)
+    config, machine, workload = load_model(model), catalog.load(hardware), Workload(num_sequences, seq_len)
     dtype = "f32" if machine.chip.kind == "cpu" else "bf16"
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        found = search(
-            config,
-            machine,
-            Workload(num_sequences, seq_len),
-            weights_dtype=dtype,
-            compute_dtypes=(dtype,),
-        )
-        times.append(time.perf_counter() - started)
+    found = [
+        search(config, machine, workload, weights_dtype=dtype, compute_dtypes=(dtype,))
+        for _ in range(repeats)
+    ]
     # Nothing predicts the time of a search, so there is no ratio to give.
-    measured = {"seconds": median(times), "predicted_seconds": None, "ratio": None}
-    return {"model": model, "hardware": hardware, "considered": found.considered, **measured}
+    seconds = {"seconds": median(one.seconds for one in found), "predicted_seconds": None, "ratio": None}
+    return {"model": model, "hardware": hardware, "considered": found[0].considered, **seconds}
 
 
 def _print(document: dict, title: str, columns: list[_Column], as_json: bool) -> None:

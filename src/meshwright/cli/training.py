@@ -23,9 +23,9 @@ from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 from meshwright.units import format_count, format_seconds
 
-# Shares of the run: a tenth of it warms up; it is validated ten times.
+# Shares of the run: a tenth of it warms up; it is validated five times.
 _WARMUP_SHARE, _MAX_WARMUP = 0.1, 2000
-_NUM_VALIDATIONS = 10
+_NUM_VALIDATIONS = 5
 _LOG_EVERY = 10
 
 

@@ -1,0 +1,215 @@
+"""mw demo: the whole job on this machine, in the commands that anyone would type.
+
+calibrate -> corpus -> plan -> train -> audit -> serve -> report. Each stage that needs JAX is a process
+of its own, since the number of devices is fixed when JAX starts.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshwright.cli.common import Json, emit, note, progress, show
+from meshwright.errors import DeviceError, PlanError
+from meshwright.models.presets import load_model
+from meshwright.units import format_bytes, format_count, format_seconds
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+HARDWARE, MODEL, CORPUS = "cpu:8", "demo", "stdlib"
+# Small batches make many updates, which is what a model that has seen little text lacks most.
+SEQ_LEN, NUM_SEQUENCES, LEARNING_RATE = 256, 16, 3e-3
+# How long the steps are to take by the plan. Validation, checkpoint and compiling come on top.
+TRAIN_SECONDS, FAST_TRAIN_SECONDS = 100, 20
+_MIN_STEPS, _MAX_STEPS = 30, 600
+# What a demo writes, and so may remove.
+_OWN = ("machine.toml", "plan.toml", "plan.json", "config.json", "tokenizer.json", "checkpoints")
+_OWN += ("metrics.jsonl", "audit.json", "completion.json", "report.html", "data")
+_FOUND_A_PROBLEM = 1
+
+
+@dataclass
+class Demo:
+    """One demo in its folder. quiet: print no tables, since stdout is for the document."""
+
+    run: Path
+    train_seconds: float
+    quiet: bool
+    stages: dict[str, float] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    verdict: str = ""
+
+
+@app.command()
+def demo(
+    run: Annotated[Path, typer.Option(help="The folder that everything goes to.")] = Path("runs/demo"),
+    fast: Annotated[bool, typer.Option("--fast", help="Train for 20 s only.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Calibrate, plan, train, audit and serve a small model on 8 virtual devices of this machine.
+
+    The corpus is the source of Python's standard library, found here; nothing is downloaded. Under
+    five minutes on two cores. Exits 1 where the audit differs from the plan.
+
+    \b
+    mw demo
+    mw demo --run /tmp/demo --fast
+    """
+    if find_spec("openai") is None:
+        raise DeviceError("the demo asks its server with openai's client: pip install 'meshwright[demo]'")
+    started = time.perf_counter()
+    job = Demo(run, FAST_TRAIN_SECONDS if fast else TRAIN_SECONDS, as_json)
+    _clear(run)
+    for number, (title, stage) in enumerate(STAGES, start=1):
+        note(f"\n[{number}/{len(STAGES)}] {title}")
+        began = time.perf_counter()
+        stage(job)
+        job.stages[stage.__name__] = time.perf_counter() - began
+        note(f"      {format_seconds(job.stages[stage.__name__])}")
+    _finish(job, time.perf_counter() - started)
+
+
+def _clear(run: Path) -> None:
+    """Removes an earlier demo but for its corpus, which is found again if nothing changed.
+
+    Raises PlanError for a folder that holds anything else.
+    """
+    present = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
+    if foreign := [name for name in present if name not in _OWN]:
+        raise PlanError(
+            f"--run {run}: holds {foreign[0]}, which is not a demo's; name a new or an empty folder"
+        )
+    stale = [name for name in present if name != "data"]
+    if stale:
+        note(f"replacing the demo in {run}")
+    for name in stale:
+        path = run / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    run.mkdir(parents=True, exist_ok=True)
+
+
+def calibrate(job: Demo) -> None:
+    machine = _mw("calibrate", "--hardware", HARDWARE, "-o", str(job.run / "machine.toml"))
+    rates = ", ".join(f"{dtype} {format_count(rate)}" for dtype, rate in machine["flops_per_second"].items())
+    memory = format_bytes(machine["hbm_bytes_per_second"])
+    note(f"      a device: {rates} FLOP/s, memory {memory}/s, all {machine['num_chips']} at work")
+
+
+def corpus(job: Demo) -> None:
+    from meshwright.train.data import prepare_corpus
+
+    vocab_size = load_model(MODEL).vocab_size
+    with progress() as report:
+        packed = prepare_corpus(
+            CORPUS, job.run / "data", vocab_size=vocab_size, seq_len=SEQ_LEN, progress=report
+        )
+    train_tokens, held_out = packed.num_train_tokens, packed.num_validation_tokens
+    note(
+        f"      {format_bytes(packed.num_bytes)} of source: {format_count(train_tokens)} tokens to train on, "
+        f"{format_count(held_out)} held out; {packed.vocab_size:,} in the vocabulary"
+    )
+
+
+def plan(job: Demo) -> None:
+    job.plan = _mw(
+        *("plan", "train", "--model", MODEL, "--hardware", str(job.run / "machine.toml")),
+        *("--batch-tokens", str(NUM_SEQUENCES * SEQ_LEN), "--seq-len", str(SEQ_LEN)),
+        *("-o", str(job.run / "plan.toml")),
+    )
+    if not job.quiet:
+        from meshwright.report.tables import plan_table
+
+        show(plan_table(job.plan))
+
+
+def train(job: Demo) -> None:
+    line = _mw(
+        *("train", str(job.run / "plan.toml"), "--data", CORPUS, "--run", str(job.run)),
+        *("--steps", str(_num_steps(job)), "--learning-rate", str(LEARNING_RATE)),
+    )
+    entropy = json.loads((job.run / "data" / "corpus.json").read_text())["unigram_entropy"]
+    measured, planned = line["step_seconds"], line["planned_step_seconds"]
+    note(f"      validation loss {line['validation_loss']:.3f} nats a token, unigram entropy {entropy:.3f}")
+    note(f"      step time {format_seconds(measured)} measured, {format_seconds(planned)} planned")
+
+
+def _num_steps(job: Demo) -> int:
+    steps = round(job.train_seconds / job.plan["best"]["step_seconds"] / 10) * 10
+    return min(max(steps, _MIN_STEPS), _MAX_STEPS)
+
+
+def audit(job: Demo) -> None:
+    document = _mw(
+        *("audit", str(job.run / "plan.toml"), "-o", str(job.run / "audit.json")),
+        codes=(0, _FOUND_A_PROBLEM),
+    )
+    job.verdict = document["verdict"]
+    missing, unplanned = len(document["missing"]), len(document["unplanned"])
+    note(f"      {job.verdict}: {missing} planned and not emitted, {unplanned} emitted and not planned")
+
+
+def serve(job: Demo) -> None:
+    from meshwright.cli.completion import complete
+
+    document = complete(job.run)
+    (job.run / "completion.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def report(job: Demo) -> None:
+    _mw("report", str(job.run), "-o", str(job.run / "report.html"))
+
+
+STAGES: tuple[tuple[str, Callable[[Demo], None]], ...] = (
+    (f"Calibrate: what 8 virtual devices of this machine do ({HARDWARE})", calibrate),
+    ("Corpus: the standard library's source, split, tokenised and packed", corpus),
+    ("Plan: every layout priced on this machine", plan),
+    ("Train: the best layout, run", train),
+    ("Audit: the compiled step against the plan", audit),
+    ("Serve: the checkpoint behind OpenAI's API, asked to complete 'def '", serve),
+    ("Report: one HTML file", report),
+)
+
+
+def _mw(*arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    """The document of one command of ours; its messages and progress go where ours do.
+
+    Ends the demo with the command's exit code where that is none of `codes`.
+    """
+    note(f"      $ mw {' '.join(arguments)}")
+    command = [sys.executable, "-m", "meshwright.cli.main", *arguments, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in codes:
+        raise typer.Exit(done.returncode if done.returncode > 0 else _FOUND_A_PROBLEM)
+    try:
+        return json.loads(done.stdout)
+    except json.JSONDecodeError:
+        raise typer.Exit(_FOUND_A_PROBLEM) from None  # it has said why on stderr
+
+
+def _finish(job: Demo, seconds: float) -> None:
+    places = {
+        "report": job.run / "report.html",
+        "plan": job.run / "plan.toml",
+        "this machine": job.run / "machine.toml",
+        "checkpoints": job.run / "checkpoints",
+        "metrics": job.run / "metrics.jsonl",
+        "serve it": f"mw serve --checkpoint {job.run}",
+    }
+    if job.quiet:
+        emit({"run": str(job.run), "seconds": seconds, "stages": job.stages, "verdict": job.verdict})
+    else:
+        from meshwright.report.documents import read_run
+        from meshwright.report.tables import summary_panel
+
+        show("", summary_panel(read_run(job.run), places))
+        note(f"done in {format_seconds(seconds)}")
+    if job.verdict != "match":
+        raise typer.Exit(_FOUND_A_PROBLEM)

@@ -1,0 +1,146 @@
+"""mw doctor: what this installation can do, what is wrong, and the one command that mends it."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import typer
+
+from meshwright import __version__
+from meshwright.cli.common import Json, emit, progress, show
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_PROBLEM = 1
+_OLDEST_PYTHON = (3, 11)
+_LEAST_FREE_BYTES = 2_000_000_000
+_TIMEOUT_SECONDS = 120
+# A module that each extra brings, and what it is for.
+_EXTRAS = {
+    "tpu": ("libtpu", "training on TPUs"),
+    "cuda12": ("jax_cuda12_plugin", "training on NVIDIA GPUs"),
+    "hf": ("transformers", "comparing with Hugging Face"),
+    "demo": ("openai", "the last stage of mw demo"),
+}
+# libtpu holds this file for the one process that may use the chips.
+_TPU_LOCK = Path("/tmp/libtpu_lockfile")
+_ON_CPU = "JAX_PLATFORMS=cpu mw doctor"
+_ASK_JAX = "import jax; d = jax.devices(); print(len(d), d[0].platform, d[0].device_kind, sep='|')"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at. mend: the command that puts it right; None where all is well."""
+
+    name: str
+    found: str
+    ok: bool
+    mend: str | None = None
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check Python, packages, devices, extras and locks; each problem comes with what mends it.
+
+    Exits 1 where something is wrong. An extra that is not installed is not wrong.
+
+    \b
+    mw doctor
+    """
+    with progress() as report:
+        report("asking JAX for its devices", None)
+        checks = list(check_all())
+    if as_json:
+        emit({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
+    else:
+        show(_table(checks))
+    if not all(check.ok for check in checks):
+        raise typer.Exit(_PROBLEM)
+
+
+def check_all() -> Iterator[Check]:
+    """Every check, the cheap ones first."""
+    yield Check("meshwright", __version__, ok=True)
+    yield _python()
+    yield from _packages()
+    yield _devices()
+    yield from _extras()
+    yield from _locks()
+    yield _disk()
+
+
+def _python() -> Check:
+    ok = sys.version_info >= _OLDEST_PYTHON
+    mend = None if ok else "install Python 3.11 or newer, then: make demo PYTHON=python3.11"
+    return Check("python", f"{platform.python_version()} at {sys.executable}", ok, mend)
+
+
+def _packages() -> Iterator[Check]:
+    """The core dependencies: each is there or not; versions are the installer's business."""
+    for requirement in requires("meshwright") or []:
+        if "extra ==" in requirement:
+            continue
+        name = requirement.partition(">")[0].partition("=")[0].partition("<")[0].strip()
+        try:
+            yield Check(name, version(name), ok=True)
+        except PackageNotFoundError:
+            yield Check(name, "not installed", ok=False, mend=f"pip install '{requirement}'")
+
+
+def _devices() -> Check:
+    """What JAX sees, asked in a process of its own: a broken driver may end it or hang."""
+    command = [sys.executable, "-c", _ASK_JAX]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Check(
+            "devices", f"no answer in {_TIMEOUT_SECONDS} s", ok=False, mend="JAX_PLATFORMS=cpu mw doctor"
+        )
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+        return Check("devices", last, ok=False, mend=_ON_CPU)
+    count, kind, name = asked.stdout.split("|")
+    cores = f", {os.cpu_count()} cores" if kind == "cpu" else ""
+    return Check("devices", f"{count} {kind} ({name.strip()}){cores}", ok=True)
+
+
+def _extras() -> Iterator[Check]:
+    for extra, (module, purpose) in _EXTRAS.items():
+        there = find_spec(module) is not None
+        found = "installed" if there else f"not installed; only for {purpose}"
+        yield Check(
+            f"[{extra}]", found, ok=True, mend=None if there else f"pip install 'meshwright[{extra}]'"
+        )
+
+
+def _locks() -> Iterator[Check]:
+    if _TPU_LOCK.exists():
+        found = f"{_TPU_LOCK} is there: another process holds the TPU, or died holding it"
+        yield Check("locks", found, ok=False, mend=f"rm {_TPU_LOCK}")
+    else:
+        yield Check("locks", "none", ok=True)
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free
+    ok = free >= _LEAST_FREE_BYTES
+    return Check("disk", f"{free / 1e9:.1f} GB free here", ok, None if ok else "mw train --run ELSEWHERE")
+
+
+def _table(checks: list[Check]) -> object:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "found", "", "mend with", box=SIMPLE_HEAD)
+    for check in checks:
+        verdict = Text("ok", style="green") if check.ok else Text("wrong", style="red")
+        table.add_row(Text(check.name), Text(check.found), verdict, Text(check.mend or ""))
+    return table
