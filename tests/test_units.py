@@ -49,7 +49,6 @@ def test_whole_numbers_are_read_exactly(number: int, suffix: str) -> None:
     assert parse_count(f"{number}{suffix}") == number * {"": 1, "k": 1000, "Ki": 1024}[suffix]
 
 
-@pytest.mark.xfail(reason="parse_count multiplies floats: 4.02 * 1000 is 4019.9999999999995")
 @pytest.mark.parametrize(("text", "count"), [("9007199254740993", 9007199254740993), ("4.02k", 4020)])
 def test_numbers_that_a_float_cannot_hold(text: str, count: int) -> None:
     assert parse_count(text) == count
@@ -93,7 +92,6 @@ def test_formats(text: str, expected: str) -> None:
     assert text == expected
 
 
-@pytest.mark.xfail(reason="the unit is chosen before the value is rounded: 1e+03k")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -28,6 +28,8 @@ Rules = tuple[tuple[str, Axes], ...]
 AXES = ("data", "fsdp", "context", "tensor")
 REMATS = ("none", "matmuls", "full")
 DTYPES = ("f32", "bf16")
+# How a flag may be written; True and 1 are the same key.
+_FLAGS: dict[object, bool] = {True: True, "true": True, "on": True, False: False, "false": False, "off": False}
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,9 @@ class Layout:
             if key not in known:
                 raise LayoutError(f"layout: {key!r} is not supported; {nearest(key, known)}")
         flag = clean.get("sequence_parallel", False)
-        clean["sequence_parallel"] = flag in (True, 1, "true", "on")
+        if flag not in _FLAGS:
+            raise LayoutError(f"layout: sequence_parallel = {flag!r}; fits: true, false")
+        clean["sequence_parallel"] = _FLAGS[flag]
         return cls(**clean)  # pyright: ignore[reportArgumentType]
 
     def to_dict(self) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Numbers as people write them, and back. SI throughout; bytes are decimal."""
 
 import re
+from decimal import Decimal
 
 from meshwright.errors import MeshwrightError
 
@@ -20,8 +21,8 @@ def parse_count(text: str | int) -> int:
     factor = match and (_SUFFIXES | _BINARY).get(match[2])
     if not match or not factor:
         raise MeshwrightError(f"{text!r} is not a count; write 4194304, 4M (4e6), 32k (32e3) or 32Ki (32768)")
-    value = float(match[1].replace("_", "").replace(",", "")) * factor
-    if value > 1e18 or value != int(value) or value < 1:
+    value = Decimal(match[1].replace("_", "").replace(",", "")) * factor
+    if value > 10**18 or value != int(value) or value < 1:
         raise MeshwrightError(f"{text!r} is not a positive whole number below 1e18")
     return int(value)
 
@@ -39,10 +40,16 @@ def format_count(value: float) -> str:
     >>> format_count(70.6e9), format_count(4_000_000), format_count(512)
     ('70.6B', '4M', '512')
     """
-    for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{suffix}"
-    return f"{value:.3g}"
+    return _with_unit(value, ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))) or f"{value:.3g}"
+
+
+def _with_unit(value: float, units: tuple[tuple[float, str], ...]) -> str | None:
+    """Three digits of the largest unit in which `value`, once rounded, is at least one."""
+    for factor, suffix in units:
+        digits = f"{value / factor:.3g}"
+        if abs(float(digits)) >= 1:
+            return digits + suffix
+    return None
 
 
 def format_bytes(value: float) -> str:
@@ -51,10 +58,8 @@ def format_bytes(value: float) -> str:
     >>> format_bytes(1.3e9), format_bytes(17)
     ('1.3 GB', '17 B')
     """
-    for factor, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {suffix}"
-    return f"{value:.0f} B"
+    units = ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
+    return _with_unit(value, units) or f"{value:.0f} B"
 
 
 def format_seconds(value: float) -> str:
@@ -67,7 +72,4 @@ def format_seconds(value: float) -> str:
         return f"{value / 86400:.3g} days"
     if value >= 2 * 3600:
         return f"{value / 3600:.3g} h"
-    for factor, suffix in ((1, "s"), (1e-3, "ms")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {suffix}"
-    return f"{value * 1e6:.3g} us"
+    return _with_unit(value, ((1, " s"), (1e-3, " ms"))) or f"{value * 1e6:.3g} us"

@@ -28,20 +28,11 @@ from meshwright.nn.rope import apply_rope
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction
 
-MATMUL = "matmul"
-
-
-def _save_all_but_gathers(prim: Any, *avals: Any, **_: Any) -> bool:
-    """Saves every intermediate but gathered arrays: the backward pass gathers those again.
-
-    Otherwise FSDP would keep every layer's whole weights. A reshard of a partial sum is a
-    reduction, whose result is as small as any activation and dear to repeat; it is saved.
-    """
-    return prim.name != "reshard" or bool(avals[0].sharding.spec.unreduced)
-
-
+# What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
+# every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
+MATMUL, OPERATION = "matmul", "operation"
 _POLICIES = {
-    "none": _save_all_but_gathers,
+    "none": jax.checkpoint_policies.save_only_these_names(MATMUL, OPERATION),
     "matmuls": jax.checkpoint_policies.save_only_these_names(MATMUL),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
@@ -63,7 +54,8 @@ class JaxOps:
         with jax.named_scope(name):
             wide = x.astype(jnp.float32)
             inverse = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.config.norm_eps)
-            return (wide * inverse).astype(self.dtype) * scale.astype(self.dtype)[None, None, :]
+            out = (wide * inverse).astype(self.dtype) * scale.astype(self.dtype)[None, None, :]
+            return checkpoint_name(out, OPERATION)
 
     def einsums(self, x: Array, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
         """Several contractions of one input with the weights so named; the input is moved once."""
@@ -94,7 +86,7 @@ class JaxOps:
 
     def rope(self, name: str, x: Array, positions: Array) -> Array:
         with jax.named_scope(name):
-            return apply_rope(x, positions, self.config)
+            return checkpoint_name(apply_rope(x, positions, self.config), OPERATION)
 
     def attention(
         self, name: str, q: Array, k: Array, v: Array, positions: Array, cache: Any
@@ -110,7 +102,7 @@ class JaxOps:
                 }
                 k, v = (read_cache(arrays[name], layer).astype(self.dtype) for name in ("k", "v"))
                 cache = arrays, layer
-            return attend(q, k, v, positions, self.layout), cache
+            return checkpoint_name(attend(q, k, v, positions, self.layout), OPERATION), cache
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
@@ -120,11 +112,11 @@ class JaxOps:
 
     def activation(self, name: str, gate: Array, up: Array) -> Array:
         with jax.named_scope(name):
-            return jax.nn.silu(gate) * up
+            return checkpoint_name(jax.nn.silu(gate) * up, OPERATION)
 
     def residual(self, name: str, x: Array, y: Array) -> Array:
         with jax.named_scope(name):
-            return x + y
+            return checkpoint_name(x + y, OPERATION)
 
     def layers(
         self, block: Callable, weights: Any, x: Array, positions: Array, cache: Any
