@@ -110,6 +110,7 @@ def progress() -> Iterator[Progress]:
             bar.update(task, description=what, completed=fraction or 0, total=fraction and 1.0)
 
         yield update
+        bar.update(task, completed=1.0, total=1.0)
 
 
 class _Lines:

@@ -26,9 +26,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 HARDWARE, MODEL, CORPUS = "cpu:8", "demo", "stdlib"
 # Small batches make many updates, which is what a model that has seen little text lacks most.
-SEQ_LEN, NUM_SEQUENCES, LEARNING_RATE = 256, 16, 3e-3
+SEQ_LEN, NUM_SEQUENCES, LEARNING_RATE = 256, 8, 4e-3
 # How long the steps are to take by the plan. Validation, checkpoint and compiling come on top.
-TRAIN_SECONDS, FAST_TRAIN_SECONDS = 100, 20
+TRAIN_SECONDS, FAST_TRAIN_SECONDS = 110, 20
 _MIN_STEPS, _MAX_STEPS = 30, 600
 # What a demo writes, and so may remove.
 _OWN = ("machine.toml", "plan.toml", "plan.json", "config.json", "tokenizer.json", "checkpoints")
@@ -97,7 +97,7 @@ def _clear(run: Path) -> None:
 
 
 def calibrate(job: Demo) -> None:
-    machine = _mw("calibrate", "--hardware", HARDWARE, "-o", str(job.run / "machine.toml"))
+    machine = mw("calibrate", "--hardware", HARDWARE, "-o", str(job.run / "machine.toml"))
     rates = ", ".join(f"{dtype} {format_count(rate)}" for dtype, rate in machine["flops_per_second"].items())
     memory = format_bytes(machine["hbm_bytes_per_second"])
     note(f"      a device: {rates} FLOP/s, memory {memory}/s, all {machine['num_chips']} at work")
@@ -119,7 +119,7 @@ def corpus(job: Demo) -> None:
 
 
 def plan(job: Demo) -> None:
-    job.plan = _mw(
+    job.plan = mw(
         *("plan", "train", "--model", MODEL, "--hardware", str(job.run / "machine.toml")),
         *("--batch-tokens", str(NUM_SEQUENCES * SEQ_LEN), "--seq-len", str(SEQ_LEN)),
         *("-o", str(job.run / "plan.toml")),
@@ -131,9 +131,9 @@ def plan(job: Demo) -> None:
 
 
 def train(job: Demo) -> None:
-    line = _mw(
+    line = mw(
         *("train", str(job.run / "plan.toml"), "--data", CORPUS, "--run", str(job.run)),
-        *("--steps", str(_num_steps(job)), "--learning-rate", str(LEARNING_RATE)),
+        *("--steps", str(num_steps(job)), "--learning-rate", str(LEARNING_RATE)),
     )
     entropy = json.loads((job.run / "data" / "corpus.json").read_text())["unigram_entropy"]
     measured, planned = line["step_seconds"], line["planned_step_seconds"]
@@ -141,13 +141,14 @@ def train(job: Demo) -> None:
     note(f"      step time {format_seconds(measured)} measured, {format_seconds(planned)} planned")
 
 
-def _num_steps(job: Demo) -> int:
+def num_steps(job: Demo) -> int:
+    """As many steps as fill the demo's training time at the planned step time, within bounds."""
     steps = round(job.train_seconds / job.plan["best"]["step_seconds"] / 10) * 10
     return min(max(steps, _MIN_STEPS), _MAX_STEPS)
 
 
 def audit(job: Demo) -> None:
-    document = _mw(
+    document = mw(
         *("audit", str(job.run / "plan.toml"), "-o", str(job.run / "audit.json")),
         codes=(0, _FOUND_A_PROBLEM),
     )
@@ -164,7 +165,7 @@ def serve(job: Demo) -> None:
 
 
 def report(job: Demo) -> None:
-    _mw("report", str(job.run), "-o", str(job.run / "report.html"))
+    mw("report", str(job.run), "-o", str(job.run / "report.html"))
 
 
 STAGES: tuple[tuple[str, Callable[[Demo], None]], ...] = (
@@ -178,7 +179,7 @@ STAGES: tuple[tuple[str, Callable[[Demo], None]], ...] = (
 )
 
 
-def _mw(*arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
+def mw(*arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
     """The document of one command of ours; its messages and progress go where ours do.
 
     Ends the demo with the command's exit code where that is none of `codes`.

@@ -69,8 +69,8 @@ def check_all() -> Iterator[Check]:
     """Every check, the cheap ones first."""
     yield Check("meshwright", __version__, ok=True)
     yield _python()
-    yield from _packages()
-    yield _devices()
+    yield from packages()
+    yield devices()
     yield from _extras()
     yield from _locks()
     yield _disk()
@@ -82,7 +82,7 @@ def _python() -> Check:
     return Check("python", f"{platform.python_version()} at {sys.executable}", ok, mend)
 
 
-def _packages() -> Iterator[Check]:
+def packages() -> Iterator[Check]:
     """The core dependencies: each is there or not; versions are the installer's business."""
     for requirement in requires("meshwright") or []:
         if "extra ==" in requirement:
@@ -94,7 +94,7 @@ def _packages() -> Iterator[Check]:
             yield Check(name, "not installed", ok=False, mend=f"pip install '{requirement}'")
 
 
-def _devices() -> Check:
+def devices() -> Check:
     """What JAX sees, asked in a process of its own: a broken driver may end it or hang."""
     command = [sys.executable, "-c", _ASK_JAX]
     try:

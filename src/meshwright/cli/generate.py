@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,10 +53,10 @@ def generate(
     from meshwright.cli.serving import open_service
     from meshwright.serve.sequence import Request, SamplingParams
 
-    with (
-        progress() as report,
-        open_service(checkpoint, tensor=tensor, num_slots=1, context=context, report=report) as service,
-    ):
+    with ExitStack() as stack:
+        with progress() as report:
+            opened = open_service(checkpoint, tensor=tensor, num_slots=1, context=context, report=report)
+            service = stack.enter_context(opened)
         sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
         tokens = service.tokenizer.encode(prompt)
         room = service.engine.context - len(tokens)
@@ -65,8 +66,7 @@ def generate(
                 f"give at most {service.engine.context - 1}, or a longer --context"
             )
         asked = Request(tokens, min(max_tokens, room), sampling, service.tokenizer.eos_ids)
-        echo = None if as_json else prompt
-        document = asyncio.run(_answer(service, asked, stop or [], echo))
+        document = asyncio.run(_answer(service, asked, stop or [], None if as_json else prompt))
     if as_json:
         emit(document)
     else:

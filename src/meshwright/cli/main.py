@@ -107,7 +107,6 @@ def main(args: Sequence[str]) -> int:
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (KeyboardInterrupt, typer.Abort):
-        print("mw: interrupted", file=sys.stderr)
         return INTERRUPTED
     return result if isinstance(result, int) else 0
 

@@ -1,5 +1,7 @@
 """mw serve: a checkpoint behind OpenAI's API."""
 
+import json
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -32,21 +34,17 @@ def serve(
     from meshwright.serve.http.server import bind, run
 
     split_host(tensor)
-    with bind(host, port) as listener:
+    with ExitStack() as stack:
+        listener = stack.enter_context(bind(host, port))  # first, since loading may take minutes
         from meshwright.cli.serving import open_service
         from meshwright.serve.http.app import create_app
 
-        with (
-            progress() as report,
-            open_service(
-                checkpoint, tensor=tensor, num_slots=slots, context=context, report=report
-            ) as service,
-        ):
-            app = create_app(service.engine, service.tokenizer, service.name)
-            run(app, listener, lambda address: _announce(address, service.name, as_json))
+        with progress() as report:
+            opened = open_service(checkpoint, tensor=tensor, num_slots=slots, context=context, report=report)
+            service = stack.enter_context(opened)
+        api = create_app(service.engine, service.tokenizer, service.name)
+        run(api, listener, lambda address: _announce(address, service.name, as_json))
 
 
 def _announce(address: str, name: str, as_json: bool) -> None:
-    import json
-
     print(json.dumps({"address": address, "model": name}) if as_json else f"{name} on {address}", flush=True)

@@ -45,7 +45,6 @@ def open_service(
     report("compiling prefill and generate", None)
     runner.warm_up()
     with Engine(runner) as engine:
-        report("ready", 1.0)
         yield Service(engine, tokenizer, folder.config.name)
 
 

@@ -8,13 +8,13 @@ run/data/            the packed corpus
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from meshwright.cli.common import Progress
 from meshwright.errors import CheckpointError, PlanError
 from meshwright.hardware import catalog
-from meshwright.models.config import to_hf
+from meshwright.models.config import ModelConfig, to_hf
 from meshwright.plan_file import Plan, load_plan, save_plan
 from meshwright.train import checkpoint, loop
 from meshwright.train.data import Corpus, prepare_corpus
@@ -139,11 +139,18 @@ def _check_folder(job: Job) -> None:
             "or name another --run"
         )
     written = job.run / "plan.toml"
-    if step is not None and written.is_file() and (trained := load_plan(written).model) != job.plan.model:
-        raise PlanError(
-            f"run {job.run} trains {trained.name} and the plan is of {job.plan.model.name} or another shape; "
-            "name another --run"
-        )
+    if step is not None and written.is_file():
+        _check_same_model(job.run, load_plan(written).model, job.plan.model)
+
+
+def _check_same_model(run: Path, trained: ModelConfig, planned: ModelConfig) -> None:
+    for field in fields(ModelConfig):
+        there, here = getattr(trained, field.name), getattr(planned, field.name)
+        if there != here:
+            raise PlanError(
+                f"run {run}: its model has {field.name} = {there} and the plan's has {here}; "
+                "name another --run"
+            )
 
 
 def _describe(job: Job, corpus: Corpus) -> None:

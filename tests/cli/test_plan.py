@@ -1,0 +1,156 @@
+"""mw plan train: the contract's keys, the file it writes, and what it says to a bad question."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.layout import Layout
+from meshwright.plan_file import load_plan
+
+KEYS = {"best", "candidates", "assumptions", "search"}
+CANDIDATE_KEYS = {
+    *("layout", "mesh", "step_seconds", "mfu", "hfu", "tflops_per_chip", "tokens_per_second_per_chip"),
+    *("bytes_per_chip", "fits", "bound", "breakdown"),
+}
+BYTES_KEYS = {"weights", "gradients", "optimizer", "activations", "buffers", "total"}
+POD = ["--model", "llama-3-70b", "--hardware", "v5p:4x4x4", "--batch-tokens", "1M", "--seq-len", "4096"]
+HERE = ["--model", "tiny", "--hardware", "cpu:8", "--batch-tokens", "1Ki", "--seq-len", "64"]
+
+
+def plan(*arguments: str) -> int:
+    return main(["plan", "train", *arguments])
+
+
+def document(capsys, *arguments: str) -> dict:
+    assert plan(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_has_the_keys_of_the_contract(capsys):
+    found = document(capsys, *POD)
+    assert found.keys() >= KEYS
+    assert found["search"].keys() == {"considered", "seconds"}
+    assert found["best"] == found["candidates"][0]
+    for candidate in found["candidates"]:
+        assert candidate.keys() >= CANDIDATE_KEYS
+        assert candidate["bytes_per_chip"].keys() >= BYTES_KEYS
+        assert {item.keys() >= {"name", "seconds", "share", "bound"} for item in candidate["breakdown"]} == {
+            True
+        }
+        assert str(Layout.parse(candidate["layout"])) == candidate["layout"]
+    times = [candidate["step_seconds"] for candidate in found["candidates"]]
+    assert times == sorted(times)
+
+
+def test_top_limits_the_list_and_not_the_search(capsys):
+    few, many = document(capsys, *POD, "--top", "2"), document(capsys, *POD, "--top", "5")
+    assert (len(few["candidates"]), len(many["candidates"])) == (2, 5)
+    assert few["search"]["considered"] == many["search"]["considered"]
+
+
+def test_layout_prices_that_one(capsys):
+    found = document(capsys, *POD, "--layout", "fsdp=32,tensor=2,remat=full")
+    assert [c["layout"] for c in found["candidates"]] == ["fsdp=32,tensor=2,remat=full"]
+    assert found["search"]["considered"] == 1 and found["assumptions"]
+
+
+def test_a_cpu_computes_in_the_faster_type_it_lists(capsys, tmp_path: Path):
+    assert main(["plan", "train", *HERE, "-o", str(tmp_path / "plan.toml")]) == 0
+    layout = load_plan(tmp_path / "plan.toml").layout
+    assert (layout.weights_dtype, layout.compute_dtype) == ("f32", "f32")
+
+
+def test_output_is_a_plan_and_its_figures_beside_it(capsys, tmp_path: Path):
+    assert plan(*HERE, "-o", str(tmp_path / "plan.toml")) == 0
+    written, figures = load_plan(tmp_path / "plan.toml"), json.loads((tmp_path / "plan.json").read_text())
+    assert str(written.layout) == figures["best"]["layout"]
+    assert written.planned_step_seconds == figures["best"]["step_seconds"]
+    assert figures["shardings"]["weights"]["wq"].startswith("wq[")
+    assert figures["workload"] == {"batch_tokens": 1024, "seq_len": 64, "num_sequences": 16}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "plan.toml"]
+    printed = capsys.readouterr()
+    assert "tiny (" in printed.out and "Layouts by planned step time" in printed.out
+    assert "wrote" in printed.err and "wrote" not in printed.out
+
+
+def test_a_batch_that_does_not_divide_is_rounded_and_says_so(capsys, tmp_path: Path):
+    odd = [
+        "--model",
+        "tiny",
+        "--hardware",
+        "cpu:8",
+        "--batch-tokens",
+        "832",
+        "--seq-len",
+        "64",
+        "--layout",
+        "data=8",
+    ]
+    assert plan(*odd, "-o", str(tmp_path / "plan.toml")) == 0
+    assert load_plan(tmp_path / "plan.toml").workload.num_sequences == 16
+    assert "13 sequences do not divide" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_exits_1_says_by_how_much_and_writes_nothing(capsys, tmp_path: Path):
+    huge = [
+        "--model",
+        "llama-3.1-405b",
+        "--hardware",
+        "v5e:4x4",
+        "--batch-tokens",
+        "64Ki",
+        "--seq-len",
+        "4096",
+        "--json",
+    ]
+    assert plan(*huge, "-o", str(tmp_path / "plan.toml")) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["best"]["fits"] is False
+    assert "nothing fits; nearest comes" in printed.err and "more than the 15.2 GB" in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+BAD = [
+    (
+        ["--layout", "tensor=16,fsdp=4"],
+        "8 KV heads (K) do not divide over tensor = 16; fits: tensor in {1, 2, 4, 8}",
+    ),
+    (["--layout", "fsdp=32"], "has 32 devices and v5p:4x4x4 has 64 chips"),
+    (["--layout", "fsdp=64,tensr=1"], "'tensr' is not supported; did you mean tensor"),
+    (["--layout", "fsdp"], "'fsdp' is not KEY=VALUE"),
+    (["--hardware", "v5q:4x4x4"], "hardware 'v5q' is unknown; did you mean v5p or v5e?"),
+    (["--hardware", "/nowhere.toml"], "/nowhere.toml: cannot be read: No such file or directory"),
+    (["--model", "llama-3-71b"], "model 'llama-3-71b' is no preset and no path; did you mean llama-3-70b"),
+    (["--batch-tokens", "100"], "--batch-tokens 100 is less than one sequence of 4096 tokens"),
+    (
+        ["--seq-len", "16Ki"],
+        "longer than llama-3-70b's context of 8192; fits: --seq-len 8192",
+    ),
+    (["--weights-dtype", "int8"], "weights_dtype = 'int8'; fits: f32, bf16"),
+    (["-o", "/nowhere/at/all/plan.json"], "name a .toml"),
+    (["--top", "0"], "Invalid value for '--top'"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), BAD, ids=lambda value: value[1] if len(value) == 2 else "")
+def test_bad_input_is_one_line_and_exits_2(changed: list[str], message: str, capsys):
+    assert plan(*POD, *changed) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("mw: ") and printed.err.count("\n") == 1
+    assert message in printed.err
+
+
+def test_a_model_file_without_its_keys(capsys, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
+    assert plan(*POD, "--model", str(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert "config.json lacks num_hidden_layers" in error and error.count("\n") == 1
+
+
+def test_a_folder_in_the_way_of_the_plan(capsys, tmp_path: Path):
+    assert plan(*HERE, "-o", str(tmp_path)) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert "Is a directory" in capsys.readouterr().err

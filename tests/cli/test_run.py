@@ -1,0 +1,192 @@
+"""mw train, generate, serve and report on one small run, and what each says when it is damaged."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.models.config import ModelConfig, read_model
+from meshwright.models.presets import load_model
+from meshwright.serve.http.server import bind
+
+LINE_KEYS = {"step", "loss", "tokens_per_second", "mfu", "step_seconds", "planned_step_seconds"}
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty small files, since one long document is cut by lines."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(20):
+        text = "\n".join(f"def f{number}_{line}(x):\n    return x + {line}\n" for line in range(40))
+        (folder / f"{number}.py").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny preset with room for a byte-level vocabulary, on the eight devices of the tests."""
+    folder = tmp_path_factory.mktemp("plan")
+    fields = vars(load_model("tiny")) | {"vocab_size": 512}
+    del fields["rope_scaling"]
+    (folder / "small.toml").write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in fields.items()))
+    options = ["--model", str(folder / "small.toml"), "--hardware", "cpu:8"]
+    options += ["--batch-tokens", "512", "--seq-len", "32", "--layout", "fsdp=4,tensor=2"]
+    assert main(["plan", "train", *options, "-o", str(folder / "plan.toml")]) == 0
+    return folder / "plan.toml"
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "small"
+    assert train(plan, corpus, run) == 0
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(trained, tmp_path / "small"))
+
+
+def train(plan: Path, corpus: Path, run: Path, *more: str) -> int:
+    return main(["train", str(plan), "--data", str(corpus), "--run", str(run), "--steps", str(STEPS), *more])
+
+
+def one_line(capsys) -> str:
+    error = capsys.readouterr().err
+    ours = [line for line in error.splitlines() if line.startswith("mw: ")]
+    assert len(ours) == 1 and "Traceback" not in error, error
+    return ours[0]
+
+
+def test_a_run_holds_what_serving_and_reports_read(trained: Path):
+    names = {path.name for path in trained.iterdir()}
+    documents = {"plan.toml", "plan.json", "config.json", "tokenizer.json", "metrics.jsonl"}
+    assert names == documents | {"checkpoints", "data"}
+    model = read_model(trained)
+    assert isinstance(model, ModelConfig) and model.vocab_size == 512
+    assert json.loads((trained / "config.json").read_text())["eos_token_id"] == 0
+
+
+def test_train_prints_the_last_line_of_the_metrics(corpus: Path, plan: Path, tmp_path: Path, capsys):
+    assert train(plan, corpus, tmp_path / "run", "--json") == 0
+    printed = capsys.readouterr()
+    line = json.loads(printed.out)
+    assert line.keys() >= LINE_KEYS | {"validation_loss"}
+    assert line["step"] == STEPS and line["planned_step_seconds"] > 0
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]) == line
+    assert "compiling the step" in printed.err
+
+
+def test_train_resumes_with_the_plan_of_its_run(run: Path, corpus: Path, capsys):
+    arguments = ["train", "--data", str(corpus), "--run", str(run), "--steps", str(STEPS + 2), "--resume"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"step {STEPS + 2}: training loss ")
+    assert "unigram entropy" in printed and "measured / planned" in printed
+
+
+def test_train_leaves_an_earlier_run_alone(run: Path, corpus: Path, plan: Path, capsys):
+    before = (run / "plan.toml").read_text()
+    assert train(plan, corpus, run) == 2
+    assert f"already holds step {STEPS}; go on from there with --resume" in one_line(capsys)
+    assert (run / "plan.toml").read_text() == before
+
+
+def test_train_does_not_resume_another_model(run: Path, corpus: Path, plan: Path, tmp_path: Path, capsys):
+    other = tmp_path / "other.toml"
+    other.write_text(plan.read_text().replace("d_ff = 128", "d_ff = 256"))
+    before = (run / "plan.toml").read_text()
+    assert train(other, corpus, run, "--resume") == 2
+    assert "its model has d_ff = 128 and the plan's has 256" in one_line(capsys)
+    assert (run / "plan.toml").read_text() == before
+
+
+def test_train_without_a_plan(corpus: Path, tmp_path: Path, capsys):
+    assert main(["train", "--data", str(corpus), "--run", str(tmp_path)]) == 2
+    assert "no plan: name a PLAN.toml" in one_line(capsys)
+
+
+def test_train_on_an_empty_folder_writes_nothing(plan: Path, tmp_path: Path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert train(plan, tmp_path / "empty", tmp_path / "run") == 2
+    assert "the folder is empty" in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_a_plan_for_other_hardware(plan: Path, corpus: Path, tmp_path: Path, capsys):
+    elsewhere = tmp_path / "plan.toml"
+    elsewhere.write_text(plan.read_text().replace('hardware = "cpu:8"', 'hardware = "v5p:2x2x2"'))
+    assert train(elsewhere, corpus, tmp_path / "run") == 2
+    assert "the plan is for v5p:2x2x2 (tpu) and JAX sees 8 cpu devices" in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_a_plan_that_does_not_divide(plan: Path, corpus: Path, tmp_path: Path, capsys):
+    wrong = tmp_path / "plan.toml"
+    wrong.write_text(plan.read_text().replace("num_sequences = 16", "num_sequences = 15"))
+    assert train(wrong, corpus, tmp_path / "run") == 2
+    assert "15 sequences (B) do not divide" in one_line(capsys)
+
+
+def test_generate(trained: Path, capsys):
+    arguments = ["generate", "def ", "--checkpoint", str(trained), "--max-tokens", "3", "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"text", "tokens", "ttft_seconds", "tpot_seconds"}
+    assert found["tokens"] <= 3 and found["ttft_seconds"] > 0
+
+
+def test_generate_writes_the_prompt_and_its_continuation(trained: Path, capsys):
+    arguments = ["generate", "def ", "--checkpoint", str(trained), "--max-tokens", "3", "--tensor", "2"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("def ") and "the first after" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--context", "1"], "the prompt has 2 tokens, but the context holds 1"),
+        (["--context", "4Ki"], "a context of 4096 tokens is longer than the model's 128"),
+        (["--tensor", "3"], "do not divide over tensor = 3"),
+        (["--stop", ""], "an empty --stop would stop everything"),
+    ],
+)
+def test_generate_refuses(options: list[str], message: str, trained: Path, capsys):
+    assert main(["generate", "def ", "--checkpoint", str(trained), *options]) == 2
+    assert message in one_line(capsys)
+
+
+def test_a_checkpoint_cut_short(run: Path, capsys):
+    largest = max((run / "checkpoints").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    largest.write_bytes(largest.read_bytes()[:-7])
+    assert main(["generate", "def ", "--checkpoint", str(run)]) == 2
+    assert "is cut short" in one_line(capsys)
+
+
+def test_no_checkpoint_at_all(tmp_path: Path, capsys):
+    assert main(["serve", "--checkpoint", str(tmp_path), "--port", "0"]) == 2
+    assert "has no config.json" in one_line(capsys)
+
+
+def test_serve_on_a_port_in_use_does_not_load_the_model(tmp_path: Path, capsys):
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--checkpoint", str(tmp_path / "none"), "--port", str(port)]) == 2
+    assert f"port {port} on 127.0.0.1 is in use; choose another with --port" in one_line(capsys)
+
+
+def test_report(trained: Path, tmp_path: Path, capsys):
+    assert main(["report", str(trained), "-o", str(tmp_path / "report.html"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(tmp_path / "report.html")}
+    assert "small" in (tmp_path / "report.html").read_text()
+
+
+def test_report_of_nothing(tmp_path: Path, capsys):
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "report.html")]) == 2
+    assert "holds neither plan.toml, plan.json nor metrics.jsonl" in one_line(capsys)
+    assert list(tmp_path.iterdir()) == []
