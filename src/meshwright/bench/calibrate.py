@@ -1,32 +1,32 @@
 """Measures virtual CPU devices, and describes them as hardware that plans can be priced on.
 
 All devices work at once, as in a training step, so a figure is one device's share of the cores.
+All programs are timed in the same rounds, so figures stay in proportion where the machine is shared.
 What is measured is what is achieved: matmul_efficiency is 1 and nothing is derived from a peak.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
-from meshwright.bench import collectives, matmul, memory
+from meshwright.bench import collectives, matmul, memory, step
 from meshwright.bench.devices import Operand, program, virtual_host
-from meshwright.bench.timing import report, time_interleaved
+from meshwright.bench.timing import Prepared, report, run_together
 from meshwright.hardware.chip import SharedMemory
 from meshwright.hardware.topology import Hardware
+from meshwright.models.config import ModelConfig
 
-LAUNCH_ROUNDS = 50
+_NUM_LAUNCHES = 50
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: sizes V of collectives in bytes, matmul shapes, and elementwise arrays.
-
-    arrays: None takes those that suit each operation.
-    """
+    """What is measured: collectives by V and arrays streamed, in bytes; matmuls; a model's step."""
 
     collectives: tuple[int, ...] = collectives.SIZES
     matmuls: tuple[matmul.Shape, ...] = matmul.SHAPES
-    arrays: tuple[tuple[int, ...], ...] | None = None
+    arrays: tuple[int, ...] = memory.SIZES
+    model: ModelConfig = field(default_factory=step.sample_model)
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class Calibration:
 
     hardware: Hardware
     matmuls: list[matmul.Measured]
-    operations: list[memory.Measured]
+    streams: list[memory.Measured]
     collectives: list[collectives.Measured]
+    steps: list[step.Measured]
 
 
 def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Hardware:
@@ -51,37 +52,50 @@ def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Ha
 def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = None) -> Calibration:
     """The calibration of `cpu:N`: FLOPs by dtype, memory, launch and a line for each collective."""
     host = virtual_host(spec)
-    matmuls = matmul.measure(host.num_chips, progress, sizes.matmuls)
-    operations = memory.measure(host.num_chips, progress, sizes.arrays)
-    launch = launch_seconds(host.num_chips, progress)
-    exchanged = collectives.measure(host.num_chips, progress, sizes.collectives)
+    num_devices = host.num_chips
+    prepared = [
+        matmul.prepare(num_devices, progress, sizes.matmuls),
+        memory.prepare(num_devices, progress, sizes.arrays),
+        _launches(num_devices),
+        collectives.prepare(num_devices, progress, sizes.collectives),
+        step.prepare(num_devices, progress, sizes.model),
+    ]
+    report(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
+    matmuls, streams, (launch,), exchanged, steps = run_together(prepared)
+    streaming = memory.streaming_bytes_per_second(streams)
     chip = replace(
         host.chip,
         flops_per_second=matmul.rates_by_dtype(matmuls),
-        hbm_bytes_per_second=memory.bytes_per_second(operations),
-        host_link_bytes_per_second=memory.bytes_per_second(operations),
+        hbm_bytes_per_second=streaming,
+        host_link_bytes_per_second=streaming,
         matmul_efficiency=1.0,
         overlap=0.0,
         launch_seconds=launch,
         network=SharedMemory(collectives.fit_lines(exchanged)),
-        sources=_sources(host.num_chips),
+        sources=_sources(num_devices),
     )
-    return Calibration(replace(host, chip=chip), matmuls, operations, exchanged)
+    hardware = replace(host, chip=chip)
+    hardware = step.with_bandwidth(hardware, step.effective_bytes_per_second(steps, hardware))
+    return Calibration(hardware, matmuls, streams, exchanged, steps)
 
 
-def launch_seconds(num_devices: int, progress: Callable[[str], None] | None = None) -> float:
-    """Median seconds of a program that adds one to one number on every device."""
-    report(progress, "timing an empty program")
+def _launches(num_devices: int) -> Prepared[float]:
+    """The seconds of a program that adds one to one number on every device."""
     empty = program(lambda x: x + 1, [Operand((1,), "f32")], num_devices, 1)
-    return time_interleaved([empty], LAUNCH_ROUNDS)[0].seconds
+
+    def launches() -> None:
+        for _ in range(_NUM_LAUNCHES):
+            empty()
+
+    return Prepared([launches], lambda timings: [timings[0].per(_NUM_LAUNCHES).seconds])
 
 
 def _sources(num_devices: int) -> dict[str, str]:
     where = f"measured by mw calibrate with {num_devices} virtual devices at work, JAX {version('jax')}"
     return {
         "flops_per_second": f"{where}: forward and gradient products of {len(matmul.SHAPES)} shapes",
-        "hbm_bytes_per_second": f"{where}: multiply-add, swiglu, norm, softmax by the passes a plan counts",
-        "host_link_bytes_per_second": "the same memory",
+        "hbm_bytes_per_second": f"{where}: what memory-bound operations get in a two-layer training step",
+        "host_link_bytes_per_second": f"{where}: a multiply-add over arrays of 1 and 17 MB",
         "matmul_efficiency": "1: flops_per_second is what was achieved, not a peak",
         "overlap": "0: device threads and collectives take turns on the same cores",
         "launch_seconds": f"{where}: an almost empty program",

@@ -11,11 +11,10 @@ from jax import Array, lax
 
 from meshwright.bench.devices import Operand, program, virtual_host
 from meshwright.bench.fit import fit_line, predict
-from meshwright.bench.timing import Program, Progress, Timing, report, time_interleaved
+from meshwright.bench.timing import Prepared, Program, Progress, Timing, report, run
 from meshwright.hardware.chip import COLLECTIVES, LinearCost
 
 SIZES = (4096, 262_144, 2_097_152, 8_388_608)
-ROUNDS = 5
 _LOOP_BYTES = 16_777_216  # a loop moves about this much, or 32 small messages, to outlast its launch
 _MAX_LOOP = 32
 _GROUP = "group"
@@ -54,21 +53,22 @@ def bench_collectives(spec: str, progress: Progress = None, sizes: tuple[int, ..
     A result has op, axes, num_devices, bytes (V), seconds, predicted_seconds, ratio (measured over
     predicted) and spread (interquartile range over the median).
     """
-    measured = measure(virtual_host(spec).num_chips, progress, sizes)
+    measured = run(prepare(virtual_host(spec).num_chips, progress, sizes))
     lines = fit_lines(measured)
     return {"hardware": spec, "results": [_result(one, lines[one.point.op]) for one in measured]}
 
 
-def measure(num_devices: int, progress: Progress, sizes: tuple[int, ...]) -> list[Measured]:
+def prepare(num_devices: int, progress: Progress, sizes: tuple[int, ...]) -> Prepared[Measured]:
     """Every collective over groups of 2, 4, ... and all devices, at these sizes V in bytes."""
     points = [Point(op, n, size) for op in COLLECTIVES for n in group_sizes(num_devices) for size in sizes]
     programs: list[Program] = []
     for op in COLLECTIVES:
         report(progress, f"compiling {op} over {num_devices} devices")
         programs += [_program(point, num_devices) for point in points if point.op == op]
-    report(progress, f"timing {len(points)} collectives")
-    timings = time_interleaved(programs, ROUNDS)
-    return [Measured(p, t.per(p.loop_length)) for p, t in zip(points, timings, strict=True)]
+    return Prepared(
+        programs,
+        lambda timings: [Measured(p, t.per(p.loop_length)) for p, t in zip(points, timings, strict=True)],
+    )
 
 
 def group_sizes(num_devices: int) -> list[int]:

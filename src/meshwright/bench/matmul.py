@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.bench.devices import Operand, program, virtual_host
-from meshwright.bench.timing import Progress, Timing, report, time_interleaved
+from meshwright.bench.timing import Prepared, Progress, Timing, report, run
 
 DTYPES = ("f32", "bf16")
-ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -49,19 +48,20 @@ def bench_matmul(spec: str, progress: Progress = None, shapes: Sequence[Shape] =
     A result has dtype, rows, d_model, d_ff, flops (of the three products), seconds,
     flops_per_second, predicted_seconds (at the dtype's rate over all shapes), ratio and spread.
     """
-    measured = measure(virtual_host(spec).num_chips, progress, shapes)
+    measured = run(prepare(virtual_host(spec).num_chips, progress, shapes))
     rates = rates_by_dtype(measured)
     return {"hardware": spec, "results": [_result(one, rates[one.dtype]) for one in measured]}
 
 
-def measure(num_devices: int, progress: Progress, shapes: Sequence[Shape]) -> list[Measured]:
+def prepare(num_devices: int, progress: Progress, shapes: Sequence[Shape]) -> Prepared[Measured]:
     """Every shape in every dtype."""
     report(progress, f"compiling matmuls on {num_devices} devices")
     points = [(shape, dtype) for dtype in DTYPES for shape in shapes]
     programs = [program(_train_products, _operands(*point), num_devices, 1) for point in points]
-    report(progress, f"timing {len(points)} matmuls")
-    timings = time_interleaved(programs, ROUNDS)
-    return [Measured(*point, timing) for point, timing in zip(points, timings, strict=True)]
+    return Prepared(
+        programs,
+        lambda timings: [Measured(*point, timing) for point, timing in zip(points, timings, strict=True)],
+    )
 
 
 def _operands(shape: Shape, dtype: str) -> list[Operand]:

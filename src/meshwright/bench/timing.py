@@ -3,11 +3,16 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 Progress = Callable[[str], None] | None
 Program = Callable[[], object]
+Measured = TypeVar("Measured")
+
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,25 @@ class Timing:
     def per(self, repeats: int) -> "Timing":
         """The timing of one of `repeats` equal parts of the program."""
         return Timing(self.seconds / repeats, self.spread)
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[Measured]):
+    """Compiled programs, and what their timings make: `finish` takes one Timing a program."""
+
+    programs: list[Program]
+    finish: Callable[[list[Timing]], list[Measured]]
+
+
+def run(prepared: Prepared[Measured]) -> list[Measured]:
+    """What was prepared, measured."""
+    return prepared.finish(time_interleaved(prepared.programs, ROUNDS))
+
+
+def run_together(prepared: Sequence[Prepared[Any]]) -> list[list[Any]]:
+    """Several preparations measured in the same rounds: a busy machine slows all their figures alike."""
+    timings = iter(time_interleaved([program for one in prepared for program in one.programs], ROUNDS))
+    return [one.finish(list(islice(timings, len(one.programs)))) for one in prepared]
 
 
 def time_interleaved(programs: Sequence[Program], rounds: int) -> list[Timing]:

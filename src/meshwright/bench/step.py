@@ -1,0 +1,133 @@
+"""The memory bandwidth that training gets, from a small training step and its price.
+
+XLA on CPU runs each reduction, exponential and transposed copy as a program of its own, bound by the
+core rather than by memory: on the machine where this was written softmax, norm and SwiGLU reach
+between a third and all of the streaming rate, and copies that transpose a fused gradient a tenth.
+No single stream tells what the mixture gets, so the mixture itself is timed: the bandwidth is the one
+at which the cost model's price of the step, with FLOPs and collectives as measured, is its time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+from jax import Array
+
+from meshwright.bench.timing import Prepared, Program, Progress, Timing, report
+from meshwright.cost.memory import parameters_per_chip, update_work
+from meshwright.cost.ops import Shape, record_loss
+from meshwright.cost.step import StepPricer
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.plan_file import Workload
+from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.step import CompiledStep
+
+DTYPES = ("f32", "bf16")
+_SEQUENCES_PER_DEVICE = 2
+_BISECTIONS = 60
+
+
+def sample_model() -> ModelConfig:
+    """Two layers of a few million parameters: enough for every kind of operation, quick to compile."""
+    return ModelConfig(
+        name="calibration",
+        num_layers=2,
+        d_model=256,
+        d_ff=768,
+        num_heads=8,
+        num_kv_heads=4,
+        d_head=32,
+        vocab_size=2048,
+        max_seq_len=256,
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The time of the step of `config` on every device, data parallel."""
+
+    config: ModelConfig
+    layout: Layout
+    workload: Workload
+    timing: Timing
+
+    def price(self, hardware: Hardware) -> float:
+        """Seconds that the cost model expects of this step."""
+        shape = Shape(self.workload.num_sequences, self.workload.seq_len, self.workload.seq_len)
+        graph = record_loss(self.config, self.layout, shape, flash_attention=False)
+        update = update_work(self.layout, parameters_per_chip(self.config, self.layout))
+        pricer = StepPricer(graph, self.layout, hardware)
+        return pricer.cost(self.layout.remat, update, self.layout.weight_axes).seconds
+
+
+def prepare(num_devices: int, progress: Progress, config: ModelConfig) -> Prepared[Measured]:
+    """The step of `config` in every dtype."""
+    workload = Workload(_SEQUENCES_PER_DEVICE * num_devices, config.max_seq_len)
+    layouts = [Layout(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in DTYPES]
+    programs: list[Program] = []
+    for layout in layouts:
+        report(progress, f"compiling a training step in {layout.compute_dtype}")
+        programs.append(_program(config, layout, workload))
+    return Prepared(
+        programs,
+        lambda timings: [
+            Measured(config, layout, workload, timing)
+            for layout, timing in zip(layouts, timings, strict=True)
+        ],
+    )
+
+
+def _program(config: ModelConfig, layout: Layout, workload: Workload) -> Program:
+    optimizer = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
+    step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
+    abstract, rows = step.abstract_state(), step.abstract_tokens()
+    with jax.set_mesh(step.mesh):
+        compiled = step.jitted.lower(abstract, rows).compile()
+    state, tokens = jax.tree.map(_zeros, abstract), _zeros(rows)
+
+    def run() -> object:
+        nonlocal state  # the step takes the old state's memory
+        state, metrics = compiled(state, tokens)
+        return jax.block_until_ready((state, metrics))
+
+    return run
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
+    """The time of a step does not depend on the values, and zeros need no program of their own."""
+    assert leaf.sharding is not None
+    local = np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda _: local)
+
+
+def effective_bytes_per_second(measured: Sequence[Measured], hardware: Hardware) -> float:
+    """The bandwidth that fits the steps, a geometric mean over dtypes; at most `hardware`'s own.
+
+    hardware: all figures but this one as measured, its bandwidth the streaming rate. A step that is
+    faster than its price at that rate shows no bandwidth of its own.
+    """
+    rates = [_fit(one, hardware) for one in measured]
+    return float(np.exp(np.mean(np.log(rates))))
+
+
+def _fit(measured: Measured, hardware: Hardware) -> float:
+    """The bandwidth at which the price is the time, by bisection: a price falls as memory gets faster."""
+    high = hardware.chip.hbm_bytes_per_second
+    if measured.price(with_bandwidth(hardware, high)) >= measured.timing.seconds:
+        return high
+    low = high / 1000
+    for _ in range(_BISECTIONS):
+        middle = (low * high) ** 0.5
+        if measured.price(with_bandwidth(hardware, middle)) > measured.timing.seconds:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def with_bandwidth(hardware: Hardware, bytes_per_second: float) -> Hardware:
+    """`hardware` with this memory bandwidth."""
+    return replace(hardware, chip=replace(hardware.chip, hbm_bytes_per_second=bytes_per_second))
