@@ -85,20 +85,17 @@ class Contraction:
     @cached_property
     def lhs_computed(self) -> ShardedArray:
         """The left operand as the local product needs it."""
-        return _by_roles(self.lhs, self.roles)
+        return by_roles(self.lhs, self.roles)
 
     @cached_property
     def rhs_computed(self) -> ShardedArray:
         """The right operand as the local product needs it."""
-        return _by_roles(self.rhs, self.roles)
+        return by_roles(self.rhs, self.roles)
 
     @cached_property
     def product(self) -> ShardedArray:
         """What the local product yields: partial over the axes that split a contracted letter."""
-        partial = tuple(
-            axis for axis, letter in self.roles.items() if letter and letter in self.einsum.contracted
-        )
-        return _by_roles(self.out, self.roles).replace(unreduced=partial)
+        return summed_by_roles(self.out, self.roles)
 
     @cached_property
     def lhs_steps(self) -> list[Collective]:
@@ -129,23 +126,33 @@ class Contraction:
     def lhs_gradient(self) -> "Contraction":
         """d lhs = d out . rhs, over the same letters with the same roles."""
         einsum = Einsum(self.einsum.out, self.einsum.rhs, self.einsum.lhs)
-        return Contraction(einsum, _cotangent(self.out), self.rhs_computed, _cotangent(self.lhs), self.roles)
+        return Contraction(einsum, cotangent(self.out), self.rhs_computed, cotangent(self.lhs), self.roles)
 
     @cached_property
     def rhs_gradient(self) -> "Contraction":
         """d rhs = lhs . d out, over the same letters with the same roles."""
         einsum = Einsum(self.einsum.lhs, self.einsum.out, self.einsum.rhs)
-        return Contraction(einsum, self.lhs_computed, _cotangent(self.out), _cotangent(self.rhs), self.roles)
+        return Contraction(einsum, self.lhs_computed, cotangent(self.out), cotangent(self.rhs), self.roles)
 
 
-def _cotangent(array: ShardedArray) -> ShardedArray:
+def cotangent(array: ShardedArray) -> ShardedArray:
+    """The cotangent of `array`, where it ends: with its sharding and every sum finished."""
     return array.replace(name=f"d{array.name}", unreduced=())
 
 
-def _by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
+def by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
     """`array` split by exactly the axes whose role is one of its letters, in the order of the roles."""
     axes = {dim: tuple(axis for axis, letter in roles.items() if letter == dim) for dim in array.dims}
     return array.replace(axes=axes, unreduced=())
+
+
+def summed_by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
+    """`array` as a local operation yields it: a partial sum over the axes whose letter it lacks.
+
+    Forward that letter is contracted; backward it is one that the operand was repeated along.
+    """
+    partial = tuple(axis for axis, letter in roles.items() if letter and letter not in array.dims)
+    return by_roles(array, roles).replace(unreduced=partial)
 
 
 def contractions(
@@ -169,10 +176,10 @@ def contraction(
         if array.dims != tuple(letters):
             raise NotationError(f"{array} does not have the dimensions {letters} of {spec!r}")
     assert set(roles.values()) <= {*einsum.letters, None}, f"{roles} are not roles in {spec!r}"
-    return Contraction(einsum, lhs, rhs, out, _ordered(roles, rhs, lhs, out))
+    return Contraction(einsum, lhs, rhs, out, ordered_roles(roles, rhs, lhs, out))
 
 
-def _ordered(roles: Roles, *arrays: ShardedArray) -> Roles:
+def ordered_roles(roles: Roles, *arrays: ShardedArray) -> Roles:
     """`roles` with the axes of one letter in the order that the first of `arrays` has them.
 
     All arrays of a contraction take this order: D_XY and D_YX are different blocks.
