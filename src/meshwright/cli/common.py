@@ -107,7 +107,9 @@ def progress() -> Iterator[Progress]:
         task = bar.add_task("", total=None)
 
         def update(what: str, fraction: float | None) -> None:
-            bar.update(task, description=what, completed=fraction or 0, total=fraction and 1.0)
+            bar.update(
+                task, description=what, completed=fraction or 0, total=None if fraction is None else 1.0
+            )
 
         yield update
         bar.update(task, completed=1.0, total=1.0)

@@ -28,7 +28,7 @@ HARDWARE, MODEL, CORPUS = "cpu:8", "demo", "stdlib"
 # Small batches make many updates, which is what a model that has seen little text lacks most.
 SEQ_LEN, NUM_SEQUENCES, LEARNING_RATE = 256, 8, 4e-3
 # How long the steps are to take by the plan. Validation, checkpoint and compiling come on top.
-TRAIN_SECONDS, FAST_TRAIN_SECONDS = 110, 20
+TRAIN_SECONDS, FAST_TRAIN_SECONDS = 90, 20
 _MIN_STEPS, _MAX_STEPS = 30, 600
 # What a demo writes, and so may remove.
 _OWN = ("machine.toml", "plan.toml", "plan.json", "config.json", "tokenizer.json", "checkpoints")
