@@ -71,41 +71,75 @@ class Devices:
 
     def run(self, steps: Sequence[Collective], blocks: Blocks) -> Blocks:
         for step in steps:
-            blocks = {k: v for group in self.groups(step.axes) for k, v in _collective(step, group, blocks)}
+            blocks = {k: v for group in self.groups(step.axes) for k, v in self._one(step, group, blocks)}
         return blocks
 
+    def _one(self, step: Collective, group: list[Device], blocks: Blocks) -> list[tuple[Device, np.ndarray]]:
+        """The blocks of one group after `step`; a gather or a scatter may be along several dimensions."""
+        old = {device: blocks[device] for device in group}
+        taken = [_gone(before, after) for before, after in _pairs(step)]
+        added = [_gone(after, before) for before, after in _pairs(step)]
+        total = sum(old.values(), start=np.zeros_like(blocks[group[0]]))
+        if step.op != "permute":
+            for before, after in _pairs(step):
+                short, long = sorted((before, after), key=len)
+                assert long[: len(short)] == short, f"{step} moves an axis from within a dimension"
+        match step.op:
+            case "slice":
+                return [(device, self._part(old[device], added, device)) for device in group]
+            case "all_gather":
+                return [(device, self._joined(old, taken)) for device in group]
+            case "all_reduce":
+                return [(device, total) for device in group]
+            case "reduce_scatter":
+                return [(device, self._part(total, added, device)) for device in group]
+            case "all_to_all":
+                sent = {d: {q: self._part(old[q], added, d) for q in group} for d in group}
+                return [(device, self._joined(sent[device], taken)) for device in group]
+            case "permute":
+                return self._permuted(step, group, old)
 
-def _collective(step: Collective, group: list[Device], blocks: Blocks) -> list[tuple[Device, np.ndarray]]:
-    size, old = len(group), [blocks[device] for device in group]
-    lost, gained = _changed_dims(step)
-    if step.op == "slice":
-        new = [np.split(block, size, axis=gained)[i] for i, block in enumerate(old)]
-    elif step.op == "all_gather":
-        new = [np.concatenate(old, axis=lost)] * size
-    elif step.op == "all_reduce":
-        new = [sum(old, start=np.zeros_like(old[0]))] * size
-    elif step.op == "reduce_scatter":
-        new = np.split(sum(old, start=np.zeros_like(old[0])), size, axis=gained)
-    elif step.op == "all_to_all":
-        parts = [np.split(block, size, axis=gained) for block in old]
-        new = [np.concatenate([part[i] for part in parts], axis=lost) for i in range(size)]
-    else:
-        raise AssertionError(f"{step.op} is no collective")
-    return list(zip(group, new, strict=True))
+    def _part(self, block: np.ndarray, added: list[Axes], device: Device) -> np.ndarray:
+        """The part of `block` that `device` keeps where the axes `added` split its dimensions."""
+        for position, axes in enumerate(added):
+            block = np.split(block, self.mesh.size(axes), axis=position)[self.index(device, axes)]
+        return block
+
+    def _joined(self, parts: Mapping[Device, np.ndarray], taken: list[Axes]) -> np.ndarray:
+        """The parts put where the axes `taken` off the dimensions had them; they fill the whole once."""
+        shape = next(iter(parts.values())).shape
+        whole = np.zeros([n * self.mesh.size(axes) for n, axes in zip(shape, taken, strict=True)], INT)
+        filled = np.zeros(whole.shape, bool)
+        for device, part in parts.items():
+            starts = [self.index(device, axes) * n for n, axes in zip(shape, taken, strict=True)]
+            place = tuple(slice(start, start + n) for start, n in zip(starts, shape, strict=True))
+            assert not filled[place].any(), f"{device} brings what another device brought"
+            whole[place], filled[place] = part, True
+        assert filled.all(), "a part is missing"
+        return whole
+
+    def _permuted(
+        self, step: Collective, group: list[Device], old: Blocks
+    ) -> list[tuple[Device, np.ndarray]]:
+        """Every device sends its block to one other that wants it."""
+        senders: dict[tuple[int, ...], list[Device]] = {}
+        for device in group:
+            senders.setdefault(self._numbers(device, step.operand), []).append(device)
+        new = [(device, old[senders[self._numbers(device, step.result)].pop()]) for device in group]
+        assert not any(senders.values()), f"{step}: a block is left over"
+        return new
+
+    def _numbers(self, device: Device, array: ShardedArray) -> tuple[int, ...]:
+        """Which block of `array` the device holds, and of how many."""
+        return tuple(n for axes in array.axes for n in (self.index(device, axes), self.mesh.size(axes)))
 
 
-def _changed_dims(step: Collective) -> tuple[int, int]:
-    """(the dimension that lost `step.axes`, the one that gained them) as its last axes; -99 for none."""
-    lost = gained = -99
-    pairs = zip(step.operand.axes, step.result.axes, strict=True)
-    for position, (before, after) in enumerate(pairs):
-        if before == after + step.axes:
-            lost = position
-        elif after == before + step.axes:
-            gained = position
-        else:
-            assert before == after, f"{step} changes more than its axes"
-    return lost, gained
+def _pairs(step: Collective) -> list[tuple[Axes, Axes]]:
+    return list(zip(step.operand.axes, step.result.axes, strict=True))
+
+
+def _gone(before: Axes, after: Axes) -> Axes:
+    return tuple(axis for axis in before if axis not in after)
 
 
 def run_contraction(plan: Contraction, devices: Devices, lhs: Blocks, rhs: Blocks) -> Blocks:

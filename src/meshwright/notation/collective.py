@@ -4,6 +4,7 @@ all_gather      A[I_X] -> A[I]           removes a subscript
 reduce_scatter  A[I]{U_X} -> A[I_X]      turns a partial sum into a subscript
 all_reduce      A[I]{U_X} -> A[I]        = reduce_scatter + all_gather
 all_to_all      A[I_X, J] -> A[I, J_X]   moves a subscript
+permute         A[I_X] -> A[I_Y]         hands every device the block of another
 slice           A[I] -> A[I_X]           each device keeps its part; no communication
 """
 
@@ -18,7 +19,7 @@ from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Mesh
 from meshwright.units import dtype_bytes
 
-Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice"]
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "slice"]
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,10 @@ class Collective:
     result: ShardedArray
 
     def gathered_bytes(self, mesh: Mesh, sizes: Mapping[str, float], dtype: str) -> int:
-        """V: bytes of the gathered array over the product of the axes that stay sharded.
-
-        For all_gather the result's block, for the others the operand's block; for all_to_all
-        the block that an all-gather in its place would have produced.
-        Source: How to Scale Your Model, "Sharded Matrices".
-        """
-        whole = self.result if self.op == "all_gather" else self.operand
-        local = prod(sizes[dim] / mesh.size(axes) for dim, axes in zip(whole.dims, whole.axes, strict=True))
-        if self.op == "all_to_all":
-            local *= mesh.size(self.axes)
-        return round(local * dtype_bytes(dtype))
+        """V: bytes of the gathered array over the product of the axes that stay sharded."""
+        dims = zip(self.operand.dims, self.operand.axes, strict=True)
+        block = prod(sizes[dim] / mesh.size(axes) for dim, axes in dims) * dtype_bytes(dtype)
+        return gathered_bytes(self.op, block, mesh.size(self.axes))
 
     def __str__(self) -> str:
         return f"{_TITLES[self.op]}_{{{','.join(self.axes)}}} {self.operand} -> {self.result}"
@@ -52,7 +46,41 @@ _TITLES = {
     "reduce_scatter": "ReduceScatter",
     "all_reduce": "AllReduce",
     "all_to_all": "AllToAll",
+    "permute": "Permute",
     "slice": "Slice",
+}
+
+
+def gathered_bytes(op: Op, block_bytes: float, num_devices: int) -> int:
+    """V of a collective among `num_devices` which hold a block of the operand each.
+
+    all_gather, all_to_all, permute   n blocks: what an all-gather makes of them
+    reduce_scatter, all_reduce        one block, which is a partial sum of the whole
+    slice                             what is cut, one block
+    Source: How to Scale Your Model, "Sharded Matrices".
+    """
+    blocks = num_devices if op in ("all_gather", "all_to_all", "permute") else 1
+    return round(block_bytes * blocks)
+
+
+def ring_bytes(op: Op, gathered_bytes: float, num_devices: int) -> float:
+    """Bytes that an all-gather would have, were it as slow on a ring: a price that needs no hardware.
+
+        all_gather, reduce_scatter V    all_reduce 2 V    all_to_all V/4    permute 2 V/n    slice 0
+
+    A permute sends its block V/n one way, with half of the ring's bandwidth.
+    """
+    if op == "permute":
+        return 2 * gathered_bytes / num_devices
+    return _RING_WEIGHTS[op] * gathered_bytes
+
+
+_RING_WEIGHTS: dict[Op, float] = {
+    "all_gather": 1.0,
+    "reduce_scatter": 1.0,
+    "all_reduce": 2.0,
+    "all_to_all": 0.25,
+    "slice": 0.0,
 }
 
 

@@ -23,7 +23,7 @@ from math import prod
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective, reshard
+from meshwright.notation.collective import Collective, reshard, ring_bytes
 from meshwright.notation.mesh import Mesh
 
 Roles = Mapping[str, str | None]
@@ -214,5 +214,7 @@ def cheapest_contraction(
 
 def _bytes_moved(candidate: Contraction, mesh: Mesh, sizes: Mapping[str, int]) -> float:
     """Ring time in units of one all-gathered byte."""
-    weight = {"slice": 0.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.25}
-    return sum(weight[step.op] * step.gathered_bytes(mesh, sizes, "bf16") for step in candidate.steps)
+    return sum(
+        ring_bytes(step.op, step.gathered_bytes(mesh, sizes, "bf16"), mesh.size(step.axes))
+        for step in candidate.steps
+    )

@@ -1,0 +1,164 @@
+"""Where one collective leads: every sharding that it can make of another.
+
+A sharding is held in numbers: for each dimension the positions (in the mesh) of the axes that split
+it, outermost first, and a bit mask of the axes that hold partial sums. The axes in neither are free.
+Blocks are contiguous, so an axis joins or leaves its dimension only as the last one:
+
+    all_gather      takes the last axes off one or several dimensions
+    reduce_scatter  appends partial axes to dimensions, in any order
+    all_reduce      frees partial axes
+    all_to_all      takes the last axes off some dimensions and appends them to others
+    slice           appends a free axis to a dimension
+    permute         hands every device another's block: any axes in any order that give each
+                    dimension as many shards as before; partial sums stay where they are
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import combinations_with_replacement, permutations, product
+from math import prod
+from operator import add
+
+from meshwright.notation.collective import Op
+
+Placed = tuple[tuple[int, ...], ...]
+State = tuple[Placed, int]  # axes of every dimension, mask of the partial ones
+Choice = tuple[Op, int]  # an operation and the mask of its axes
+Position = tuple[int, int] | None  # (dimension, shards that the axes before make of it)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The moves over a mesh with axes of `axis_sizes` devices; `dim_sizes` limit what divides."""
+
+    axis_sizes: tuple[int, ...]
+    dim_sizes: tuple[int, ...]
+
+    @cached_property
+    def all_axes(self) -> int:
+        return (1 << len(self.axis_sizes)) - 1
+
+    @cached_property
+    def _everything_divides(self) -> bool:
+        devices = prod(self.axis_sizes)
+        return all(size % devices == 0 for size in self.dim_sizes)
+
+    @cached_property
+    def num_devices(self) -> list[int]:
+        """Devices along the axes of each mask."""
+        return [
+            prod(size for axis, size in enumerate(self.axis_sizes) if mask >> axis & 1)
+            for mask in range(self.all_axes + 1)
+        ]
+
+    def divides(self, placed: Placed) -> bool:
+        """Whether every dimension has as many equal shards as its axes ask for."""
+        return self._everything_divides or all(
+            size % self.num_devices[mask_of(axes)] == 0
+            for axes, size in zip(placed, self.dim_sizes, strict=True)
+        )
+
+    def all(self, state: State) -> Iterator[tuple[Choice, Iterable[State]]]:
+        """Each operation and set of axes that it can act on, with the states that it can lead to."""
+        placed, partial = state
+        free = self.all_axes & ~partial & ~mask_of(sum(placed, ()))
+        every = tuple(range(len(placed)))
+        for axis in members(free):
+            yield ("slice", 1 << axis), self._appended(placed, 1 << axis, every, partial)
+        for axes in subsets(partial):
+            yield ("reduce_scatter", axes), self._appended(placed, axes, every, partial & ~axes)
+            yield ("all_reduce", axes), ((placed, partial & ~axes),)
+        for kept, axes in _cut(placed):
+            whole = tuple(dim for dim in every if kept[dim] == placed[dim])
+            yield ("all_to_all", axes), self._appended(kept, axes, whole, partial)
+            yield ("all_gather", axes), ((kept, partial),)
+        for axes, other in _permuted(placed, self.all_axes & ~partial, self.axis_sizes):
+            yield ("permute", axes), ((other, partial),)
+
+    def _appended(self, placed: Placed, axes: int, dims: tuple[int, ...], partial: int) -> Iterator[State]:
+        for tails in _arrangements(axes, dims, len(placed)):
+            longer = tuple(map(add, placed, tails))
+            if self.divides(longer):
+                yield longer, partial
+
+
+@lru_cache(maxsize=65536)
+def positions(placed: Placed, axis_sizes: tuple[int, ...]) -> tuple[Position, ...]:
+    """Which shards of which dimension each axis makes: no move of other axes changes it."""
+    found: list[Position] = [None] * len(axis_sizes)
+    for dim, axes in enumerate(placed):
+        shards = 1
+        for axis in axes:
+            found[axis] = (dim, shards)
+            shards *= axis_sizes[axis]
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def members(mask: int) -> tuple[int, ...]:
+    """The positions of the bits that are set."""
+    return tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)
+
+
+def mask_of(axes: Iterable[int]) -> int:
+    """The mask with these bits set."""
+    return sum([1 << axis for axis in axes])
+
+
+@lru_cache(maxsize=4096)
+def subsets(mask: int) -> tuple[int, ...]:
+    """Every mask within `mask` but 0."""
+    found, subset = [], mask
+    while subset:
+        found.append(subset)
+        subset = (subset - 1) & mask
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def _cut(placed: Placed) -> tuple[tuple[Placed, int], ...]:
+    """Every way to take last axes off one or several dimensions: what is left, and the axes taken."""
+    ends = product(*([axes[:count] for count in range(len(axes), -1, -1)] for axes in placed))
+    before = mask_of(sum(placed, ()))
+    return tuple((kept, before & ~mask_of(sum(kept, ()))) for kept in ends if kept != placed)
+
+
+@lru_cache(maxsize=65536)
+def _permuted(placed: Placed, axes: int, axis_sizes: tuple[int, ...]) -> tuple[tuple[int, Placed], ...]:
+    """Every other way to split the dimensions as before by some of `axes`, and the axes that it takes."""
+    shards = tuple(prod([axis_sizes[axis] for axis in split]) for split in placed)
+    before = positions(placed, axis_sizes)
+    found: list[tuple[int, Placed]] = []
+    for other in _equal_splits(axis_sizes, shards, axes):
+        if other != placed:
+            after = positions(other, axis_sizes)
+            found.append((mask_of([i for i, was in enumerate(before) if was != after[i]]), other))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _arrangements(axes: int, dims: tuple[int, ...], rank: int) -> tuple[Placed, ...]:
+    """Every way to lay `axes` out, in any order, over `dims` of an array."""
+    found: list[Placed] = []
+    for order in permutations(members(axes)):
+        for chosen in combinations_with_replacement(dims, len(order)):
+            tails: list[tuple[int, ...]] = [()] * rank
+            for axis, dim in zip(order, chosen, strict=True):
+                tails[dim] += (axis,)
+            found.append(tuple(tails))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _equal_splits(axis_sizes: tuple[int, ...], shards: tuple[int, ...], axes: int) -> tuple[Placed, ...]:
+    """Every way to make `shards` of each dimension out of some of `axes`."""
+    if not shards:
+        return ((),)
+    found: list[Placed] = []
+    for subset in (0, *subsets(axes)):
+        chosen = members(subset)
+        if prod(axis_sizes[axis] for axis in chosen) == shards[0]:
+            rest = _equal_splits(axis_sizes, shards[1:], axes & ~subset)
+            found += [(order, *others) for order in permutations(chosen) for others in rest]
+    return tuple(found)
