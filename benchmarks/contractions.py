@@ -1,0 +1,81 @@
+"""How many contractions a second are derived and priced, all strategies each: prints JSON.
+
+    python benchmarks/contractions.py [--contractions 5000] [--rounds 5] > benchmarks/results/contractions.json
+
+Random two-operand einsums (up to two batch, two contracting and two free letters a side) of random
+shardings on Mesh({'X': 4, 'Y': 4, 'Z': 4}) of v5p:4x4x4; each mesh axis splits any dimension of each
+array or none, in any order, and one output in four is left open. One process on one core; no JAX.
+The first round starts with empty caches, as a new process does; the others find other contractions
+of the same kind. Target: 2,000 contractions a second.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+
+from meshwright.cost.strategies import strategies
+from meshwright.hardware import catalog
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.mesh import Mesh
+
+MESH = Mesh({"X": 4, "Y": 4, "Z": 4})
+HARDWARE = "v5p:4x4x4"
+TARGET_PER_SECOND = 2000
+
+
+def _sharding(draw: random.Random, name: str, letters: str) -> ShardedArray:
+    places: dict[str, list[str]] = {letter: [] for letter in letters}
+    for axis in draw.sample(MESH.axes, len(MESH.axes)):
+        places.get(draw.choice([*letters, ""]), []).append(axis)
+    return ShardedArray(name, tuple(letters), tuple(tuple(places[letter]) for letter in letters))
+
+
+def random_contraction(draw: random.Random) -> tuple:
+    """(spec, lhs, rhs, out or None, sizes) of one contraction."""
+    batch, contracted = "BG"[: draw.choice((0, 0, 1, 2))], "JM"[: draw.choice((1, 1, 2))]
+    left, right = "IN"[: draw.choice((1, 1, 2))], "KL"[: draw.choice((1, 1, 2))]
+    lhs, rhs, out = batch + left + contracted, batch + contracted + right, batch + left + right
+    sizes = {letter: 64 * draw.randrange(1, 65) for letter in lhs + right}
+    wanted = None if draw.random() < 0.25 else _sharding(draw, "C", out)
+    return f"{lhs},{rhs}->{out}", _sharding(draw, "A", lhs), _sharding(draw, "B", rhs), wanted, sizes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--contractions", type=int, default=5000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    hardware = catalog.load(HARDWARE)
+    rates, wall, found = [], [], 0
+    for number in range(options.rounds):
+        draw = random.Random(number)
+        cases = [random_contraction(draw) for _ in range(options.contractions)]
+        started, cpu = time.perf_counter(), time.process_time()
+        for spec, lhs, rhs, out, sizes in cases:
+            found += len(strategies(spec, lhs, rhs, out, MESH, sizes, hardware))
+        rates.append(options.contractions / (time.process_time() - cpu))
+        wall.append(options.contractions / (time.perf_counter() - started))
+    assert not {"jax", "jaxlib"} & set(sys.modules)
+    document = {
+        "benchmark": "contractions",
+        "command": f"python benchmarks/contractions.py --contractions {options.contractions}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "mesh": dict(MESH.sizes),
+        "hardware": HARDWARE,
+        "contractions": options.contractions,
+        "strategies_per_contraction": found / options.contractions / options.rounds,
+        "target_per_second": TARGET_PER_SECOND,
+        "first_round_per_cpu_second": rates[0],
+        "median_per_cpu_second": statistics.median(rates),
+        "median_per_wall_second": statistics.median(wall),
+    }
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()

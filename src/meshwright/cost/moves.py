@@ -1,0 +1,101 @@
+"""One array's way from a sharding to another: its collectives, priced, and the memory they take.
+
+A way depends only on the positions of the mesh axes, not on the names of the array and its
+dimensions, so ways are found once and shared by all arrays of a process.
+"""
+
+from functools import lru_cache
+from math import prod
+from string import ascii_lowercase
+from typing import NamedTuple
+
+from meshwright.cost.collectives import collective_seconds
+from meshwright.hardware.topology import Placement
+from meshwright.notation.array import Axes, ShardedArray
+from meshwright.notation.collective import Op, gathered_bytes, reshard
+
+Split = tuple[Axes, ...]  # the axes of each dimension
+Leg = tuple[Op, Axes]
+
+
+class Move(NamedTuple):
+    """A way, priced for blocks of some size; times are those of its legs, bytes those of one device.
+
+    held: of the result, 0 where nothing moves. extra: most that is held beside the array as given
+    (without the last leg, without the first leg: where that one runs in steps under the product).
+    """
+
+    legs: tuple[Leg, ...]
+    times: list[float]
+    seconds: float
+    moved_bytes: float
+    held: float
+    extra: float
+    extra_but_last: float
+    extra_but_first: float
+
+
+NO_MOVE = Move((), [], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def way(source: Split, partial: Axes, target: Split, target_partial: Axes) -> tuple[Leg, ...]:
+    """The collectives between two shardings. Dimensions that stay as they are take no part in them."""
+    changed = tuple([pair for pair in zip(source, target, strict=True) if pair[0] != pair[1]])
+    return _way(changed, partial, target_partial) if changed or partial != target_partial else ()
+
+
+@lru_cache(maxsize=1 << 18)
+def _way(changed: tuple[tuple[Axes, Axes], ...], partial: Axes, target_partial: Axes) -> tuple[Leg, ...]:
+    dims = tuple(ascii_lowercase[: len(changed)])
+    source = ShardedArray("", dims, tuple(before for before, _ in changed), partial)
+    target = ShardedArray("", dims, tuple(after for _, after in changed), target_partial)
+    return tuple((step.op, step.axes) for step in reshard(source, target))
+
+
+def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:
+    """`legs` priced for an array of which each device holds `block` bytes at first."""
+    if not legs:
+        return NO_MOVE
+    times: list[float] = []
+    extras: list[float] = []
+    moved = given = 0.0
+    for op, axes in legs:
+        n = placement.sizes[axes[0]] if len(axes) == 1 else prod([placement.sizes[axis] for axis in axes])
+        after = block * n if op == "all_gather" else block / n if op in _SHRINKING else block
+        if op == "slice":
+            times.append(0.0)
+        else:
+            gathered = gathered_bytes(op, block, n)
+            times.append(_seconds(op, gathered, axes, placement))
+            moved += sent_bytes(op, gathered, n)
+        extras.append(given + after)
+        block = given = after
+    if len(legs) == 1:
+        return Move(legs, times, times[0], moved, block, block, 0.0, 0.0)
+    return Move(legs, times, sum(times), moved, block, max(extras), max(extras[:-1]), max(extras[1:]))
+
+
+_SHRINKING = ("reduce_scatter", "slice")
+
+
+@lru_cache(maxsize=1 << 18)
+def _seconds(op: Op, num_bytes: int, axes: Axes, placement: Placement) -> float:
+    assert op != "slice"
+    return collective_seconds(op, num_bytes, axes, placement).seconds
+
+
+def sent_bytes(op: Op, gathered: float, num_devices: int) -> float:
+    """Bytes that one of n devices sends, where each passes on what it has not yet passed on.
+
+        all_gather, reduce_scatter   V (n - 1)/n
+        all_reduce                   twice that
+        all_to_all                   V (n - 1)/n^2: a block is V/n, and one part of it stays
+        permute                      V/n
+
+    V: the gathered bytes. On a torus an all-to-all crosses more links than the one it leaves by.
+    """
+    n = num_devices
+    if op == "permute":
+        return gathered / n
+    passes = 2 if op == "all_reduce" else 1 / n if op == "all_to_all" else 1
+    return passes * gathered * (n - 1) / n
