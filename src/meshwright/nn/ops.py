@@ -21,6 +21,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import input_of
 from meshwright.nn.attention import attend, read_cache, write_cache
+from meshwright.nn.contract import local_product
 from meshwright.nn.embedding import embed
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
@@ -73,13 +74,7 @@ class JaxOps:
                 plan.rhs_computed,
                 _broadcast_axes(plan, plan.rhs_computed),
             )
-            y = jnp.einsum(
-                str(plan.einsum),
-                x,
-                w,
-                out_sharding=partition_spec(plan.product),
-                preferred_element_type=self.dtype,
-            )
+            y = local_product(plan, self.dtype, x, w)
             if not plan.product.same_layout(plan.out):
                 y = reshard(y, partition_spec(plan.out))
             return checkpoint_name(y, MATMUL)
