@@ -178,8 +178,8 @@ class SymbolicOps:
 
         Flash kernels skip the blocks that the causal mask hides and keep scores on chip. The share
         skipped is T / 2S of the slowest device, which over `context` holds the last T queries.
-        Without one (XLA on CPU) all are computed and each float32 score crosses memory about
-        5 times forward (written, masked, exponentiated and written, read) and 11 times backward.
+        Without one (XLA on CPU) all are computed, and between the products each float32 score crosses
+        memory about 5 times forward (written, masked, exponentiated and written, read) and 11 backward.
         """
         k, v = self._gather_positions("k", k), self._gather_positions("v", v)
         out = self.value(q.array, q.dtype)
@@ -187,16 +187,22 @@ class SymbolicOps:
         queries_of_one = self.sizes["T"] / self.layout.context
         flops = 4 * num_queries * keys
         traffic = sum(value.bytes_per_device for value in (q, k, v, out))
+        inputs = (q, k, v)
         if self.flash_attention:
             flops *= 1 - queries_of_one / (2 * keys)
-            score_bytes = 0.0
         else:
-            score_bytes = 4 * num_queries / self.sizes["H"] * keys
-        forward = Work(flops, traffic + 5 * score_bytes)
+            inputs = (*inputs, self._scores(q, k, round(4 * num_queries / self.sizes["H"] * keys)))
         # Backward: the scores again, then dV, dP, dQ and dK, five products to the forward's two.
-        backward = Work(2.5 * flops, 2 * traffic + 11 * score_bytes)
-        self._nodes.append(Node(name, "attention", (q, k, v), (out,), (q, k, v), forward, backward))
+        forward, backward = Work(flops, traffic), Work(2.5 * flops, 2 * traffic)
+        self._nodes.append(Node(name, "attention", inputs, (out,), (q, k, v), forward, backward))
         return out, cache
+
+    def _scores(self, q: Value, k: Value, num_bytes: int) -> Value:
+        """The softmax between the two products, where no kernel fuses it with them."""
+        scores = Value(q.array.replace(name="scores"), "f32", num_bytes)
+        forward, backward = Work(hbm_bytes=5 * num_bytes), Work(hbm_bytes=11 * num_bytes)
+        self._nodes.append(Node("softmax", "elementwise", (q, k), (scores,), (q, k), forward, backward))
+        return scores
 
     def _gather_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
