@@ -1,0 +1,215 @@
+"""From a chain and a layout to its algorithm: place every line, write it down, transpose it.
+
+Forward each operation brings its operands, works on the local blocks and finishes its result.
+Backward the same routes are travelled the other way: a cotangent is spread to where its operation
+left the product, the operands' cotangents are made there, partial over the axes along which an operand
+was repeated, and every array's are added up before they are brought home.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from meshwright.notation.algorithm import GIVEN, Algorithm, Local, Step, Timing
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.chain import CONTRACTION, VIEWS, Chain, Line
+from meshwright.notation.collective import Collective, reshard
+from meshwright.notation.einsum import cotangent
+from meshwright.notation.operation import Operation, placed
+
+# Their transposes read the cotangent alone.
+_LINEAR = ("add", "sum", *VIEWS)
+
+
+def derive(chain: Chain, layout: Mapping[str, ShardedArray]) -> Algorithm:
+    """The algorithm of `chain` where the arrays in `layout` have its shardings.
+
+    Stored arrays and the source that it leaves out are whole; other arrays stay as they are made,
+    with their sums finished. Raises NotationError where no operation can yield a wanted sharding.
+    """
+    operations = _place(chain, layout)
+    homes = {a.name: a for op in operations for a in (*op.operands, op.out)}
+    forward = _Pass()
+    for line, operation in zip(chain.lines, operations, strict=True):
+        for route in operation.routes:
+            forward.bring(route.forward)
+        used = tuple(route.used for route in operation.routes)
+        forward.record(Local(line.call, used, operation.finish.given))
+        forward.bring(operation.finish.forward, maximum=line.function == "max")
+    backward = _transpose(chain, operations, homes, forward)
+    source = homes[chain.source]
+    ends = [cotangent(source)] if chain.source in chain.differentiated else []
+    seeds = [cotangent(homes[name]) for name in chain.results]
+    return Algorithm(
+        tuple(forward.timed([source], [homes[name] for name in chain.results])),
+        tuple(_with_repeats(backward.timed(seeds, ends), forward)),
+    )
+
+
+def _place(chain: Chain, layout: Mapping[str, ShardedArray]) -> list[Operation]:
+    """Every line with roles: the source and stored arrays first lie where the layout says."""
+    homes = {name: layout.get(name, chain.arrays[name]) for name in (*chain.stored, chain.source)}
+    operations = []
+    for line in chain.lines:
+        wanted = layout.get(line.out.name)
+        if wanted is None and line.is_view:
+            wanted = _wanted_by_reader(chain, layout, line)
+        operation = _placed(chain, line, homes, wanted)
+        homes[line.out.name] = operation.out
+        operations.append(operation)
+    return operations
+
+
+def _placed(
+    chain: Chain, line: Line, homes: Mapping[str, ShardedArray], wanted: ShardedArray | None
+) -> Operation:
+    return placed(
+        tuple(homes[a.name] for a in line.operands),
+        wanted or line.out,
+        wanted=wanted is not None,
+        stored=chain.stored,
+        whole=line.whole,
+        aliases=line.aliases,
+    )
+
+
+def _wanted_by_reader(chain: Chain, layout: Mapping[str, ShardedArray], view: Line) -> ShardedArray | None:
+    """A view costs nothing, so its result is wanted as its first reader's other arrays have it."""
+    reader = chain.reader(view.out.name)
+    if reader is None:
+        return None
+    homes = {a.name: layout.get(a.name, a) for a in reader.operands}
+    operation = _placed(chain, reader, homes, layout.get(reader.out.name))
+    return next(r.used for r in operation.routes if r.used.name == view.out.name)
+
+
+class _Pass:
+    """The steps of one pass as they are written down, with what each one reads."""
+
+    def __init__(self, existing: Iterable[ShardedArray] = ()) -> None:
+        self.steps: list[Step] = []
+        self.reads: list[set[int]] = []
+        self.existing = {_key(array) for array in existing}
+        self._makers: dict[ShardedArray, set[int]] = {}
+
+    def record(self, action: Local | Collective, *, accumulates: bool = False, maximum: bool = False) -> None:
+        number, result = len(self.steps), _key(action.result)
+        operands = (action.operand,) if isinstance(action, Collective) else action.operands
+        self.reads.append({maker for a in operands for maker in self._makers.get(_key(a), ())})
+        self._makers[result] = {number, *(self._makers.get(result, ()) if accumulates else ())}
+        self.steps.append(Step(action, "critical", accumulates, None, maximum))
+        self.existing.add(result)
+
+    def bring(self, path: list[Collective], *, maximum: bool = False) -> None:
+        """The steps of `path` whose results do not exist yet; two readers share one gather."""
+        for step in path:
+            if _key(step.result) not in self.existing:
+                self.record(step, maximum=maximum)
+
+    def timed(self, starts: list[ShardedArray], ends: list[ShardedArray]) -> Iterator[Step]:
+        """The steps with their timing: what comes after `starts` and before `ends` is critical."""
+        first, last = {_key(a) for a in starts}, {_key(a) for a in ends}
+        after: set[int] = set()
+        for number, step in enumerate(self.steps):
+            action = step.action
+            operands = (action.operand,) if isinstance(action, Collective) else action.operands
+            if self.reads[number] & after or first & {_key(a) for a in (*operands, action.result)}:
+                after.add(number)
+        before: set[int] = set()
+        for number in reversed(range(len(self.steps))):
+            if number in before or _key(self.steps[number].result) in last:
+                before |= {number, *self.reads[number]}
+        for number, step in enumerate(self.steps):
+            late: Timing = "critical" if number in before else "deferred"
+            yield replace(step, timing=late if number in after else "ahead")
+
+
+def _key(array: ShardedArray) -> ShardedArray:
+    """Equal for arrays of one name that lie the same: partial sums have no order."""
+    return array.replace(unreduced=tuple(sorted(array.unreduced))) if array.unreduced else array
+
+
+def _with_repeats(steps: Iterable[Step], forward: _Pass) -> Iterator[Step]:
+    made = {_key(step.result): number for number, step in enumerate(forward.steps, 1)}
+    for step in steps:
+        yield replace(step, repeats=made.get(_key(step.result)))
+
+
+def _kept(homes: Mapping[str, ShardedArray], forward: _Pass) -> set[ShardedArray]:
+    """What the backward pass finds: everything but gathered arrays, which it gathers again."""
+    kept = {_key(home) for home in homes.values()}
+    for step in forward.steps:
+        action = step.action
+        if isinstance(action, Collective) and action.op != "all_gather" and _key(action.operand) in kept:
+            kept.add(_key(action.result))
+    return kept
+
+
+def _transpose(
+    chain: Chain, operations: list[Operation], homes: Mapping[str, ShardedArray], forward: _Pass
+) -> _Pass:
+    """The backward pass: operations in reverse, of each the stored operand's gradient first."""
+    tape = _Cotangents(_Pass(_kept(homes, forward)), chain, operations)
+    for name in chain.results:
+        if name in chain.differentiated:
+            tape.steps.record(Local(GIVEN, (), cotangent(homes[name])))
+    for line, operation in zip(reversed(chain.lines), reversed(operations), strict=True):
+        if operation.out.name in chain.differentiated:
+            tape.pull_back(line, operation)
+    return tape.steps
+
+
+class _Cotangents:
+    """What each array's readers have yielded of its cotangent so far."""
+
+    def __init__(self, steps: _Pass, chain: Chain, operations: list[Operation]) -> None:
+        self.steps, self.differentiated, self.stored = steps, chain.differentiated, chain.stored
+        self.yielded: dict[str, dict[ShardedArray, ShardedArray]] = {}
+        self.readers: dict[str, int] = {}
+        for line in chain.lines:
+            for operand in line.operands if line.out.name in chain.differentiated else ():
+                self.readers[operand.name] = self.readers.get(operand.name, 0) + 1
+
+    def pull_back(self, line: Line, operation: Operation) -> None:
+        """From the cotangent of the result to those of the operands, weights first."""
+        self.steps.bring(operation.finish.backward)
+        names = [operand.name for operand in operation.operands]
+        for wrt in sorted(range(len(names)), key=lambda i: names[i] not in self.stored):
+            name = names[wrt]
+            if name in self.differentiated:
+                self._local(line, operation, wrt)
+            self.readers[name] -= 1
+            if not self.readers[name] and name in self.differentiated:
+                self._settle(operation.operands[wrt])
+
+    def _local(self, line: Line, operation: Operation, wrt: int) -> None:
+        route, path = operation.routes[wrt], operation.finish.backward
+        given = path[-1].result if path else cotangent(operation.out)
+        if line.function == CONTRACTION:
+            others = [operation.routes[1 - wrt]]
+            operands = (others[0].used, given) if wrt else (given, others[0].used)
+        else:
+            others = [] if line.function in _LINEAR else operation.routes
+            operands = (given, *(other.used for other in others))
+        for other in others:
+            self.steps.bring(other.forward)
+        earlier = self.yielded.setdefault(route.given.name, {})
+        accumulates = _key(route.yielded) in earlier
+        self.steps.record(Local(line.call, operands, route.yielded, wrt), accumulates=accumulates)
+        earlier[_key(route.yielded)] = route.yielded
+
+    def _settle(self, array: ShardedArray) -> None:
+        """The cotangent where it belongs: each kind of partial sum is reduced once."""
+        home, pending = cotangent(array), self.yielded[array.name]
+        # The most partial first, so that what it becomes is added to another and moved with it.
+        for key in sorted(pending, key=lambda a: -len(a.unreduced)):
+            path = reshard(pending.pop(key), home)
+            for step in path:
+                accumulates = _key(step.result) in pending
+                self.steps.record(step, accumulates=accumulates)
+                if accumulates:
+                    break
+            else:
+                pending[_key(home)] = home
+            # On the way lie addends of the cotangent, which none may take for the cotangent.
+            self.steps.existing -= {key, *(_key(step.result) for step in path)}
+        self.steps.existing.add(_key(home))
