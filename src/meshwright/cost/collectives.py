@@ -50,18 +50,25 @@ def collective_seconds(
         return NOTHING
     if isinstance(placement.network, SharedMemory):
         return _host_price(op, gathered_bytes, links, placement.network.costs[op])
-    inner = tuple(link for link in links if not link.is_outer)
-    outer = tuple(link for link in links if link.is_outer)
-    num_inner, num_outer = (prod(link.size for link in phase) for phase in (inner, outer))
+    inner, outer, num_inner, num_outer = _phases(links)
     if op == "permute":
         return _permute_price(gathered_bytes / (num_inner * num_outer), links)
+    if not (inner and outer):
+        return _phase_price(op, gathered_bytes, links)
     # An all-to-all within one slice moves only what its own devices hold: 1 / num_outer of the array.
     inner_bytes = gathered_bytes / num_outer if op == "all_to_all" else gathered_bytes
-    phases = [_phase_price(op, inner_bytes, inner)] if inner else []
-    phases += [_phase_price(op, gathered_bytes / num_inner, outer)] if outer else []
+    phases = (_phase_price(op, inner_bytes, inner), _phase_price(op, gathered_bytes / num_inner, outer))
     slower = max(phases, key=lambda price: price.seconds)
     seconds = sum(price.seconds for price in phases)
     return CollectivePrice(seconds, slower.bound, sum(price.hops for price in phases), slower.link)
+
+
+@lru_cache(maxsize=65536)
+def _phases(links: tuple[Link, ...]) -> tuple[tuple[Link, ...], tuple[Link, ...], int, int]:
+    """(links inside slices or domains, links between them, devices along each)."""
+    inner = tuple(link for link in links if not link.is_outer)
+    outer = tuple(link for link in links if link.is_outer)
+    return inner, outer, prod(link.size for link in inner), prod(link.size for link in outer)
 
 
 def _phase_price(op: Op, phase_bytes: float, links: tuple[Link, ...]) -> CollectivePrice:
