@@ -26,7 +26,8 @@ class Move(NamedTuple):
     """
 
     legs: tuple[Leg, ...]
-    times: list[float]
+    busy: Axes  # the axes of all that communicate
+    times: tuple[float, ...]
     seconds: float
     moved_bytes: float
     held: float
@@ -35,7 +36,7 @@ class Move(NamedTuple):
     extra_but_first: float
 
 
-NO_MOVE = Move((), [], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_MOVE = Move((), (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def way(source: Split, partial: Axes, target: Split, target_partial: Axes) -> tuple[Leg, ...]:
@@ -56,32 +57,35 @@ def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:
     """`legs` priced for an array of which each device holds `block` bytes at first."""
     if not legs:
         return NO_MOVE
+    if len(legs) == 1:
+        (op, axes), (after, seconds, sent) = legs[0], _leg(*legs[0], block, placement)
+        return Move(legs, axes if op != "slice" else (), (seconds,), seconds, sent, after, after, 0.0, 0.0)
+    busy: Axes = ()
     times: list[float] = []
     extras: list[float] = []
     moved = given = 0.0
     for op, axes in legs:
-        n = placement.sizes[axes[0]] if len(axes) == 1 else prod([placement.sizes[axis] for axis in axes])
-        after = block * n if op == "all_gather" else block / n if op in _SHRINKING else block
-        if op == "slice":
-            times.append(0.0)
-        else:
-            gathered = gathered_bytes(op, block, n)
-            times.append(_seconds(op, gathered, axes, placement))
-            moved += sent_bytes(op, gathered, n)
+        after, seconds, sent = _leg(op, axes, block, placement)
+        times.append(seconds)
         extras.append(given + after)
+        moved += sent
+        if op != "slice":
+            busy += axes
         block = given = after
-    if len(legs) == 1:
-        return Move(legs, times, times[0], moved, block, block, 0.0, 0.0)
-    return Move(legs, times, sum(times), moved, block, max(extras), max(extras[:-1]), max(extras[1:]))
-
-
-_SHRINKING = ("reduce_scatter", "slice")
+    return Move(
+        legs, busy, tuple(times), sum(times), moved, block, max(extras), max(extras[:-1]), max(extras[1:])
+    )
 
 
 @lru_cache(maxsize=1 << 18)
-def _seconds(op: Op, num_bytes: int, axes: Axes, placement: Placement) -> float:
-    assert op != "slice"
-    return collective_seconds(op, num_bytes, axes, placement).seconds
+def _leg(op: Op, axes: Axes, block: float, placement: Placement) -> tuple[float, float, float]:
+    """(bytes of the resulting block, seconds, bytes that a device sends) of one collective."""
+    n = prod([placement.sizes[axis] for axis in axes])
+    if op == "slice":
+        return block / n, 0.0, 0.0
+    after = block * n if op == "all_gather" else block / n if op == "reduce_scatter" else block
+    gathered = gathered_bytes(op, block, n)
+    return after, collective_seconds(op, gathered, axes, placement).seconds, sent_bytes(op, gathered, n)
 
 
 def sent_bytes(op: Op, gathered: float, num_devices: int) -> float:

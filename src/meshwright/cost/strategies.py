@@ -18,6 +18,8 @@ for all the roles that ask for it, and a Strategy derives its steps only when it
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
 from itertools import product as cartesian
 from math import ceil, prod
 from typing import NamedTuple
@@ -128,28 +130,15 @@ class _Product(NamedTuple):
     endings: list[_Ending]
 
 
-class _Candidate(NamedTuple):
-    strategy: Strategy
-    lhs: Move
-    rhs: Move
-    out: Move
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether each mesh axis takes part in one collective at most."""
-        legs = (*self.lhs.legs, *self.rhs.legs, *self.out.legs)
-        axes = [axis for op, over in legs if op != "slice" for axis in over]
-        return self.strategy.window is None and len(set(axes)) == len(axes)
+_Candidate = tuple[Strategy, bool]  # and whether each axis takes part in one collective at most
 
 
 def _worthwhile(candidates: Iterable[_Candidate]) -> list[Strategy]:
     """The candidates without those that another beats or equals in everything."""
-    ordered = sorted(candidates, key=lambda c: (c.strategy.seconds, c.strategy.window is not None))
-    best: dict[ShardedArray, list[Strategy]] = {}
+    best: dict[int, list[Strategy]] = {}
     found = []
-    for candidate in ordered:
-        one = candidate.strategy
-        rivals = best.setdefault(one.out, [])
+    for one, is_simple in sorted(candidates, key=lambda c: (c[0].seconds, c[0].window is not None)):
+        rivals = best.setdefault(id(one.out), [])
         compute, comms, memory = one.seconds_compute, one.seconds_comms, one.bytes_per_device
         for rival in rivals:
             if (
@@ -157,7 +146,7 @@ def _worthwhile(candidates: Iterable[_Candidate]) -> list[Strategy]:
                 and rival.seconds_comms <= comms
                 and rival.bytes_per_device <= memory
             ):
-                if candidate.is_simple:
+                if is_simple:
                     found.append(one)
                 break
         else:
@@ -183,6 +172,11 @@ class _Enumeration:
         self.flops = q.einsum.flops(q.sizes)
         self.flops_per_second = chip.flops(q.dtype) * chip.matmul_efficiency
         self.hbm_bytes_per_second, self.overlap = chip.hbm_bytes_per_second, chip.overlap
+        self.lhs_block, self.rhs_block = (
+            self._bytes(array.dims) / self._degree(array.sharded_axes) for array in (q.lhs, q.rhs)
+        )
+        self.out_dims = tuple(q.einsum.out)
+        self.out_bytes = self._bytes(self.out_dims)
 
     def candidates(self) -> Iterator[_Candidate]:
         """Every choice of roles, with every end of its product, in sequence and windowed."""
@@ -194,9 +188,9 @@ class _Enumeration:
                 zip(*combination, strict=True) if combination else ((),) * 5
             )
             if lhs_key not in lhs_moves:
-                lhs_moves[lhs_key] = self._operand(self.question.lhs, lhs_key)
+                lhs_moves[lhs_key] = self._operand(self.question.lhs, self.lhs_block, lhs_key)
             if rhs_key not in rhs_moves:
-                rhs_moves[rhs_key] = self._operand(self.question.rhs, rhs_key)
+                rhs_moves[rhs_key] = self._operand(self.question.rhs, self.rhs_block, rhs_key)
             if out_key not in products:
                 products[out_key] = self._product(out_key)
             lhs, rhs, made = lhs_moves[lhs_key], rhs_moves[rhs_key], products[out_key]
@@ -220,11 +214,15 @@ class _Enumeration:
 
     def _split(self, dims: Axes, key: _Key) -> Split | None:
         """The axes of each dimension under these roles; None where one does not divide."""
-        role_of, q = dict(zip(self.axes, key, strict=True)), self.question
         split = []
         for dim in dims:
-            axes = tuple([axis for axis in self.orders[dim] if role_of[axis] == dim])
-            if axes and q.sizes[dim] % prod([q.mesh.sizes[axis] for axis in axes]):
+            if dim not in key:
+                split.append(())
+                continue
+            axes = tuple([axis for axis, role in zip(self.axes, key, strict=True) if role == dim])
+            if len(axes) > 1:
+                axes = tuple([axis for axis in self.orders[dim] if axis in axes])
+            if self.question.sizes[dim] % self._degree(axes):
                 return None
             split.append(axes)
         return tuple(split)
@@ -232,27 +230,25 @@ class _Enumeration:
     def _bytes(self, dims: Axes) -> float:
         return prod([self.question.sizes[dim] for dim in dims]) * dtype_bytes(self.question.dtype)
 
-    def _shards(self, split: Split) -> int:
+    def _degree(self, axes: Iterable[str]) -> int:
         sizes = self.question.mesh.sizes
-        return prod([sizes[axis] for axes in split for axis in axes])
+        return prod([sizes[axis] for axis in axes])
 
-    def _operand(self, array: ShardedArray, key: _Key) -> "_Operand | None":
-        """The operand's move to its roles."""
+    def _operand(self, array: ShardedArray, block: float, key: _Key) -> "_Operand | None":
+        """The move of `array` to its roles; block: bytes of one device as given."""
         split = self._split(array.dims, key)
         if split is None:
             return None
-        whole, given = self._bytes(array.dims), self._shards(array.axes)
-        moved = move(way(array.axes, array.unreduced, split, ()), whole / given, self.placement)
-        return _Operand(moved, whole / given, whole / self._shards(split))
+        moved = move(way(array.axes, array.unreduced, split, ()), block, self.placement)
+        return _Operand(moved, block, moved.held or block)
 
     def _product(self, key: _Key) -> _Product | None:
         """The local product with these axes, and its ends."""
-        dims = tuple(self.question.einsum.out)
-        split = self._split(dims, key)
+        split = self._split(self.out_dims, key)
         if split is None:
             return None
         partial = tuple([axis for axis, role in zip(self.axes, key, strict=True) if role == PARTIAL])
-        block = self._bytes(dims) / self._shards(split)
+        block = self.out_bytes / self._degree([axis for axes in split for axis in axes])
         endings = []
         for target in self._targets(split, partial):
             legs = way(split, partial, target.axes, target.unreduced)
@@ -263,35 +259,29 @@ class _Enumeration:
 
     def _targets(self, split: Split, partial: Axes) -> list[ShardedArray]:
         """The wanted sharding; where any will do, all ends of a partial sum, each axis alike."""
-        q = self.question
-        if q.out is not None:
-            return [q.out]
-        product = ShardedArray("C", tuple(q.einsum.out), split, partial)
+        if self.question.out is not None:
+            return [self.question.out]
         if not partial:
-            return [product]
-        return [product, product.replace(unreduced=()), *self._scattered(product)]
+            return [_out(self.out_dims, split, ())]
+        whole = _out(self.out_dims, split, ())
+        return [_out(self.out_dims, split, partial), whole, *self._scattered(split, partial, ())]
 
-    def _scattered(self, product: ShardedArray) -> list[ShardedArray]:
-        """The sum of `product` scattered over each dimension that its axes divide further."""
-        q, axes = self.question, product.unreduced
-        return [
-            product.replace(axes={dim: (*old, *axes)}, unreduced=())
-            for dim, old in zip(product.dims, product.axes, strict=True)
-            if q.sizes[dim] % q.mesh.size((*old, *axes)) == 0
-        ]
+    def _scattered(self, split: Split, summed: Axes, partial: Axes) -> Iterator[ShardedArray]:
+        """The sum over `summed` scattered over each dimension that these axes divide further."""
+        q = self.question
+        for i, (dim, axes) in enumerate(zip(self.out_dims, split, strict=True)):
+            if q.sizes[dim] % self._degree(axes + summed) == 0:
+                yield _out(self.out_dims, (*split[:i], axes + summed, *split[i + 1 :]), partial)
 
     def _through_scatter(
         self, target: ShardedArray, split: Split, partial: Axes, block: float
-    ) -> list[_Ending]:
+    ) -> Iterator[_Ending]:
         """An AllReduce in two: its first half can run under the product."""
         summed = tuple([axis for axis in partial if axis not in target.unreduced])
-        product = target.replace(axes=dict(zip(target.dims, split, strict=True)), unreduced=summed)
-        for scattered in self._scattered(product)[:1]:
-            via = scattered.replace(unreduced=target.unreduced)
+        for via in islice(self._scattered(split, summed, target.unreduced), 1):
             there = way(split, partial, via.axes, via.unreduced)
             back = way(via.axes, via.unreduced, target.axes, target.unreduced)
-            return [_Ending(target, via, move((*there, *back), block, self.placement))]
-        return []
+            yield _Ending(target, via, move(there + back, block, self.placement))
 
     def _with_roles(
         self, roles: tuple, degree: int, lhs: "_Operand", rhs: "_Operand", made: _Product
@@ -302,6 +292,8 @@ class _Enumeration:
         for out, via, end in made.endings:
             comms = lhs.move.seconds + rhs.move.seconds + end.seconds
             moved = ceil(lhs.move.moved_bytes + rhs.move.moved_bytes + end.moved_bytes)
+            busy = lhs.move.busy + rhs.move.busy + end.busy
+            is_simple = len(set(busy)) == len(busy)
             for window, transfer, steps in self._windows(lhs.move, rhs.move, end):
                 if via is not None and window != "out":
                     continue  # the two halves in sequence are the AllReduce itself
@@ -319,7 +311,7 @@ class _Enumeration:
                     moved,
                     ceil(_peak(window, steps, lhs, rhs, made.block, end)),
                 )
-                yield _Candidate(strategy, lhs.move, rhs.move, end)
+                yield strategy, is_simple and window is None
 
     def _windows(self, lhs: Move, rhs: Move, end: Move) -> list[tuple[Operand | None, float, int]]:
         """(array, seconds, steps) of the transfers that can run under the product; first, of none."""
@@ -331,6 +323,12 @@ class _Enumeration:
         if end.legs and end.legs[0][0] == "reduce_scatter":
             found.append(("out", end.times[0], self.question.mesh.size(end.legs[0][1])))
         return found
+
+
+@lru_cache(maxsize=1 << 16)
+def _out(dims: Axes, split: Split, unreduced: Axes) -> ShardedArray:
+    """The product C in a sharding; the same object each time, since many strategies end in it."""
+    return ShardedArray("C", dims, split, unreduced)
 
 
 class _Operand(NamedTuple):

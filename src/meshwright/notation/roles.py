@@ -26,10 +26,14 @@ def role_choices(
     """The roles of `axis` that may be cheapest; `out` is None where any sharding will do.
 
     If some role needs no collective, only such roles: the axis splits the work and is in nobody's
-    way. Otherwise the letters that it splits now, or shall; none, which gathers all; and one letter
-    that stands for its like: where it splits a contracted letter, an all-to-all takes it to any
-    other of that operand at one price, and where it splits no operand it may split any of the
-    output. The largest is taken, as the one that divides best.
+    way. Otherwise the letters that it splits now, or shall, and others that stand for their like:
+
+    - from a contracted letter an all-to-all takes it to any other of that operand, at one price
+    - an axis that splits neither operand may split any letter of the output for nothing
+    - where the output is open, so may one whose operand is gathered; where it is whole, the axis may
+      repeat the work (no role)
+
+    Of letters that are alike the largest is taken, as the one that divides best.
     """
     if out is not None and axis in out.unreduced:
         return tuple(einsum.contracted)
@@ -38,24 +42,28 @@ def role_choices(
         return _one_a_side(free, einsum, sizes)
     letters = [a.dim_of(axis) for a in (lhs, rhs, out) if a is not None]
     for operand in (lhs, rhs):
-        if (operand.dim_of(axis) or " ") in einsum.contracted:
-            kept = [dim for dim in operand.dims if dim in einsum.out]
-            letters += [max(kept, key=sizes.__getitem__)] if kept else []
-        elif axis in operand.unreduced:
+        if axis in operand.unreduced:
             letters += operand.dims
-    if not any(axis in (*a.sharded_axes, *a.unreduced) for a in (lhs, rhs)):
+        elif (operand.dim_of(axis) or " ") in einsum.contracted:
+            letters += _largest([dim for dim in operand.dims if dim in einsum.out], sizes)
+    idle = not any(axis in (*a.sharded_axes, *a.unreduced) for a in (lhs, rhs))
+    if idle or out is None:
         letters += _one_a_side(einsum.out, einsum, sizes)
-    return (*dict.fromkeys(letter for letter in letters if letter), None)
+    found: Choices = tuple(dict.fromkeys(letter for letter in letters if letter))
+    whole = out is not None and axis not in out.sharded_axes
+    return (*found, None) if whole or not found else found
+
+
+def _largest(letters: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
+    return [max(letters, key=sizes.__getitem__)] if letters else []
 
 
 def _one_a_side(letters: Iterable[str], einsum: Einsum, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The largest of `letters` in both operands, in the left alone and in the right alone."""
-    found: dict[tuple[bool, bool], str] = {}
-    for letter in letters:
-        side = (letter in einsum.lhs, letter in einsum.rhs)
-        if side not in found or sizes[letter] > sizes[found[side]]:
-            found[side] = letter
-    return tuple(found.values())
+    left = [letter for letter in letters if letter not in einsum.rhs]
+    right = [letter for letter in letters if letter not in einsum.lhs]
+    both = [letter for letter in letters if letter in einsum.lhs and letter in einsum.rhs]
+    return (*_largest(left, sizes), *_largest(right, sizes), *_largest(both, sizes))
 
 
 def _costs_nothing(
