@@ -14,6 +14,7 @@ from meshwright.bench.fit import fit_line, predict
 from meshwright.errors import DeviceError
 from meshwright.hardware.catalog import dump_toml, load
 from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory
+from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Workload
@@ -66,19 +67,32 @@ def test_the_median_ignores_one_slow_round(monkeypatch: pytest.MonkeyPatch) -> N
     assert measured == timing.Timing(seconds=1.0, spread=0.0)
 
 
+def _with_memory(bandwidth: float, **efficiency: float) -> Hardware:
+    hardware = load("cpu:8")
+    chip = replace(hardware.chip, hbm_bytes_per_second=bandwidth, memory_efficiency=efficiency)
+    return replace(hardware, chip=chip)
+
+
+def _step_in(dtype: str, hardware: Hardware) -> step.Measured:
+    """The step as it would be measured on `hardware`."""
+    layout = Layout(data=8, compute_dtype=dtype)
+    asked = step.Measured(load_model("demo"), layout, Workload(8, 64), NO_TIME)
+    return replace(asked, timing=timing.Timing(asked.price(hardware), 0.0))
+
+
 @pytest.mark.parametrize("bandwidth", [1e8, 3e9])
 def test_the_bandwidth_of_a_step_is_found_again(bandwidth: float) -> None:
-    hardware = step.with_bandwidth(load("cpu:8"), bandwidth)
-    asked = step.Measured(load_model("demo"), Layout(data=8, compute_dtype="f32"), Workload(8, 64), NO_TIME)
-    measured = replace(asked, timing=timing.Timing(asked.price(hardware), 0.0))
-    streaming = step.with_bandwidth(hardware, 1e10)
-    assert step.effective_bytes_per_second([measured], streaming) == pytest.approx(bandwidth, rel=1e-6)
+    true = _with_memory(bandwidth, bf16=0.5)
+    steps = [_step_in("f32", true), _step_in("bf16", true)]
+    chip = step.with_effective_memory(steps, _with_memory(1e10)).chip
+    assert chip.hbm_bytes_per_second == pytest.approx(bandwidth, rel=1e-6)
+    assert chip.memory_efficiency == {"bf16": pytest.approx(0.5, rel=1e-6)}
 
 
 def test_a_step_faster_than_its_price_streams() -> None:
-    measured = step.Measured(load_model("demo"), Layout(data=8), Workload(8, 64), NO_TIME)
-    streaming = step.with_bandwidth(load("cpu:8"), 1e10)
-    assert step.effective_bytes_per_second([measured], streaming) == pytest.approx(1e10)
+    fast = step.Measured(load_model("demo"), Layout(data=8, compute_dtype="f32"), Workload(8, 64), NO_TIME)
+    chip = step.with_effective_memory([fast], _with_memory(1e10)).chip
+    assert chip.hbm_bytes_per_second == pytest.approx(1e10)
 
 
 def test_programs_prepared_together_keep_their_own_timings() -> None:

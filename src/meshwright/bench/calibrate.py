@@ -74,8 +74,7 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         network=SharedMemory(collectives.fit_lines(exchanged)),
         sources=_sources(num_devices),
     )
-    hardware = replace(host, chip=chip)
-    hardware = step.with_bandwidth(hardware, step.effective_bytes_per_second(steps, hardware))
+    hardware = step.with_effective_memory(steps, replace(host, chip=chip))
     return Calibration(hardware, matmuls, streams, exchanged, steps)
 
 
@@ -95,6 +94,7 @@ def _sources(num_devices: int) -> dict[str, str]:
     return {
         "flops_per_second": f"{where}: forward and gradient products of {len(matmul.SHAPES)} shapes",
         "hbm_bytes_per_second": f"{where}: what memory-bound operations get in a two-layer training step",
+        "memory_efficiency": f"{where}: the same step in the other dtypes",
         "host_link_bytes_per_second": f"{where}: a multiply-add over arrays of 1 and 17 MB",
         "matmul_efficiency": "1: flops_per_second is what was achieved, not a peak",
         "overlap": "0: device threads and collectives take turns on the same cores",

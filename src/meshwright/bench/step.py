@@ -4,7 +4,8 @@ XLA on CPU runs each reduction, exponential and transposed copy as a program of 
 core rather than by memory: on the machine where this was written softmax, norm and SwiGLU reach
 between a third and all of the streaming rate, and copies that transpose a fused gradient a tenth.
 No single stream tells what the mixture gets, so the mixture itself is timed: the bandwidth is the one
-at which the cost model's price of the step, with FLOPs and collectives as measured, is its time.
+at which the cost model's price of the float32 step, with FLOPs and collectives as measured, is its
+time; what another dtype gets of it is its memory_efficiency.
 """
 
 from collections.abc import Sequence
@@ -103,31 +104,34 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
     return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda _: local)
 
 
-def effective_bytes_per_second(measured: Sequence[Measured], hardware: Hardware) -> float:
-    """The bandwidth that fits the steps, a geometric mean over dtypes; at most `hardware`'s own.
+def with_effective_memory(measured: Sequence[Measured], hardware: Hardware) -> Hardware:
+    """`hardware` with the memory bandwidth of the float32 step, and the efficiency of the other dtypes.
 
-    hardware: all figures but this one as measured, its bandwidth the streaming rate. A step that is
-    faster than its price at that rate shows no bandwidth of its own.
+    hardware: all figures but this one as measured, its bandwidth the streaming rate, which bounds the
+    fit. A step that is faster than its price at that rate shows no bandwidth of its own.
     """
-    rates = [_fit(one, hardware) for one in measured]
-    return float(np.exp(np.mean(np.log(rates))))
+    rates = {one.layout.compute_dtype: _fit(one, hardware) for one in measured}
+    base = rates["f32"]
+    efficiency = {dtype: min(1.0, rate / base) for dtype, rate in rates.items() if dtype != "f32"}
+    chip = replace(hardware.chip, hbm_bytes_per_second=base, memory_efficiency=efficiency)
+    return replace(hardware, chip=chip)
 
 
 def _fit(measured: Measured, hardware: Hardware) -> float:
     """The bandwidth at which the price is the time, by bisection: a price falls as memory gets faster."""
     high = hardware.chip.hbm_bytes_per_second
-    if measured.price(with_bandwidth(hardware, high)) >= measured.timing.seconds:
+    if measured.price(_with_bandwidth(hardware, high)) >= measured.timing.seconds:
         return high
     low = high / 1000
     for _ in range(_BISECTIONS):
         middle = (low * high) ** 0.5
-        if measured.price(with_bandwidth(hardware, middle)) > measured.timing.seconds:
+        if measured.price(_with_bandwidth(hardware, middle)) > measured.timing.seconds:
             low = middle
         else:
             high = middle
     return high
 
 
-def with_bandwidth(hardware: Hardware, bytes_per_second: float) -> Hardware:
+def _with_bandwidth(hardware: Hardware, bytes_per_second: float) -> Hardware:
     """`hardware` with this memory bandwidth."""
     return replace(hardware, chip=replace(hardware.chip, hbm_bytes_per_second=bytes_per_second))

@@ -88,6 +88,7 @@ class StepPricer:
         chip = hardware.chip
         self.graph, self.layout, self.chip = graph, layout, chip
         self.flops_per_second = chip.flops(layout.compute_dtype) * chip.matmul_efficiency
+        self.memory_bytes_per_second = chip.memory_bytes_per_second(layout.compute_dtype)
         self.placement = hardware.place(layout.mesh)
         self._forward = [[self._price(node, back=False) for node in s.nodes] for s in graph.segments]
         self._backward = [[self._price(node, back=True) for node in s.nodes] for s in graph.segments]
@@ -102,7 +103,7 @@ class StepPricer:
         )
 
     def _work_seconds(self, work: Work) -> tuple[float, float]:
-        return work.flops / self.flops_per_second, work.hbm_bytes / self.chip.hbm_bytes_per_second
+        return work.flops / self.flops_per_second, work.hbm_bytes / self.memory_bytes_per_second
 
     def _transfer_price(self, transfer: Transfer) -> tuple[float, str]:
         price = collective_seconds(transfer.op, transfer.gathered_bytes, transfer.axes, self.placement)

@@ -170,6 +170,8 @@ def dump_toml(hardware: Hardware) -> str:
     if chip.price_per_chip_hour is not None:
         head["price_per_chip_hour"] = chip.price_per_chip_hour
     tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
+    if chip.memory_efficiency:
+        tables["memory_efficiency"] = dict(chip.memory_efficiency)
     if isinstance(network, SharedMemory):
         tables |= {f"network.{op}": vars(cost) for op, cost in network.costs.items()}
     else:

@@ -84,6 +84,8 @@ class Chip:
     hbm_bytes: memory of the chip. host_bytes: memory of its host, which chips_per_host chips share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
     matmul_efficiency: share of the peak that a large matmul reaches.
+    memory_efficiency: by dtype, the share of hbm_bytes_per_second that elementwise work in it reaches;
+    1 where nothing is listed. (XLA:CPU widens bf16 to float32 and back, so half the bytes save no time.)
     overlap: share of the collective time that may hide under compute.
     launch_seconds: fixed time of one step.
     sources: where each figure comes from, by key.
@@ -103,6 +105,7 @@ class Chip:
     network: Torus | Switch | SharedMemory
     aliases: tuple[str, ...] = ()
     price_per_chip_hour: float | None = None
+    memory_efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def flops(self, dtype: str) -> float:
@@ -117,6 +120,10 @@ class Chip:
             listed = ", ".join(self.flops_per_second)
             raise HardwareError(f"{self.name} lists no FLOPs for {dtype} or wider; it has {listed}")
         return self.flops_per_second[min(wider, key=dtype_bytes)]
+
+    def memory_bytes_per_second(self, dtype: str) -> float:
+        """HBM bytes a second that memory-bound work in `dtype` gets."""
+        return self.hbm_bytes_per_second * self.memory_efficiency.get(dtype, 1.0)
 
     @property
     def link_bytes_per_second(self) -> float:

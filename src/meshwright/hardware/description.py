@@ -34,6 +34,7 @@ _OTHER = (
     "per_core",
     "price_per_chip_hour",
     "flops_per_second",
+    "memory_efficiency",
     "network",
     "sources",
 )
@@ -134,7 +135,7 @@ def read_chip(text: str, origin: str) -> Description:
     chip = Chip(
         name=file.text_of(data, "name"),
         kind=_kind(file, data),
-        flops_per_second=_flops(file, data),
+        flops_per_second=_by_dtype(file, data, "flops_per_second"),
         hbm_bytes=counts["hbm_bytes"],
         hbm_bytes_per_second=figures["hbm_bytes_per_second"],
         host_bytes=counts["host_bytes"],
@@ -146,6 +147,7 @@ def read_chip(text: str, origin: str) -> Description:
         network=_network(file, data),
         aliases=tuple(data.get("aliases", ())),
         price_per_chip_hour=file.figure(data, price) if price in data else None,
+        memory_efficiency=_by_dtype(file, data, "memory_efficiency") if "memory_efficiency" in data else {},
         sources=file.table(data, "sources") if "sources" in data else {},
     )
     devices = file.text_of(data, "devices") if "devices" in data else None
@@ -159,12 +161,12 @@ def _kind(file: _File, data: Mapping[str, Any]) -> str:
     return kind
 
 
-def _flops(file: _File, data: Mapping[str, Any]) -> dict[str, float]:
-    table = file.table(data, "flops_per_second")
-    file.refuse_unknown(table, tuple(DTYPE_BYTES), "flops_per_second.")
+def _by_dtype(file: _File, data: Mapping[str, Any], key: str) -> dict[str, float]:
+    table = file.table(data, key)
+    file.refuse_unknown(table, tuple(DTYPE_BYTES), f"{key}.")
     if not table:
-        raise file.error("flops_per_second", "is empty: give the FLOPs of one dtype at least")
-    return {dtype: file.figure(table, dtype, "flops_per_second.") for dtype in table}
+        raise file.error(key, "is empty: give the figure of one dtype at least")
+    return {dtype: file.figure(table, dtype, f"{key}.") for dtype in table}
 
 
 def _network(file: _File, data: Mapping[str, Any]) -> Torus | Switch | SharedMemory:
