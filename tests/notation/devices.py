@@ -107,8 +107,11 @@ class Devices:
 
     def _joined(self, parts: Mapping[Device, np.ndarray], taken: list[Axes]) -> np.ndarray:
         """The parts put where the axes `taken` off the dimensions had them; they fill the whole once."""
-        shape = next(iter(parts.values())).shape
-        whole = np.zeros([n * self.mesh.size(axes) for n, axes in zip(shape, taken, strict=True)], INT)
+        first = next(iter(parts.values()))
+        shape = first.shape
+        whole = np.zeros(
+            [n * self.mesh.size(axes) for n, axes in zip(shape, taken, strict=True)], first.dtype
+        )
         filled = np.zeros(whole.shape, bool)
         for device, part in parts.items():
             starts = [self.index(device, axes) * n for n, axes in zip(shape, taken, strict=True)]

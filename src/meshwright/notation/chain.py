@@ -74,6 +74,11 @@ class Line:
         (operand,), out = self.operands, self.out
         return [d for d in operand.dims if d not in out.dims], [d for d in out.dims if d not in operand.dims]
 
+    @property
+    def _removes_what_it_names(self) -> bool:
+        removed = {d for a in self.operands for d in a.dims} - set(self.out.dims)
+        return len(self.operands) == 1 and removed == set(self.along) != set()
+
     def _is_in_place(self, own: list[str], new: list[str]) -> bool:
         at = self.operands[0].dims.index(own[0])
         dims = list(self.operands[0].dims)
@@ -88,15 +93,15 @@ class Line:
             counts = {"split": (1, 2), "merge": (2, 1), "rename": (1, 1)}[self.function]
             if (len(own), len(new)) != counts or not self._is_in_place(own, new):
                 raise NotationError(f"{self}: {self.function} writes {counts[0]} as {counts[1]} in place")
-        elif self.function in REDUCTIONS and (len(self.operands) != 1 or contracted != set(self.along)):
-            raise NotationError(
-                f"{self}: {self.function}_{self.along} removes {self.along or 'nothing'} alone"
-            )
+        elif self.function in REDUCTIONS and not self._removes_what_it_names:
+            raise NotationError(f"{self}: a reduction takes one array and removes the letters it names")
         elif self.function == CONTRACTION:
             _check_contraction(self)
         elif self.function not in REDUCTIONS and contracted:
             lost = ", ".join(sorted(contracted))
             raise NotationError(f"{self}: {lost} is not in the result; sum or contract it")
+        elif not set(self.along) <= {d for a in (*self.operands, self.out) for d in a.dims}:
+            raise NotationError(f"{self}: no array has the dimension that {self.call} is along")
 
     def __str__(self) -> str:
         names = [operand.name for operand in self.operands]
@@ -180,15 +185,19 @@ class Chain:
 
         Raises NotationError for an array or dimensions that the chain does not have.
         """
-        layout = {array.name: array for array in map(parse_array, _ARRAY.findall(text))}
         rest = _ARRAY.sub("", text).replace(";", "").strip()
         if rest:
             raise NotationError(f"{rest!r} in a layout is no array; write In[B_X, D] Win[D, F_Y]")
-        for name, array in layout.items():
-            if name not in self.arrays:
-                raise NotationError(f"{array} is in no line of the chain; {_nearest(name, self.arrays)}")
-            if array.dims != self.arrays[name].dims:
-                raise NotationError(f"{array}: the chain writes {self.arrays[name]}")
+        layout: dict[str, ShardedArray] = {}
+        for array in map(parse_array, _ARRAY.findall(text)):
+            if array.name not in self.arrays:
+                raise NotationError(
+                    f"{array} is in no line of the chain; {_nearest(array.name, self.arrays)}"
+                )
+            if array.dims != self.arrays[array.name].dims:
+                raise NotationError(f"{array}: the chain writes {self.arrays[array.name]}")
+            if layout.setdefault(array.name, array) != array:
+                raise NotationError(f"{array} and {layout[array.name]} are two shardings of one array")
         return layout
 
 
@@ -210,7 +219,7 @@ def _parse_line(text: str, known: dict[str, ShardedArray]) -> Line:
         if len(parts) != 2:
             raise NotationError(f"{right!r} is neither A[I, J] . B[J, K] nor function(A[I, J], ...)")
     arrays = tuple(_operand(part.strip(), known) for part in parts)
-    out = parse_array(left)
+    out = _unsharded(left)
     if out.name in known:
         raise NotationError(f"{out} is made when {known[out.name]} already exists; give it a new name")
     known[out.name] = out
@@ -224,11 +233,16 @@ def _operand(text: str, known: dict[str, ShardedArray]) -> ShardedArray:
         return known[text]
     if not _ARRAY.fullmatch(text):
         raise NotationError(f"{text!r} is no array; write NAME[I, J], or a name used before")
+    array = _unsharded(text)
+    if known.setdefault(array.name, array) != array:
+        raise NotationError(f"{array} and {known[array.name]} are one array with two shapes")
+    return array
+
+
+def _unsharded(text: str) -> ShardedArray:
     array = parse_array(text)
     if array.sharded_axes or array.unreduced:
         raise NotationError(f"{array}: a chain has no shardings; give them as its layout")
-    if known.setdefault(array.name, array) != array:
-        raise NotationError(f"{array} and {known[array.name]} are one array with two shapes")
     return array
 
 
