@@ -39,6 +39,7 @@ class Move(NamedTuple):
 NO_MOVE = Move((), (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
+@lru_cache(maxsize=1 << 18)
 def way(source: Split, partial: Axes, target: Split, target_partial: Axes) -> tuple[Leg, ...]:
     """The collectives between two shardings. Dimensions that stay as they are take no part in them."""
     changed = tuple([pair for pair in zip(source, target, strict=True) if pair[0] != pair[1]])

@@ -61,7 +61,7 @@ def strategies(
     einsum = Einsum.parse(spec)
     question = Question(einsum, lhs, rhs, out, mesh, sizes, hardware, dtype)
     _check(question)
-    found = _worthwhile(_Enumeration(question).candidates())
+    found = _Enumeration(question).found()
     if not found:
         raise NotationError(f"{out}: no role of the mesh axes leads to it with blocks of equal size")
     return sorted(found, key=lambda s: _rank(s, objective, memory_limit_bytes))
@@ -130,29 +130,51 @@ class _Product(NamedTuple):
     endings: list[_Ending]
 
 
-_Candidate = tuple[Strategy, bool]  # and whether each axis takes part in one collective at most
+class _Kept:
+    """The strategies found so far, but for those that another beats or equals in every figure.
 
+    Figures: seconds, product, collectives, memory. A simple strategy stays, beaten or not: one in
+    which each mesh axis takes part in one collective at most, and none is windowed.
+    """
 
-def _worthwhile(candidates: Iterable[_Candidate]) -> list[Strategy]:
-    """The candidates without those that another beats or equals in everything."""
-    best: dict[int, list[Strategy]] = {}
-    found = []
-    for one, is_simple in sorted(candidates, key=lambda c: (c[0].seconds, c[0].window is not None)):
-        rivals = best.setdefault(id(one.out), [])
-        compute, comms, memory = one.seconds_compute, one.seconds_comms, one.bytes_per_device
-        for rival in rivals:
+    def __init__(self) -> None:
+        self._best: dict[int, list[Strategy]] = {}
+        self._simple: list[Strategy] = []
+
+    def beats(self, out: ShardedArray, compute: float, comms: float, seconds: float, peak: int) -> bool:
+        """Whether one that ends in `out` is at least as good as these figures."""
+        for rival in self._best.get(id(out), ()):
             if (
-                rival.seconds_compute <= compute
+                rival.seconds <= seconds
+                and rival.bytes_per_device <= peak
                 and rival.seconds_comms <= comms
-                and rival.bytes_per_device <= memory
+                and rival.seconds_compute <= compute
             ):
-                if is_simple:
-                    found.append(one)
-                break
-        else:
-            rivals.append(one)
-            found.append(one)
-    return found
+                return True
+        return False
+
+    def add(self, strategy: Strategy, *, is_simple: bool, is_beaten: bool) -> None:
+        if is_simple:
+            self._simple.append(strategy)
+        if not is_beaten:
+            self._best.setdefault(id(strategy.out), []).append(strategy)
+
+    def strategies(self) -> list[Strategy]:
+        """The simple ones, and the others that nothing found later beats."""
+        found = list(self._simple)
+        simple = {id(strategy) for strategy in found}
+        for rivals in self._best.values():
+            better: list[Strategy] = []
+            for one in sorted(rivals, key=lambda strategy: strategy.seconds):
+                if not any(
+                    other.bytes_per_device <= one.bytes_per_device
+                    and other.seconds_comms <= one.seconds_comms
+                    and other.seconds_compute <= one.seconds_compute
+                    for other in better
+                ):
+                    better.append(one)
+            found += [one for one in better if id(one) not in simple]
+        return found
 
 
 PARTIAL = "+"
@@ -172,32 +194,29 @@ class _Enumeration:
         self.flops = q.einsum.flops(q.sizes)
         self.flops_per_second = chip.flops(q.dtype) * chip.matmul_efficiency
         self.hbm_bytes_per_second, self.overlap = chip.hbm_bytes_per_second, chip.overlap
-        self.lhs_block, self.rhs_block = (
-            self._bytes(array.dims) / self._degree(array.sharded_axes) for array in (q.lhs, q.rhs)
-        )
         self.out_dims = tuple(q.einsum.out)
         self.out_bytes = self._bytes(self.out_dims)
 
-    def candidates(self) -> Iterator[_Candidate]:
-        """Every choice of roles, with every end of its product, in sequence and windowed."""
-        lhs_moves: dict[_Key, _Operand | None] = {}
-        rhs_moves: dict[_Key, _Operand | None] = {}
-        products: dict[_Key, _Product | None] = {}
-        for combination in cartesian(*map(self._choices, self.axes)):
-            roles, lhs_key, rhs_key, out_key, degrees = (
-                zip(*combination, strict=True) if combination else ((),) * 5
-            )
-            if lhs_key not in lhs_moves:
-                lhs_moves[lhs_key] = self._operand(self.question.lhs, self.lhs_block, lhs_key)
-            if rhs_key not in rhs_moves:
-                rhs_moves[rhs_key] = self._operand(self.question.rhs, self.rhs_block, rhs_key)
-            if out_key not in products:
-                products[out_key] = self._product(out_key)
-            lhs, rhs, made = lhs_moves[lhs_key], rhs_moves[rhs_key], products[out_key]
-            if lhs and rhs and made:
-                yield from self._with_roles(
-                    tuple(zip(self.axes, roles, strict=True)), prod(degrees), lhs, rhs, made
-                )
+    def found(self) -> list[Strategy]:
+        """What is worth a look of every choice of roles, of each end of its product, windowed or not."""
+        q, kept = self.question, _Kept()
+        choices = [self._choices(axis) for axis in self.axes]
+        lhs_moves = self._operands(q.lhs, [[choice.lhs for choice in of_axis] for of_axis in choices])
+        rhs_moves = self._operands(q.rhs, [[choice.rhs for choice in of_axis] for of_axis in choices])
+        splits = self._splits(
+            tuple(q.einsum.out), [[choice.out for choice in of_axis] for of_axis in choices]
+        )
+        products: dict[_Key, _Product] = {}
+        for combination in cartesian(*choices):
+            columns = zip(*combination, strict=True) if combination else ((),) * 5
+            roles, lhs_key, rhs_key, out_key, degrees = columns
+            if lhs_key in lhs_moves and rhs_key in rhs_moves and out_key in splits:
+                if out_key not in products:
+                    products[out_key] = self._product(out_key, splits[out_key])
+                named = tuple(zip(self.axes, roles, strict=True))
+                lhs, rhs, made = lhs_moves[lhs_key], rhs_moves[rhs_key], products[out_key]
+                self._with_roles(kept, named, prod(degrees), lhs, rhs, made)
+        return kept.strategies()
 
     def _choices(self, axis: str) -> list[_Choice]:
         q = self.question
@@ -212,20 +231,29 @@ class _Enumeration:
                 found.append(_Choice(role, left, right, summed, q.mesh.sizes[axis]))
         return found
 
-    def _split(self, dims: Axes, key: _Key) -> Split | None:
-        """The axes of each dimension under these roles; None where one does not divide."""
-        split = []
-        for dim in dims:
-            if dim not in key:
-                split.append(())
-                continue
-            axes = tuple([axis for axis, role in zip(self.axes, key, strict=True) if role == dim])
-            if len(axes) > 1:
-                axes = tuple([axis for axis in self.orders[dim] if axis in axes])
-            if self.question.sizes[dim] % self._degree(axes):
-                return None
-            split.append(axes)
-        return tuple(split)
+    def _splits(self, dims: Axes, letters: list[list[str | None]]) -> dict[_Key, Split]:
+        """The axes of each dimension for every key of `letters`, where they divide it."""
+        sizes, degrees = self.question.sizes, self.question.mesh.sizes
+        found: dict[_Key, Split] = {(): ((),) * len(dims)}
+        for axis, of_axis in zip(self.axes, letters, strict=True):
+            longer: dict[_Key, Split] = {}
+            places = [
+                (letter, dims.index(letter) if letter in dims else -1) for letter in dict.fromkeys(of_axis)
+            ]
+            for key, split in found.items():
+                for letter, place in places:
+                    if place < 0:
+                        longer[(*key, letter)] = split
+                        continue
+                    axes = (*split[place], axis)
+                    degree = degrees[axis]
+                    if len(axes) > 1:
+                        axes = tuple([one for one in self.orders[dims[place]] if one in axes])
+                        degree = prod([degrees[one] for one in axes])
+                    if sizes[dims[place]] % degree == 0:
+                        longer[(*key, letter)] = (*split[:place], axes, *split[place + 1 :])
+            found = longer
+        return found
 
     def _bytes(self, dims: Axes) -> float:
         return prod([self.question.sizes[dim] for dim in dims]) * dtype_bytes(self.question.dtype)
@@ -234,19 +262,17 @@ class _Enumeration:
         sizes = self.question.mesh.sizes
         return prod([sizes[axis] for axis in axes])
 
-    def _operand(self, array: ShardedArray, block: float, key: _Key) -> "_Operand | None":
-        """The move of `array` to its roles; block: bytes of one device as given."""
-        split = self._split(array.dims, key)
-        if split is None:
-            return None
-        moved = move(way(array.axes, array.unreduced, split, ()), block, self.placement)
-        return _Operand(moved, block, moved.held or block)
+    def _operands(self, array: ShardedArray, letters: list[list[str | None]]) -> dict[_Key, "_Operand"]:
+        """The moves of `array` to all of its roles."""
+        block = self._bytes(array.dims) / self._degree(array.sharded_axes)
+        found: dict[_Key, _Operand] = {}
+        for key, split in self._splits(array.dims, letters).items():
+            moved = move(way(array.axes, array.unreduced, split, ()), block, self.placement)
+            found[key] = _Operand(moved, block, moved.held or block)
+        return found
 
-    def _product(self, key: _Key) -> _Product | None:
+    def _product(self, key: _Key, split: Split) -> _Product:
         """The local product with these axes, and its ends."""
-        split = self._split(self.out_dims, key)
-        if split is None:
-            return None
         partial = tuple([axis for axis, role in zip(self.axes, key, strict=True) if role == PARTIAL])
         block = self.out_bytes / self._degree([axis for axes in split for axis in axes])
         endings = []
@@ -284,34 +310,33 @@ class _Enumeration:
             yield _Ending(target, via, move(there + back, block, self.placement))
 
     def _with_roles(
-        self, roles: tuple, degree: int, lhs: "_Operand", rhs: "_Operand", made: _Product
-    ) -> Iterator[_Candidate]:
+        self, kept: _Kept, roles: tuple, degree: int, lhs: "_Operand", rhs: "_Operand", made: _Product
+    ) -> None:
+        """Adds every end of the product with these roles, in sequence and windowed."""
         flops = self.flops / degree
         traffic = lhs.block + rhs.block + made.block
         compute = max(flops / self.flops_per_second, traffic / self.hbm_bytes_per_second)
         for out, via, end in made.endings:
             comms = lhs.move.seconds + rhs.move.seconds + end.seconds
-            moved = ceil(lhs.move.moved_bytes + rhs.move.moved_bytes + end.moved_bytes)
             busy = lhs.move.busy + rhs.move.busy + end.busy
-            is_simple = len(set(busy)) == len(busy)
             for window, transfer, steps in self._windows(lhs.move, rhs.move, end):
                 if via is not None and window != "out":
                     continue  # the two halves in sequence are the AllReduce itself
                 hidden = transfer + compute - max(compute, transfer + compute / steps)
-                strategy = Strategy(
-                    self.question,
-                    roles,
-                    out,
-                    via,
-                    window,
-                    flops,
-                    compute,
-                    comms,
-                    compute + comms - self.overlap * hidden,
-                    moved,
-                    ceil(_peak(window, steps, lhs, rhs, made.block, end)),
+                seconds = compute + comms - self.overlap * hidden
+                peak = ceil(_peak(window, steps, lhs, rhs, made.block, end))
+                is_simple = window is None and len(set(busy)) == len(busy)
+                is_beaten = kept.beats(out, compute, comms, seconds, peak)
+                if is_beaten and not is_simple:
+                    continue
+                moved = ceil(lhs.move.moved_bytes + rhs.move.moved_bytes + end.moved_bytes)
+                kept.add(
+                    Strategy(
+                        self.question, roles, out, via, window, flops, compute, comms, seconds, moved, peak
+                    ),
+                    is_simple=is_simple,
+                    is_beaten=is_beaten,
                 )
-                yield strategy, is_simple and window is None
 
     def _windows(self, lhs: Move, rhs: Move, end: Move) -> list[tuple[Operand | None, float, int]]:
         """(array, seconds, steps) of the transfers that can run under the product; first, of none."""
