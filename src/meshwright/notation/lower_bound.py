@@ -19,14 +19,16 @@ Price = Callable[[Op, int, int], float]  # operation, mask of its axes, mask of 
 
 
 class LowerBound:
-    """Seconds that are left at least, for every summary that can follow `start`."""
+    """Seconds that are left at least from any summary to `goal`; `start` tells which axes may be partial."""
 
     def __init__(self, moves: Moves, price: Price, start: Summary, goal: Summary) -> None:
         self._moves, self._price = moves, price
         self._wanted = goal[0]
-        self._edges: dict[Summary, dict[Choice, list[Summary]]] = {}
+        self._edges: dict[Summary, dict[Choice, list[Summary]]] = {
+            summary: {(op, axes): self._after(op, axes, summary) for op, axes in self._choices(summary)}
+            for summary in self._summaries(start[2])
+        }
         self._costs: dict[Summary, dict[Choice, tuple[float, float]]] = {}
-        self._explore(start)
         self._seconds = self._solve(goal)
 
     def seconds(self, summary: Summary) -> float:
@@ -45,15 +47,12 @@ class LowerBound:
             left = min([self.seconds(after) for after in afters], default=inf)
             yield (op, axes), (cost, cost + left)
 
-    def _explore(self, start: Summary) -> None:
-        pending = [start]
-        while pending:
-            summary = pending.pop()
-            if summary not in self._edges:
-                self._edges[summary] = {
-                    (op, axes): list(self._after(op, axes, summary)) for op, axes in self._choices(summary)
-                }
-                pending += [after for each in self._edges[summary].values() for after in each]
+    def _summaries(self, partial: int) -> Iterator[Summary]:
+        """Every summary there can be: an axis that is partial may stay so, be anywhere or be free."""
+        for still in (0, *subsets(partial)):
+            for right in (0, *subsets(self._wanted & ~still)):
+                others = self._moves.all_axes & ~still & ~right
+                yield from ((right, wrong, still) for wrong in (0, *subsets(others)))
 
     def _choices(self, summary: Summary) -> Iterator[Choice]:
         right, wrong, partial = summary
@@ -67,22 +66,22 @@ class LowerBound:
         for axes in subsets(partial):
             yield "all_reduce", axes
             yield "reduce_scatter", axes
-        for axes in subsets(sharded | free):
-            if axes & sharded:
-                yield "permute", axes
+        for axes in self._moves.permutable(sharded, free):
+            yield "permute", axes
 
-    def _after(self, op: Op, axes: int, summary: Summary) -> Iterator[Summary]:
+    def _after(self, op: Op, axes: int, summary: Summary) -> list[Summary]:
         """At best: an axis that the target splits by is right as soon as it splits anything anew."""
-        right, wrong, partial = (mask & ~axes for mask in summary)
+        right, wrong, partial = summary
+        right, wrong, partial, wanted = right & ~axes, wrong & ~axes, partial & ~axes, self._wanted
         if op in ("all_gather", "all_reduce"):
-            yield right, wrong, partial
-            return
-        for split in self._equally_many(axes, summary) if op == "permute" else (axes,):
-            yield right | split & self._wanted, wrong | split & ~self._wanted, partial
-
-    def _equally_many(self, axes: int, summary: Summary) -> Iterator[int]:
+            return [(right, wrong, partial)]
+        if op != "permute":
+            return [(right | axes & wanted, wrong | axes & ~wanted, partial)]
         shards = self._moves.num_devices[axes & (summary[0] | summary[1])]
-        return (split for split in subsets(axes) if self._moves.num_devices[split] == shards)
+        return [
+            (right | split & wanted, wrong | split & ~wanted, partial)
+            for split in self._moves.splits(axes, shards)
+        ]
 
     def _solve(self, goal: Summary) -> dict[Summary, float]:
         """Dijkstra, backwards from the goal."""

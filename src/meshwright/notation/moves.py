@@ -24,6 +24,9 @@ from meshwright.notation.collective import Op
 
 Placed = tuple[tuple[int, ...], ...]
 State = tuple[Placed, int]  # axes of every dimension, mask of the partial ones
+# What one choice leads to: `placed` with a mask of axes appended to some of its dimensions in every way
+# (or, where these are None, permuted), and the mask of the partial axes.
+Family = tuple[Placed, int, tuple[int, ...] | None, int]
 Choice = tuple[Op, int]  # an operation and the mask of its axes
 Position = tuple[int, int] | None  # (dimension, shards that the axes before make of it)
 
@@ -52,35 +55,52 @@ class Moves:
             for mask in range(self.all_axes + 1)
         ]
 
-    def divides(self, placed: Placed) -> bool:
-        """Whether every dimension has as many equal shards as its axes ask for."""
-        return self._everything_divides or all(
+    @cached_property
+    def _splits(self) -> dict[tuple[int, int], list[int]]:
+        found: dict[tuple[int, int], list[int]] = {}
+        for axes in range(self.all_axes + 1):
+            for split in subsets(axes):
+                found.setdefault((axes, self.num_devices[split]), []).append(split)
+        return found
+
+    def splits(self, axes: int, shards: int) -> list[int]:
+        """The masks within `axes` that make so many shards."""
+        return self._splits[axes, shards]
+
+    def _divides(self, placed: Placed) -> bool:
+        return all(
             size % self.num_devices[mask_of(axes)] == 0
             for axes, size in zip(placed, self.dim_sizes, strict=True)
         )
 
-    def all(self, state: State) -> Iterator[tuple[Choice, Iterable[State]]]:
-        """Each operation and set of axes that it can act on, with the states that it can lead to."""
+    def all(self, state: State) -> Iterator[tuple[Choice, Family]]:
+        """Each operation and set of axes that it can act on, with the family that it leads to."""
         placed, partial = state
-        free = self.all_axes & ~partial & ~mask_of(sum(placed, ()))
         every = tuple(range(len(placed)))
+        free = self.all_axes & ~partial & ~mask_of(sum(placed, ()))
         for axis in members(free):
-            yield ("slice", 1 << axis), self._appended(placed, 1 << axis, every, partial)
+            yield ("slice", 1 << axis), (placed, 1 << axis, every, partial)
         for axes in subsets(partial):
-            yield ("reduce_scatter", axes), self._appended(placed, axes, every, partial & ~axes)
-            yield ("all_reduce", axes), ((placed, partial & ~axes),)
-        for kept, axes in _cut(placed):
-            whole = tuple(dim for dim in every if kept[dim] == placed[dim])
-            yield ("all_to_all", axes), self._appended(kept, axes, whole, partial)
-            yield ("all_gather", axes), ((kept, partial),)
-        for axes, other in _permuted(placed, self.all_axes & ~partial, self.axis_sizes):
-            yield ("permute", axes), ((other, partial),)
+            yield ("reduce_scatter", axes), (placed, axes, every, partial & ~axes)
+            yield ("all_reduce", axes), (placed, 0, (), partial & ~axes)
+        for kept, whole, axes in _cut(placed):
+            yield ("all_to_all", axes), (kept, axes, whole, partial)
+            yield ("all_gather", axes), (kept, 0, (), partial)
+        for axes in _permutations(placed, self.all_axes & ~partial, self.axis_sizes):
+            yield ("permute", axes), (placed, axes, None, partial)
 
-    def _appended(self, placed: Placed, axes: int, dims: tuple[int, ...], partial: int) -> Iterator[State]:
-        for tails in _arrangements(axes, dims, len(placed)):
-            longer = tuple(map(add, placed, tails))
-            if self.divides(longer):
-                yield longer, partial
+    def spelled_out(self, family: Family) -> list[State]:
+        """The shardings of a family that divide."""
+        placed, axes, dims, partial = family
+        if dims is None:
+            swapped = _permutations(placed, self.all_axes & ~partial, self.axis_sizes)
+            return [(other, partial) for other in swapped[axes]]
+        found = [tuple(map(add, placed, tails)) for tails in _arrangements(axes, dims, len(placed))]
+        return [(longer, partial) for longer in found if self._everything_divides or self._divides(longer)]
+
+    def permutable(self, sharded: int, free: int) -> list[int]:
+        """The masks of axes that a permute may act on; one axis has no other to change places with."""
+        return [axes for axes in subsets(sharded | free) if axes & sharded and axes & (axes - 1)]
 
 
 @lru_cache(maxsize=65536)
@@ -117,24 +137,38 @@ def subsets(mask: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=65536)
-def _cut(placed: Placed) -> tuple[tuple[Placed, int], ...]:
-    """Every way to take last axes off one or several dimensions: what is left, and the axes taken."""
-    ends = product(*([axes[:count] for count in range(len(axes), -1, -1)] for axes in placed))
-    before = mask_of(sum(placed, ()))
-    return tuple((kept, before & ~mask_of(sum(kept, ()))) for kept in ends if kept != placed)
+def _cut(placed: Placed) -> list[tuple[Placed, tuple[int, ...], int]]:
+    """Every way to take last axes off dimensions: what is left, the dimensions left whole, the axes taken."""
+    found: list[tuple[Placed, tuple[int, ...], int]] = []
+    for cuts in product(*map(_ends, placed)):
+        taken = sum([mask for _, mask in cuts])
+        if taken:
+            whole = tuple([dim for dim, (_, mask) in enumerate(cuts) if not mask])
+            found.append((tuple([kept for kept, _ in cuts]), whole, taken))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _ends(axes: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
+    """The axes without their last ones, and the mask of those."""
+    return [(axes[:count], mask_of(axes[count:])) for count in range(len(axes), -1, -1)]
 
 
 @lru_cache(maxsize=65536)
-def _permuted(placed: Placed, axes: int, axis_sizes: tuple[int, ...]) -> tuple[tuple[int, Placed], ...]:
-    """Every other way to split the dimensions as before by some of `axes`, and the axes that it takes."""
-    shards = tuple(prod([axis_sizes[axis] for axis in split]) for split in placed)
+def _permutations(placed: Placed, axes: int, axis_sizes: tuple[int, ...]) -> dict[int, list[Placed]]:
+    """Every other way to split the dimensions as before by some of `axes`, by the axes that change."""
+    shards = tuple([prod([axis_sizes[axis] for axis in split]) for split in placed])
     before = positions(placed, axis_sizes)
-    found: list[tuple[int, Placed]] = []
+    found: dict[int, list[Placed]] = {}
     for other in _equal_splits(axis_sizes, shards, axes):
-        if other != placed:
-            after = positions(other, axis_sizes)
-            found.append((mask_of([i for i, was in enumerate(before) if was != after[i]]), other))
-    return tuple(found)
+        changed, bit = 0, 1
+        for was, now in zip(before, positions(other, axis_sizes), strict=True):
+            if was != now:
+                changed |= bit
+            bit <<= 1
+        if changed:
+            found.setdefault(changed, []).append(other)
+    return found
 
 
 @lru_cache(maxsize=4096)

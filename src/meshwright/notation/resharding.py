@@ -8,7 +8,7 @@ them: it serves what is derived once for every size, the contractions of a Layou
 serves a given array on a given machine, and is what a reshard can cost at best.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 from math import inf, prod
@@ -18,13 +18,14 @@ from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, Op, gathered_bytes
 from meshwright.notation.lower_bound import LowerBound, Summary
 from meshwright.notation.mesh import Mesh
-from meshwright.notation.moves import Choice, Moves, State, mask_of, members, positions
+from meshwright.notation.moves import Choice, Family, Moves, State, mask_of, members, positions
 from meshwright.units import dtype_bytes
 
 Price = Callable[[Op, Axes, int], float]
 Path = list[tuple[Choice, State]]
 
 MAX_AXES = 5
+_NEVER = (inf, 0)
 
 
 def cheapest_reshard(
@@ -74,6 +75,8 @@ class _Problem:
         self.start, self.goal = self._state(array), self._state(target)
         self._bytes = prod(sizes[dim] for dim in array.dims) * dtype_bytes(dtype)
         self._seconds: dict[tuple[Op, int, int], float] = {}
+        self._summaries: dict[State, Summary] = {}
+        self._bits = [1 << axis for axis in range(len(self.names))]
         self._goal_positions = positions(self.goal[0], self.axis_sizes)
 
     def _state(self, array: ShardedArray) -> State:
@@ -93,14 +96,20 @@ class _Problem:
         return self._seconds[key]
 
     def summary(self, state: State) -> Summary:
+        """What lower_bound.py knows of a sharding."""
+        if state not in self._summaries:
+            self._summaries[state] = self._summarise(state)
+        return self._summaries[state]
+
+    def _summarise(self, state: State) -> Summary:
         right = wrong = 0
         now = positions(state[0], self.axis_sizes)
-        for axis, (have, want) in enumerate(zip(now, self._goal_positions, strict=True)):
+        for bit, have, want in zip(self._bits, now, self._goal_positions, strict=True):
             if have is not None:
                 if have == want:
-                    right |= 1 << axis
+                    right |= bit
                 else:
-                    wrong |= 1 << axis
+                    wrong |= bit
         return right, wrong, state[1]
 
     def collectives(self, path: Path) -> list[Collective]:
@@ -160,6 +169,7 @@ class _Search:
         start, goal = problem.summary(problem.start), problem.summary(problem.goal)
         self._bounds = LowerBound(problem.moves, problem.seconds, start, goal)
         self._best: dict[State, tuple[float, int]] = {}
+        self._spelled: dict[Family, tuple[float, int]] = {}
         self._came: dict[State, tuple[State, Choice]] = {}
         self._queue: list[tuple] = []
         self._order = count()
@@ -168,9 +178,9 @@ class _Search:
     def path(self) -> Path:
         """The choices on the cheapest way, each with the sharding that it leads to."""
         while self._queue:
-            _, steps, _, seconds, state, family = heappop(self._queue)
+            _, steps, _, seconds, state, choice, family = heappop(self._queue)
             if family is not None:
-                self._spell_out(state, seconds, steps, *family)
+                self._spell_out(state, seconds, steps, choice, family)
             elif state == self._goal:
                 return self._way_to(state)
             elif (seconds, steps) == self._best[state]:  # else it was reached more cheaply since
@@ -180,23 +190,24 @@ class _Search:
     def _reach(self, state: State, seconds: float, steps: int) -> None:
         self._best[state] = seconds, steps
         bound = seconds + self._bounds.seconds(self._problem.summary(state))
-        heappush(self._queue, (bound, steps, next(self._order), seconds, state, None))
+        heappush(self._queue, (bound, steps, next(self._order), seconds, state, None, None))
 
     def _expand(self, state: State, seconds: float, steps: int) -> None:
         costs = self._bounds.costs(self._problem.summary(state))
-        limit, _ = self._best.get(self._goal, (inf, 0))
-        for choice, results in self._moves.all(state):
+        limit, _ = self._best.get(self._goal, _NEVER)
+        for choice, family in self._moves.all(state):
             cost, cost_to_goal = costs[choice]
-            bound = seconds + cost_to_goal
-            if bound <= limit and bound < inf:
-                family = choice, results
-                heappush(self._queue, (bound, steps + 1, next(self._order), seconds + cost, state, family))
+            bound, then = seconds + cost_to_goal, (seconds + cost, steps + 1)
+            if bound <= limit and bound < inf and then < self._spelled.get(family, _NEVER):
+                entry = bound, steps + 1, next(self._order), seconds + cost, state, choice, family
+                heappush(self._queue, entry)
 
-    def _spell_out(
-        self, before: State, seconds: float, steps: int, choice: Choice, results: Iterable[State]
-    ) -> None:
-        for state in results:
-            if (seconds, steps) < self._best.get(state, (inf, 0)):
+    def _spell_out(self, before: State, seconds: float, steps: int, choice: Choice, family: Family) -> None:
+        if self._spelled.get(family, _NEVER) <= (seconds, steps):
+            return  # another sharding led to the same ones
+        self._spelled[family] = seconds, steps
+        for state in self._moves.spelled_out(family):
+            if (seconds, steps) < self._best.get(state, _NEVER):
                 self._came[state] = before, choice
                 self._reach(state, seconds, steps)
 

@@ -1,0 +1,43 @@
+"""The price of a reshard's steps on a machine, and what the search makes of it."""
+
+import pytest
+
+from meshwright.cost.collectives import collective_seconds
+from meshwright.cost.resharding import step_price
+from meshwright.hardware import catalog
+from meshwright.notation.mesh import Mesh
+from meshwright.notation.parse import parse_array
+from meshwright.notation.resharding import cheapest_reshard
+
+V = 10**9
+
+
+def test_a_slice_is_free_and_a_collective_costs_its_price() -> None:
+    mesh = Mesh({"X": 4, "Y": 4, "Z": 4})
+    placement = catalog.load("v4p:4x4x4").place(mesh)
+    price = step_price(placement)
+    assert price("slice", ("X",), V) == 0
+    for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+        assert price(op, ("X", "Y"), V) == collective_seconds(op, V, ("X", "Y"), placement).seconds
+
+
+@pytest.mark.parametrize(("shape", "op"), [("4x4x4", "permute"), ("16x16x16", "all_to_all")])
+def test_a_permute_is_a_shift_or_an_all_to_all(shape: str, op: str) -> None:
+    """On a ring of 16 blocks travel a/4 = 4 on the mean, a shift's only 1; on a ring of 4 they are equal."""
+    size = int(shape.split("x")[0])
+    placement = catalog.load(f"v5p:{shape}").place(Mesh({"X": size, "Y": size, "Z": size}))
+    known = {
+        name: collective_seconds(name, V, ("X", "Y"), placement).seconds for name in ("permute", "all_to_all")
+    }
+    assert step_price(placement)("permute", ("X", "Y"), V) == max(known.values()) == known[op]
+
+
+def test_between_slices_a_gather_takes_what_the_slice_leaves() -> None:
+    """data over two slices, tensor inside: each chip fetches its 64th over DCN, and ICI makes it whole."""
+    mesh, sizes = Mesh({"data": 2, "tensor": 64}), {"D": 8192, "F": 32768}
+    price = step_price(catalog.load("2*v5p:4x4x4").place(mesh))
+    steps = cheapest_reshard(parse_array("w[D_data, F]"), parse_array("w[D, F]"), mesh, sizes, price)
+    assert [(step.op, step.axes) for step in steps] == [
+        ("slice", ("tensor",)),
+        ("all_gather", ("data", "tensor")),
+    ]
