@@ -162,7 +162,7 @@ def test_nvlink() -> None:
 
 
 def test_network_takes_what_nvlink_leaves() -> None:
-    """Reduce-scatter of V over 8 nodes of 8: 7/8 V by NVLink, then 7/8 of V / 8 by the NIC; trees of 3 hops each."""
+    """Reduce-scatter of V over 8 x 8: 7/8 V by NVLink, then 7/8 of V / 8 by the NIC; 3 hops each."""
     placement = _place("h100:64", fsdp=64)
     price = collective_seconds("reduce_scatter", 64e9, "fsdp", placement)
     assert price.seconds == pytest.approx(56e9 / 450e9 + 7e9 / 50e9)

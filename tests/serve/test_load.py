@@ -12,11 +12,11 @@ from tests.serve.mock import byte_tokenizer
 from meshwright.errors import CheckpointError, LayoutError, ModelError
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig, to_hf
+from meshwright.nn import checkpoint
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import abstract_params, init_params
 from meshwright.nn.weights import save_hf
 from meshwright.serve.load import ModelFolder, load_model_folder
-from meshwright.train import checkpoint
 
 CONFIG = ModelConfig("run", 2, 16, 24, 4, 2, 8, 300, 32)
 TRAINED = Layout(fsdp=2, weights_dtype="f32")
@@ -43,7 +43,7 @@ def folders(trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 
 def load(path: Path) -> ModelFolder:
-    return load_model_folder(path, checkpoint.restore_params)
+    return load_model_folder(path)
 
 
 @pytest.mark.parametrize("kind", ["run", "hf"])

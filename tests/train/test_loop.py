@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.train.bigram import OPTIMIZER, BigramStep
 
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
-from meshwright.train import checkpoint
+from meshwright.nn import checkpoint
 from meshwright.train.data import Corpus, batches, prepare_corpus
 from meshwright.train.loop import _exact_chunks, train, validation_loss
 from meshwright.train.metrics import Reporter, append, read_lines, truncate

@@ -35,6 +35,7 @@ COMMANDS = {
     "report": "Write a run or a plan as one HTML file.",
     "model": "Count a model's parameters, FLOPs and cache bytes.",
     "hardware": "List the known chips, or one with its sources.",
+    "shard": "Derive and price every way to multiply sharded arrays.",
     "collective": "Price one collective on a machine.",
     "calibrate": "Measure this machine, to plan for it.",
     "bench": "Measure, beside what is predicted.",

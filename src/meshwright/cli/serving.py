@@ -14,7 +14,6 @@ from meshwright.serve.engine import Engine
 from meshwright.serve.load import ModelFolder, load_model_folder
 from meshwright.serve.runner import JaxRunner
 from meshwright.serve.tokenizer import Tokenizer
-from meshwright.train.checkpoint import restore_params
 
 # A longer context is there for the asking: the cache of every slot is as long.
 _DEFAULT_CONTEXT = 4096
@@ -39,7 +38,7 @@ def open_service(
     divide over `tensor` devices, PlanError where the context is longer than the model's.
     """
     report("reading the checkpoint", None)
-    folder = load_model_folder(checkpoint, restore_params)
+    folder = load_model_folder(checkpoint)
     tokenizer = folder.tokenizer()
     runner = _runner(folder, tensor, num_slots, context)
     report("compiling prefill and generate", None)

@@ -15,14 +15,13 @@ from jax.sharding import Mesh
 from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig, read_model
+from meshwright.nn.checkpoint import restore_params
 from meshwright.nn.params import abstract_params
 from meshwright.nn.weights import load_hf
 from meshwright.serve.tokenizer import Tokenizer, load_tokenizer
 
 Params = dict[str, Any]
 LoadParams = Callable[[Layout, Mesh], Params]
-RestoreParams = Callable[[Path, Any], Any]
-"""restore_params(checkpoints, abstract_params): the parameters of the latest step there."""
 
 CHECKPOINTS = "checkpoints"
 
@@ -43,13 +42,12 @@ class ModelFolder:
         return load_tokenizer(self.path)
 
 
-def load_model_folder(path: Path, restore_params: RestoreParams) -> ModelFolder:
+def load_model_folder(path: Path) -> ModelFolder:
     """The model in `path`; its weights are not read yet.
 
-    restore_params: `train.checkpoint.restore_params`, which reads a run of ours; serving does not know
-    training. Where a run has been exported into its own folder too, its checkpoints count. Raises
-    CheckpointError where `path` is neither kind, ModelError where its config.json is unsound;
-    load_params raises CheckpointError where the weights are cut short or another model's.
+    Where a run has been exported into its own folder too, its checkpoints count. Raises CheckpointError
+    where `path` is neither kind, ModelError where its config.json is unsound; load_params raises
+    CheckpointError where the weights are cut short or another model's.
     """
     missing = _missing(path)
     if missing:
@@ -59,7 +57,7 @@ def load_model_folder(path: Path, restore_params: RestoreParams) -> ModelFolder:
         )
     config = read_model(path)
     if (path / CHECKPOINTS).is_dir():
-        return ModelFolder(path, config, partial(_restore, path / CHECKPOINTS, config, restore_params))
+        return ModelFolder(path, config, partial(_restore, path / CHECKPOINTS, config))
     return ModelFolder(path, config, partial(load_hf, path, config))
 
 
@@ -74,12 +72,6 @@ def _missing(path: Path) -> str | None:
     return None
 
 
-def _restore(
-    checkpoints: Path,
-    config: ModelConfig,
-    restore_params: RestoreParams,
-    layout: Layout,
-    mesh: Mesh,
-) -> Params:
+def _restore(checkpoints: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
     layout.check(config)
     return restore_params(checkpoints, abstract_params(config, layout, mesh))

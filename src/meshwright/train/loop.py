@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
-from meshwright.train import checkpoint
+from meshwright.nn import checkpoint
 from meshwright.train.data import Corpus, batches
 from meshwright.train.metrics import Line, Reporter, read_lines, truncate
 from meshwright.train.optimizer import OptimizerConfig

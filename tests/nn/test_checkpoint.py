@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import CheckpointError
-from meshwright.train import checkpoint
+from meshwright.nn import checkpoint
 from meshwright.train.optimizer import OptimizerConfig, make_optimizer
 
 SPECS = {"wq": P("data", "tensor"), "norm": P("tensor")}
