@@ -29,7 +29,7 @@ AXES = ("data", "fsdp", "context", "tensor")
 REMATS = ("none", "matmuls", "full")
 DTYPES = ("f32", "bf16")
 # How a flag may be written; True and 1 are the same key.
-_FLAGS: dict[object, bool] = dict.fromkeys([True, "true", "on"], True) | dict.fromkeys([False, "false"], False)
+_FLAGS: dict[object, bool] = {True: True, "true": True, "on": True, False: False, "false": False}
 
 
 @dataclass(frozen=True)
