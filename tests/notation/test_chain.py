@@ -50,9 +50,9 @@ def test_a_line_prints_as_it_was_written() -> None:
         ("C[I] = gelu(A[I, J])", "C[I] = gelu(A): J is not in the result; sum or contract it"),
         (
             "C[I] = sum_K(A[I, J])",
-            "C[I] = sum_K(A): a reduction takes one array and removes the letters it names",
+            "C[I] = sum_K(A): a reduction removes the letters it names",
         ),
-        ("C[I] = sum(A[I])", "C[I] = sum(A): a reduction takes one array and removes the letters it names"),
+        ("C[I] = sum(A[I])", "C[I] = sum(A): a reduction removes the letters it names"),
         ("C[I] = norm_J(A[I])", "C[I] = norm_J(A): no array has the dimension that norm_J is along"),
         ("C[K, G] = split(A[I, N, J])", "C[K, G] = split(A): split writes 1 as 2 in place"),
         ("C[G, I, K] = split(A[N, I])", "C[G, I, K] = split(A): split writes 1 as 2 in place"),

@@ -15,8 +15,9 @@ from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import dimensions, input_of, parameters
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective, reshard
-from meshwright.notation.einsum import Contraction
+from meshwright.notation.collective import Collective
+from meshwright.notation.einsum import Contraction, Route, cotangent
+from meshwright.notation.operation import placed
 from meshwright.units import dtype_bytes
 
 
@@ -71,19 +72,15 @@ class SymbolicOps:
         size = self.layout.mesh.size
         return prod(self.sizes[dim] / size(axes) for dim, axes in zip(array.dims, array.axes, strict=True))
 
-    def _transfers(self, steps: list[Collective], tensor: str, *, critical: bool) -> tuple[Transfer, ...]:
-        dtype, mesh = self.layout.compute_dtype, self.layout.mesh
+    def _transfers(
+        self, steps: list[Collective], tensor: str, dtype: str, *, critical: bool
+    ) -> tuple[Transfer, ...]:
+        mesh, sizes = self.layout.mesh, self.sizes
         return tuple(
-            Transfer(s.op, s.axes, tensor, s.gathered_bytes(mesh, self.sizes, dtype), dtype, critical, s)
+            Transfer(s.op, s.axes, tensor, s.gathered_bytes(mesh, sizes, dtype), dtype, critical, s)
             for s in steps
             if s.op != "slice"
         )
-
-    def _all_reduce(
-        self, tensor: str, axes: tuple[str, ...], size: int, *, critical: bool
-    ) -> tuple[Transfer, ...]:
-        """A small sum that no contraction yields: of a norm's scale, of the loss."""
-        return (Transfer("all_reduce", axes, tensor, size, "f32", critical),) if axes else ()
 
     def _elementwise(
         self, name: str, inputs: tuple[Value, ...], output: Value, needs: tuple[Value, ...]
@@ -96,17 +93,13 @@ class SymbolicOps:
         )
         return output
 
-    def _transfer_node(
-        self,
-        name: str,
-        kind: str,
-        x: Value,
-        out: Value,
-        forward: tuple[Transfer, ...],
-        backward: tuple[Transfer, ...],
-    ) -> Value:
-        if not forward and not backward and x.dtype == out.dtype:
+    def _travel(self, name: str, kind: str, x: Value, route: Route, dtype: str, *, critical: bool) -> Value:
+        """`x` at the end of its route, in `dtype`: a node, unless nothing moves and nothing changes."""
+        forward = self._transfers(route.forward, name, dtype, critical=critical)
+        backward = self._transfers(route.backward, name, dtype, critical=critical)
+        if not forward and not backward and x.dtype == dtype:
             return x
+        out = self.value(route.used, dtype)
         node = Node(name, kind, (x,), (out,), forward_transfers=forward, backward_transfers=backward)
         self._nodes.append(node)
         return out
@@ -118,16 +111,12 @@ class SymbolicOps:
 
         A lookup is the product of one-hot rows with the table, without its FLOPs.
         """
-        out = self._activation("x", "BTD")
-        lookup = self.layout.contraction(name, "BTV,VD->BTD")
-        gradient = lookup.rhs_gradient
-        gather = self._transfers(lookup.rhs_steps, name, critical=False)
-        reduce = self._transfers(gradient.out_steps, name, critical=False)
-        rows = self.value(lookup.rhs_computed, self.layout.compute_dtype)
-        rows = self._transfer_node(name, "gather", table, rows, gather, reduce)
+        dtype = self.layout.compute_dtype
+        out, lookup = self._activation("x", "BTD"), self.layout.contraction(name, "BTV,VD->BTD")
+        rows = self._travel(name, "gather", table, lookup.rhs_route, dtype, critical=False)
         moved = Work(hbm_bytes=2 * out.bytes_per_device)
-        share = self._transfers(lookup.out_steps, name, critical=True)
-        spread = self._transfers(gradient.rhs_steps, name, critical=True)
+        share = self._transfers(lookup.out_route.forward, name, dtype, critical=True)
+        spread = self._transfers(lookup.out_route.backward, name, dtype, critical=True)
         self._nodes.append(
             Node(name, "embed", (tokens, rows), (out,), (tokens,), moved, moved, share, spread)
         )
@@ -135,38 +124,28 @@ class SymbolicOps:
 
     def norm(self, name: str, x: Value, scale: Value) -> Value:
         """RMSNorm; its scale is whole everywhere: the gradient is a float32 sum over all that split x."""
-        over = tuple(axis for axis in self.layout.mesh if axis in x.array.sharded_axes)
-        num_bytes = round(self.sizes["D"] * dtype_bytes("f32"))
-        summed = self._all_reduce(name, over, num_bytes, critical=False)
-        self._transfer_node(name, "gather", scale, scale, (), summed)
+        operation = placed((x.array, scale.array), x.array, wanted=True, whole="D")
+        summed = self._transfers(operation.routes[1].backward, name, "f32", critical=False)
+        if summed:
+            self._nodes.append(Node(name, "gather", (scale,), (scale,), backward_transfers=summed))
         return self._elementwise(name, (x,), self.value(x.array, x.dtype), (x,))
 
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:
         """Contractions of one input: it is moved once, and its cotangents are summed before they move."""
         plans = {name: self.layout.contraction(name, spec) for name, spec in specs.items()}
         first, group = next(iter(plans.values())), input_of(*plans)
-        forward = self._transfers(first.lhs_steps, group, critical=True)
-        backward = self._transfers(first.lhs_gradient.out_steps, group, critical=True)
-        moved = self._transfer_node(
-            group, "move", x, self.value(first.lhs_computed, x.dtype), forward, backward
-        )
+        moved = self._travel(group, "move", x, first.lhs_route, x.dtype, critical=True)
         return tuple(self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items())
 
     def _einsum(self, name: str, plan: Contraction, x: Value, stored: Value) -> Value:
-        into, back = plan.rhs_gradient, plan.lhs_gradient
-        gather = self._transfers(plan.rhs_steps, name, critical=False)
-        reduce = self._transfers(into.out_steps, name, critical=False)
-        w = self.value(plan.rhs_computed, self.layout.compute_dtype)
-        w = self._transfer_node(name, "gather", stored, w, gather, reduce)
-        partial = self.value(plan.product, self.layout.compute_dtype)
+        dtype = self.layout.compute_dtype
+        w = self._travel(name, "gather", stored, plan.rhs_route, dtype, critical=False)
+        partial = self.value(plan.product, dtype)
         traffic = x.bytes_per_device + w.bytes_per_device + partial.bytes_per_device
         forward = Work(plan.flops_per_device(self.layout.mesh, self.sizes), traffic)
         backward = forward + forward  # one product for the gradient of each operand
         self._nodes.append(Node(name, "matmul", (x, w), (partial,), (x, w), forward, backward))
-        finish = self._transfers(plan.out_steps, name, critical=True)
-        spread = self._transfers(back.lhs_steps, name, critical=True)
-        out = self.value(plan.out, self.layout.compute_dtype)
-        return self._transfer_node(name, "reduce", partial, out, finish, spread)
+        return self._travel(name, "reduce", partial, plan.out_route, dtype, critical=True)
 
     def rope(self, name: str, x: Value, positions: Value) -> Value:
         return self._elementwise(name, (x,), self.value(x.array, x.dtype), ())
@@ -207,10 +186,8 @@ class SymbolicOps:
     def _gather_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
         given, whole = self.layout.keys(name)
-        forward = self._transfers(reshard(given, whole), name, critical=True)
-        partial = whole.replace(unreduced=given.axes_of("T"))
-        backward = self._transfers(reshard(partial, given), name, critical=True)
-        return self._transfer_node(name, "move", x, self.value(whole, x.dtype), forward, backward)
+        route = Route(given, whole, cotangent(whole).replace(unreduced=given.axes_of("T")))
+        return self._travel(name, "move", x, route, x.dtype, critical=True)
 
     def activation(self, name: str, gate: Value, up: Value) -> Value:
         return self._elementwise(name, (gate, up), self.value(gate.array, gate.dtype), (gate, up))
@@ -236,10 +213,10 @@ class SymbolicOps:
     def loss(self, name: str, logits: Value, targets: Value) -> Value:
         """Cross-entropy in float32; over a split V maximum, sum and target are reduced."""
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")
-        split = logits.array.axes_of("V")
-        reduced = 3 * self._all_reduce(name, split, per_token.bytes_per_device, critical=True)
-        over_tokens = logits.array.axes_of("B") + logits.array.axes_of("T")
-        mean = self._all_reduce(name, over_tokens, 4, critical=True)
+        over_vocabulary = placed((logits.array,), per_token.array, wanted=True).finish.forward
+        over_tokens = placed((per_token.array,), ShardedArray("mean", (), ()), wanted=True).finish.forward
+        reduced = 3 * self._transfers(over_vocabulary, name, "f32", critical=True)
+        mean = self._transfers(over_tokens, name, "f32", critical=True)
         read = Work(hbm_bytes=2 * logits.bytes_per_device)
         self._nodes.append(
             Node(name, "loss", (logits,), (per_token,), (logits,), read, read, (*reduced, *mean))

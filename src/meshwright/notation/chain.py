@@ -94,7 +94,7 @@ class Line:
             if (len(own), len(new)) != counts or not self._is_in_place(own, new):
                 raise NotationError(f"{self}: {self.function} writes {counts[0]} as {counts[1]} in place")
         elif self.function in REDUCTIONS and not self._removes_what_it_names:
-            raise NotationError(f"{self}: a reduction takes one array and removes the letters it names")
+            raise NotationError(f"{self}: a reduction removes the letters it names")
         elif self.function == CONTRACTION:
             _check_contraction(self)
         elif self.function not in REDUCTIONS and contracted:

@@ -68,7 +68,7 @@ def _placed(
         wanted=wanted is not None,
         stored=chain.stored,
         whole=line.whole,
-        aliases=line.aliases,
+        renamed=tuple(line.aliases.items()),
     )
 
 

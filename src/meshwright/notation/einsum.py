@@ -73,6 +73,27 @@ class Einsum:
 
 
 @dataclass(frozen=True)
+class Route:
+    """An array brought from where it lies to where it is used, and its cotangent on the way back.
+
+    given: where it lies. used: as the operation reads it. yielded: its cotangent as the transposed
+    operation yields it. Of a result, `given` is what the operation yields and `used` what is wanted.
+    """
+
+    given: ShardedArray
+    used: ShardedArray
+    yielded: ShardedArray
+
+    @cached_property
+    def forward(self) -> list[Collective]:
+        return reshard(self.given, self.used)
+
+    @cached_property
+    def backward(self) -> list[Collective]:
+        return reshard(self.yielded, cotangent(self.given))
+
+
+@dataclass(frozen=True)
 class Contraction:
     """One contraction with its roles: the operands as given, as computed on, and the product."""
 
@@ -83,31 +104,43 @@ class Contraction:
     roles: Roles
 
     @cached_property
+    def lhs_route(self) -> Route:
+        return operand_route(self.lhs, self.roles)
+
+    @cached_property
+    def rhs_route(self) -> Route:
+        return operand_route(self.rhs, self.roles)
+
+    @cached_property
+    def out_route(self) -> Route:
+        return result_route(self.out, self.roles)
+
+    @property
     def lhs_computed(self) -> ShardedArray:
         """The left operand as the local product needs it."""
-        return by_roles(self.lhs, self.roles)
+        return self.lhs_route.used
 
-    @cached_property
+    @property
     def rhs_computed(self) -> ShardedArray:
         """The right operand as the local product needs it."""
-        return by_roles(self.rhs, self.roles)
+        return self.rhs_route.used
 
-    @cached_property
+    @property
     def product(self) -> ShardedArray:
         """What the local product yields: partial over the axes that split a contracted letter."""
-        return summed_by_roles(self.out, self.roles)
+        return self.out_route.given
 
-    @cached_property
+    @property
     def lhs_steps(self) -> list[Collective]:
-        return reshard(self.lhs, self.lhs_computed)
+        return self.lhs_route.forward
 
-    @cached_property
+    @property
     def rhs_steps(self) -> list[Collective]:
-        return reshard(self.rhs, self.rhs_computed)
+        return self.rhs_route.forward
 
-    @cached_property
+    @property
     def out_steps(self) -> list[Collective]:
-        return reshard(self.product, self.out)
+        return self.out_route.forward
 
     @property
     def steps(self) -> list[Collective]:
@@ -153,6 +186,16 @@ def summed_by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
     """
     partial = tuple(axis for axis, letter in roles.items() if letter and letter not in array.dims)
     return by_roles(array, roles).replace(unreduced=partial)
+
+
+def operand_route(operand: ShardedArray, roles: Roles) -> Route:
+    """From where an operand lies to its roles; its cotangent is a partial sum where it was repeated."""
+    return Route(operand, by_roles(operand, roles), summed_by_roles(cotangent(operand), roles))
+
+
+def result_route(out: ShardedArray, roles: Roles) -> Route:
+    """From what an operation yields to `out`."""
+    return Route(summed_by_roles(out, roles), out, cotangent(out))
 
 
 def contractions(

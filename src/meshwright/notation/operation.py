@@ -8,35 +8,21 @@ splits one letter of the space; an array is split by the axes whose letter it ha
 forward or backward, is a partial sum over the axes whose letter it lacks.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective, reshard
-from meshwright.notation.einsum import Roles, by_roles, cotangent, ordered_roles, summed_by_roles
-
-
-@dataclass(frozen=True)
-class Route:
-    """An array brought from where it lies to where it is used, and its cotangent on the way back.
-
-    given: where it lies. used: as the operation reads it. yielded: its cotangent as the transposed
-    operation yields it. For the result of an operation, `given` is what the operation yields.
-    """
-
-    given: ShardedArray
-    used: ShardedArray
-    yielded: ShardedArray
-
-    @cached_property
-    def forward(self) -> list[Collective]:
-        return reshard(self.given, self.used)
-
-    @cached_property
-    def backward(self) -> list[Collective]:
-        return reshard(self.yielded, cotangent(self.given))
+from meshwright.notation.einsum import (
+    Roles,
+    Route,
+    by_roles,
+    operand_route,
+    ordered_roles,
+    result_route,
+    summed_by_roles,
+)
 
 
 @dataclass(frozen=True)
@@ -56,19 +42,12 @@ class Operation:
     def routes(self) -> tuple[Route, ...]:
         """Every operand to its roles; its cotangent is a partial sum where it was repeated."""
         roles = rename(self.roles, self.aliases)
-        return tuple(
-            Route(a, by_roles(a, roles), summed_by_roles(cotangent(a), roles)) for a in self.operands
-        )
+        return tuple(operand_route(operand, roles) for operand in self.operands)
 
     @cached_property
     def finish(self) -> Route:
         """The result from what the devices yield to where it is wanted."""
-        product = summed_by_roles(self.out, self.roles)
-        return Route(product, self.out, cotangent(self.out))
-
-
-def _route(operand: ShardedArray, roles: Roles) -> Route:
-    return Route(operand, by_roles(operand, roles), summed_by_roles(cotangent(operand), roles))
+        return result_route(self.out, self.roles)
 
 
 def rename(roles: Roles, aliases: Mapping[str, str]) -> Roles:
@@ -76,24 +55,26 @@ def rename(roles: Roles, aliases: Mapping[str, str]) -> Roles:
     return {axis: aliases.get(letter, letter) if letter else None for axis, letter in roles.items()}
 
 
+@lru_cache(maxsize=4096)
 def placed(
     operands: tuple[ShardedArray, ...],
     out: ShardedArray,
     *,
     wanted: bool,
-    stored: Iterable[str] = (),
+    stored: frozenset[str] = frozenset(),
     whole: str = "",
-    aliases: Mapping[str, str] | None = None,
+    renamed: tuple[tuple[str, str], ...] = (),
 ) -> Operation:
     """The operation that moves the fewest of its arrays; the layout alone decides, no size does.
 
     out: its sharding where `wanted`; else only its dimensions count, and it stays where it is made
     with its sums finished. stored: names of arrays that rather stay (weights, caches) than another
-    array. whole: letters that the function needs undivided, as softmax does its own.
+    array. whole: letters that the function needs undivided, as softmax does its own. renamed: the
+    aliases of the operation.
     """
-    aliases = aliases or {}
+    aliases = dict(renamed)
     space = [_in_space(a, aliases) for a in operands]
-    ballot = _Ballot(space, out if wanted else None, out.dims, frozenset(stored), frozenset(aliases))
+    ballot = _Ballot(space, out if wanted else None, out.dims, stored, frozenset(aliases))
     keepers = [a for a in space if a.name in ballot.stored]
     arrays = [*keepers, *([out] if wanted else []), *space]
     axes = dict.fromkeys(axis for a in arrays for axis in (*a.sharded_axes, *a.unreduced))
