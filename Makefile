@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test check nightly lint types imports tests lock clean
+.PHONY: help demo test check nightly lint types imports tests lock screenshot clean
 
 PYTHON  ?= python3
 # The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
@@ -25,6 +25,7 @@ help:
 	@echo 'make check     the same in the environment that is there: make check DEV=.venv'
 	@echo 'make nightly   make test, the slow tests too'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
+	@echo 'make screenshot docs/report.png from runs/demo/report.html (needs Chromium)'
 	@echo 'make clean     remove environments and caches, keep runs/'
 	@echo
 	@echo 'PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  DEV=$(DEV)  TORCH=$(TORCH)'
@@ -89,6 +90,14 @@ lock:
 # Every platform and every Python from 3.11 on in one file; without the index it came from.
 compile = $(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links \
   --no-annotate --custom-compile-command 'make lock' --output-file $(1) pyproject.toml
+
+CHROMIUM ?= $(firstword $(shell command -v chromium chromium-browser google-chrome 2>/dev/null))
+screenshot:
+	@test -n '$(CHROMIUM)' || { echo 'make screenshot needs Chromium: make screenshot CHROMIUM=path'; exit 2; }
+	@profile=$$(mktemp -d); $(CHROMIUM) --headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars \
+	  --disable-background-networking --disable-component-update --disable-sync --user-data-dir="$$profile" \
+	  --window-size=1280,3420 --screenshot=docs/report.png "file://$$PWD/runs/demo/report.html" 2>/dev/null; \
+	  rm -rf "$$profile"; test -f docs/report.png && echo 'wrote docs/report.png'
 
 clean:
 	rm -rf .venv .venv-dev .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist
