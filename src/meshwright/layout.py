@@ -20,8 +20,9 @@ from meshwright.errors import LayoutError, nearest
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
-from meshwright.notation.einsum import Contraction, contraction, stationary_roles
+from meshwright.notation.einsum import Contraction, contraction
 from meshwright.notation.mesh import Mesh
+from meshwright.notation.operation import placed
 
 Rules = tuple[tuple[str, Axes], ...]
 
@@ -43,8 +44,8 @@ class Layout:
     weights and gradients; compute_dtype: of matmuls and gathers. Adam's moments are f32.
 
     >>> layout = Layout(data=2, fsdp=2, tensor=2)
-    >>> print(layout.weight("wq", "DNH"), layout.weight_in_use("wq", "DNH"), layout.activation("x", "BTD"))
-    wq[D_fsdp, N_tensor, H] wq[D, N_tensor, H] x[B_{data,fsdp}, T, D]
+    >>> print(layout.weight("wq", "DNH"), layout.activation("x", "BTD"))
+    wq[D_fsdp, N_tensor, H] x[B_{data,fsdp}, T, D]
     """
 
     data: int = 1
@@ -101,10 +102,6 @@ class Layout:
         matrix = len(letters.replace("L", "")) > 1
         return _split(name, letters, self._rules.stored if matrix else ())
 
-    def weight_in_use(self, name: str, letters: str) -> ShardedArray:
-        """The sharding in which a weight is multiplied: gathered over `fsdp`."""
-        return _split(name, letters, self._rules.in_use)
-
     def activation(self, name: str, letters: str) -> ShardedArray:
         """The sharding of an activation (or a cache) with these letters."""
         return _split(name, letters, self._rules.activations)
@@ -120,7 +117,7 @@ class Layout:
         return projected, projected.replace(axes={"T": ()})
 
     def contraction(self, name: str, spec: str) -> Contraction:
-        """The contraction of an activation with the weight `name`, which stays where it is in use.
+        """The contraction of an activation with the weight `name`, as moves the fewest arrays.
 
         >>> print(*Layout(fsdp=4).contraction("wq", "BTD,DNH->BTNH").steps)
         AllGather_{fsdp} wq[D_fsdp, N, H] -> wq[D, N, H]
@@ -206,14 +203,13 @@ class _Rules:
     """What splits each letter, first rule first. Layouts that differ in degrees alone share them."""
 
     stored: Rules
-    in_use: Rules
     activations: Rules
 
 
 @lru_cache
 def _rules(batch: Axes, fsdp: Axes, tensor: Axes, positions: Axes) -> _Rules:
-    in_use = tuple((letter, tensor) for letter in "NKFV")
-    return _Rules((*in_use, ("D", fsdp)), in_use, (*in_use, ("B", batch), ("T", positions)))
+    wide = tuple((letter, tensor) for letter in "NKFV")
+    return _Rules((*wide, ("D", fsdp)), (*wide, ("B", batch), ("T", positions)))
 
 
 @lru_cache(maxsize=4096)
@@ -231,10 +227,10 @@ def _split(name: str, letters: str, rules: Rules) -> ShardedArray:
 def _contraction(rules: _Rules, name: str, spec: str) -> Contraction:
     operands, _, out = spec.partition("->")
     x, w = operands.split(",")
-    given = _split("x", x, rules.activations)
+    given, weight = _split("x", x, rules.activations), _split(name, w, rules.stored)
     product = _split(f"{name}_out", out, rules.activations)
-    roles = stationary_roles(_split(name, w, rules.in_use), product, given)
-    return contraction(spec, given, _split(name, w, rules.stored), product, roles)
+    operation = placed((given, weight), product, wanted=True, stored=frozenset({name}))
+    return contraction(spec, given, weight, product, operation.roles)
 
 
 _LETTER_NAMES = {

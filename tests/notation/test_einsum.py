@@ -15,9 +15,9 @@ from meshwright.notation.einsum import (
     cheapest_contraction,
     contraction,
     contractions,
-    stationary_roles,
 )
 from meshwright.notation.mesh import Mesh
+from meshwright.notation.operation import placed
 from meshwright.notation.parse import parse_array
 
 MESH = Mesh({"X": 4, "Y": 8, "Z": 2})
@@ -281,7 +281,7 @@ def _ring_bytes(plan: Contraction, mesh: Mesh, sizes: dict[str, int]) -> float:
 
 def test_a_stationary_weight_is_not_moved() -> None:
     w, x, y = (parse_array(text) for text in ("w[D, F_Y]", "x[B_XY, D]", "y[B_X, F_Y]"))
-    roles = stationary_roles(w, y, x)
+    roles = placed((x, w), y, wanted=True, stored=frozenset({"w"})).roles
     assert roles == {"Y": "F", "X": "B"}
     plan = contraction("BD,DF->BF", x, w, y, roles)
     assert plan.rhs_steps == [] and [str(s) for s in plan.steps] == ["AllGather_{Y} x[B_XY, D] -> x[B_X, D]"]

@@ -8,11 +8,11 @@ none (then its devices repeat the same work). The roles decide everything:
                     that split a contracted letter
     the collectives reshard each operand to its roles and the product to what is wanted
 
-The four cases of "Sharded Matrices" are four choices of roles. A Layout fixes them by keeping its
-weights where they are (`stationary_roles`); a free question is searched (`cheapest_contraction`).
-A gradient's contraction runs over the same letters with the same roles, so the backward
-collectives are the transposes of the forward ones: what was gathered is reduce-scattered, what
-was replicated (a weight over the data axis) is all-reduced.
+The four cases of "Sharded Matrices" are four choices of roles. A Layout, which shards every array,
+fixes them by moving the fewest arrays (operation.py); a free question is searched by bytes
+(`cheapest_contraction`). A gradient's contraction runs over the same letters with the same roles, so
+the backward collectives are the transposes of the forward ones: what was gathered is reduce-scattered,
+what was replicated (a weight over the data axis) is all-reduced.
 """
 
 from collections.abc import Iterator, Mapping
@@ -229,20 +229,6 @@ def ordered_roles(roles: Roles, *arrays: ShardedArray) -> Roles:
     """
     as_given = [axis for a in arrays for axis in a.sharded_axes if roles.get(axis) == a.dim_of(axis)]
     return {axis: roles[axis] for axis in dict.fromkeys([*as_given, *roles])}
-
-
-def stationary_roles(weight: ShardedArray, *others: ShardedArray) -> dict[str, str | None]:
-    """The roles that leave `weight` where it is: its axes keep their letters, then the others'.
-
-    >>> from meshwright.notation.parse import parse_array as a
-    >>> stationary_roles(a("w[D, F_tensor]"), a("x[B_data, T_tensor, D]"))
-    {'tensor': 'F', 'data': 'B'}
-    """
-    roles: dict[str, str | None] = {}
-    for array in (weight, *others):
-        for axis in array.sharded_axes:
-            roles.setdefault(axis, array.dim_of(axis))
-    return roles
 
 
 def cheapest_contraction(
