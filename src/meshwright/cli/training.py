@@ -15,8 +15,9 @@ from meshwright.cli.common import Progress
 from meshwright.errors import CheckpointError, PlanError
 from meshwright.hardware import catalog
 from meshwright.models.config import ModelConfig, to_hf
-from meshwright.nn import checkpoint, loop
+from meshwright.nn import checkpoint
 from meshwright.plan_file import Plan, load_plan, save_plan
+from meshwright.train import loop
 from meshwright.train.data import Corpus, prepare_corpus
 from meshwright.train.metrics import Line
 from meshwright.train.optimizer import OptimizerConfig

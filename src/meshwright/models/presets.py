@@ -102,7 +102,7 @@ def demo() -> ModelConfig:
 
 
 def tiny() -> ModelConfig:
-    """For tests: the smallest model with every feature on."""
+    """For tests: the smallest model with every feature on, and room for a byte-level tokenizer."""
     return ModelConfig(
         name="tiny",
         num_layers=2,
@@ -111,7 +111,7 @@ def tiny() -> ModelConfig:
         num_heads=8,
         num_kv_heads=4,
         d_head=16,
-        vocab_size=256,
+        vocab_size=512,
         max_seq_len=128,
     )
 
