@@ -17,7 +17,7 @@ def parse_count(text: str | int) -> int:
     >>> parse_count("4M"), parse_count("1.5k"), parse_count("32Ki")
     (4000000, 1500, 32768)
     """
-    match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]+)?)\s*([a-z]*)\s*", str(text).lower())
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,4})?)\s*([a-z]*)\s*", str(text).lower())
     factor = match and (_SUFFIXES | _BINARY).get(match[2])
     if not match or not factor:
         raise MeshwrightError(f"{text!r} is not a count; write 4194304, 4M (4e6), 32k (32e3) or 32Ki (32768)")

@@ -87,16 +87,26 @@ def test_what_has_no_local_shape(text: str, sizes: dict[str, int], message: str)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("A[I_X, J_X]", "A[I_X, J_X]: mesh axis X is used twice; an array may use each axis once"),
-        ("A[I_XX]", "A[I_XX]: mesh axis X is used twice; an array may use each axis once"),
-        ("A[I_X]{U_X}", "A[I_X]{U_X}: mesh axis X is used twice; an array may use each axis once"),
-        ("A[I_X, I]", "A[I, I]: a dimension is named twice"),
+        ("A[I_X, J_X]", "mesh axis X is used twice at character 10 of 'A[I_X, J_X]'; {}"),
+        ("A[I_XX]", "mesh axis X is used twice at character 6 of 'A[I_XX]'; {}"),
+        ("A[I_X]{U_X}", "mesh axis X is used twice at character 10 of 'A[I_X]{{U_X}}'; {}"),
+        ("A[I_{a,b}, J_a]", "mesh axis a is used twice at character 14 of 'A[I_{{a,b}}, J_a]'; {}"),
+        ("A[Iₓ, Jₓ]", "mesh axis x is used twice at character 8 of 'A[Iₓ, Jₓ]'; {}"),
+        ("A[I_X, I]", "dimension I is named twice at character 8 of 'A[I_X, I]'"),
     ],
 )
 def test_an_axis_and_a_dimension_appear_once(text: str, message: str) -> None:
     with pytest.raises(NotationError) as caught:
         parse_array(text)
-    assert str(caught.value) == message
+    assert str(caught.value) == message.format("an array may use each axis once")
+
+
+def test_an_array_that_was_not_read_says_the_same() -> None:
+    with pytest.raises(NotationError) as caught:
+        ShardedArray("A", ("I", "J"), (("X",), ("X",)))
+    assert str(caught.value) == "A[I_X, J_X]: mesh axis X is used twice; an array may use each axis once"
+    with pytest.raises(NotationError, match=r"^A\[I, I\]: a dimension is named twice$"):
+        ShardedArray("A", ("I", "I"), ((), ()))
 
 
 def test_axes_are_found_both_ways() -> None:

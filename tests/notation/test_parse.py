@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from meshwright.errors import MeshwrightError, NotationError
 from meshwright.notation.array import ShardedArray, subscript
 from meshwright.notation.mesh import Mesh
-from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
+from meshwright.notation.parse import parse_array, parse_mesh, parse_product, parse_sizes
 
 _LETTER = st.sampled_from("ABCXYZabxyz")
 _WORD = st.text("AbXyZ19", max_size=4)
@@ -106,14 +106,119 @@ def test_sizes_and_meshes() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("X4", "'X4' in 'X4' is not NAME=SIZE; write X=4,Y=2"),
-        ("X=4,=2", "'=2' in 'X=4,=2' is not NAME=SIZE; write X=4,Y=2"),
-        ("X=4,Y=2,X=8", "X is given twice in 'X=4,Y=2,X=8'"),
-        ("X=four", "'four' is not a count; write 4194304, 4M (4e6), 32k (32e3) or 32Ki (32768)"),
-        ("X=0", "'0' is not a positive whole number below 1e18"),
+        ("X4", "'X4' is not NAME=SIZE at character 1 of 'X4'; write X=4,Y=2"),
+        ("X=4,=2", "'=2' is not NAME=SIZE at character 5 of 'X=4,=2'; write X=4,Y=2"),
+        ("X=4,Y=2,X=8", "X is given twice at character 9 of 'X=4,Y=2,X=8'"),
+        (
+            "X=four",
+            "'four' is not a count; write 4194304, 4M (4e6), 32k (32e3) or 32Ki (32768) "
+            "at character 3 of 'X=four'",
+        ),
+        ("X=0", "'0' is not a positive whole number below 1e18 at character 3 of 'X=0'"),
+        ("X=4, Y=1e30", "'1e30' is not a positive whole number below 1e18 at character 8 of 'X=4, Y=1e30'"),
+        (
+            "X=",
+            "'' is not a count; write 4194304, 4M (4e6), 32k (32e3) or 32Ki (32768) at character 3 of 'X='",
+        ),
+        ("X=4,,Y=2", "'' is not NAME=SIZE at character 5 of 'X=4,,Y=2'; write X=4,Y=2"),
     ],
 )
 def test_sizes_that_are_none(text: str, message: str) -> None:
     with pytest.raises(MeshwrightError) as caught:
         parse_mesh(text)
     assert str(caught.value) == message
+
+
+def test_a_product_and_a_reshard() -> None:
+    for text in ("A[I, J_X] . B[J_X, K] -> C[I, K]{U_X}", "A[I, Jₓ]·₍J₎B[Jₓ, K]→C[I, K]{Uₓ}"):
+        operands, result = parse_product(text)
+        assert [str(a).upper() for a in (*operands, result)] == ["A[I, J_X]", "B[J_X, K]", "C[I, K]{U_X}"]
+    assert parse_product("A[I] ._I B[I]")[1] is None
+    assert [str(a) for a in parse_product("A[I_X]->A[I]")[0]] == ["A[I_X]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A[I_X]", "expected '.' or '->' at character 7 of 'A[I_X]'"),
+        ("A[I] . B[J", "expected ',' at character 11 of 'A[I] . B[J'"),
+        ("A[I] . B[I] -> C[K_X, J_X]", "mesh axis X is used twice at character 25 of {!r}; an array may {}"),
+        ("A[I] ._J B[I]", "J is not in both operands and cannot be summed at character 7 of 'A[I] ._J B[I]'"),
+        ("A[I] . B[I] . C[I]", "unexpected '. C[I]' at character 13 of 'A[I] . B[I] . C[I]'"),
+    ],
+)
+def test_a_product_that_does_not_read(text: str, message: str) -> None:
+    with pytest.raises(NotationError) as caught:
+        parse_product(text)
+    assert str(caught.value) == message.format(text, "use each axis once")
+
+
+@pytest.mark.parametrize(
+    ("text", "axes"),
+    [
+        ("A[I₍X₎, J₍YZ₎]", (("X",), ("Y", "Z"))),
+        ("A[Iₓ, Jₙ₁]", (("x",), ("n1",))),
+        ("A[I₍XY,₎, J₍data,fsdp₎]", (("XY",), ("data", "fsdp"))),
+        ("A[I₍ X ₎, J_tensor]", (("X",), ("tensor",))),
+    ],
+)
+def test_unicode_subscripts(text: str, axes: tuple[tuple[str, ...], ...]) -> None:
+    assert parse_array(text).axes == axes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A[I₍X, J]", "expected '₎' at character 9 of 'A[I₍X, J]'"),
+        ("A[I₍₎]", "expected a mesh axis at character 5 of 'A[I₍₎]'"),
+        ("A[I₁]", "expected a mesh axis at character 4 of 'A[I₁]'"),
+        ("A[I]{U}", "expected 'U_' at character 6 of 'A[I]{U}'"),
+        ("A[I]{Uₓ", "expected '}' at character 8 of 'A[I]{Uₓ'"),
+    ],
+)
+def test_unicode_that_does_not_read(text: str, message: str) -> None:
+    with pytest.raises(NotationError) as caught:
+        parse_array(text)
+    assert str(caught.value) == message
+
+
+LONG = 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A[I_X" + " " * LONG, f"expected ',' at character {LONG + 6} of "),
+        ("A" * LONG, "expected '[' at character 1 of 'AAA"),
+        ("A[I] " + "x" * LONG, "unexpected 'xxxxxxxxxxxxxxxxxxxx...' at character 6 of 'A[I] xxx"),
+        ("A[" + "I," * LONG, "dimension I is named twice at character 5 of 'A[I,I,"),
+        ("A[I_" + "X" * LONG, "mesh axis X is used twice at character "),
+        ("A[I_{" + ",".join(f"a{n}" for n in range(10**6)) + "}", "expected ',' at character "),
+    ],
+)
+def test_a_long_text_is_refused_at_once_in_one_short_line(text: str, message: str) -> None:
+    with pytest.raises(NotationError) as caught:
+        parse_array(text)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["X=" + "9" * LONG, "X=1e" + "9" * 30, "X" * LONG, "X=4" * LONG])
+def test_long_sizes_are_refused(text: str) -> None:
+    with pytest.raises(NotationError) as caught:
+        parse_mesh(text)
+    assert "at character" in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_a_mesh_of_a_million_axes_is_refused() -> None:
+    with pytest.raises(NotationError, match=r"^more than 1000 sizes at character 6891 of '\.\.\."):
+        parse_mesh(",".join(f"a{n}=2" for n in range(10**6)))
+    with pytest.raises(NotationError, match=r"^a mesh of 65 axes; fits: up to 64$"):
+        parse_mesh(",".join(f"a{n}=2" for n in range(65)))
+
+
+def test_an_array_with_a_million_axes_is_one() -> None:
+    array = parse_array("A[I_{" + ",".join(f"a{n}" for n in range(10**6)) + "}]")
+    assert len(array.sharded_axes) == 10**6
+    with pytest.raises(NotationError, match=r"^mesh axis a0 is unknown; this mesh has X$"):
+        array.local_shape(Mesh({"X": 2}), {"I": 4})

@@ -99,6 +99,7 @@ class Oracle:
         ratio = volume(new[first]) / volume(old[first])
         if not kept <= held:
             return
+        swapped = {"no axes yet"}
         for axes, groups in self.groups.items():
             num_devices = self.mesh.size(axes)
             if set(axes) == held - kept:
@@ -110,7 +111,8 @@ class Oracle:
                 continue
             if ratio == num_devices and all(_tile(group, old, new) for group in groups):
                 yield self._edge("all_gather", axes, old[first])
-            if ratio == 1 and all(_swap(group, old, new) for group in groups):
+            if ratio == 1 and not swapped <= set(axes) and all(_swap(g, old, new) for g in groups):
+                swapped = set(axes)  # no permute over more axes than it needs
                 yield self._edge("permute", axes, old[first])
             if ratio == 1 and all(_exchange(group, old, new) for group in groups):
                 yield self._edge("all_to_all", axes, old[first])

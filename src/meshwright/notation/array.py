@@ -39,13 +39,15 @@ class ShardedArray:
     def __post_init__(self) -> None:
         assert len(self.dims) == len(self.axes), f"{self.dims} and {self.axes} differ in rank"
         if len(set(self.dims)) < len(self.dims):
-            raise NotationError(f"{self.name}[{', '.join(self.dims)}]: a dimension is named twice")
-        used = [axis for axes in (*self.axes, self.unreduced) for axis in axes]
-        for axis in used:
-            if used.count(axis) > 1:
+            dims = shorten(", ".join(self.dims))
+            raise NotationError(f"{self.name}[{dims}]: a dimension is named twice")
+        used: set[str] = set()
+        for axis in (axis for axes in (*self.axes, self.unreduced) for axis in axes):
+            if axis in used:
                 raise NotationError(
-                    f"{self}: mesh axis {axis} is used twice; an array may use each axis once"
+                    f"{shorten(str(self))}: mesh axis {axis} is used twice; an array may use each axis once"
                 )
+            used.add(axis)
 
     @cached_property
     def _dim_of(self) -> dict[str, str]:
@@ -117,6 +119,9 @@ class ShardedArray:
         return f"{self.name}[{dims}]{partial}"
 
 
+# What Unicode has of subscripts for a name: the digits and some small letters.
+SUBSCRIPTS = dict(zip("aehijklmnoprstuvx0123456789", "ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ₀₁₂₃₄₅₆₇₈₉", strict=True))
+
 _CAPITALS = re.compile(r"(?:[A-Z][0-9]*)+")
 
 
@@ -148,3 +153,16 @@ def dividing_degrees(size: int, limit: int) -> list[int]:
     [1, 2, 4, 8]
     """
     return [degree for degree in range(1, min(size, limit, 4096) + 1) if size % degree == 0][:12]
+
+
+def shorten(text: str, at: int = 0, limit: int = 120) -> str:
+    """`text`, or if it is longer the part of it around position `at`.
+
+    >>> shorten("A[I_X, J]"), shorten("A" * 1000, at=500, limit=6)
+    ('A[I_X, J]', '...AAAAAA...')
+    """
+    if len(text) <= limit:
+        return text
+    start = max(0, min(at - limit // 2, len(text) - limit))
+    end = start + limit
+    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"

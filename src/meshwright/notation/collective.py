@@ -37,8 +37,13 @@ class Collective:
         block = prod(sizes[dim] / mesh.size(axes) for dim, axes in dims) * dtype_bytes(dtype)
         return gathered_bytes(self.op, block, mesh.size(self.axes))
 
+    @property
+    def title(self) -> str:
+        """Its name as people write it: AllGather."""
+        return _TITLES[self.op]
+
     def __str__(self) -> str:
-        return f"{_TITLES[self.op]}_{{{','.join(self.axes)}}} {self.operand} -> {self.result}"
+        return f"{self.title}_{{{','.join(self.axes)}}} {self.operand} -> {self.result}"
 
 
 _TITLES = {

@@ -6,6 +6,9 @@ from math import prod
 
 from meshwright.errors import NotationError
 
+# 64 axes of two are more devices than there are bytes in the world's memory.
+MAX_MESH_AXES = 64
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -21,6 +24,8 @@ class Mesh:
     sizes: Mapping[str, int]
 
     def __post_init__(self) -> None:
+        if len(self.sizes) > MAX_MESH_AXES:
+            raise NotationError(f"a mesh of {len(self.sizes)} axes; fits: up to {MAX_MESH_AXES}")
         for axis, size in self.sizes.items():
             if not isinstance(size, int) or size < 1:
                 raise NotationError(f"mesh axis {axis} = {size!r}: a size is a positive integer")
@@ -40,8 +45,10 @@ class Mesh:
         try:
             return prod([self.sizes[name] for name in names])
         except KeyError as error:
-            known = ", ".join(self.sizes) or "no axes"
-            raise NotationError(f"mesh axis {error.args[0]} is unknown; this mesh has {known}") from None
+            known = ", ".join(list(self.sizes)[:12]) + (", ..." if len(self.sizes) > 12 else "")
+            raise NotationError(
+                f"mesh axis {error.args[0]} is unknown; this mesh has {known or 'no axes'}"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sizes)

@@ -1,14 +1,23 @@
-"""Reads the notation: arrays, meshes and sizes. Every error points at its character."""
+"""Reads the notation: arrays, products, meshes and sizes. Every error points at its character.
+
+Arrays are read in ASCII and in Unicode, as notation/format.py writes them. An error tells the place
+in the whole text and, where that is long, shows what stands around it.
+"""
 
 import re
+from collections.abc import Callable
 
-from meshwright.errors import NotationError
-from meshwright.notation.array import Axes, ShardedArray, split_subscript
+from meshwright.errors import MeshwrightError, NotationError
+from meshwright.notation.array import SUBSCRIPTS, Axes, ShardedArray, shorten, split_subscript
 from meshwright.notation.mesh import Mesh
 from meshwright.units import parse_count
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?=\[)")
+_SMALL = re.compile(f"[{''.join(SUBSCRIPTS.values())}]+")
+_LETTERS = {small: letter for letter, small in SUBSCRIPTS.items()}
+_COUNT = re.compile(r"[^,]*")
+_LONGEST_COUNT, _MOST_SIZES = 40, 1000  # characters of a size (they end at 1e18); sizes in one text
 
 
 class _Reader:
@@ -17,8 +26,9 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
 
-    def fail(self, message: str) -> NotationError:
-        return NotationError(f"{message} at character {self.at + 1} of {self.text!r}")
+    def fail(self, message: str, at: int | None = None, hint: str = "") -> NotationError:
+        at = self.at if at is None else at
+        return NotationError(f"{message} at character {at + 1} of {shorten(self.text, at)!r}{hint}")
 
     def skip(self) -> None:
         while self.text[self.at : self.at + 1].isspace():
@@ -46,7 +56,7 @@ class _Reader:
     def finish(self) -> None:
         self.skip()
         if self.at < len(self.text):
-            raise self.fail(f"unexpected {self.text[self.at :]!r}")
+            raise self.fail(f"unexpected {shorten(self.text[self.at :], limit=20)!r}")
 
 
 def parse_array(text: str) -> ShardedArray:
@@ -63,24 +73,108 @@ def parse_array(text: str) -> ShardedArray:
     return array
 
 
+def parse_product(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
+    """The operands and the result, if it is told, of `A[I, J] . B[J, K] -> C[I, K]` or `A[I_X] -> A[I]`.
+
+    The dot may be `·` and name what is summed (`._J`), the arrow `→`.
+
+    >>> operands, result = parse_product("A[I, J_X] ·₍J₎ B[J_X, K] → C[I, K]{U₍X₎}")
+    >>> print(*operands, result)
+    A[I, J_X] B[J_X, K] C[I, K]{U_X}
+    """
+    reader = _Reader(text)
+    operands = [_array(reader)]
+    if reader.take(".") or reader.take("·"):
+        start = reader.at
+        summed = _subscript(reader)
+        operands.append(_array(reader))
+        shared = set(operands[0].dims) & set(operands[1].dims)
+        for dim in summed:
+            if dim not in shared:
+                raise reader.fail(f"{dim} is not in both operands and cannot be summed", start)
+    elif not _ahead(reader, ("->", "→")):
+        raise reader.fail("expected '.' or '->'")
+    result = _array(reader) if reader.take("->") or reader.take("→") else None
+    reader.finish()
+    return operands, result
+
+
+def _ahead(reader: _Reader, literals: tuple[str, ...]) -> bool:
+    reader.skip()
+    return reader.text.startswith(literals, reader.at)
+
+
 def _array(reader: _Reader) -> ShardedArray:
     reader.skip()
     name = reader.match(_NAME, "an array name") if _NAME.match(reader.text, reader.at) else ""
     reader.expect("[")
-    dims: list[str] = []
-    axes: list[Axes] = []
+    dims: dict[str, Axes] = {}
+    used: set[str] = set()
     while True:
-        dims.append(reader.match(_WORD, "a dimension"))
-        axes.append(_axes(reader) if reader.take("_") else ())
+        reader.skip()
+        start = reader.at
+        dim = reader.match(_WORD, "a dimension")
+        if dim in dims:
+            raise reader.fail(f"dimension {dim} is named twice", start)
+        dims[dim] = _unused(reader, used, _subscript)
         if reader.take("]"):
             break
         reader.expect(",")
-    unreduced: Axes = ()
-    if reader.take("{"):
+    unreduced = _unused(reader, used, _unreduced) if reader.take("{") else ()
+    return ShardedArray(name, tuple(dims), tuple(dims.values()), unreduced)
+
+
+def _unused(reader: _Reader, used: set[str], read: Callable[[_Reader], Axes]) -> Axes:
+    """The axes of a subscript, none of which the array may have had."""
+    start = reader.at
+    axes = read(reader)
+    for axis in axes:
+        if axis in used:
+            at = max(start, reader.text.rfind(axis, start, reader.at))
+            raise reader.fail(f"mesh axis {axis} is used twice", at, "; an array may use each axis once")
+        used.add(axis)
+    return axes
+
+
+def _subscript(reader: _Reader) -> Axes:
+    """The axes of a dimension: `_X`, `_{data,fsdp}`, `ₜₑₙₛₒᵣ`, `₍XY₎` or none."""
+    if reader.take("_"):
+        return _axes(reader)
+    small = _SMALL.match(reader.text, reader.at)
+    if small:
+        word = "".join(_LETTERS[character] for character in small[0])
+        if not _WORD.fullmatch(word):
+            raise reader.fail("expected a mesh axis")
+        reader.at = small.end()
+        return (word,)
+    return _in_parentheses(reader) if reader.take("₍") else ()
+
+
+def _unreduced(reader: _Reader) -> Axes:
+    marked = reader.text.startswith("U", reader.at) and not reader.text.startswith("U_", reader.at)
+    if marked:
+        reader.at += 1
+    axes = _subscript(reader) if marked else ()
+    if not axes:
+        reader.at -= marked
         reader.expect("U_")
-        unreduced = _axes(reader)
-        reader.expect("}")
-    return ShardedArray(name, tuple(dims), tuple(axes), unreduced)
+        axes = _axes(reader)
+    reader.expect("}")
+    return axes
+
+
+def _in_parentheses(reader: _Reader) -> Axes:
+    """`XY₎` is X then Y, `data,fsdp₎` is two words, `XY,₎` one."""
+    first = reader.match(_WORD, "a mesh axis")
+    if reader.take("₎"):
+        return split_subscript(first)
+    names = [first]
+    while reader.take(","):
+        if reader.take("₎"):
+            return tuple(names)
+        names.append(reader.match(_WORD, "a mesh axis"))
+    reader.expect("₎")
+    return tuple(names)
 
 
 def _axes(reader: _Reader) -> Axes:
@@ -100,15 +194,35 @@ def parse_sizes(text: str) -> dict[str, int]:
     >>> parse_sizes("I=1024, J=4k")
     {'I': 1024, 'J': 4000}
     """
-    sizes: dict[str, int] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = item.partition("=")
-        if not equals or not _WORD.fullmatch(name.strip()):
-            raise NotationError(f"{item!r} in {text!r} is not NAME=SIZE; write X=4,Y=2")
-        if name.strip() in sizes:
-            raise NotationError(f"{name.strip()} is given twice in {text!r}")
-        sizes[name.strip()] = parse_count(value)
+    reader, sizes = _Reader(text), dict[str, int]()
+    reader.skip()
+    while reader.at < len(text):
+        start = reader.at
+        word = _WORD.match(text, start)
+        reader.at = word.end() if word else start
+        if not word or not reader.take("="):
+            item = shorten(text[start:].partition(",")[0].strip(), limit=20)
+            raise reader.fail(f"{item!r} is not NAME=SIZE", start, "; write X=4,Y=2")
+        if word[0] in sizes:
+            raise reader.fail(f"{word[0]} is given twice", start)
+        if len(sizes) == _MOST_SIZES:
+            raise reader.fail(f"more than {_MOST_SIZES} sizes", start)
+        sizes[word[0]] = _count(reader)
+        reader.take(",")
+        reader.skip()
     return sizes
+
+
+def _count(reader: _Reader) -> int:
+    reader.skip()
+    start = reader.at
+    value = reader.match(_COUNT, "a size").strip()
+    if len(value) > _LONGEST_COUNT:
+        raise reader.fail(f"{shorten(value, limit=20)!r} is too long for a size", start)
+    try:
+        return parse_count(value)
+    except MeshwrightError as error:
+        raise reader.fail(str(error), start) from None
 
 
 def parse_mesh(text: str) -> Mesh:

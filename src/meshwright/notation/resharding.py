@@ -49,7 +49,7 @@ def cheapest_reshard(
     >>> mesh = Mesh({"X": 4, "Y": 4})
     >>> price = lambda op, axes, v: ring_bytes(op, v, mesh.size(axes))
     >>> print(*cheapest_reshard(a("A[I_XY]"), a("A[I_Y]"), mesh, {"I": 64}, price), sep="; ")
-    Permute_{X,Y} A[I_XY] -> A[I_YX]; AllGather_{X} A[I_YX] -> A[I_Y]
+    Permute_{Y,X} A[I_XY] -> A[I_YX]; AllGather_{X} A[I_YX] -> A[I_Y]
     """
     problem = _Problem(array, target, mesh, sizes, price, dtype)
     return problem.collectives(_Search(problem).path())
