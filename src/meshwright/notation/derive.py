@@ -50,10 +50,9 @@ def _place(chain: Chain, layout: Mapping[str, ShardedArray]) -> list[Operation]:
     homes = {name: layout.get(name, chain.arrays[name]) for name in (*chain.stored, chain.source)}
     operations = []
     for line in chain.lines:
-        wanted = layout.get(line.out.name)
-        if wanted is None and line.is_view:
-            wanted = _wanted_by_reader(chain, layout, line)
-        operation = _placed(chain, line, homes, wanted)
+        operation = _placed(chain, line, homes, layout.get(line.out.name))
+        if line.is_view and line.out.name not in layout:
+            operation = _placed_for_reader(chain, layout, line, homes) or operation
         homes[line.out.name] = operation.out
         operations.append(operation)
     return operations
@@ -72,14 +71,21 @@ def _placed(
     )
 
 
-def _wanted_by_reader(chain: Chain, layout: Mapping[str, ShardedArray], view: Line) -> ShardedArray | None:
-    """A view costs nothing, so its result is wanted as its first reader's other arrays have it."""
-    reader = chain.reader(view.out.name)
-    if reader is None:
+def _placed_for_reader(
+    chain: Chain, layout: Mapping[str, ShardedArray], view: Line, homes: Mapping[str, ShardedArray]
+) -> Operation | None:
+    """The view, which costs nothing itself, with its result as its first reader's other arrays want it.
+
+    None where one of those is not placed yet, and where it would be gathered, as readers do themselves.
+    """
+    name, reader = view.out.name, chain.reader(view.out.name)
+    if reader is None or not {a.name for a in reader.operands} <= {name, *homes}:
         return None
-    homes = {a.name: layout.get(a.name, a) for a in reader.operands}
-    operation = _placed(chain, reader, homes, layout.get(reader.out.name))
-    return next(r.used for r in operation.routes if r.used.name == view.out.name)
+    reading = _placed(chain, reader, {**homes, name: view.out}, layout.get(reader.out.name))
+    used = next(route.used for route in reading.routes if route.used.name == name)
+    operation = _placed(chain, view, homes, used)
+    gathered = any(step.op == "all_gather" for step in operation.finish.forward)
+    return None if gathered else operation
 
 
 class _Pass:
@@ -101,6 +107,8 @@ class _Pass:
 
     def bring(self, path: list[Collective], *, maximum: bool = False) -> None:
         """The steps of `path` whose results do not exist yet; two readers share one gather."""
+        if path and _key(path[-1].result) in self.existing:
+            return
         for step in path:
             if _key(step.result) not in self.existing:
                 self.record(step, maximum=maximum)
@@ -163,6 +171,7 @@ class _Cotangents:
 
     def __init__(self, steps: _Pass, chain: Chain, operations: list[Operation]) -> None:
         self.steps, self.differentiated, self.stored = steps, chain.differentiated, chain.stored
+        self.made = {operation.out.name: operation.finish for operation in operations}
         self.yielded: dict[str, dict[ShardedArray, ShardedArray]] = {}
         self.readers: dict[str, int] = {}
         for line in chain.lines:
@@ -198,18 +207,26 @@ class _Cotangents:
         earlier[_key(route.yielded)] = route.yielded
 
     def _settle(self, array: ShardedArray) -> None:
-        """The cotangent where it belongs: each kind of partial sum is reduced once."""
-        home, pending = cotangent(array), self.yielded[array.name]
+        """One cotangent of what was yielded: each kind of partial sum is reduced once."""
+        end, pending = self._end(array), self.yielded[array.name]
         # The most partial first, so that what it becomes is added to another and moved with it.
         for key in sorted(pending, key=lambda a: -len(a.unreduced)):
-            path = reshard(pending.pop(key), home)
+            path = reshard(pending.pop(key), end)
             for step in path:
                 accumulates = _key(step.result) in pending
                 self.steps.record(step, accumulates=accumulates)
                 if accumulates:
                     break
             else:
-                pending[_key(home)] = home
+                pending[_key(end)] = end
             # On the way lie addends of the cotangent, which none may take for the cotangent.
             self.steps.existing -= {key, *(_key(step.result) for step in path)}
-        self.steps.existing.add(_key(home))
+        self.steps.existing.add(_key(end))
+
+    def _end(self, array: ShardedArray) -> ShardedArray:
+        """Where the cotangent is wanted: as the array lies, or where the operation that made it would
+        only slice that, its slice: a sum is scattered rather than shared and cut."""
+        made = self.made.get(array.name)
+        if made and made.backward and all(step.op == "slice" for step in made.backward):
+            return cotangent(made.given)
+        return cotangent(array)

@@ -74,7 +74,8 @@ def placed(
     """
     aliases = dict(renamed)
     space = [_in_space(a, aliases) for a in operands]
-    ballot = _Ballot(space, out if wanted else None, out.dims, stored, frozenset(aliases))
+    parts = frozenset(aliases if whole else ())
+    ballot = _Ballot(space, out if wanted else None, out.dims, stored, parts)
     keepers = [a for a in space if a.name in ballot.stored]
     arrays = [*keepers, *([out] if wanted else []), *space]
     axes = dict.fromkeys(axis for a in arrays for axis in (*a.sharded_axes, *a.unreduced))
@@ -105,13 +106,13 @@ class _Ballot:
     def _moves(self, axis: str, letter: str | None) -> tuple[int, int, bool, bool, int]:
         """(arrays moved, stored ones among them, ...); the smallest wins.
 
-        Among equals work is divided rather than repeated; then the parts of a split dimension are
-        left alone, since they may be too few for the axis; then the output stays.
+        Among equals the parts of a split dimension are left alone, since they may be too few for the
+        axis; then work is divided rather than repeated; then the output stays.
         """
         moved = [a for a in self.operands if a.dim_of(axis) not in (None, letter) or axis in a.unreduced]
         out_moved = self._out_moves(axis, letter)
         kept = sum(a.name in self.stored for a in moved)
-        return len(moved) + out_moved, kept, letter is None, letter in self.parts, out_moved
+        return len(moved) + out_moved, kept, letter in self.parts, letter is None, out_moved
 
     def _out_moves(self, axis: str, letter: str | None) -> int:
         summed = letter is not None and letter not in self.out_dims
