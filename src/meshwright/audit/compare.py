@@ -81,8 +81,9 @@ class Emitted:
 def on_mesh(collective: Collective, mesh: Mesh) -> Emitted:
     """`collective` with its groups as mesh axes; of no axes where they follow none."""
     found = group_axes(collective.groups, mesh)
-    kept = axes_that_change(collective.slice_offsets, mesh) if collective.slice_offsets else ()
-    return Emitted(collective, found.axes or (), kept, found.note)
+    changing = axes_that_change(collective.slice_offsets, mesh) if collective.slice_offsets else ()
+    axes = found.axes or ()
+    return Emitted(collective, axes, tuple(axis for axis in changing if axis in axes), found.note)
 
 
 def line_up(planned: Iterable[PlannedTransfer], emitted: Iterable[Emitted]) -> list[Row]:

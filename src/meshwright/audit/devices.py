@@ -41,6 +41,10 @@ def device_values(program: Program, value: Value) -> tuple[int, ...] | None:
         return table * program.num_partitions if len(table) == 1 else None
     if instruction.opcode == "dynamic-slice" and len(instruction.operands) == 2:
         return _looked_up(program, found)
+    if instruction.opcode == "clamp":
+        low, middle, high = (device_values(program, found.operand(i)) for i in range(3))
+        clamped = low and middle and high and zip(low, middle, high, strict=True)
+        return tuple(max(least, min(most, x)) for least, x, most in clamped) if clamped else None
     if instruction.opcode in _ARITHMETIC:
         left, right = (device_values(program, found.operand(i)) for i in (0, 1))
         calculate = _ARITHMETIC[instruction.opcode]
@@ -71,13 +75,19 @@ def kept_slices(program: Program, value: Value, index: int, groups: DeviceGroups
 
 
 def _own_slice(program: Program, groups: DeviceGroups, shape: Shape, piece: Value) -> Offsets | None:
-    """Offsets of a dynamic-slice that cuts a tensor into one part for each distinct offset of a group."""
+    """Offsets of a dynamic-slice that gives the devices of a group different blocks of a tensor.
+
+    It may cut further, by axes that are not the group's: two slices in a row become one.
+    """
     offsets = slice_offsets(program, piece, first=1)
-    num_parts = shape.num_elements // max(1, piece.instruction.shapes[0].num_elements)
-    if offsets is None or num_parts < 2:
+    block = piece.instruction.shapes[0]
+    num_parts = shape.num_elements // max(1, block.num_elements)
+    if offsets is None or any(
+        start % size for at in offsets for start, size in zip(at, block.dims, strict=True)
+    ):
         return None
-    is_cut = all(len({offsets[device] for device in group}) == num_parts for group in groups.members)
-    return offsets if is_cut else None
+    shares = {len({offsets[device] for device in group}) for group in groups.members}
+    return offsets if all(share > 1 and num_parts % share == 0 for share in shares) else None
 
 
 def is_shard_in_zeros(program: Program, operand: Value) -> bool:
