@@ -77,9 +77,10 @@ class TestShardings:
         assert str(layout.tokens("tokens")) == "tokens[B_{data,fsdp}, T_context]"
 
     def test_keys_are_read_whole(self) -> None:
-        projected, read = self.ALL.keys("k")
-        assert str(projected) == "k[B_{data,fsdp}, T_context, K_tensor, H]"
-        assert str(read) == "k[B_{data,fsdp}, T, K_tensor, H]"
+        route = self.ALL.keys("k")
+        assert str(route.given) == "k[B_{data,fsdp}, T_context, K_tensor, H]"
+        assert str(route.used) == "k[B_{data,fsdp}, T, K_tensor, H]"
+        assert str(route.yielded) == "dk[B_{data,fsdp}, T, K_tensor, H]{U_context}"
 
     def test_axes_of_one_device_are_left_out(self) -> None:
         assert _written(Layout(), "weight", WEIGHTS[:1]) == ["wq[D, N, H]"]

@@ -20,7 +20,7 @@ from meshwright.errors import LayoutError, nearest
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
-from meshwright.notation.einsum import Contraction, contraction
+from meshwright.notation.einsum import Contraction, Route, contraction, cotangent
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.operation import placed
 
@@ -111,10 +111,14 @@ class Layout:
         array = self.activation(name, "BT")
         return array.replace(axes={"T": self._present("context")})
 
-    def keys(self, name: str) -> tuple[ShardedArray, ShardedArray]:
-        """Keys (or values) as projected, k[B, T_context, K, H], and as attention reads them, T whole."""
+    def keys(self, name: str) -> Route:
+        """Keys (or values) from k[B, T_context, K, H], as projected, to T whole, as attention reads them.
+
+        Every shard of the queries adds to their cotangents.
+        """
         projected = self.activation(name, "BTKH")
-        return projected, projected.replace(axes={"T": ()})
+        whole = projected.replace(axes={"T": ()})
+        return Route(projected, whole, cotangent(whole).replace(unreduced=projected.axes_of("T")))
 
     def contraction(self, name: str, spec: str) -> Contraction:
         """The contraction of an activation with the weight `name`, as moves the fewest arrays.

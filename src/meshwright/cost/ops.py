@@ -16,7 +16,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import dimensions, input_of, parameters
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import Contraction, Route, cotangent
+from meshwright.notation.einsum import Contraction, Route
 from meshwright.notation.operation import placed
 from meshwright.units import dtype_bytes
 
@@ -185,9 +185,7 @@ class SymbolicOps:
 
     def _gather_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
-        given, whole = self.layout.keys(name)
-        route = Route(given, whole, cotangent(whole).replace(unreduced=given.axes_of("T")))
-        return self._travel(name, "move", x, route, x.dtype, critical=True)
+        return self._travel(name, "move", x, self.layout.keys(name), x.dtype, critical=True)
 
     def activation(self, name: str, gate: Value, up: Value) -> Value:
         return self._elementwise(name, (gate, up), self.value(gate.array, gate.dtype), (gate, up))

@@ -1,15 +1,17 @@
-"""The layout's mesh on real (or virtual) devices, and shardings as JAX writes them."""
+"""The layout's mesh on real (or virtual) devices, and shardings as JAX writes them, both ways."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
-from meshwright.errors import DeviceError
+from meshwright.errors import DeviceError, NotationError
 from meshwright.layout import Layout
 from meshwright.notation.array import Axes, ShardedArray
+from meshwright.notation.mesh import Mesh
 
 
 def device_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
@@ -17,16 +19,24 @@ def device_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> jax.sha
 
     Raises DeviceError if there are too few.
     """
+    return explicit_mesh(layout.mesh, devices, asked_by=f"the layout {layout}")
+
+
+def explicit_mesh(mesh: Mesh, devices: Sequence[Any] | None = None, asked_by: str = "") -> jax.sharding.Mesh:
+    """`mesh` with explicit axes, over the first devices that there are.
+
+    Raises DeviceError if there are too few, in the name of `asked_by`.
+    """
     devices = list(jax.devices()) if devices is None else list(devices)
-    needed = layout.mesh.num_devices
+    needed = mesh.num_devices
     if len(devices) < needed:
         raise DeviceError(
-            f"the layout {layout} needs {needed} devices and JAX sees {len(devices)} "
+            f"{asked_by or mesh} needs {needed} devices and JAX sees {len(devices)} "
             f"({devices[0].platform}); on CPU set XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
         )
-    shape = tuple(layout.mesh.sizes.values())
+    shape = tuple(mesh.sizes.values())
     grid = np.asarray(devices[:needed]).reshape(shape)
-    return jax.sharding.Mesh(grid, layout.mesh.axes, axis_types=(AxisType.Explicit,) * len(shape))
+    return jax.sharding.Mesh(grid, mesh.axes, axis_types=(AxisType.Explicit,) * len(shape))
 
 
 def partition_spec(array: ShardedArray, reduced: Axes = ()) -> PartitionSpec:
@@ -41,3 +51,74 @@ def partition_spec(array: ShardedArray, reduced: Axes = ()) -> PartitionSpec:
 def named_sharding(array: ShardedArray, mesh: jax.sharding.Mesh) -> NamedSharding:
     """`array` as a sharding on `mesh`."""
     return NamedSharding(mesh, partition_spec(array))
+
+
+def array_type(
+    array: ShardedArray,
+    mesh: jax.sharding.Mesh,
+    sizes: Mapping[str, int],
+    dtype: DTypeLike,
+    reduced: Axes = (),
+) -> jax.ShapeDtypeStruct:
+    """The type of `array` under explicit axes, to trace or compile for without values.
+
+    Raises NotationError where a dimension does not divide.
+    """
+    array.local_shape(notation_mesh(mesh), sizes)
+    shape = tuple(sizes[dim] for dim in array.dims)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, partition_spec(array, reduced)))
+
+
+# And back. A PartitionSpec does not name the array and its dimensions, so these are given.
+
+
+def notation_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Mesh:
+    """The mesh as the notation has it: its axes with their sizes, without devices."""
+    return Mesh(dict(mesh.shape))
+
+
+def from_partition_spec(name: str, dims: Sequence[str], spec: PartitionSpec) -> ShardedArray:
+    """The array that `spec` shards; dimensions that it leaves out are whole.
+
+    Partial sums have no order in JAX and come sorted; for `reduced` see `reduced_axes`.
+    Raises NotationError for more entries than `dims`, or one left to the compiler.
+
+    >>> print(from_partition_spec("A", "IJ", PartitionSpec(("X", "Y"), unreduced={"Z"})))
+    A[I_XY, J]{U_Z}
+    """
+    if len(spec) > len(dims):
+        raise NotationError(
+            f"{spec} has {len(spec)} entries, more than {name}[{', '.join(dims)}] has dimensions"
+        )
+    entries = (*spec.partitions, *[None] * (len(dims) - len(spec)))
+    for dim, entry in zip(dims, entries, strict=True):
+        if entry is PartitionSpec.UNCONSTRAINED:
+            raise NotationError(f"{spec}: {dim} of {name} is left to the compiler, which no notation says")
+    axes = tuple((entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in entries)
+    return ShardedArray(name, tuple(dims), axes, tuple(sorted(spec.unreduced)))
+
+
+def reduced_axes(spec: PartitionSpec) -> Axes:
+    """The axes over which the cotangent will be a partial sum, sorted."""
+    return tuple(sorted(spec.reduced))
+
+
+def from_named_sharding(name: str, dims: Sequence[str], sharding: NamedSharding) -> ShardedArray:
+    """The array that `sharding` places; partial sums come in the order of its mesh."""
+    array = from_partition_spec(name, dims, sharding.spec)
+    return array.replace(unreduced=tuple(a for a in sharding.mesh.axis_names if a in array.unreduced))
+
+
+def from_array_type(name: str, dims: Sequence[str], x: Any) -> ShardedArray:
+    """The array whose explicit type `x` has: an array, a tracer, or what `array_type` gives.
+
+    Raises NotationError where a mesh axis is not explicit: then the type does not tell.
+    """
+    sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x).sharding
+    for axis, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True):
+        if kind != AxisType.Explicit:
+            raise NotationError(
+                f"{name}[{', '.join(dims)}]: mesh axis {axis} is {kind.name}, so the type does not say what "
+                "it splits; fits: a mesh of AxisType.Explicit"
+            )
+    return from_named_sharding(name, dims, sharding)

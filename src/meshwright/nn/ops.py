@@ -1,11 +1,8 @@
 """The operations of the forward pass in JAX, under explicit sharding.
 
 A result's letters and the Layout give its sharding. The collectives of an einsum are exactly those
-of its `Contraction`: operands are resharded to their roles, the local product keeps its partial
-sum in its type (`{U:tensor}`), and the result is resharded to what the Layout wants. An operand
-that is whole over an axis of the contraction is typed `reduced` over it, so that its cotangent is
-a partial sum and the transposed reshard is the one reduction: three projections of one input share
-it, and a gathered weight's gradient is reduce-scattered.
+of its `Contraction` (nn/execute.py): three projections of one input share its move and, backward,
+the one reduction of its cotangent; a gathered weight's gradient is reduce-scattered.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -23,10 +19,9 @@ from meshwright.models.transformer import input_of
 from meshwright.nn.attention import attend, read_cache, write_cache
 from meshwright.nn.contract import local_product
 from meshwright.nn.embedding import embed
-from meshwright.nn.mesh import partition_spec
+from meshwright.nn.execute import move
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
-from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
@@ -63,20 +58,13 @@ class JaxOps:
         plans = {name: self.layout.contraction(name, spec) for name, spec in specs.items()}
         first = next(iter(plans.values()))
         with jax.named_scope(input_of(*plans)):
-            x = _move(x, first.lhs, first.lhs_computed, _broadcast_axes(first, first.lhs_computed))
+            x = move(first.lhs_route, x)
         return tuple(self._einsum(name, plan, x, weights[name]) for name, plan in plans.items())
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
         with jax.named_scope(name):
-            w = _move(
-                weight.astype(self.dtype),
-                plan.rhs,
-                plan.rhs_computed,
-                _broadcast_axes(plan, plan.rhs_computed),
-            )
-            y = local_product(plan, self.dtype, x, w)
-            if not plan.product.same_layout(plan.out):
-                y = reshard(y, partition_spec(plan.out))
+            w = move(plan.rhs_route, weight.astype(self.dtype))
+            y = move(plan.out_route, local_product(plan, self.dtype, x, w))
             return checkpoint_name(y, MATMUL)
 
     def rope(self, name: str, x: Array, positions: Array) -> Array:
@@ -101,9 +89,8 @@ class JaxOps:
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
-        given, whole = self.layout.keys(name)
         with jax.named_scope(name):
-            return _move(x, given, whole, given.axes_of("T"))
+            return move(self.layout.keys(name), x)
 
     def activation(self, name: str, gate: Array, up: Array) -> Array:
         with jax.named_scope(name):
@@ -154,15 +141,3 @@ class JaxOps:
             columns = lax.broadcasted_iota(targets.dtype, (1, 1, wide.shape[-1]), 2)
             hit = jnp.where(columns == targets[..., None], wide, 0.0)
             return jnp.mean(log_sum - jnp.sum(hit, axis=-1))
-
-
-def _broadcast_axes(plan: Contraction, operand: ShardedArray) -> tuple[str, ...]:
-    """The axes over which `operand` is whole while the contraction is split."""
-    return tuple(axis for axis, letter in plan.roles.items() if letter and letter not in operand.dims)
-
-
-def _move(x: Array, given: ShardedArray, computed: ShardedArray, reduced: tuple[str, ...]) -> Array:
-    """`x` as the product needs it; its cotangent arrives as a partial sum over `reduced`."""
-    if not reduced and given.same_layout(computed):
-        return x
-    return reshard(x, partition_spec(computed, reduced))

@@ -1,0 +1,57 @@
+"""Contractions and reshards on devices, every step as the algebra derives it.
+
+Explicit sharding: an array's type is its notation, so each collective is one `reshard` to the type
+of its result, and a partial sum stays partial until a step finishes it. Backward, the cotangent of a
+moved array takes its Route's way back. An array that several devices use is typed `reduced` over
+their axes, which makes its cotangent a partial sum: what uses it more than once shares the one
+reduction.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import reshard
+
+from meshwright.nn.contract import local_product
+from meshwright.nn.mesh import partition_spec
+from meshwright.notation.array import Axes, ShardedArray
+from meshwright.notation.collective import Collective
+from meshwright.notation.einsum import Contraction, Route, cotangent
+
+
+def contract(plan: Contraction, dtype: Any, lhs: Array, rhs: Array) -> Array:
+    """`plan.out` of operands sharded as `plan.lhs` and `plan.rhs`. Call under `jax.set_mesh`."""
+    lhs, rhs = move(plan.lhs_route, lhs), move(plan.rhs_route, rhs)
+    return move(plan.out_route, local_product(plan, dtype, lhs, rhs))
+
+
+def move(route: Route, x: Array) -> Array:
+    """`x`, sharded as `route.given`, as `route.used`; its cotangent comes from `route.yielded`."""
+    if route.given.same_layout(route.used) and not route.yielded.unreduced:
+        return x
+
+    @jax.custom_vjp
+    def moved(x: Array) -> Array:
+        return _run(x, route.forward, route.used, route.yielded.unreduced)
+
+    def backward(_: None, d_used: Array) -> tuple[Array]:
+        return (_run(d_used, route.backward, cotangent(route.given), route.given.unreduced),)
+
+    moved.defvjp(lambda x: (moved(x), None), backward)
+    return moved(x)
+
+
+def run_steps(x: Array, steps: Sequence[Collective]) -> Array:
+    """`x` after `steps`, each a reshard to its result."""
+    for step in steps:
+        x = reshard(x, partition_spec(step.result))
+    return x
+
+
+def _run(x: Array, steps: Sequence[Collective], end: ShardedArray, reduced: Axes) -> Array:
+    """`x` after `steps`, which lead to `end`; over `reduced` its cotangent will be a partial sum."""
+    if not (steps or reduced):
+        return x
+    return reshard(run_steps(x, steps[:-1]), partition_spec(end, reduced))
