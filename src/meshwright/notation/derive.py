@@ -25,6 +25,24 @@ def derive(chain: Chain, layout: Mapping[str, ShardedArray]) -> Algorithm:
 
     Stored arrays and the source that it leaves out are whole; other arrays stay as they are made,
     with their sums finished. Raises NotationError where no operation can yield a wanted sharding.
+
+    >>> mlp = Chain.parse("Tmp[B, F] = In[B, D] . Win[D, F]\\nOut[B, D] = Tmp . Wout[F, D]")
+    >>> layout = mlp.layout("In[B, D_Y] Win[D, F_Y] Wout[F_Y, D] Out[B, D_Y]")
+    >>> print(*derive(mlp, layout).lines(), sep="\\n")
+    Forward pass:
+      1. In[B, D] = AllGather_Y(In[B, D_Y])  (on critical path)
+      2. Tmp[B, F_Y] = In[B, D] ·_D Win[D, F_Y]
+      3. Out[B, D]{U_Y} = Tmp[B, F_Y] ·_F Wout[F_Y, D]
+      4. Out[B, D_Y] = ReduceScatter_Y(Out[B, D]{U_Y})  (on critical path)
+    Backward pass:
+      1. dOut[B, D_Y] = ...
+      2. dOut[B, D] = AllGather_Y(dOut[B, D_Y])  (on critical path)
+      3. dWout[F_Y, D] = Tmp[B, F_Y] ·_B dOut[B, D]
+      4. dTmp[B, F_Y] = dOut[B, D] ·_D Wout[F_Y, D]
+      5. In[B, D] = AllGather_Y(In[B, D_Y])  (ahead of time; or keep forward 1)
+      6. dWin[D, F_Y] = In[B, D] ·_B dTmp[B, F_Y]
+      7. dIn[B, D]{U_Y} = dTmp[B, F_Y] ·_F Win[D, F_Y]
+      8. dIn[B, D_Y] = ReduceScatter_Y(dIn[B, D]{U_Y})  (on critical path)
     """
     operations = _place(chain, layout)
     homes = {a.name: a for op in operations for a in (*op.operands, op.out)}
