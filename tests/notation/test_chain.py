@@ -60,7 +60,7 @@ def test_a_line_prints_as_it_was_written() -> None:
         ("C[I] = add(A[I], A[J])", "A[J] and A[I] are one array with two shapes"),
         ("C[I] = gelu(A[I])\nC[I] = gelu(A)", "C[I] is made when C[I] already exists; give it a new name"),
         ("dA[I] = gelu(A[I])", "dA is what the cotangent of A is called; rename it"),
-        ("C[I, I] = gelu(A[I])", "C[I, I]: a dimension is named twice"),
+        ("C[I, I] = gelu(A[I])", "dimension I is named twice at character 6 of 'C[I, I]'"),
     ],
 )
 def test_a_line_that_says_nothing_is_refused(text: str, message: str) -> None:
@@ -80,7 +80,10 @@ def test_a_constant_that_is_nowhere_is_refused() -> None:
         ("X[B_X, T, D] Q[B]", "Q[B] is in no line of the chain; known: E, H, M, P, S, W, X, Y, target"),
         ("X[B_X, D]", "X[B_X, D]: the chain writes X[B, T, D]"),
         ("X[B, T, D] what", "'what' in a layout is no array; write In[B_X, D] Win[D, F_Y]"),
-        ("W[D_X, V_X]", "W[D_X, V_X]: mesh axis X is used twice; an array may use each axis once"),
+        (
+            "W[D_X, V_X]",
+            "mesh axis X is used twice at character 10 of 'W[D_X, V_X]'; an array may use each axis once",
+        ),
         ("W[D, V] W[D_X, V]", "W[D_X, V] and W[D, V] are two shardings of one array"),
     ],
 )
