@@ -79,7 +79,9 @@ def test_every_figure_has_a_source(name: str) -> None:
     if isinstance(described.network, SharedMemory):
         figures = (figures - {"hbm_bytes", "host_bytes"}) | {"network"}
     else:
-        figures |= {key for key in vars(described.network) if not key.startswith("wraparound")}
+        figures |= {
+            key for key in vars(described.network) if key != "efficiency" and not key.startswith("wraparound")
+        }
     assert figures <= set(described.sources)
     assert all(len(source) > 10 for source in described.sources.values())
 
@@ -245,3 +247,66 @@ def test_every_collective_of_a_host_is_described() -> None:
     network = load("cpu:8").chip.network
     assert isinstance(network, SharedMemory)
     assert set(network.costs) == set(COLLECTIVES)
+
+
+_CURVE = "[[65536, 0.5], [1048576, 1.0]]"
+
+
+@pytest.mark.parametrize(
+    ("spec", "old", "new", "message"),
+    [
+        (
+            "cpu:8",
+            "[network.all_gather]",
+            "[network.all_gather]\nefficiency = [[1e3, 0.5], [2e3, 1.5]]",
+            "network.all_gather.efficiency has [2000.0, 1.5]: bytes are above 0, a share in (0, 1]",
+        ),
+        (
+            "cpu:8",
+            "[network.all_gather]",
+            "[network.all_gather]\nefficiency = [[2e3, 0.5], [1e3, 0.5]]",
+            "network.all_gather.efficiency has 1000.0 bytes after 2000.0: sizes ascend",
+        ),
+        (
+            "cpu:8",
+            "[network.all_gather]",
+            "[network.all_gather]\nefficiency = [[1e3, 0.1], [2e3, 0.5]]",
+            "efficiency makes 2000.0 bytes faster than 1000.0: no larger message takes less time",
+        ),
+        (
+            "cpu:8",
+            "[network.all_gather]",
+            "[network.all_gather]\nefficiency = [0.5]",
+            "network.all_gather.efficiency is [0.5], not points such as [[65536, 0.5], [1048576, 1.0]]",
+        ),
+        (
+            "h100:8",
+            "[sources]",
+            f"[network.efficiency.ici]\nall_gather = {_CURVE}\n[sources]",
+            "network.efficiency.ici is unknown",
+        ),
+    ],
+)
+def test_faulty_efficiency_names_its_points(
+    spec: str, old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    path = _machine(tmp_path, spec, old, new)
+    with pytest.raises(HardwareError) as caught:
+        load(path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "old", "new"),
+    [
+        ("cpu:8", "[network.all_gather]", f"[network.all_gather]\nefficiency = {_CURVE}"),
+        ("h100:8", "[sources]", f"[network.efficiency.nvlink]\nall_gather = {_CURVE}\n[sources]"),
+        ("v5e:4x4", "[sources]", f"[network.efficiency.ici]\nall_to_all = {_CURVE}\n[sources]"),
+    ],
+)
+def test_measured_efficiency_is_written_as_it_is_read(spec: str, old: str, new: str, tmp_path: Path) -> None:
+    read = load(_machine(tmp_path, spec, old, new))
+    assert read.chip != load(spec).chip
+    again = tmp_path / "again.toml"
+    again.write_text(dump_toml(read))
+    assert load(str(again)).chip == read.chip

@@ -8,7 +8,8 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from meshwright.hardware.chip import LinearCost, SharedMemory
+from meshwright.hardware.chip import LinearCost, SharedMemory, Switch, Torus
+from meshwright.hardware.efficiency import share_at
 from meshwright.hardware.topology import Link, LinkKind, Placement
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
@@ -40,24 +41,30 @@ def collective_seconds(
         t = sum over phases of max(bandwidth, latency)
 
     Links inside a slice or NVLink domain are one phase; between slices or domains (`dcn`, `network`)
-    they are a second one on the array that the first leaves: V over the devices of the first.
+    they are a second one on the array that the first leaves: V over the devices of the first. Where
+    the hardware was calibrated, a phase's bandwidth is the share that its bytes reach. On GPUs the
+    launch of the kernel counts into the latency of the first phase.
     gathered_bytes: V. An all-reduce is a reduce-scatter and an all-gather.
     Raises LayoutError for an axis that the mesh does not have.
     Source: How to Scale Your Model, "Sharded Matrices"; each phase says its own formula.
     """
-    links = placement.stretches((axes,) if isinstance(axes, str) else tuple(axes))
+    links, network = placement.stretches((axes,) if isinstance(axes, str) else tuple(axes)), placement.network
     if not links:
         return NOTHING
-    if isinstance(placement.network, SharedMemory):
-        return _host_price(op, gathered_bytes, links, placement.network.costs[op])
+    if isinstance(network, SharedMemory):
+        return _host_price(op, gathered_bytes, links, network.costs[op])
+    launch = network.collective_launch_seconds if isinstance(network, Switch) else 0.0
     inner, outer, num_inner, num_outer = _phases(links)
     if op == "permute":
-        return _permute_price(gathered_bytes / (num_inner * num_outer), links)
+        return _permute_price(gathered_bytes / (num_inner * num_outer), links, network, launch)
     if not (inner and outer):
-        return _phase_price(op, gathered_bytes, links)
+        return _phase_price(op, gathered_bytes, links, network, launch)
     # An all-to-all within one slice moves only what its own devices hold: 1 / num_outer of the array.
     inner_bytes = gathered_bytes / num_outer if op == "all_to_all" else gathered_bytes
-    phases = (_phase_price(op, inner_bytes, inner), _phase_price(op, gathered_bytes / num_inner, outer))
+    phases = (
+        _phase_price(op, inner_bytes, inner, network, launch),
+        _phase_price(op, gathered_bytes / num_inner, outer, network, 0.0),
+    )
     slower = max(phases, key=lambda price: price.seconds)
     seconds = sum(price.seconds for price in phases)
     return CollectivePrice(seconds, slower.bound, sum(price.hops for price in phases), slower.link)
@@ -71,12 +78,28 @@ def _phases(links: tuple[Link, ...]) -> tuple[tuple[Link, ...], tuple[Link, ...]
     return inner, outer, prod(link.size for link in inner), prod(link.size for link in outer)
 
 
-def _phase_price(op: Op, phase_bytes: float, links: tuple[Link, ...]) -> CollectivePrice:
+def _phase_price(
+    op: Op, phase_bytes: float, links: tuple[Link, ...], network: Torus | Switch, launch: float
+) -> CollectivePrice:
     relative, hops, hop_seconds = _geometry("all_to_all" if op == "all_to_all" else "all_gather", links)
     passes = 2 if op == "all_reduce" else 1
-    bandwidth, latency = passes * phase_bytes * relative, passes * hop_seconds
+    share = _share(network, links[0].kind, op, phase_bytes)
+    return _slower(
+        passes * phase_bytes * relative / share, launch + passes * hop_seconds, passes * hops, links[0]
+    )
+
+
+def _slower(bandwidth: float, latency: float, hops: int, link: Link) -> CollectivePrice:
+    """max(bandwidth, latency), in seconds."""
     bound: Bound = "bandwidth" if bandwidth >= latency else "latency"
-    return CollectivePrice(max(bandwidth, latency), bound, passes * hops, links[0].kind)
+    return CollectivePrice(max(bandwidth, latency), bound, hops, link.kind)
+
+
+def _share(network: Torus | Switch, kind: LinkKind, op: Op, num_bytes: float) -> float:
+    """The share of the links' bandwidth that calibration found for a collective of so many bytes."""
+    if kind not in network.efficiency:
+        return 1.0
+    return share_at(network.efficiency[kind].get(op, ()), num_bytes)
 
 
 @lru_cache(maxsize=65536)
@@ -89,18 +112,24 @@ def _geometry(op: Op, links: tuple[Link, ...]) -> tuple[float, int, float]:
 def _all_gather_per_byte(links: tuple[Link, ...]) -> float:
     """Seconds a byte of V to all-gather, or reduce-scatter, over one or several links at once.
 
-        ring   t = V / sum(W)            W = 2 w, both directions
-        line   t = V (n - 1)/n / sum(w)  the end of a line receives from one side only
-        switch t = V (n - 1)/n / w
+        ring          t = V / sum(W)            W = 2 w, both directions
+        one-way ring  t = V (n - 1)/n / sum(w)
+        line          t = V (n - 1)/n / sum(w)  the end of a line receives from one side only
+        switch        t = V (n - 1)/n / w
 
     w: one-way bytes/s of a chip; a stride divides it, since the chips between use the same links.
     n: devices in all. The ring's (n - 1)/n is left out, as in the source; one ring among the links
     is enough to leave it out. Several axes add their bandwidths.
     """
-    inbound = sum(link.one_way_bytes_per_second / link.stride * (2 if link.ring else 1) for link in links)
+    inbound = sum(link.one_way_bytes_per_second / link.stride * (2 if _closes(link) else 1) for link in links)
     size = prod(link.size for link in links)
-    share = 1.0 if any(link.ring for link in links) else (size - 1) / size
+    share = 1.0 if any(map(_closes, links)) else (size - 1) / size
     return share / inbound
+
+
+def _closes(link: Link) -> bool:
+    """Whether messages reach a chip from both sides."""
+    return link.ring and link.two_way
 
 
 def _all_to_all_per_byte(links: tuple[Link, ...]) -> float:
@@ -109,11 +138,13 @@ def _all_to_all_per_byte(links: tuple[Link, ...]) -> float:
     Every pair of n devices exchanges V / n^2. Along a dimension of a devices, each of n / a parallel
     lines carries:
 
-        ring   t = V (a/n) / (8 w)                     mean way a/4, over 2 a directed links
-        line   t = V (a/n) floor(a/2) ceil(a/2)/a^2 / w    all pairs across the middle link
-        switch t = V (a - 1)/a / n / w                 what each device sends
+        ring          t = V (a/n) / (8 w)                 mean way a/4, over 2 a directed links
+        one-way ring  t = V (a/n) (a - 1)/a / (2 w)       mean way (a - 1)/2, over a links
+        line          t = V (a/n) floor(a/2) ceil(a/2)/a^2 / w    all pairs across the middle link
+        switch        t = V (a - 1)/a / n / w             what each device sends
 
-    On one ring (a = n) this is V / (4 W), a quarter of an all-gather. w: one-way bytes/s, by stride.
+    On one ring (a = n) this is V / (4 W), a quarter of an all-gather, and a half if it goes one way.
+    w: one-way bytes/s, by stride.
     """
     size = prod(link.size for link in links)
     return max(
@@ -126,41 +157,45 @@ def _link_load(link: Link) -> float:
     if link.kind != "ici":
         return (link.size - 1) / link.size**2
     if link.ring:
-        return 1 / 8
+        return 1 / 8 if link.two_way else (link.size - 1) / link.size / 2
     return (link.size // 2) * ((link.size + 1) // 2) / link.size**2
 
 
 def _hops(link: Link) -> int:
     """Messages in sequence until the farthest device has been reached.
 
-    n - 1 along a line, half of that round a ring, times the stride. Through a switch ceil(log2 n):
-    small messages go by trees, all-gathers by PAT (NCCL 2.23 and later).
+    n - 1 along a line or one way round a ring, half of that both ways, times the stride. Through a
+    switch ceil(log2 n): small messages go by trees, all-gathers by PAT (NCCL 2.23 and later).
     """
     if link.kind != "ici":
         return (link.size - 1).bit_length()
-    return (link.size // 2 if link.ring else link.size - 1) * link.stride
+    return (link.size // 2 if _closes(link) else link.size - 1) * link.stride
 
 
-def _permute_price(block_bytes: float, links: tuple[Link, ...]) -> CollectivePrice:
+def _permute_price(
+    block_bytes: float, links: tuple[Link, ...], network: Torus | Switch, launch: float
+) -> CollectivePrice:
     """Each device sends its block V / n to the next along the axis: t = max over links of block / w.
 
     The last device's block goes round a ring in one hop, and back along a line over idle links.
     """
-    return max((_shift_price(block_bytes, link) for link in links), key=lambda price: price.seconds)
+    prices = [
+        _shift_price(block_bytes / _share(network, link.kind, "permute", block_bytes), link, launch)
+        for link in links
+    ]
+    return max(prices, key=lambda price: price.seconds)
 
 
-def _shift_price(block_bytes: float, link: Link) -> CollectivePrice:
+def _shift_price(block_bytes: float, link: Link, launch: float) -> CollectivePrice:
     hops = link.stride * (link.size - 1 if link.kind == "ici" and not link.ring else 1)
     bandwidth = block_bytes * link.stride / link.one_way_bytes_per_second
-    latency = hops * link.hop_seconds
-    bound: Bound = "bandwidth" if bandwidth >= latency else "latency"
-    return CollectivePrice(max(bandwidth, latency), bound, hops, link.kind)
+    return _slower(bandwidth, launch + hops * link.hop_seconds, hops, link)
 
 
 def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: LinearCost) -> CollectivePrice:
     """t = latency + bytes / bandwidth as measured; see LinearCost for what the bytes are."""
     num_devices = prod(link.size for link in links)
     moved = gathered_bytes / num_devices if op in ("all_to_all", "permute") else gathered_bytes
-    bandwidth = moved / cost.bytes_per_second
-    bound: Bound = "bandwidth" if bandwidth >= cost.latency_seconds else "latency"
-    return CollectivePrice(cost.latency_seconds + bandwidth, bound, 1, "host")
+    seconds = cost.seconds(moved)
+    bound: Bound = "bandwidth" if seconds >= 2 * cost.latency_seconds else "latency"
+    return CollectivePrice(seconds, bound, 1, "host")

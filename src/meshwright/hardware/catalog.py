@@ -173,11 +173,19 @@ def dump_toml(hardware: Hardware) -> str:
     if chip.memory_efficiency:
         tables["memory_efficiency"] = dict(chip.memory_efficiency)
     if isinstance(network, SharedMemory):
-        tables |= {f"network.{op}": vars(cost) for op, cost in network.costs.items()}
+        tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:
-        tables["network"] = {key: value for key, value in vars(network).items() if value is not None}
+        tables["network"] = _present(
+            {key: vars(network)[key] for key in vars(network) if key != "efficiency"}
+        )
+        tables |= {f"network.efficiency.{link}": dict(by_op) for link, by_op in network.efficiency.items()}
     tables["sources"] = dict(chip.sources)
     return "\n".join(_table(name, values) for name, values in tables.items())
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    """Without what is absent: no figure, no points."""
+    return {key: value for key, value in values.items() if value is not None and value != ()}
 
 
 _HEAD = (

@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshwright.errors import HardwareError
+from meshwright.hardware.efficiency import Points, share_at
 from meshwright.units import dtype_bytes
 
+# By kind of link (ici, dcn, nvlink, network), then by collective.
+LinkEfficiency = Mapping[str, Mapping[str, Points]]
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 
 
@@ -17,6 +20,7 @@ class Torus:
     wraparound_multiple_of: rings close where every dimension is a multiple of this (full cubes).
     wraparound_exactly: a ring closes only along a dimension of exactly this size.
     dcn_bytes_per_second: one way, a chip's share of its host's network card.
+    efficiency: measured share of the links' bandwidth by bytes of V; 1 where nothing is listed.
     """
 
     pod: tuple[int, ...]
@@ -26,6 +30,7 @@ class Torus:
     dcn_hop_seconds: float
     wraparound_multiple_of: int | None = None
     wraparound_exactly: int | None = None
+    efficiency: LinkEfficiency = field(default_factory=dict, hash=False)
 
     def wraparound(self, dims: tuple[int, ...]) -> tuple[bool, ...]:
         """For each dimension of a slice, whether its links close to a ring.
@@ -44,6 +49,8 @@ class Switch:
     """GPUs on a switched NVLink domain; domains meet over one network card (NIC) a GPU.
 
     nvlink_bytes_per_second, nic_bytes_per_second: one way, a GPU.
+    collective_launch_seconds: fixed time of one collective, before its first hop.
+    efficiency: measured share of the links' bandwidth by bytes of V; 1 where nothing is listed.
     """
 
     domain_size: int
@@ -51,23 +58,32 @@ class Switch:
     nvlink_hop_seconds: float
     nic_bytes_per_second: float
     nic_hop_seconds: float
+    collective_launch_seconds: float
+    efficiency: LinkEfficiency = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
 class LinearCost:
-    """Seconds of one collective measured as a straight line: latency_seconds + bytes / bytes_per_second.
+    """Seconds of one collective as measured: latency + bytes / (bytes_per_second * share(bytes)).
 
+    efficiency: the share by bytes (see efficiency.py); none makes it a straight line.
     bytes: what one device must write. This is V, the gathered array (see cost/collectives.py), for
     all_gather, reduce_scatter and all_reduce, and V / n over n devices for all_to_all and permute.
     """
 
     latency_seconds: float
     bytes_per_second: float
+    efficiency: Points = ()
+
+    def seconds(self, num_bytes: float) -> float:
+        """Seconds of `num_bytes`."""
+        rate = self.bytes_per_second * share_at(self.efficiency, num_bytes)
+        return self.latency_seconds + num_bytes / rate
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Virtual devices on one host: a measured line for each collective.
+    """Virtual devices on one host: a measured cost for each collective.
 
     Groups along a mesh axis run at once and share the memory, so a group of two devices is no
     faster than one of all: every device still writes V bytes.

@@ -2,8 +2,10 @@
 
 A catalog file and a measured machine.toml share one form. Top-level keys are the fields of Chip;
 [flops_per_second] is by dtype; [network] holds the fields of Torus or Switch, or one
-[network.<collective>] table each with latency_seconds and bytes_per_second; [sources] says where each
-figure comes from. `devices = "cpu:8"` in a machine.toml is its topology. `per_core = true`
+[network.<collective>] table each with latency_seconds, bytes_per_second and, where the bandwidth
+depends on the size, efficiency = [[bytes, share], ...]. For links the same points stand under
+[network.efficiency.<link>] as all_gather = [[bytes, share], ...]. [sources] says where each figure
+comes from. `devices = "cpu:8"` in a machine.toml is its topology. `per_core = true`
 says that the figures are those of one host core.
 """
 
@@ -12,10 +14,20 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 from meshwright.errors import HardwareError, nearest
-from meshwright.hardware.chip import COLLECTIVES, Chip, LinearCost, SharedMemory, Switch, Torus
+from meshwright.hardware.chip import (
+    COLLECTIVES,
+    Chip,
+    LinearCost,
+    LinkEfficiency,
+    SharedMemory,
+    Switch,
+    Torus,
+)
+from meshwright.hardware.efficiency import Points, fault
 from meshwright.units import DTYPE_BYTES
 
 _FIGURES = (
@@ -40,8 +52,14 @@ _OTHER = (
 )
 _TORUS = ("one_way_bytes_per_second", "hop_seconds", "dcn_bytes_per_second", "dcn_hop_seconds")
 _WRAPAROUND = ("wraparound_multiple_of", "wraparound_exactly")
-_SWITCH = ("nvlink_bytes_per_second", "nvlink_hop_seconds", "nic_bytes_per_second", "nic_hop_seconds")
-_MAY_BE_ZERO = ("overlap", "launch_seconds", "hop_seconds", "latency_seconds")
+_SWITCH = (
+    "nvlink_bytes_per_second",
+    "nvlink_hop_seconds",
+    "nic_bytes_per_second",
+    "nic_hop_seconds",
+    "collective_launch_seconds",
+)
+_MAY_BE_ZERO = ("overlap", "launch_seconds", "collective_launch_seconds", "hop_seconds", "latency_seconds")
 _AT_MOST_ONE = ("overlap", "matmul_efficiency")
 
 
@@ -89,6 +107,15 @@ class _File:
         if key in _AT_MOST_ONE and value > 1:
             raise self.error(name, f"= {value} must be at most 1")
         return value
+
+    def points(self, table: Mapping[str, Any], key: str, prefix: str) -> Points:
+        """The points [[bytes, share], ...] at `key`."""
+        rows = table[key]
+        if not isinstance(rows, list) or not all(_is_pair(row) for row in rows):
+            raise self.error(prefix + key, f"is {rows!r}, not points such as [[65536, 0.5], [1048576, 1.0]]")
+        if wrong := fault(rows):
+            raise self.error(prefix + key, wrong)
+        return tuple((float(num_bytes), float(share)) for num_bytes, share in rows)
 
     def count(self, table: Mapping[str, Any], key: str, prefix: str = "") -> int:
         value = self.figure(table, key, prefix)
@@ -175,7 +202,7 @@ def _network(file: _File, data: Mapping[str, Any]) -> Torus | Switch | SharedMem
 
 
 def _torus(file: _File, table: Mapping[str, Any]) -> Torus:
-    file.refuse_unknown(table, ("pod", *_TORUS, *_WRAPAROUND), "network.")
+    file.refuse_unknown(table, ("pod", *_TORUS, *_WRAPAROUND, "efficiency"), "network.")
     pod = table.get("pod")
     if not isinstance(pod, list) or not pod or not all(isinstance(size, int) and size > 0 for size in pod):
         raise file.error("network.pod", f"is {pod!r}, not a list of sizes such as [16, 16]")
@@ -183,13 +210,27 @@ def _torus(file: _File, table: Mapping[str, Any]) -> Torus:
     if len(rules) != 1:
         raise file.error("network", f"has {len(rules)} of {' and '.join(_WRAPAROUND)}; give one")
     figures = {key: file.figure(table, key, "network.") for key in _TORUS}
-    return Torus(pod=tuple(pod), **figures, **rules)
+    return Torus(pod=tuple(pod), **figures, **rules, efficiency=_efficiency(file, table, ("ici", "dcn")))
 
 
 def _switch(file: _File, table: Mapping[str, Any]) -> Switch:
-    file.refuse_unknown(table, ("domain_size", *_SWITCH), "network.")
+    file.refuse_unknown(table, ("domain_size", *_SWITCH, "efficiency"), "network.")
     figures = {key: file.figure(table, key, "network.") for key in _SWITCH}
-    return Switch(domain_size=file.count(table, "domain_size", "network."), **figures)
+    domain_size = file.count(table, "domain_size", "network.")
+    return Switch(domain_size, **figures, efficiency=_efficiency(file, table, ("nvlink", "network")))
+
+
+def _efficiency(file: _File, network: Mapping[str, Any], links: tuple[str, ...]) -> LinkEfficiency:
+    if "efficiency" not in network:
+        return {}
+    table, prefix = file.table(network, "efficiency", "network."), "network.efficiency."
+    file.refuse_unknown(table, links, prefix)
+    by_link: dict[str, dict[str, Points]] = {}
+    for link in table:
+        curves = file.table(table, link, prefix)
+        file.refuse_unknown(curves, COLLECTIVES, f"{prefix}{link}.")
+        by_link[link] = {op: file.points(curves, op, f"{prefix}{link}.") for op in curves}
+    return by_link
 
 
 def _shared_memory(file: _File, network: Mapping[str, Any]) -> SharedMemory:
@@ -197,11 +238,21 @@ def _shared_memory(file: _File, network: Mapping[str, Any]) -> SharedMemory:
     costs: dict[str, LinearCost] = {}
     for op in COLLECTIVES:
         table, prefix = file.table(network, op, "network."), f"network.{op}."
-        file.refuse_unknown(table, ("latency_seconds", "bytes_per_second"), prefix)
+        file.refuse_unknown(table, ("latency_seconds", "bytes_per_second", "efficiency"), prefix)
         costs[op] = LinearCost(
-            file.figure(table, "latency_seconds", prefix), file.figure(table, "bytes_per_second", prefix)
+            file.figure(table, "latency_seconds", prefix),
+            file.figure(table, "bytes_per_second", prefix),
+            file.points(table, "efficiency", prefix) if "efficiency" in table else (),
         )
     return SharedMemory(costs)
+
+
+def _is_pair(row: object) -> bool:
+    return (
+        isinstance(row, list)
+        and len(row) == 2
+        and all(isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x) for x in row)
+    )
 
 
 def host_memory_bytes() -> int:

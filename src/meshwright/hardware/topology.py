@@ -1,7 +1,7 @@
 """A machine: how many chips, how they are joined, and which links each axis of a mesh takes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import gcd, prod
 from typing import Literal
@@ -22,6 +22,7 @@ class Link:
     domains, `host` the virtual devices of one host. size: devices along it.
     one_way_bytes_per_second: of one device in one direction.
     dim, stride, ring: its place on a torus (see fold.Share); a switch has none.
+    two_way: whether a ring is used in both directions at once.
     """
 
     kind: LinkKind
@@ -31,6 +32,7 @@ class Link:
     dim: int = 0
     stride: int = 1
     ring: bool = False
+    two_way: bool = True
 
     @property
     def is_outer(self) -> bool:
@@ -45,6 +47,13 @@ class Placement:
     sizes: Mapping[str, int]
     links: Mapping[str, tuple[Link, ...]]
     network: Torus | Switch | SharedMemory
+
+    def one_way(self) -> "Placement":
+        """The same links with every ring used in one direction only, as a simple ring algorithm does."""
+        links = {
+            axis: tuple(replace(link, two_way=False) for link in links) for axis, links in self.links.items()
+        }
+        return Placement(self.sizes, links, self.network)
 
     @lru_cache(maxsize=65536)  # noqa: B019 - placements are few and live as long as the process
     def stretches(self, axes: tuple[str, ...]) -> tuple[Link, ...]:
@@ -82,6 +91,7 @@ def _join(inner: Link, outer: Link) -> Link:
         dim=inner.dim,
         stride=inner.stride,
         ring=outer.ring,
+        two_way=outer.two_way,
     )
 
 
