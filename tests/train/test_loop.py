@@ -294,6 +294,16 @@ def test_step_seconds_is_the_median_without_pauses(tmp_path, monkeypatch):
     assert (reporter.line["tokens_per_second"], reporter.line["mfu"]) == (8.0, 0.5)
 
 
+def test_no_step_is_shorter_than_the_devices_take(tmp_path, corpus, monkeypatch):
+    """Windows of one step each, ended by a validation: the wait for the devices is in every one."""
+    ready = jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda tree: (time.sleep(0.05), ready(tree))[1])
+    run_to(tmp_path / "run", corpus, 4, BigramStep(), eval_every=1)
+    seconds = [line["step_seconds"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert seconds[0] is None or seconds[0] >= 0.05
+    assert all(step >= 0.05 for step in seconds[1:])
+
+
 def test_truncate_drops_later_and_torn_lines(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for step in (1, 2, 3):

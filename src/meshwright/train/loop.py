@@ -128,9 +128,9 @@ def train(
             state, metrics = step.step(state, tokens)
             # The devices now compute; meanwhile the next batch is read and the last step reported.
             tokens = next(stream)
+            reporter.push(number, metrics)
             if one_in_flight:
                 jax.block_until_ready((state, metrics))
-            reporter.push(number, metrics)
             last, stopped = number == num_steps, stop.is_set()
             evaluates = last or _due(number, eval_every)
             saves = last or stopped or _due(number, checkpoint_every)
