@@ -43,7 +43,8 @@ class Moves:
         return (1 << len(self.axis_sizes)) - 1
 
     @cached_property
-    def _everything_divides(self) -> bool:
+    def everything_divides(self) -> bool:
+        """Whether every dimension may take any axes."""
         devices = prod(self.axis_sizes)
         return all(size % devices == 0 for size in self.dim_sizes)
 
@@ -96,7 +97,7 @@ class Moves:
             swapped = _permutations(placed, self.all_axes & ~partial, self.axis_sizes)
             return [(other, partial) for other in swapped[axes]]
         found = [tuple(map(add, placed, tails)) for tails in _arrangements(axes, dims, len(placed))]
-        return [(longer, partial) for longer in found if self._everything_divides or self._divides(longer)]
+        return [(longer, partial) for longer in found if self.everything_divides or self._divides(longer)]
 
     def permutable(self, sharded: int, free: int) -> list[int]:
         """The masks of axes that a permute may act on; one axis has no other to change places with."""

@@ -18,7 +18,7 @@ from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, Op, gathered_bytes
 from meshwright.notation.lower_bound import LowerBound, Summary
 from meshwright.notation.mesh import Mesh
-from meshwright.notation.moves import Choice, Family, Moves, State, mask_of, members, positions
+from meshwright.notation.moves import Choice, Family, Moves, Placed, State, mask_of, members, positions
 from meshwright.units import dtype_bytes
 
 Price = Callable[[Op, Axes, int], float]
@@ -75,6 +75,8 @@ class _Problem:
         self.start, self.goal = self._state(array), self._state(target)
         self._bytes = prod(sizes[dim] for dim in array.dims) * dtype_bytes(dtype)
         self._seconds: dict[tuple[Op, int, int], float] = {}
+        self._alike = self._groups_of_dims()
+        self._canonical: dict[State, State] = {}
         self._summaries: dict[State, Summary] = {}
         self._bits = [1 << axis for axis in range(len(self.names))]
         self._goal_positions = positions(self.goal[0], self.axis_sizes)
@@ -83,6 +85,14 @@ class _Problem:
         index = {name: position for position, name in enumerate(self.names)}
         placed = tuple(tuple(index[axis] for axis in axes if axis in index) for axes in array.axes)
         return placed, mask_of(tuple(index[axis] for axis in array.unreduced if axis in index))
+
+    def _groups_of_dims(self) -> list[tuple[int, ...]]:
+        """Dimensions that the target leaves whole, those of equal size together."""
+        groups: dict[int, list[int]] = {}
+        for dim, (axes, size) in enumerate(zip(self.goal[0], self.moves.dim_sizes, strict=True)):
+            if not axes:
+                groups.setdefault(0 if self.moves.everything_divides else size, []).append(dim)
+        return [tuple(group) for group in groups.values() if len(group) > 1]
 
     def seconds(self, op: Op, axes: int, sharded: int) -> float:
         """The price of `op` over `axes` where the axes in `sharded` split the operand."""
@@ -112,20 +122,50 @@ class _Problem:
                     wrong |= bit
         return right, wrong, state[1]
 
+    # Dimensions that the target leaves whole are alike: only one of the shardings that differ by an
+    # exchange of them is searched, the one where they are in order.
+
+    def _in_order(self, placed: Placed) -> tuple[int, ...]:
+        """The dimensions as they stand in the canonical sharding."""
+        order = list(range(len(placed)))
+        for alike in self._alike:
+            for dim, source in zip(alike, sorted(alike, key=placed.__getitem__), strict=True):
+                order[dim] = source
+        return tuple(order)
+
+    def canonical(self, state: State) -> State:
+        """The sharding that stands for `state`."""
+        if state not in self._canonical:
+            placed, partial = state
+            self._canonical[state] = tuple([placed[dim] for dim in self._in_order(placed)]), partial
+        return self._canonical[state]
+
+    def uncanonical(self, path: Path) -> Path:
+        """A path of which each step starts from the canonical form of what the one before led to."""
+        actual: Path = []
+        stands_for = self._in_order(self.start[0])
+        for choice, (placed, partial) in path:
+            own: list[tuple[int, ...]] = [()] * len(placed)
+            for dim, axes in zip(stands_for, placed, strict=True):
+                own[dim] = axes
+            actual.append((choice, (tuple(own), partial)))
+            stands_for = tuple(stands_for[dim] for dim in self._in_order(placed))
+        return actual
+
     def collectives(self, path: Path) -> list[Collective]:
         """The steps of a path in the notation."""
         steps: list[Collective] = []
         operand = self._array(self.start)
         for (op, axes), state in path:
             result = self._array(state)
-            steps.append(Collective(op, self._in_order(axes, operand, result), operand, result))
+            steps.append(Collective(op, self._ordered(axes, operand, result), operand, result))
             operand = result
         return steps
 
     def _named(self, axes: int) -> Axes:
         return tuple(self.names[axis] for axis in members(axes))
 
-    def _in_order(self, axes: int, operand: ShardedArray, result: ShardedArray) -> Axes:
+    def _ordered(self, axes: int, operand: ShardedArray, result: ShardedArray) -> Axes:
         """Axes as the result has them, or the operand, or the mesh."""
         chosen = self._named(axes)
         known = (*result.sharded_axes, *operand.sharded_axes, *operand.unreduced)
@@ -170,10 +210,10 @@ class _Search:
         self._bounds = LowerBound(problem.moves, problem.seconds, start, goal)
         self._best: dict[State, tuple[float, int]] = {}
         self._spelled: dict[Family, tuple[float, int]] = {}
-        self._came: dict[State, tuple[State, Choice]] = {}
+        self._came: dict[State, tuple[State, Choice, State]] = {}
         self._queue: list[tuple] = []
         self._order = count()
-        self._reach(problem.start, 0.0, 0)
+        self._reach(problem.canonical(problem.start), 0.0, 0)
 
     def path(self) -> Path:
         """The choices on the cheapest way, each with the sharding that it leads to."""
@@ -206,15 +246,15 @@ class _Search:
         if self._spelled.get(family, _NEVER) <= (seconds, steps):
             return  # another sharding led to the same ones
         self._spelled[family] = seconds, steps
-        for state in self._moves.spelled_out(family):
+        for result in self._moves.spelled_out(family):
+            state = self._problem.canonical(result)
             if (seconds, steps) < self._best.get(state, _NEVER):
-                self._came[state] = before, choice
+                self._came[state] = before, choice, result
                 self._reach(state, seconds, steps)
 
     def _way_to(self, state: State) -> Path:
         steps: Path = []
         while state in self._came:
-            before, choice = self._came[state]
-            steps.append((choice, state))
-            state = before
-        return steps[::-1]
+            state, choice, result = self._came[state]
+            steps.append((choice, result))
+        return self._problem.uncanonical(steps[::-1])
