@@ -5,6 +5,7 @@ dimensions, so ways are found once and shared by all arrays of a process.
 """
 
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from string import ascii_lowercase
 from typing import NamedTuple
@@ -42,16 +43,25 @@ NO_MOVE = Move((), (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 @lru_cache(maxsize=1 << 18)
 def way(source: Split, partial: Axes, target: Split, target_partial: Axes) -> tuple[Leg, ...]:
     """The collectives between two shardings. Dimensions that stay as they are take no part in them."""
-    changed = tuple([pair for pair in zip(source, target, strict=True) if pair[0] != pair[1]])
-    return _way(changed, partial, target_partial) if changed or partial != target_partial else ()
+    changed = [pair for pair in zip(source, target, strict=True) if pair[0] != pair[1]]
+    if not changed and partial == target_partial:
+        return ()
+    # Routes do not depend on the names of the axes: they are found for X, Y, Z in order of appearance.
+    lists = [*chain.from_iterable(changed), partial, target_partial]
+    renamed = {axis: f"X{i}" for i, axis in enumerate(dict.fromkeys(chain.from_iterable(lists)))}
+    given = dict(zip(renamed.values(), renamed, strict=True))
+    legs = _way(tuple([tuple([renamed[axis] for axis in axes]) for axes in lists]))
+    return tuple([(op, tuple([given[axis] for axis in axes])) for op, axes in legs])
 
 
 @lru_cache(maxsize=1 << 18)
-def _way(changed: tuple[tuple[Axes, Axes], ...], partial: Axes, target_partial: Axes) -> tuple[Leg, ...]:
-    dims = tuple(ascii_lowercase[: len(changed)])
-    source = ShardedArray("", dims, tuple(before for before, _ in changed), partial)
-    target = ShardedArray("", dims, tuple(after for _, after in changed), target_partial)
-    return tuple((step.op, step.axes) for step in reshard(source, target))
+def _way(lists: Split) -> tuple[Leg, ...]:
+    """Of axes before and after for each dimension in turn, then of the partial sum."""
+    *changed, partial, target_partial = lists
+    before, after = tuple(changed[::2]), tuple(changed[1::2])
+    dims = tuple(ascii_lowercase[: len(before)])
+    steps = reshard(ShardedArray("", dims, before, partial), ShardedArray("", dims, after, target_partial))
+    return tuple((step.op, step.axes) for step in steps)
 
 
 def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:

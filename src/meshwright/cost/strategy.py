@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from meshwright.cost.collectives import CollectivePrice, collective_seconds
+from meshwright.cost.resharding import step_price
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
@@ -58,6 +58,20 @@ class PricedStep:
             "seconds": self.seconds,
             "windowed": self.windowed,
         }
+
+
+def priced_step(
+    step: Collective,
+    mesh: Mesh,
+    sizes: Mapping[str, int],
+    dtype: str,
+    placement: Placement,
+    *,
+    windowed: bool = False,
+) -> PricedStep:
+    """`step` with its price on the links of `placement`."""
+    num_bytes = step.gathered_bytes(mesh, sizes, dtype)
+    return PricedStep(step, num_bytes, step_price(placement)(step.op, step.axes, num_bytes), windowed)
 
 
 class Strategy(NamedTuple):
@@ -124,8 +138,7 @@ class Strategy(NamedTuple):
 
     def _priced(self, step: Collective, windowed: bool) -> PricedStep:
         q = self.question
-        num_bytes = step.gathered_bytes(q.mesh, q.sizes, q.dtype)
-        return PricedStep(step, num_bytes, price_of(step, num_bytes, q.placement).seconds, windowed)
+        return priced_step(step, q.mesh, q.sizes, q.dtype, q.placement, windowed=windowed)
 
     @property
     def name(self) -> str:
@@ -160,13 +173,6 @@ class Strategy(NamedTuple):
             "bytes_per_device": self.bytes_per_device,
             "bytes_moved_per_device": self.bytes_moved_per_device,
         }
-
-
-def price_of(step: Collective, num_bytes: int, placement: Placement) -> CollectivePrice:
-    """The price of a step of V = `num_bytes`; a slice moves nothing."""
-    if step.op == "slice":
-        return CollectivePrice(0.0, "bandwidth", 0, None)
-    return collective_seconds(step.op, num_bytes, step.axes, placement)
 
 
 _ENDS = ("ReduceScatter", "AllReduce")

@@ -1,0 +1,193 @@
+"""mw shard: what a product of sharded arrays, or a reshard of one, costs in every way it can be done."""
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from meshwright.cli.common import Json, count_option, dtype_option, emit, note
+from meshwright.cost.resharding import step_price
+from meshwright.cost.strategies import strategies
+from meshwright.cost.strategy import PricedStep, Question, Strategy, priced_step
+from meshwright.errors import HardwareError, NotationError
+from meshwright.hardware import catalog
+from meshwright.hardware.chip import Torus
+from meshwright.hardware.topology import Hardware
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.einsum import Einsum
+from meshwright.notation.mesh import Mesh
+from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
+from meshwright.notation.resharding import cheapest_reshard
+from meshwright.notation.roles import case_of
+from meshwright.report.board import contraction_lines, reshard_lines
+from meshwright.report.shard_svg import contraction_svg, reshard_svg
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_FORMS = '"A[I_X, J] . B[J_X, K] -> C[I_X, K]" or, of one array, "A[I_X, J] -> A[I, J_X]"'
+_PRODUCT = re.compile(r"(?<=[\]}])\s*[.·@](?:_(?:\{[^}]*\}|\w+))?\s*")
+DEFAULT_CHIP = "v5p"
+
+
+@app.command()
+def shard(
+    written: Annotated[str, typer.Argument(help="A[I_X, J] . B[J_X, K] -> C[I_X, K], quoted.")],
+    mesh: Annotated[str, typer.Option(help="The axes and their sizes: X=4,Y=2.")],
+    dims: Annotated[str, typer.Option(help="The sizes of the dimensions: I=1024,J=4k,K=4k.")],
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="v5e:4x2, h100:8, machine.toml. [v5p chips on a torus shaped like the mesh]"),
+    ] = None,
+    dtype: Annotated[str, dtype_option("--dtype", help="Type of the elements.")] = "bf16",
+    memory_limit: Annotated[
+        int | None, count_option("--memory-limit", help="Bytes of one device: 300M, 16G. [the chip's HBM]")
+    ] = None,
+    objective: Annotated[
+        Literal["latency", "throughput"],
+        typer.Option(help="The time of one run, or of one of many whose collectives overlap products."),
+    ] = "latency",
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw which device holds which block, step by step.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Derive every strategy of a contraction of sharded arrays, and price it.
+
+    Without `-> C[...]` letters in both operands are summed and the output's sharding is left open;
+    `{U_X}` in the output leaves the sum over X to be reduced later. One array is resharded.
+
+    \b
+    mw shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096
+    mw shard "x[B_X, D] . w[D, F_Y]" --mesh X=4,Y=4 --dims B=8k,D=4k,F=16k --hardware v5e:4x4
+    mw shard "A[I_X, J] -> A[I, J_X]" --mesh X=8 --dims I=1024,J=4096 --hardware h100:8
+    """
+    parsed_mesh, sizes = parse_mesh(mesh), parse_sizes(dims)
+    machine = catalog.load(hardware) if hardware else default_hardware(parsed_mesh)
+    operands, out = parse_shard(written)
+    if len(operands) == 1 and out is not None:
+        _reshard(operands[0], out, parsed_mesh, sizes, machine, dtype, svg, as_json)
+        return
+    lhs, rhs = operands
+    question = Question(_einsum(lhs, rhs, out), lhs, rhs, out, parsed_mesh, sizes, machine, dtype)
+    limit = memory_limit or machine.chip.hbm_bytes
+    found = strategies(question, memory_limit_bytes=limit, objective=objective)
+    if svg:
+        svg.write_text(contraction_svg(found[0]), encoding="utf-8")
+        note(f"wrote {svg}")
+    if as_json:
+        emit(_document(found, objective, limit))
+    else:
+        print(*contraction_lines(question, found, objective, limit), sep="\n")
+    if not found[0].fits(limit):
+        raise typer.Exit(1)
+
+
+def _reshard(
+    array: ShardedArray,
+    target: ShardedArray,
+    mesh: Mesh,
+    sizes: Mapping[str, int],
+    machine: Hardware,
+    dtype: str,
+    svg: Path | None,
+    as_json: bool,
+) -> None:
+    placement = machine.place(mesh)
+    found = cheapest_reshard(array, target, mesh, sizes, step_price(placement), dtype)
+    steps = [priced_step(step, mesh, sizes, dtype, placement) for step in found]
+    if svg:
+        svg.write_text(reshard_svg(array, target, steps, mesh), encoding="utf-8")
+        note(f"wrote {svg}")
+    if as_json:
+        emit(_reshard_document(array, steps, mesh, sizes, dtype))
+    else:
+        print(*reshard_lines(array, target, steps, machine.spec), sep="\n")
+
+
+def parse_shard(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
+    """(the one or two operands, the wanted output or None) that `text` writes.
+
+    >>> operands, out = parse_shard("A[I, J_X] . B[J_X, K] -> C[I, K]{U_X}")
+    >>> print(*operands, out)
+    A[I, J_X] B[J_X, K] C[I, K]{U_X}
+    """
+    left, arrow, right = text.partition("->")
+    parts = _PRODUCT.split(left.strip())
+    if len(parts) > 2 or (len(parts) == 1 and not arrow):
+        raise NotationError(f"{text!r} is neither a product of two arrays nor a reshard; write {_FORMS}")
+    operands = [parse_array(part) for part in parts]
+    return operands, _wanted(right) if arrow else None
+
+
+def _wanted(text: str) -> ShardedArray:
+    """The output; what breaks the notation's rules is said to be impossible, and why."""
+    try:
+        return parse_array(text)
+    except NotationError as error:
+        if "used twice" not in str(error):
+            raise
+        raise NotationError(
+            f"the wanted output is impossible: {error} (case 4: each device would hold a block of the "
+            "diagonal alone)"
+        ) from error
+
+
+def _einsum(lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray | None) -> Einsum:
+    """The letters of the product; without an output, those in both operands are summed."""
+    for array in (lhs, rhs, out):
+        for dim in array.dims if array else ():
+            if len(dim) > 1:
+                raise NotationError(f"{array}: dimension {dim} of a product must be one letter")
+    left, right = "".join(lhs.dims), "".join(rhs.dims)
+    kept = "".join(dim for dim in left + right if (dim in left) != (dim in right))
+    return Einsum.parse(f"{left},{right}->{''.join(out.dims) if out else kept}")
+
+
+def default_hardware(mesh: Mesh) -> Hardware:
+    """v5p chips, each axis of the mesh along a dimension of their torus (three at most)."""
+    sizes = [size for size in mesh.sizes.values() if size > 1]
+    network = catalog.chip(DEFAULT_CHIP).network
+    assert isinstance(network, Torus)
+    rank = len(network.pod)
+    if len(sizes) > rank:
+        raise HardwareError(
+            f"{mesh} has {len(sizes)} axes and {DEFAULT_CHIP} a {rank}D torus; give --hardware"
+        )
+    shape = [*sizes, *(1 for _ in range(rank - len(sizes)))]
+    return catalog.load(f"{DEFAULT_CHIP}:{'x'.join(map(str, shape))}")
+
+
+def _document(found: list[Strategy], objective: str, limit: int) -> dict:
+    """The keys of `mw shard` in contract.md; best is null where no strategy fits the memory."""
+    question = found[0].question
+    return {
+        "best": 0 if found[0].fits(limit) else None,
+        "objective": objective,
+        "memory_limit_bytes": limit,
+        "hardware": question.hardware.spec,
+        "cases": {axis: case_of(question.einsum, question.lhs, question.rhs, axis) for axis in question.mesh},
+        "strategies": [strategy.to_dict() for strategy in found],
+    }
+
+
+def _reshard_document(
+    array: ShardedArray, steps: list[PricedStep], mesh: Mesh, sizes: Mapping[str, int], dtype: str
+) -> dict:
+    """The same keys for one array: its cheapest way is the one strategy, without FLOPs."""
+    held = [array, *(step.collective.result for step in steps)]
+    block_bytes = [one.bytes_per_device(mesh, sizes, dtype) for one in held]
+    seconds = sum(step.seconds for step in steps)
+    strategy = {
+        "name": ", then ".join(step.collective.title for step in steps) or "nothing moves",
+        "out": str(held[-1]),
+        "steps": [step.to_dict() for step in steps],
+        "flops_per_device": 0,
+        "seconds_compute": 0.0,
+        "seconds_comms": seconds,
+        "seconds": seconds,
+        "bytes_per_device": max(map(sum, pairwise(block_bytes)), default=block_bytes[0]),
+    }
+    return {"best": 0, "strategies": [strategy]}

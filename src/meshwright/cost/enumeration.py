@@ -1,0 +1,236 @@
+"""What one choice of roles makes of a contraction: its strategies, priced.
+
+What an operand's move costs is worked out once for all the roles that ask for it, and figures are
+compared before a Strategy is made of them: thousands of contractions are priced in a second.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import islice
+from math import ceil, inf, prod
+from typing import NamedTuple, Protocol
+
+from meshwright.cost.moves import Move, Split, move, way
+from meshwright.cost.strategy import Operand, Question, Strategy
+from meshwright.notation.array import Axes, ShardedArray
+from meshwright.notation.roles import axis_orders
+from meshwright.units import dtype_bytes
+
+Roles = tuple[str | None, ...]  # a letter, or none, for each axis
+
+
+class Least(NamedTuple):
+    """Least seconds of the product (0 where it overlaps all) and of the collectives of two arrays."""
+
+    product: float
+    rhs: float
+    out: float
+
+    def seconds(self, lhs: float, rhs: float) -> float:
+        """Of a run whose operands take these seconds: the collectives of one array may hide the product."""
+        moved = lhs + rhs + self.out
+        return max(moved, moved - max(lhs, rhs, self.out) + self.product)
+
+
+class Collector(Protocol):
+    """Where strategies go; it may refuse one by its figures."""
+
+    def wants(
+        self, out: ShardedArray, compute: float, comms: float, seconds: float, peak: int, *, simple: bool
+    ) -> bool: ...
+
+    def add(self, strategy: Strategy) -> None: ...
+
+
+class _Ending(NamedTuple):
+    """What becomes of a product: the sharding it ends in, what it passes through, the move."""
+
+    out: ShardedArray
+    via: ShardedArray | None
+    move: Move
+
+
+class _Product(NamedTuple):
+    """The local product: bytes of its block, and the ways it may end."""
+
+    block: float
+    endings: list[_Ending]
+
+
+class _Operand(NamedTuple):
+    """An operand's move, the bytes of its block as given and as multiplied."""
+
+    move: Move
+    given: float
+    block: float
+
+
+class Enumeration:
+    """The strategies of one question, by the roles of its `axes`."""
+
+    def __init__(self, question: Question) -> None:
+        q, chip = question, question.hardware.chip
+        self.question, self.placement = question, question.placement
+        given = [array for array in (q.rhs, q.lhs, q.out) if array is not None]
+        used = {axis for array in given for axis in (*array.sharded_axes, *array.unreduced)}
+        self.axes = tuple(axis for axis, size in q.mesh.sizes.items() if size > 1 or axis in used)
+        self.orders = axis_orders(q.einsum.letters, given, self.axes)
+        self.flops = q.einsum.flops(q.sizes)
+        self.flops_per_second = chip.flops(q.dtype) * chip.matmul_efficiency
+        self.hbm_bytes_per_second, self.overlap = chip.hbm_bytes_per_second, chip.overlap
+        self.out_dims = tuple(q.einsum.out)
+        self.out_bytes = self._bytes(self.out_dims)
+        self._blocks = {a.name: self._bytes(a.dims) / self._degree(a.sharded_axes) for a in (q.lhs, q.rhs)}
+        self._operands: dict[tuple, _Operand | None] = {}
+
+    def price(self, roles: Roles, found: Collector, least: "Least | None" = None, limit: float = inf) -> None:
+        """Hands every end of the product with these roles to `found`, in sequence and windowed.
+
+        Gives up once it will take `limit` seconds, by what the operands' moves take and `least`.
+        """
+        q = self.question
+        lhs = self._operand(q.lhs, roles)
+        if lhs is None or (least and least.seconds(lhs.move.seconds, least.rhs) >= limit):
+            return
+        rhs = self._operand(q.rhs, roles)
+        if rhs is None or (least and least.seconds(lhs.move.seconds, rhs.move.seconds) >= limit):
+            return
+        made = self._product(roles)
+        if made is None:
+            return
+        degree = prod([q.mesh.sizes[axis] for axis, role in zip(self.axes, roles, strict=True) if role])
+        flops, traffic = self.flops / degree, lhs.block + rhs.block + made.block
+        compute = max(flops / self.flops_per_second, traffic / self.hbm_bytes_per_second)
+        for out, via, end in made.endings:
+            comms = lhs.move.seconds + rhs.move.seconds + end.seconds
+            busy = lhs.move.busy + rhs.move.busy + end.busy
+            for window, transfer, steps in self._windows(lhs.move, rhs.move, end):
+                if via is not None and window != "out":
+                    continue  # the two halves in sequence are the AllReduce itself
+                hidden = transfer + compute - max(compute, transfer + compute / steps)
+                seconds = compute + comms - self.overlap * hidden
+                peak = ceil(_peak(window, steps, lhs, rhs, made.block, end))
+                simple = window is None and len(set(busy)) == len(busy)
+                if found.wants(out, compute, comms, seconds, peak, simple=simple):
+                    named = tuple(zip(self.axes, roles, strict=True))
+                    moved = ceil(lhs.move.moved_bytes + rhs.move.moved_bytes + end.moved_bytes)
+                    found.add(
+                        Strategy(q, named, out, via, window, flops, compute, comms, seconds, moved, peak)
+                    )
+
+    def _operand(self, array: ShardedArray, roles: Roles) -> _Operand | None:
+        """The move of `array` to its roles; None where it does not divide."""
+        key = (array.name, *[role if role in array.dims else None for role in roles])
+        if key not in self._operands:
+            self._operands[key] = self._moved(array, roles)
+        return self._operands[key]
+
+    def _moved(self, array: ShardedArray, roles: Roles) -> _Operand | None:
+        split = self._split(array.dims, roles)
+        if split is None:
+            return None
+        block = self._blocks[array.name]
+        moved = move(way(array.axes, array.unreduced, split, ()), block, self.placement)
+        return _Operand(moved, block, moved.held or block)
+
+    def _split(self, dims: Axes, roles: Roles) -> Split | None:
+        """The axes of each dimension under these roles; None where one does not divide."""
+        split = []
+        for dim in dims:
+            if dim not in roles:
+                split.append(())
+                continue
+            axes = tuple([axis for axis, role in zip(self.axes, roles, strict=True) if role == dim])
+            if len(axes) > 1:
+                axes = tuple([axis for axis in self.orders[dim] if axis in axes])
+            if self.question.sizes[dim] % self._degree(axes):
+                return None
+            split.append(axes)
+        return tuple(split)
+
+    def _bytes(self, dims: Axes) -> float:
+        return prod([self.question.sizes[dim] for dim in dims]) * dtype_bytes(self.question.dtype)
+
+    def _degree(self, axes: Iterable[str]) -> int:
+        sizes = self.question.mesh.sizes
+        return prod([sizes[axis] for axis in axes])
+
+    def _product(self, roles: Roles) -> _Product | None:
+        """The local product with these roles, and its ends."""
+        split = self._split(self.out_dims, roles)
+        if split is None:
+            return None
+        partial = tuple(
+            [a for a, role in zip(self.axes, roles, strict=True) if role and role not in self.out_dims]
+        )
+        block = self.out_bytes / self._degree([axis for axes in split for axis in axes])
+        endings = []
+        for target in self._targets(split, partial):
+            legs = way(split, partial, target.axes, target.unreduced)
+            endings.append(_Ending(target, None, move(legs, block, self.placement)))
+            if len(legs) == 1 and legs[0][0] == "all_reduce":
+                endings += self._through_scatter(target, split, partial, block)
+        return _Product(block, endings)
+
+    def _targets(self, split: Split, partial: Axes) -> list[ShardedArray]:
+        """The wanted sharding; where any will do, all ends of a partial sum, each axis alike."""
+        if self.question.out is not None:
+            return [self.question.out]
+        if not partial:
+            return [_out(self.out_dims, split, ())]
+        whole = _out(self.out_dims, split, ())
+        return [_out(self.out_dims, split, partial), whole, *self._scattered(split, partial, ())]
+
+    def _scattered(self, split: Split, summed: Axes, partial: Axes) -> Iterator[ShardedArray]:
+        """The sum over `summed` scattered over each dimension that these axes divide further."""
+        q = self.question
+        for i, (dim, axes) in enumerate(zip(self.out_dims, split, strict=True)):
+            if q.sizes[dim] % self._degree(axes + summed) == 0:
+                yield _out(self.out_dims, (*split[:i], axes + summed, *split[i + 1 :]), partial)
+
+    def _through_scatter(
+        self, target: ShardedArray, split: Split, partial: Axes, block: float
+    ) -> Iterator[_Ending]:
+        """An AllReduce in two: its first half can run under the product."""
+        summed = tuple([axis for axis in partial if axis not in target.unreduced])
+        for via in islice(self._scattered(split, summed, target.unreduced), 1):
+            there = way(split, partial, via.axes, via.unreduced)
+            back = way(via.axes, via.unreduced, target.axes, target.unreduced)
+            yield _Ending(target, via, move(there + back, block, self.placement))
+
+    def _windows(self, lhs: Move, rhs: Move, end: Move) -> list[tuple[Operand | None, float, int]]:
+        """(array, seconds, steps) of the transfers that can run under the product; first, of none."""
+        found: list[tuple[Operand | None, float, int]] = [(None, 0.0, 1)]
+        if lhs.legs and lhs.legs[-1][0] == "all_gather":
+            found.append(("lhs", lhs.times[-1], self.question.mesh.size(lhs.legs[-1][1])))
+        if rhs.legs and rhs.legs[-1][0] == "all_gather":
+            found.append(("rhs", rhs.times[-1], self.question.mesh.size(rhs.legs[-1][1])))
+        if end.legs and end.legs[0][0] == "reduce_scatter":
+            found.append(("out", end.times[0], self.question.mesh.size(end.legs[0][1])))
+        return found
+
+
+@lru_cache(maxsize=1 << 16)
+def _out(dims: Axes, split: Split, unreduced: Axes) -> ShardedArray:
+    """The product C in a sharding; the same object each time, since many strategies end in it."""
+    return ShardedArray("C", dims, split, unreduced)
+
+
+def _peak(
+    window: Operand | None, steps: int, lhs: _Operand, rhs: _Operand, product: float, end: Move
+) -> float:
+    """Most bytes at any time: while an operand moves, at the product, while the product moves.
+
+    In steps, two blocks are held of what would be whole: the one in use and the one under way.
+    """
+    lhs_held, lhs_extra = lhs.move.held, lhs.move.extra
+    rhs_held, rhs_extra = rhs.move.held, rhs.move.extra
+    end_extra = end.extra
+    if window == "lhs":
+        lhs_held, lhs_extra = 2 * lhs_held / steps, lhs.move.extra_but_last
+    elif window == "rhs":
+        rhs_held, rhs_extra = 2 * rhs_held / steps, rhs.move.extra_but_last
+    elif window == "out":
+        product, end_extra = 2 * product / steps, end.extra_but_first
+    held = lhs_held + rhs_held + product
+    return lhs.given + rhs.given + max(lhs_extra, lhs_held + rhs_extra, held, product + end_extra)

@@ -1,0 +1,188 @@
+"""A contraction's strategies, or a reshard, as a person would derive them on a board: lines of text."""
+
+from collections.abc import Iterator, Sequence
+
+from meshwright.cost.strategy import Objective, PricedStep, Question, Strategy
+from meshwright.notation.array import ShardedArray, subscript
+from meshwright.notation.roles import Case, case_of
+from meshwright.units import format_bytes, format_count, format_seconds
+
+MAX_ROWS = 8  # strategies listed under the derivation
+
+_CASES: dict[Case, str] = {
+    1: "its blocks meet where they are",
+    2: "gather that operand, or cut the other alike and reduce the sum",
+    3: "multiply what is there, and reduce the sum",
+    4: "an array may use an axis once, so one operand gives way",
+}
+
+
+def contraction_lines(
+    question: Question,
+    found: Sequence[Strategy],
+    objective: Objective,
+    memory_limit_bytes: float | None,
+) -> Iterator[str]:
+    """The board: what is given, the cases, the winner step by step, the others, and why it wins."""
+    best = found[0]
+    yield from _given(question)
+    yield ""
+    yield from _cases(question)
+    yield ""
+    yield from _derivation(best)
+    if len(found) > 1:
+        yield ""
+        yield from _table(found, objective, memory_limit_bytes)
+        yield ""
+        yield from _why(best, found, objective, memory_limit_bytes)
+
+
+def reshard_lines(
+    array: ShardedArray, target: ShardedArray, steps: Sequence[PricedStep], machine: str
+) -> Iterator[str]:
+    """The board of one array: its collectives and their sum."""
+    yield f"{array} -> {target}    on {machine}"
+    yield ""
+    if not steps:
+        yield "  nothing moves"
+    yield from _rows([_step_row(step) for step in steps])
+    yield f"  in all {format_seconds(sum(step.seconds for step in steps))}"
+
+
+def _given(q: Question) -> Iterator[str]:
+    mesh = ", ".join(f"{axis}={size}" for axis, size in q.mesh.sizes.items())
+    sizes = ", ".join(f"{dim}={q.sizes[dim]:,}" for dim in q.einsum.letters)
+    wanted = q.out or f"C[{', '.join(q.einsum.out)}] sharded as may be"
+    yield f"{q.lhs} . {q.rhs} -> {wanted}"
+    yield f"  {mesh} on {q.hardware.spec}; {sizes}; {q.dtype}"
+    yield ""
+    arrays = [array for array in (q.lhs, q.rhs, q.out) if array is not None]
+    yield from _rows([(str(array), f"{_bytes(q, array)} a device", _copies(q, array)) for array in arrays])
+
+
+def _bytes(q: Question, array: ShardedArray) -> str:
+    return format_bytes(array.bytes_per_device(q.mesh, q.sizes, q.dtype))
+
+
+def _copies(q: Question, array: ShardedArray) -> str:
+    if array.unreduced:
+        return f"partial sums over {'·'.join(array.unreduced)}"
+    copies = array.replicas(q.mesh)
+    return f"{copies} copies of each block" if copies > 1 else "each block once"
+
+
+def _cases(q: Question) -> Iterator[str]:
+    for axis in q.mesh:
+        case = case_of(q.einsum, q.lhs, q.rhs, axis)
+        yield f"  {axis}: case {case}, {_where(q, axis)}: {_CASES[case]}"
+
+
+def _where(q: Question, axis: str) -> str:
+    """`splits J of A alone`, `splits I of A and K of B`."""
+    parts = []
+    for array, other in ((q.lhs, q.rhs), (q.rhs, q.lhs)):
+        if letter := array.dim_of(axis):
+            alone = " alone" if letter in other.dims and not other.dim_of(axis) else ""
+            parts.append(f"{letter} of {array.name}{alone}")
+    return f"splits {' and '.join(parts)}" if parts else "splits neither operand"
+
+
+def _derivation(best: Strategy) -> Iterator[str]:
+    plan = best.contraction
+    num_operand_steps = len(plan.lhs_steps) + len(plan.rhs_steps)
+    rows = [_step_row(step) for step in best.steps]
+    product = f"{plan.lhs_computed} . {plan.rhs_computed} -> {plan.product}"
+    work = f"{format_count(best.flops_per_device)} FLOPs"
+    rows.insert(num_operand_steps, ("Multiply", product, work, format_seconds(best.seconds_compute), ""))
+    yield f"  cheapest: {best.name}"
+    yield ""
+    yield from _rows([("", *row) for row in rows])
+    yield ""
+    yield f"     {_sum(best)}"
+    yield f"     holds {format_bytes(best.bytes_per_device)} a device at most; " + (
+        f"each sends {format_bytes(best.bytes_moved_per_device)}"
+        if best.bytes_moved_per_device
+        else "sends nothing"
+    )
+
+
+def _sum(strategy: Strategy) -> str:
+    """`t = 43.6 us + 280 us = 324 us`, and what a window hides of it."""
+    compute, comms = format_seconds(strategy.seconds_compute), format_seconds(strategy.seconds_comms)
+    together = strategy.seconds_compute + strategy.seconds_comms
+    text = f"t = product {compute} + collectives {comms} = {format_seconds(together)}"
+    if strategy.window is None:
+        return text
+    hidden = format_seconds(together - strategy.seconds)
+    return f"{text}, of which {hidden} run at once: {format_seconds(strategy.seconds)}"
+
+
+def _step_row(step: PricedStep) -> tuple[str, ...]:
+    c = step.collective
+    written = (c.title + subscript(c.axes), f"{c.operand} -> {c.result}")
+    if c.op == "slice":
+        return (*written, "", "free", "")
+    mark = "in steps under the product" if step.windowed else ""
+    return (*written, format_bytes(step.num_bytes), format_seconds(step.seconds), mark)
+
+
+def _table(found: Sequence[Strategy], objective: Objective, limit: float | None) -> Iterator[str]:
+    one_output = len({strategy.out for strategy in found}) == 1
+    total = "in all" if objective == "latency" else "overlapped"
+    head = ("", total, "product", "collectives", "memory", "output", "strategy")
+    rows = [_row(number, s, objective, limit) for number, s in enumerate(found[:MAX_ROWS], 1)]
+    yield from _rows([head, *rows], hidden=5 if one_output else None)
+    if len(found) > MAX_ROWS:
+        yield f"     and {len(found) - MAX_ROWS} more (--json has all)"
+
+
+def _row(number: int, s: Strategy, objective: Objective, limit: float | None) -> tuple[str, ...]:
+    figures = (s.objective_seconds(objective), s.seconds_compute, s.seconds_comms)
+    memory = format_bytes(s.bytes_per_device) + ("" if s.fits(limit) else " (too much)")
+    return str(number), *map(format_seconds, figures), memory, str(s.out), s.name
+
+
+def _why(
+    best: Strategy, found: Sequence[Strategy], objective: Objective, limit: float | None
+) -> Iterator[str]:
+    """What decides between the best and the next that is a whole answer too."""
+    following = [s for s in found[1:] if s.leaves_partial_sum == best.leaves_partial_sum]
+    if not best.fits(limit):
+        yield f"  none fits {format_bytes(limit or 0)} a device; the first is the fastest"
+        return
+    faster = [s for s in found if s.objective_seconds(objective) < best.objective_seconds(objective)]
+    for other in [s for s in faster if not s.fits(limit)][:1]:
+        yield f"  {other.name} is faster, but needs {format_bytes(other.bytes_per_device)}"
+    if not following:
+        return
+    other = following[0]
+    yield f"  against the next: {'; '.join(_differences(best, other, objective))}"
+
+
+def _differences(best: Strategy, other: Strategy, objective: Objective) -> list[str]:
+    found = []
+    for what, mine, theirs in (
+        ("product", best.seconds_compute, other.seconds_compute),
+        ("collectives", best.seconds_comms, other.seconds_comms),
+    ):
+        if format_seconds(mine) != format_seconds(theirs):
+            more = "less" if mine < theirs else "more"
+            found.append(f"{what} {format_seconds(abs(theirs - mine))} {more}")
+    if best.window and not other.window and objective == "latency":
+        found.append("a transfer hides under the product")
+    mine, theirs = best.objective_seconds(objective), other.objective_seconds(objective)
+    if not found:
+        found.append("the same time" if best.out != other.out else "less memory")
+    return [*found, f"it takes {theirs / mine:.2f} times as long"] if mine < theirs else found
+
+
+def _rows(rows: Sequence[Sequence[str]], hidden: int | None = None) -> Iterator[str]:
+    """The rows with their columns lined up; figures lean right."""
+    kept = [[cell for i, cell in enumerate(row) if i != hidden] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*kept, strict=True)]
+    for row in kept:
+        cells = (
+            cell.rjust(width) if cell[:1].isdigit() or cell == "free" else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        )
+        yield "  " + "  ".join(cells).rstrip()
