@@ -11,8 +11,11 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
-def test_readme_examples():
-    result = doctest.testfile(str(ROOT / "README.md"), module_relative=False, optionflags=doctest.ELLIPSIS)
+@pytest.mark.parametrize("document", ["README.md", "docs/notation.md"])
+def test_examples(document: str):
+    result = doctest.testfile(
+        str(ROOT / document), encoding="utf-8", module_relative=False, optionflags=doctest.ELLIPSIS
+    )
     assert result.attempted > 0 and result.failed == 0
 
 

@@ -1,10 +1,14 @@
 """The price of a reshard's steps on a machine, and what the search makes of it."""
 
+from itertools import product
+
 import pytest
 
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.resharding import step_price
 from meshwright.hardware import catalog
+from meshwright.layout import Layout
+from meshwright.notation.collective import Collective
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
 from meshwright.notation.resharding import cheapest_reshard
@@ -41,3 +45,39 @@ def test_between_slices_a_gather_takes_what_the_slice_leaves() -> None:
         ("slice", ("tensor",)),
         ("all_gather", ("data", "tensor")),
     ]
+
+
+SPECS = {"wq": "BTD,DNH->BTNH", "wo": "BTNH,NHD->BTD", "w_in": "BTD,DF->BTF", "w_out": "BTF,FD->BTD"}
+SIZES = {"B": 64, "T": 4096, "D": 4096, "N": 32, "H": 128, "F": 16384}
+
+
+def _sent_bytes(op: str, num_devices: int, moved: int) -> float:
+    """What a device sends at least: an all-to-all's n - 1 parts of V / n^2, and so on."""
+    share = (num_devices - 1) / num_devices
+    return moved * {"all_reduce": 2 * share, "all_to_all": share / num_devices}.get(op, share)
+
+
+@pytest.mark.parametrize("degrees", list(product((1, 2), (1, 4), (1, 2), (1, 2), (False, True))))
+def test_the_rules_are_the_cheapest_for_every_layout(degrees: tuple[int, int, int, int, bool]) -> None:
+    """reshard() knows no prices; on the axes of an array no search sends less for what layouts ask."""
+    layout = Layout(*degrees)
+    for name, spec in SPECS.items():
+        forward = layout.contraction(name, spec)
+        for plan in (forward, forward.lhs_gradient, forward.rhs_gradient):
+            for steps in (plan.lhs_steps, plan.rhs_steps, plan.out_steps):
+                if steps:
+                    assert _by_rules_is_cheapest(layout, steps), [str(step) for step in steps]
+
+
+def _by_rules_is_cheapest(layout: Layout, steps: list[Collective]) -> bool:
+    before, after = steps[0].operand, steps[-1].result
+    used = {*before.sharded_axes, *before.unreduced, *after.sharded_axes}
+    mesh = Mesh({axis: size for axis, size in layout.mesh.sizes.items() if axis in used})
+
+    def price(op: str, axes: tuple[str, ...], moved: int) -> float:
+        return 0.0 if op == "slice" else _sent_bytes(op, mesh.size(axes), moved)
+
+    def total(steps: list[Collective]) -> float:
+        return sum(price(step.op, step.axes, step.gathered_bytes(mesh, SIZES, "bf16")) for step in steps)
+
+    return total(steps) <= total(cheapest_reshard(before, after, mesh, SIZES, price)) * (1 + 1e-9)

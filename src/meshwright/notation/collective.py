@@ -95,6 +95,10 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
     Slices and reduce-scatters make the block smaller, so they go first; all-gathers go last.
     An axis can be added or removed only as the minor (last) one of its dimension, since blocks
     are contiguous; what does not fit that is gathered back to the common prefix and sliced anew.
+
+    It needs no mesh, sizes or prices, so one answer holds for all of them: contractions derive it once
+    for a sharding's pattern. For what layouts ask it is as cheap as any (tests/cost/test_resharding.py);
+    for any two shardings on a given machine `notation.resharding.cheapest_reshard` searches.
     """
     assert array.dims == target.dims, f"{array} and {target} have different dimensions"
     if not set(target.unreduced) <= set(array.unreduced):
