@@ -15,6 +15,7 @@ from meshwright.notation.collective import Op
 from meshwright.notation.moves import Choice, Moves, members, subsets
 
 Summary = tuple[int, int, int]  # masks of the axes that are right, wrong, partial
+Costs = tuple[Choice, float, float]  # its seconds, and those to the goal with it
 Price = Callable[[Op, int, int], float]  # operation, mask of its axes, mask of the sharded axes
 
 
@@ -28,24 +29,24 @@ class LowerBound:
             summary: {(op, axes): self._after(op, axes, summary) for op, axes in self._choices(summary)}
             for summary in self._summaries(start[2])
         }
-        self._costs: dict[Summary, dict[Choice, tuple[float, float]]] = {}
+        self._costs: dict[Summary, dict[Choice, Costs]] = {}
         self._seconds = self._solve(goal)
 
     def seconds(self, summary: Summary) -> float:
         return self._seconds.get(summary, inf)
 
-    def costs(self, summary: Summary) -> dict[Choice, tuple[float, float]]:
-        """For each operation and its axes the seconds that it takes, and those to the goal with it."""
+    def costs(self, summary: Summary) -> dict[Choice, Costs]:
+        """What each choice costs."""
         if summary not in self._costs:
-            self._costs[summary] = dict(self._priced(summary))
+            self._costs[summary] = {costs[0]: costs for costs in self._priced(summary)}
         return self._costs[summary]
 
-    def _priced(self, summary: Summary) -> Iterator[tuple[Choice, tuple[float, float]]]:
+    def _priced(self, summary: Summary) -> Iterator[Costs]:
         sharded = summary[0] | summary[1]
-        for (op, axes), afters in self._edges[summary].items():
-            cost = self._price(op, axes, sharded)
+        for choice, afters in self._edges[summary].items():
+            cost = self._price(*choice, sharded)
             left = min([self.seconds(after) for after in afters], default=inf)
-            yield (op, axes), (cost, cost + left)
+            yield choice, cost, cost + left
 
     def _summaries(self, partial: int) -> Iterator[Summary]:
         """Every summary there can be: an axis that is partial may stay so, be anywhere or be free."""

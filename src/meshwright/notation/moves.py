@@ -16,9 +16,9 @@ Blocks are contiguous, so an axis joins or leaves its dimension only as the last
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import combinations_with_replacement, permutations, product
+from itertools import combinations_with_replacement, compress, permutations, product
 from math import prod
-from operator import add
+from operator import add, ne
 
 from meshwright.notation.collective import Op
 
@@ -159,17 +159,20 @@ def _ends(axes: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
 def _permutations(placed: Placed, axes: int, axis_sizes: tuple[int, ...]) -> dict[int, list[Placed]]:
     """Every other way to split the dimensions as before by some of `axes`, by the axes that change."""
     shards = tuple([prod([axis_sizes[axis] for axis in split]) for split in placed])
-    before = positions(placed, axis_sizes)
+    before, bits = positions(placed, axis_sizes), [1 << axis for axis in range(len(axis_sizes))]
     found: dict[int, list[Placed]] = {}
-    for other in _equal_splits(axis_sizes, shards, axes):
-        changed, bit = 0, 1
-        for was, now in zip(before, positions(other, axis_sizes), strict=True):
-            if was != now:
-                changed |= bit
-            bit <<= 1
+    for other, after in _positions_of_equal_splits(axis_sizes, shards, axes):
+        changed = sum(compress(bits, map(ne, before, after)))
         if changed:
             found.setdefault(changed, []).append(other)
     return found
+
+
+@lru_cache(maxsize=4096)
+def _positions_of_equal_splits(
+    axis_sizes: tuple[int, ...], shards: tuple[int, ...], axes: int
+) -> list[tuple[Placed, tuple[Position, ...]]]:
+    return [(split, positions(split, axis_sizes)) for split in _equal_splits(axis_sizes, shards, axes)]
 
 
 @lru_cache(maxsize=4096)

@@ -236,7 +236,7 @@ class _Search:
         costs = self._bounds.costs(self._problem.summary(state))
         limit, _ = self._best.get(self._goal, _NEVER)
         for choice, family in self._moves.all(state):
-            cost, cost_to_goal = costs[choice]
+            choice, cost, cost_to_goal = costs[choice]
             bound, then = seconds + cost_to_goal, (seconds + cost, steps + 1)
             if bound <= limit and bound < inf and then < self._spelled.get(family, _NEVER):
                 entry = bound, steps + 1, next(self._order), seconds + cost, state, choice, family
