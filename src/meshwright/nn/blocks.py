@@ -32,8 +32,8 @@ def put(
 
 def max_abs_error(placed: Array, array: ShardedArray, whole: np.ndarray) -> float:
     """The largest difference on any device between `placed`, its addends summed, and `whole`."""
-    assert isinstance(placed.sharding, NamedSharding)
-    mesh = placed.sharding.mesh
+    mesh = placed.sharding.mesh if isinstance(placed.sharding, NamedSharding) else None
+    assert isinstance(mesh, jax.sharding.Mesh), f"{array} is on no mesh of devices"
     blocks = {shard.device: np.asarray(shard.data, np.float64) for shard in placed.addressable_shards}
     errors = [
         np.abs(sum(blocks[mesh.devices[p]] for p in group) - whole[index]).max(initial=0.0)
