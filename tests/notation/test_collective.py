@@ -43,6 +43,24 @@ def _steps(before: str, after: str) -> list[str]:
             "A[I, J_Y]",
             ["Slice_{Y} A[I_X, J] -> A[I_X, J_Y]", "AllGather_{X} A[I_X, J_Y] -> A[I, J_Y]"],
         ),
+        # What moves first makes way for a scatter, which is half of an all-reduce and a slice.
+        (
+            "A[I_X, J]{U_Y}",
+            "A[I, J_XY]",
+            [
+                "AllToAll_{X} A[I_X, J]{U_Y} -> A[I, J_X]{U_Y}",
+                "ReduceScatter_{Y} A[I, J_X]{U_Y} -> A[I, J_XY]",
+            ],
+        ),
+        (
+            "A[I]{U_YZ}",
+            "A[I_ZXY]",
+            [
+                "ReduceScatter_{Z} A[I]{U_YZ} -> A[I_Z]{U_Y}",
+                "Slice_{X} A[I_Z]{U_Y} -> A[I_ZX]{U_Y}",
+                "ReduceScatter_{Y} A[I_ZX]{U_Y} -> A[I_ZXY]",
+            ],
+        ),
         # The major axis cannot leave alone, since blocks are contiguous.
         (
             "A[I_XY, J]",

@@ -104,7 +104,7 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
     if not set(target.unreduced) <= set(array.unreduced):
         raise NotationError(f"{array} -> {target}: a finished sum cannot become partial again")
     steps: list[Collective] = []
-    for stage in (_slice, _reduce_scatter, _all_to_all, _all_reduce, _all_gather, _slice):
+    for stage in (_shrink, _all_reduce, _all_gather, _slice):
         for op, axes, result in stage(array, target):
             steps.append(Collective(op, axes, array, result))
             array = result
@@ -119,6 +119,17 @@ def _missing(array: ShardedArray, target: ShardedArray, dim: str) -> Axes:
     """The axes that `dim` still needs, if they can be appended behind those it has."""
     have, want = array.axes_of(dim), target.axes_of(dim)
     return want[len(have) :] if want[: len(have)] == have else ()
+
+
+def _shrink(array: ShardedArray, target: ShardedArray) -> _Moves:
+    """What leaves no block larger; each may make way for another, so all are tried until none moves."""
+    moves = True
+    while moves:
+        moves = False
+        for stage in (_slice, _reduce_scatter, _all_to_all):
+            for op, axes, result in stage(array, target):
+                array, moves = result, True
+                yield op, axes, result
 
 
 def _slice(array: ShardedArray, target: ShardedArray) -> _Moves:
