@@ -21,7 +21,9 @@ def embed(tokens: Array, table: Array, layout: Layout) -> Array:
 
     def local(tokens_local: Array, table_local: Array) -> Array:
         for axis in stored.axes_of("D"):
-            table_local = lax.all_gather(table_local, axis, axis=1, tiled=True)
+            # [V, n, D/n]: so that its gradient stays a reduce-scatter (see scatter.py).
+            parts = lax.all_gather(table_local, axis, axis=1)
+            table_local = jnp.reshape(parts, (parts.shape[0], -1))
         if not split_vocab:
             return table_local[tokens_local]
         (axis,) = split_vocab
