@@ -1,10 +1,10 @@
 """Contractions and reshards on devices, every step as the algebra derives it.
 
 Explicit sharding: an array's type is its notation, so each collective is one `reshard` to the type
-of its result, and a partial sum stays partial until a step finishes it. Backward, the cotangent of a
-moved array takes its Route's way back. An array that several devices use is typed `reduced` over
-their axes, which makes its cotangent a partial sum: what uses it more than once shares the one
-reduction.
+of its result (see scatter.py for what a reduce-scatter needs beside), and a partial sum stays partial
+until a step finishes it. Backward, the cotangent of a moved array takes its Route's way back. An array
+that several devices use is typed `reduced` over their axes, which makes its cotangent a partial sum:
+what uses it more than once shares the one reduction.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from jax.sharding import reshard
 from meshwright.nn.contract import local_product
 from meshwright.nn.exchange import acts_on_several_dims, exchange
 from meshwright.nn.mesh import partition_spec
+from meshwright.nn.scatter import reduce_scatter
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective
 from meshwright.notation.einsum import Contraction, Route, cotangent
@@ -54,11 +55,13 @@ def run_steps(x: Array, steps: Sequence[Collective]) -> Array:
 def _run_step(x: Array, step: Collective) -> Array:
     if step.op in ("all_gather", "reduce_scatter", "all_to_all") and acts_on_several_dims(step):
         return exchange(x, step)
+    if step.op == "reduce_scatter":
+        return reduce_scatter(x, step)
     return reshard(x, partition_spec(step.result))
 
 
 def _run(x: Array, steps: Sequence[Collective], end: ShardedArray, reduced: Axes) -> Array:
     """`x` after `steps`, which lead to `end`; over `reduced` its cotangent will be a partial sum."""
-    if not (steps or reduced):
-        return x
+    if not reduced:
+        return run_steps(x, steps)
     return reshard(run_steps(x, steps[:-1]), partition_spec(end, reduced))
