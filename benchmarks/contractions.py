@@ -1,12 +1,14 @@
-"""How many contractions a second are derived and priced, all strategies each: prints JSON.
+"""How many contractions a second get their cheapest strategy out of all there are: prints JSON.
 
-    python benchmarks/contractions.py [--contractions 5000] [--rounds 5] > benchmarks/results/contractions.json
+    python benchmarks/contractions.py > benchmarks/results/contractions.json
 
 Random two-operand einsums (matrices for the most part, else with a batch letter, two contracting or
-two free letters a side) of random shardings on Mesh({'X': 4, 'Y': 4, 'Z': 4}) of v5p:4x4x4; each mesh axis splits any dimension of each
-array or none, in any order, and one output in four is left open. One process on one core; no JAX.
-The first round starts with empty caches, as a new process does; the others find other contractions
-of the same kind. Target: 2,000 contractions a second.
+two free letters a side) of random shardings on Mesh({'X': 4, 'Y': 4, 'Z': 4}) of v5p:4x4x4; each mesh
+axis splits any dimension of each array or none, in any order, and one output in four is left open.
+All roles are bounded from below and priced until none that is left can be cheaper; the tests
+compare with pricing every one. One process on one core; no JAX. The first round starts with empty
+caches, as a new process does; the others find other contractions of the same kind.
+Target: 2,000 contractions a second.
 """
 
 import argparse

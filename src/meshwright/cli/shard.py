@@ -22,7 +22,7 @@ from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
 from meshwright.notation.resharding import cheapest_reshard
 from meshwright.notation.roles import case_of
-from meshwright.report.board import contraction_lines, reshard_lines
+from meshwright.report.board import contraction_lines, reshard_lines, run_lines
 from meshwright.report.shard_svg import contraction_svg, reshard_svg
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -39,7 +39,7 @@ def shard(
     dims: Annotated[str, typer.Option(help="The sizes of the dimensions: I=1024,J=4k,K=4k.")],
     hardware: Annotated[
         str | None,
-        typer.Option(help="v5e:4x2, h100:8, machine.toml. [v5p chips on a torus shaped like the mesh]"),
+        typer.Option(help="v5e:4x2, h100:8, machine.toml. [v5p, its torus shaped as the mesh]"),
     ] = None,
     dtype: Annotated[str, dtype_option("--dtype", help="Type of the elements.")] = "bf16",
     memory_limit: Annotated[
@@ -52,6 +52,9 @@ def shard(
     svg: Annotated[
         Path | None, typer.Option(help="Draw which device holds which block, step by step.")
     ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run the cheapest on virtual CPU devices, and compare.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Derive every strategy of a contraction of sharded arrays, and price it.
@@ -68,7 +71,7 @@ def shard(
     machine = catalog.load(hardware) if hardware else default_hardware(parsed_mesh)
     operands, out = parse_shard(written)
     if len(operands) == 1 and out is not None:
-        _reshard(operands[0], out, parsed_mesh, sizes, machine, dtype, svg, as_json)
+        _reshard(operands[0], out, parsed_mesh, sizes, machine, dtype, svg, run, as_json)
         return
     lhs, rhs = operands
     question = Question(_einsum(lhs, rhs, out), lhs, rhs, out, parsed_mesh, sizes, machine, dtype)
@@ -77,10 +80,12 @@ def shard(
     if svg:
         svg.write_text(contraction_svg(found[0]), encoding="utf-8")
         note(f"wrote {svg}")
+    ran = _ran(found[0]) if run else {}
     if as_json:
-        emit(_document(found, objective, limit))
+        emit(_document(found, objective, limit) | ran)
     else:
-        print(*contraction_lines(question, found, objective, limit), sep="\n")
+        lines = contraction_lines(question, found, objective, limit)
+        print(*lines, *run_lines(ran), sep="\n")
     if not found[0].fits(limit):
         raise typer.Exit(1)
 
@@ -93,6 +98,7 @@ def _reshard(
     machine: Hardware,
     dtype: str,
     svg: Path | None,
+    run: bool,
     as_json: bool,
 ) -> None:
     placement = machine.place(mesh)
@@ -101,10 +107,21 @@ def _reshard(
     if svg:
         svg.write_text(reshard_svg(array, target, steps, mesh), encoding="utf-8")
         note(f"wrote {svg}")
+    ran: dict = {}
+    if run:
+        from meshwright.audit.shard import run_reshard
+
+        ran = run_reshard(found, mesh, sizes, dtype)
     if as_json:
-        emit(_reshard_document(array, steps, mesh, sizes, dtype))
+        emit(_reshard_document(array, steps, mesh, sizes, dtype) | ran)
     else:
-        print(*reshard_lines(array, target, steps, machine.spec), sep="\n")
+        print(*reshard_lines(array, target, steps, machine.spec), *run_lines(ran), sep="\n")
+
+
+def _ran(strategy: Strategy) -> dict:
+    from meshwright.audit.shard import run_strategy  # the audit reads HLO, which planning need not
+
+    return run_strategy(strategy)
 
 
 def parse_shard(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
@@ -125,7 +142,7 @@ def parse_shard(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
 def _wanted(text: str) -> ShardedArray:
     """The output; what breaks the notation's rules is said to be impossible, and why."""
     try:
-        return parse_array(text)
+        return parse_array(text.strip())
     except NotationError as error:
         if "used twice" not in str(error):
             raise

@@ -52,10 +52,8 @@ class RoleTable(NamedTuple):
 def role_table(einsum: Einsum, choices: tuple[tuple[Role, ...], ...]) -> RoleTable:
     """All combinations of one role from each of `choices`."""
     roles = list(cartesian(*choices))
-    rows = [
-        [einsum.letters.index(one[axis]) if one[axis] else -1 for one in roles]
-        for axis in range(len(choices))
-    ]
+    place = {letter: position for position, letter in enumerate(einsum.letters)}
+    rows = [[place.get(one[axis] or "", -1) for one in roles] for axis in range(len(choices))]
     letters = np.array(rows, dtype=np.int64).reshape(len(choices), len(roles))
 
     def mask(wanted: str) -> np.ndarray:
@@ -119,11 +117,9 @@ def lower_bounds(q: Question, axes: Axes, table: RoleTable) -> Bounds:
     product = np.maximum(
         flops / (chip.flops(q.dtype) * chip.matmul_efficiency), (lhs + rhs + made) / chip.hbm_bytes_per_second
     )
-    moved = [
-        _between(machine, block, *_given(q.einsum, axes, table, array), split)
-        for array, block, split in ((q.lhs, lhs, table.lhs), (q.rhs, rhs, table.rhs))
-    ]
-    return Bounds(product, *moved, _ending(q, axes, table, machine, made))
+    to_lhs = _between(machine, lhs, *_given(q.einsum, axes, table, q.lhs), table.lhs)
+    to_rhs = _between(machine, rhs, *_given(q.einsum, axes, table, q.rhs), table.rhs)
+    return Bounds(product, to_lhs, to_rhs, _ending(q, axes, table, machine, made))
 
 
 def _given(einsum: Einsum, axes: Axes, table: RoleTable, array: ShardedArray) -> tuple[int, np.ndarray]:

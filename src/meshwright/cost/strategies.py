@@ -48,6 +48,12 @@ def strategies(
     objective: "latency" is one run on its own, "throughput" one of many that overlap.
     Raises NotationError where a dimension does not divide or a wanted partial sum cannot be.
     """
+    return _listed(question, objective, memory_limit_bytes, REACH)
+
+
+def _listed(
+    question: Question, objective: Objective, memory_limit_bytes: float | None, reach: float
+) -> list[Strategy]:
     _check(question)
     enumeration, listed = Enumeration(question), _Listed(question, objective, memory_limit_bytes)
     textbook = set(cartesian(*_textbook_roles(enumeration)))
@@ -55,11 +61,11 @@ def strategies(
         enumeration.price(roles, listed)
     listed.keeps_simple = False
     for bound, roles, _ in _by_bound(enumeration, objective):
-        if bound > REACH * listed.least:
+        if bound > reach * listed.least:
             break
         if roles not in textbook:
             enumeration.price(roles, listed)
-    found = listed.strategies()
+    found = listed.strategies(reach)
     if not found:
         raise NotationError(f"{question.out}: no role of the mesh axes leads to it with blocks of equal size")
     return sorted(found, key=lambda s: _rank(s, objective, memory_limit_bytes))
@@ -84,7 +90,7 @@ def cheapest(
 
 
 def _none_fits(question: Question, memory_limit_bytes: float | None) -> LayoutError:
-    found = strategies(question)  # raises where there is none at all
+    found = _listed(question, "latency", None, inf)  # raises where there is none at all
     least = min(strategy.bytes_per_device for strategy in found)
     return LayoutError(
         f"no strategy fits {format_bytes(memory_limit_bytes or 0)} a device; the leanest needs "
@@ -185,6 +191,7 @@ class _Listed:
 
     def __init__(self, question: Question, objective: Objective, limit: float | None) -> None:
         self.keeps_simple = True
+        self._objective: Objective = objective
         self._best = _Best(question, objective, limit)
         self._kept: list[tuple[Strategy, bool]] = []  # and whether it stays in any case
         self._stays = False
@@ -205,14 +212,14 @@ class _Listed:
     def add(self, strategy: Strategy) -> None:
         self._kept.append((strategy, self._stays))
 
-    def strategies(self) -> list[Strategy]:
-        """Those kept that nothing found later beats either."""
+    def strategies(self, reach: float) -> list[Strategy]:
+        """Those kept that nothing found later beats either, and that take `reach` times the least at most."""
         found: list[Strategy] = []
         rivals: list[Strategy] = []
         for one, stays in sorted(self._kept, key=lambda kept: (kept[0].seconds, not kept[1])):
             figures = (one.seconds_compute, one.seconds_comms, one.seconds, one.bytes_per_device)
             beaten = any(rival.out == one.out and _beats(rival, figures) for rival in rivals)
-            if stays or not beaten:
+            if stays or not (beaten or one.objective_seconds(self._objective) > reach * self.least):
                 found.append(one)
             if not beaten:
                 rivals.append(one)

@@ -1,6 +1,7 @@
 """A contraction's strategies, or a reshard, as a person would derive them on a board: lines of text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from meshwright.cost.strategy import Objective, PricedStep, Question, Strategy
 from meshwright.notation.array import ShardedArray, subscript
@@ -47,6 +48,29 @@ def reshard_lines(
         yield "  nothing moves"
     yield from _rows([_step_row(step) for step in steps])
     yield f"  in all {format_seconds(sum(step.seconds for step in steps))}"
+
+
+def run_lines(ran: Mapping[str, Any]) -> Iterator[str]:
+    """What a run found: its error, and each derived collective beside what XLA emitted for it."""
+    if not ran:
+        return
+    yield ""
+    yield f"  ran on virtual devices: largest difference from the dense result {ran['max_abs_error']:.3g}"
+    if not ran["pairs"]:
+        return
+    yield ""
+    rows = []
+    for pair in ran["pairs"]:
+        derived, emitted = (
+            ", ".join(_ran_text(ran[side][index]) for index in pair[side]) or "none"
+            for side in ("derived", "emitted")
+        )
+        rows.append((derived, emitted, pair["status"]))
+    yield from _rows([("", "derived", "emitted by XLA", ""), *(("", *row) for row in rows)])
+
+
+def _ran_text(one: Mapping[str, Any]) -> str:
+    return f"{one['op']}{subscript(tuple(one['axes']))} {format_bytes(one['bytes'])}"
 
 
 def _given(q: Question) -> Iterator[str]:
@@ -173,7 +197,7 @@ def _differences(best: Strategy, other: Strategy, objective: Objective) -> list[
     mine, theirs = best.objective_seconds(objective), other.objective_seconds(objective)
     if not found:
         found.append("the same time" if best.out != other.out else "less memory")
-    return [*found, f"it takes {theirs / mine:.2f} times as long"] if mine < theirs else found
+    return [*found, f"it takes {theirs / mine:.2f} times as long"] if theirs > 1.005 * mine else found
 
 
 def _rows(rows: Sequence[Sequence[str]], hidden: int | None = None) -> Iterator[str]:

@@ -5,7 +5,6 @@ colour a block. So an AllGather fills the pictures, a slice empties them, and an
 into columns. Hatching is a partial sum: the whole shape is there, its numbers are not yet.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -18,17 +17,23 @@ from meshwright.notation.array import ShardedArray, subscript
 from meshwright.notation.collective import Collective
 from meshwright.notation.mesh import Mesh
 from meshwright.report.blocks import BlockMap
-from meshwright.report.drawing import Grid, block_hex
+from meshwright.report.colours import block_hex
+from meshwright.report.drawing import Grid
 from meshwright.report.mesh_view import shown_note
+from meshwright.report.svg import arrow, notation, square, text
 from meshwright.units import format_bytes, format_count, format_seconds
 
-_SUBSCRIPT = re.compile(r"(_(?:\{[^}]*\}|[A-Za-z0-9]+))")
 MAX_PARTS = 16  # of an array along one side
 # Pixels.
 _MARGIN, _TITLE, _DEVICE, _GAP, _PANEL = 32, 74, 42, 9, 16
 _AXIS, _CAPTION, _ROW_GAP, _ARROW, _SIGN = 22, 40, 18, 176, 40
 _WHOLE = 92
 
+_HATCH = (
+    '<defs><pattern id="partial" width="5" height="5" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><rect width="1.6" height="5" fill="#ffffff" fill-opacity="0.85"/>'
+    "</pattern></defs>"
+)
 _STYLE = """
 text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #1f2430; }
 .title { font-size: 19px; font-weight: 600; }
@@ -132,7 +137,7 @@ class _Page:
         column = max(self._grid_width, 160)
         width = max(2 * _MARGIN + 3 * column + _SIGN + _ARROW, 2 * _MARGIN + 7 * len(lead))
         height = _TITLE + len(self.rows) * self._row_height + 8
-        body = [_notation(title, _MARGIN, 36, "title"), _text(lead, _MARGIN, 58, "lead")]
+        body = [notation(title, _MARGIN, 36, "title"), text(lead, _MARGIN, 58, "lead")]
         for number, row in enumerate(self.rows):
             body.append(self._row(row, _TITLE + number * self._row_height, column, width))
         return str(
@@ -163,11 +168,16 @@ class _Page:
             dot = Markup('<circle class="sign" cx="{:.1f}" cy="{:.1f}" r="3.5"/>')
             first = self._array(given[0], _MARGIN, top, column)
             first += dot.format(_MARGIN + column + _SIGN / 2 + _AXIS / 2, middle)
-        arrow = second + column + _ARROW / 2
-        parts = [rule, first, self._array(given[-1], second, top, column), _arrow(arrow, middle)]
-        parts.append(_notation(row.what, arrow, middle - 14, "op"))
+        centre = second + column + _ARROW / 2
+        parts = [
+            rule,
+            first,
+            self._array(given[-1], second, top, column),
+            arrow(centre, middle, _ARROW / 2 - 24),
+        ]
+        parts.append(notation(row.what, centre, middle - 14, "op"))
         for number, figure in enumerate(row.figures):
-            parts.append(_text(figure, arrow, middle + 22 + 16 * number, "figure"))
+            parts.append(text(figure, centre, middle + 22 + 16 * number, "figure"))
         parts.append(self._array(result, second + column + _ARROW, top, column))
         return Markup().join(parts)
 
@@ -182,10 +192,10 @@ class _Page:
         return Markup().join(
             [
                 *blocks,
-                _square(x, y, _WHOLE, 'class="edge"'),
-                _text("·".join(columns), centre, y - 8, "dim"),
-                _text("·".join(rows), x - 13, middle + 4, "dim"),
-                _text(array.name, centre, y + _WHOLE + 20, "array"),
+                square(x, y, _WHOLE, 'class="edge"'),
+                text("·".join(columns), centre, y - 8, "dim"),
+                text("·".join(rows), x - 13, middle + 4, "dim"),
+                text(array.name, centre, y + _WHOLE + 20, "array"),
             ]
         )
 
@@ -200,7 +210,7 @@ class _Page:
             cy = top + _AXIS + cell.row * (_DEVICE + _GAP)
             parts.append(self._device(array, cell.coordinates, cx, cy))
         bottom = top + _AXIS + grid.num_rows * (_DEVICE + _GAP) - _GAP
-        parts.append(_notation(str(array), x + column / 2 + _AXIS / 2, bottom + 24, "array"))
+        parts.append(notation(str(array), x + column / 2 + _AXIS / 2, bottom + 24, "array"))
         return Markup().join(parts)
 
     def _axis_names(self, left: float, top: float, panel_width: float) -> Markup:
@@ -209,10 +219,10 @@ class _Page:
         for number, panel in enumerate(grid.panels()):
             names = [f"{axis} = {index}" for axis, index in panel.items()]
             names += [f"{grid.column_axis} →"] if grid.column_axis else []
-            parts.append(_text(", ".join(names), left + number * panel_width + across / 2, top + 13, "axis"))
+            parts.append(text(", ".join(names), left + number * panel_width + across / 2, top + 13, "axis"))
         if grid.row_axis:
-            parts.append(_text(f"{grid.row_axis}", left - 12, top + _AXIS + 14, "axis"))
-            parts.append(_text("↓", left - 12, top + _AXIS + 28, "axis"))
+            parts.append(text(f"{grid.row_axis}", left - 12, top + _AXIS + 14, "axis"))
+            parts.append(text("↓", left - 12, top + _AXIS + 28, "axis"))
         return Markup().join(parts)
 
     def _device(self, array: ShardedArray, coordinates: dict[str, int], x: float, y: float) -> Markup:
@@ -220,11 +230,11 @@ class _Page:
         dims = _drawn_dims(array, parts)
         shape = tuple(_shape(parts, one) for one in dims)
         rows, columns = (_held(cut, coordinates, parts, one) for one in dims)
-        drawn = [_square(x, y, _DEVICE, 'class="empty"')]
+        drawn = [square(x, y, _DEVICE, 'class="empty"')]
         for cell in product(range(shape[0]), range(shape[1])):
             if cell[0] in rows and cell[1] in columns:
                 drawn.append(_cell(x, y, _DEVICE, cell, shape, partial=bool(array.unreduced)))
-        drawn.append(_square(x, y, _DEVICE, 'class="edge"'))
+        drawn.append(square(x, y, _DEVICE, 'class="edge"'))
         return Markup().join(drawn)
 
 
@@ -262,44 +272,3 @@ def _held(cut: BlockMap, coordinates: dict[str, int], parts: dict[str, int], dim
         held = {index * parts[dim] + part for index in held for part in range(first, first + share)}
     drawn = _shape(parts, dims)
     return {part * drawn // total for part in held}
-
-
-_HATCH = (
-    '<defs><pattern id="partial" width="5" height="5" patternUnits="userSpaceOnUse" '
-    'patternTransform="rotate(45)"><rect width="1.6" height="5" fill="#ffffff" fill-opacity="0.85"/>'
-    "</pattern></defs>"
-)
-
-
-def _square(x: float, y: float, side: float, attributes: str) -> Markup:
-    return Markup('<rect x="{:.1f}" y="{:.1f}" width="{}" height="{}" {}/>').format(
-        x, y, side, side, Markup(attributes)
-    )
-
-
-def _arrow(centre: float, y: float) -> Markup:
-    half = _ARROW / 2 - 24
-    return Markup('<path class="arrow" d="M{:.1f} {y:.1f}H{:.1f}m-6-5 6 5-6 5"/>').format(
-        centre - half, centre + half, y=y
-    )
-
-
-def _text(text: str, x: float, y: float, name: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(name, x, y, text)
-
-
-def _notation(text: str, x: float, y: float, name: str) -> Markup:
-    """`A[I_X, J]` with its mesh axes as true subscripts."""
-    parts, lowered = [], False
-    for piece in _pieces(text):
-        subscript = piece.startswith("_")
-        shift = 'dy="{}"'.format("0.28em" if subscript else "-0.22em" if lowered else "0")
-        body = piece.lstrip("_").strip("{}") if subscript else piece
-        size = ' class="sub"' if subscript else ""
-        parts.append(Markup("<tspan {}{}>{}</tspan>").format(Markup(shift), Markup(size), body))
-        lowered = subscript
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(name, x, y, Markup().join(parts))
-
-
-def _pieces(text: str) -> list[str]:
-    return [piece for piece in _SUBSCRIPT.split(text) if piece]

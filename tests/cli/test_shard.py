@@ -1,0 +1,176 @@
+"""mw shard: its document, its board, and what it refuses."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.cli.shard import default_hardware, parse_shard
+from meshwright.errors import HardwareError, NotationError
+from meshwright.notation.mesh import Mesh
+
+PRODUCT = "A[I_X, J] . B[J_X, K] -> C[I_X, K]"
+EXAMPLE = ["shard", PRODUCT, "--mesh", "X=4,Y=2", "--dims", "I=1024,J=4096,K=4096"]
+STRATEGY_KEYS = {
+    "name", "steps", "flops_per_device", "seconds_compute", "seconds_comms", "seconds", "bytes_per_device",
+}  # fmt: skip
+STEP_KEYS = {"op", "axes", "operand", "result", "bytes", "seconds"}
+
+
+def document(capsys, *arguments: str, code: int = 0) -> dict:
+    assert main([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_document_of_the_contract(capsys):
+    found = document(capsys, *EXAMPLE, "--hardware", "v5e:4x2")
+    best = found["strategies"][found["best"]]
+    assert found["cases"] == {"X": 4, "Y": 1}
+    assert all(one.keys() >= STRATEGY_KEYS for one in found["strategies"])
+    assert all(step.keys() >= STEP_KEYS for one in found["strategies"] for step in one["steps"])
+    assert best["seconds"] == min(one["seconds"] for one in found["strategies"])
+    assert best["seconds_comms"] == pytest.approx(sum(step["seconds"] for step in best["steps"]))
+    gather = next(one for one in found["strategies"] if one["name"] == "gather B over X")
+    assert gather["steps"][0] == {
+        "op": "all_gather",
+        "axes": ["X"],
+        "operand": "B[J_X, K]",
+        "result": "B[J, K]",
+        "bytes": 2 * 4096 * 4096,
+        "seconds": pytest.approx(2 * 4096 * 4096 * 3 / 4 / 4.5e10),
+        "windowed": False,
+    }
+    assert gather["flops_per_device"] == 2 * 1024 * 4096 * 4096 / 4
+
+
+def test_the_board(capsys):
+    assert main([*EXAMPLE, "--hardware", "v5e:4x2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "A[I_X, J] . B[J_X, K] -> C[I_X, K]"
+    assert lines[1] == "  X=4, Y=2 on v5e:4x2; I=1,024, J=4,096, K=4,096; bf16"
+    assert "  B[J_X, K]  8.39 MB a device  2 copies of each block" in lines
+    case = "  X: case 4, splits I of A and J of B: an array may use an axis once, so one operand gives way"
+    assert case in lines
+    assert any(line.startswith("  cheapest: ") for line in lines)
+    assert any(line.startswith("    Multiply ") for line in lines)
+    assert any(line.startswith("     t = product ") for line in lines)
+    assert lines[-1].startswith("  against the next: ")
+
+
+def test_an_open_output(capsys):
+    call = ["shard", "A[I, J_X] . B[J_X, K]", "--mesh", "X=8", "--dims", "I=64,J=64,K=64"]
+    found = document(capsys, *call, "--hardware", "h100:8")
+    assert found["strategies"][-1]["out"] == "C[I, K]{U_X}"
+    assert {one["out"] for one in found["strategies"]} >= {"C[I_X, K]", "C[I, K_X]"}
+    assert main([*call, "--hardware", "h100:8"]) == 0
+    assert "-> C[I, K] sharded as may be" in capsys.readouterr().out
+
+
+def test_a_reshard(capsys):
+    call = [
+        "shard",
+        "A[I_X, J] -> A[I, J_X]",
+        "--mesh",
+        "X=8",
+        "--dims",
+        "I=1024,J=4096",
+        "--hardware",
+        "h100:8",
+    ]
+    found = document(capsys, *call)
+    (one,) = found["strategies"]
+    assert found["best"] == 0 and one.keys() >= STRATEGY_KEYS
+    assert [step["op"] for step in one["steps"]] == ["all_to_all"]
+    assert one["bytes_per_device"] == 2 * (1024 * 4096 * 2 // 8)
+    assert main(call) == 0
+    assert "  AllToAll_X  A[I_X, J] -> A[I, J_X]  8.39 MB" in capsys.readouterr().out
+
+
+def test_nothing_to_reshard(capsys):
+    assert main(["shard", "A[I_X] -> A[I_X]", "--mesh", "X=8", "--dims", "I=64", "--hardware", "h100:8"]) == 0
+    assert "nothing moves" in capsys.readouterr().out
+
+
+def test_a_memory_limit_that_nothing_fits(capsys):
+    found = document(capsys, *EXAMPLE, "--memory-limit", "1k", code=1)
+    assert found["best"] is None and found["strategies"]
+    assert main([*EXAMPLE, "--memory-limit", "1k"]) == 1
+    assert "none fits 1 kB a device; the first is the fastest" in capsys.readouterr().out
+
+
+def test_throughput(capsys):
+    found = document(capsys, *EXAMPLE, "--objective", "throughput")
+    times = [one["seconds_pipelined"] for one in found["strategies"]]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (
+            "A[I, J] . B[J, K] -> C[I_X, K_X]",
+            "the wanted output is impossible: mesh axis X is used twice at character 10 of 'C[I_X, K_X]'; "
+            "an array may use each axis once (case 4: each device would hold a block of the diagonal alone)",
+        ),
+        ("A[I, J] . B[J, K] -> C[I, ", "expected a dimension at character"),
+        ("A[I, J] . B[J, K] . C[K, L]", "is neither a product of two arrays nor a reshard; write"),
+        ("A[I, J]", "is neither a product of two arrays nor a reshard; write"),
+        ("A[Rows, J] . B[J, K]", "A[Rows, J]: dimension Rows of a product must be one letter"),
+        ("A[I_W, J] . B[J, K]", "mesh axis W is unknown; this mesh has X, Y"),
+        ("A[I, J] . B[J, K] -> C[I]", "'IJ,JK->I': K is in one operand alone and not in the output"),
+        ("A[I, J] . B[J, L]", "the size of L is missing"),
+    ],
+)
+def test_what_is_refused_in_one_line(written: str, message: str, capsys):
+    assert main(["shard", written, "--mesh", "X=4,Y=2", "--dims", "I=64,J=64,K=64,Rows=64"]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+def test_products_may_be_written_with_a_dot_and_its_letter():
+    for text in (
+        "A[I, J_X] . B[J_X, K]",
+        "A[I, J_X]·B[J_X, K]",
+        "A[I, J_X] ._J B[J_X, K]",
+        "A[I, J_X] @ B[J_X, K]",
+    ):
+        operands, out = parse_shard(text)
+        assert [str(array) for array in operands] == ["A[I, J_X]", "B[J_X, K]"] and out is None
+    operands, _ = parse_shard("A[I]{U_X} . B[I]")
+    assert str(operands[0]) == "A[I]{U_X}"
+    with pytest.raises(NotationError):
+        parse_shard("A[I] + B[I]")
+
+
+def test_the_default_hardware_is_shaped_like_the_mesh():
+    assert default_hardware(Mesh({"X": 4, "Y": 2})).spec == "v5p:4x2x1"
+    with pytest.raises(HardwareError, match="has 4 axes and v5p a 3D torus; give --hardware"):
+        default_hardware(Mesh(dict.fromkeys("WXYZ", 2)))
+
+
+def test_a_drawing(tmp_path: Path, capsys):
+    path = tmp_path / "shard.svg"
+    assert main([*EXAMPLE, "--svg", str(path)]) == 0
+    assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    assert f"wrote {path}" in capsys.readouterr().err
+    path.unlink()
+    reshard = [
+        "shard",
+        "A[I_X, J] -> A[I, J_X]",
+        "--mesh",
+        "X=4,Y=2",
+        "--dims",
+        "I=64,J=64",
+        "--svg",
+        str(path),
+    ]
+    assert main(reshard) == 0 and path.exists()
+
+
+def test_run_compares_with_what_xla_emits(capsys):
+    call = ["shard", PRODUCT, "--mesh", "X=2,Y=2", "--dims", "I=8,J=8,K=8"]
+    found = document(capsys, *call, "--run")
+    assert found["max_abs_error"] == 0 and found["emitted"]
+    assert {pair["status"] for pair in found["pairs"]} <= {"match", "equivalent"}
