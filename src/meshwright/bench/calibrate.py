@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from meshwright.bench import collectives, matmul, memory, step
-from meshwright.bench.devices import Operand, program, virtual_host
+from meshwright.bench.devices import Operand, bench_of, local_hardware
+from meshwright.bench.model import with_collectives
+from meshwright.bench.sizes import CALIBRATION, group_mesh
 from meshwright.bench.timing import Prepared, report, run_together
-from meshwright.hardware.chip import SharedMemory
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 
@@ -23,7 +24,7 @@ _NUM_LAUNCHES = 50
 class Sizes:
     """What is measured: collectives by V and arrays streamed, in bytes; matmuls; a model's step."""
 
-    collectives: tuple[int, ...] = collectives.SIZES
+    collectives: tuple[int, ...] = CALIBRATION
     matmuls: tuple[matmul.Shape, ...] = matmul.SHAPES
     arrays: tuple[int, ...] = memory.SIZES
     model: ModelConfig = field(default_factory=step.sample_model)
@@ -51,13 +52,13 @@ def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Ha
 
 def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = None) -> Calibration:
     """The calibration of `cpu:N`: FLOPs by dtype, memory, launch and a line for each collective."""
-    host = virtual_host(spec)
+    host = local_hardware(spec)
     num_devices = host.num_chips
     prepared = [
         matmul.prepare(num_devices, progress, sizes.matmuls),
         memory.prepare(num_devices, progress, sizes.arrays),
         _launches(num_devices),
-        collectives.prepare(num_devices, progress, sizes.collectives),
+        collectives.prepare(group_mesh(num_devices), progress, sizes.collectives),
         step.prepare(num_devices, progress, sizes.model),
     ]
     report(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
@@ -71,16 +72,15 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         matmul_efficiency=1.0,
         overlap=0.0,
         launch_seconds=launch,
-        network=SharedMemory(collectives.fit_lines(exchanged)),
         sources=_sources(num_devices),
     )
-    hardware = step.with_effective_memory(steps, replace(host, chip=chip))
+    hardware = step.with_effective_memory(steps, with_collectives(replace(host, chip=chip), exchanged))
     return Calibration(hardware, matmuls, streams, exchanged, steps)
 
 
 def _launches(num_devices: int) -> Prepared[float]:
     """The seconds of a program that adds one to one number on every device."""
-    empty = program(lambda x: x + 1, [Operand((1,), "f32")], num_devices, 1)
+    empty = bench_of(num_devices).program(lambda x: x + 1, [Operand((1,), "f32")])
 
     def launches() -> None:
         for _ in range(_NUM_LAUNCHES):
@@ -99,5 +99,5 @@ def _sources(num_devices: int) -> dict[str, str]:
         "matmul_efficiency": "1: flops_per_second is what was achieved, not a peak",
         "overlap": "0: device threads and collectives take turns on the same cores",
         "launch_seconds": f"{where}: an almost empty program",
-        "network": f"{where}: a line of least relative error through sizes and groups",
+        "network": f"{where}: latency, and bandwidth by size, over groups of several sizes",
     }

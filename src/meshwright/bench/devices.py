@@ -1,7 +1,8 @@
-"""The virtual devices that are measured, and programs that keep all of them busy at once."""
+"""The devices that are measured, and programs that keep all of them busy at once."""
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
@@ -13,8 +14,7 @@ from meshwright.errors import DeviceError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.nn.params import JAX_DTYPES
-
-AXES = ("groups", "group")
+from meshwright.notation.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -25,46 +25,64 @@ class Operand:
     dtype: str
 
 
-def virtual_host(spec: str) -> Hardware:
-    """The `cpu:N` that `spec` names, after checking that JAX has as many CPU devices.
+def local_hardware(spec: str) -> Hardware:
+    """The hardware that `spec` names, after checking that JAX has as many devices of its kind.
 
-    Raises DeviceError for other hardware, and where JAX has another platform or too few devices.
+    Raises DeviceError where JAX has another platform or too few devices.
     """
     hardware = catalog.load(spec)
-    if hardware.chip.kind != "cpu":
-        raise DeviceError(f"calibrate {spec}: only virtual CPU devices can be measured; write cpu:8")
-    if hardware.num_chips < 2:
-        raise DeviceError(f"calibrate {spec}: one device has no collectives; write cpu:8")
+    kind, needed = hardware.chip.kind, hardware.num_chips
+    if needed < 2:
+        raise DeviceError(f"{spec}: one device has no collectives; write {spec.partition(':')[0]}:8")
     found = jax.devices()
-    if found[0].platform != "cpu" or len(found) < hardware.num_chips:
+    if found[0].platform != kind or len(found) < needed:
+        cure = f"; set JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
         raise DeviceError(
-            f"calibrate {spec}: JAX sees {len(found)} {found[0].platform} devices, not {hardware.num_chips} "
-            f"CPU devices; set JAX_PLATFORMS=cpu "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={hardware.num_chips}"
+            f"{spec}: JAX sees {len(found)} {found[0].platform} devices, not {needed} {kind} devices"
+            f"{cure if kind == 'cpu' else ''}"
         )
     return hardware
 
 
-def program(
-    local: Callable[..., object], operands: Sequence[Operand], num_devices: int, group_size: int
-) -> Program:
-    """`local` compiled to run on every device at once, each on operands of its own.
-
-    Inside, the axis `group` spans `group_size` devices. Operands are zeros: the time does not depend
-    on the values, and a sum repeated many times stays finite.
-    """
-    grid = np.asarray(jax.devices()[:num_devices]).reshape(-1, group_size)
-    mesh = jax.sharding.Mesh(grid, AXES)
-    split = PartitionSpec(AXES)
-    arrays = [_zeros(operand, NamedSharding(mesh, split), num_devices) for operand in operands]
-    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split, check_vma=False))
-    compiled = run.lower(*arrays).compile()
-    return lambda: jax.block_until_ready(compiled(*arrays))
+def free_bytes(hardware: Hardware) -> int:
+    """Bytes that one device may take: what it says is free, or its share of the host's free memory."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // hardware.num_chips
 
 
-def _zeros(operand: Operand, sharding: NamedSharding, num_devices: int) -> Array:
-    shape = (num_devices * operand.shape[0], *operand.shape[1:])
-    dtype = np.dtype(JAX_DTYPES[operand.dtype])
-    return jax.make_array_from_callback(
-        shape, sharding, lambda index: np.zeros(operand.shape, dtype), dtype=dtype
-    )
+@dataclass(frozen=True)
+class Bench:
+    """Devices in a mesh, and the operands that the programs on them share."""
+
+    mesh: Mesh
+    _operands: dict[Operand, Array] = field(default_factory=dict)
+
+    def program(self, local: Callable[..., object], operands: Sequence[Operand]) -> Program:
+        """`local` compiled to run on every device at once, each on blocks of its own.
+
+        Inside, every mesh axis has its name. Operands are zeros: the time does not depend on the
+        values, and a sum repeated many times stays finite.
+        """
+        grid = np.asarray(jax.devices()[: self.mesh.num_devices]).reshape(tuple(self.mesh.sizes.values()))
+        mesh = jax.sharding.Mesh(grid, self.mesh.axes)
+        split = PartitionSpec(self.mesh.axes)
+        arrays = [self._zeros(operand, NamedSharding(mesh, split)) for operand in operands]
+        run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=split, check_vma=False))
+        compiled = run.lower(*arrays).compile()
+        return lambda: jax.block_until_ready(compiled(*arrays))
+
+    def _zeros(self, operand: Operand, sharding: NamedSharding) -> Array:
+        if operand not in self._operands:
+            shape = (self.mesh.num_devices * operand.shape[0], *operand.shape[1:])
+            dtype = np.dtype(JAX_DTYPES[operand.dtype])
+            self._operands[operand] = jax.make_array_from_callback(
+                shape, sharding, lambda index: np.zeros(operand.shape, dtype), dtype=dtype
+            )
+        return self._operands[operand]
+
+
+def bench_of(num_devices: int) -> Bench:
+    """All devices along one axis, for what each does alone."""
+    return Bench(Mesh({"devices": num_devices}))

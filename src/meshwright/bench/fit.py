@@ -1,13 +1,18 @@
-"""A straight line through measured times: latency + bytes / bandwidth."""
+"""Measured times as a latency and a bandwidth, and as a bandwidth that depends on the size."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from meshwright.hardware.chip import LinearCost
+from meshwright.hardware.efficiency import Points
 
 _ROUNDS = 50
 _FLOOR = 1e-6  # keeps the weight of a point finite that the line hits
+# Times up to this multiple of the shortest are fitted by a line, whose intercept is the latency.
+_SMALL = 4.0
+# From this multiple of the latency on, a time tells the bandwidth of its size.
+_SHOWS_BANDWIDTH = 1.5
 
 
 def fit_line(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinearCost:
@@ -39,6 +44,35 @@ def _least_absolute(basis: np.ndarray) -> np.ndarray:
     return solution
 
 
-def predict(line: LinearCost, num_bytes: float) -> float:
-    """Seconds on the line: latency + bytes / bandwidth."""
-    return line.latency_seconds + num_bytes / line.bytes_per_second
+def fit_cost(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinearCost:
+    """Latency, the best bandwidth, and the share of it that each size reaches.
+
+        t = a + x / (W share(x))
+
+    a: intercept of the line through the small sizes. The rate of a size is the median of x / (t - a)
+    over its points where latency does not hide it; W is the best rate. One line does for all sizes
+    where fewer than two show a rate.
+    Caches are why: on a host a collective runs at the speed of the cache that holds its buffers.
+    """
+    x, t = np.asarray(num_bytes, float), np.asarray(seconds, float)
+    medians = {size: float(np.median(t[x == size])) for size in np.unique(x)}
+    small = [size for size, time in medians.items() if time <= _SMALL * min(medians.values())]
+    near = np.isin(x, small)
+    latency = fit_line(list(x[near]), list(t[near])).latency_seconds
+    rates = {
+        size: size / (time - latency) for size, time in medians.items() if time > _SHOWS_BANDWIDTH * latency
+    }
+    if len(rates) < 2:
+        return fit_line(num_bytes, seconds)
+    best = max(rates.values())
+    return LinearCost(latency, float(best), monotone((size, rate / best) for size, rate in rates.items()))
+
+
+def monotone(shares: Iterable[tuple[float, float]]) -> Points:
+    """Points in order of size, each lowered to where it takes no less time than the one before."""
+    points: list[tuple[float, float]] = []
+    slowest = 0.0
+    for size, share in sorted(shares):
+        slowest = max(slowest, size / share)
+        points.append((float(size), min(1.0, float(size / slowest))))
+    return tuple(points)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.bench.devices import Operand, program, virtual_host
+from meshwright.bench.devices import Operand, bench_of, local_hardware
 from meshwright.bench.timing import Prepared, Progress, Timing, report, run
 
 DTYPES = ("f32", "bf16")
@@ -48,7 +48,7 @@ def bench_matmul(spec: str, progress: Progress = None, shapes: Sequence[Shape] =
     A result has dtype, rows, d_model, d_ff, flops (of the three products), seconds,
     flops_per_second, predicted_seconds (at the dtype's rate over all shapes), ratio and spread.
     """
-    measured = run(prepare(virtual_host(spec).num_chips, progress, shapes))
+    measured = run(prepare(local_hardware(spec).num_chips, progress, shapes))
     rates = rates_by_dtype(measured)
     return {"hardware": spec, "results": [_result(one, rates[one.dtype]) for one in measured]}
 
@@ -57,7 +57,8 @@ def prepare(num_devices: int, progress: Progress, shapes: Sequence[Shape]) -> Pr
     """Every shape in every dtype."""
     report(progress, f"compiling matmuls on {num_devices} devices")
     points = [(shape, dtype) for dtype in DTYPES for shape in shapes]
-    programs = [program(_train_products, _operands(*point), num_devices, 1) for point in points]
+    bench = bench_of(num_devices)
+    programs = [bench.program(_train_products, _operands(*point)) for point in points]
     return Prepared(
         programs,
         lambda timings: [Measured(*point, timing) for point, timing in zip(points, timings, strict=True)],

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jax import Array
 
-from meshwright.bench.devices import Operand, program
+from meshwright.bench.devices import Operand, bench_of
 from meshwright.bench.matmul import harmonic_mean
 from meshwright.bench.timing import Prepared, Progress, Timing, report
 
@@ -28,7 +28,8 @@ class Measured:
 def prepare(num_devices: int, progress: Progress, sizes: Sequence[int]) -> Prepared[Measured]:
     """The multiply-add over arrays of each size."""
     report(progress, "compiling a multiply-add")
-    programs = [program(_multiply_add, [Operand((size // 4,), "f32")] * 2, num_devices, 1) for size in sizes]
+    bench = bench_of(num_devices)
+    programs = [bench.program(_multiply_add, [Operand((size // 4,), "f32")] * 2) for size in sizes]
     return Prepared(
         programs,
         lambda timings: [Measured(size, timing) for size, timing in zip(sizes, timings, strict=True)],

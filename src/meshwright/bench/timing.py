@@ -13,6 +13,7 @@ Program = Callable[[], object]
 Measured = TypeVar("Measured")
 
 ROUNDS = 4
+_MOST_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -35,27 +36,49 @@ class Prepared(Generic[Measured]):
     finish: Callable[[list[Timing]], list[Measured]]
 
 
-def run(prepared: Prepared[Measured]) -> list[Measured]:
+def run(prepared: Prepared[Measured], rounds: int = ROUNDS) -> list[Measured]:
     """What was prepared, measured."""
-    return prepared.finish(time_interleaved(prepared.programs, ROUNDS))
+    return prepared.finish(time_interleaved(prepared.programs, rounds))
 
 
-def run_together(prepared: Sequence[Prepared[Any]]) -> list[list[Any]]:
+def run_together(prepared: Sequence[Prepared[Any]], rounds: int = ROUNDS) -> list[list[Any]]:
     """Several preparations measured in the same rounds: a busy machine slows all their figures alike."""
-    timings = iter(time_interleaved([program for one in prepared for program in one.programs], ROUNDS))
+    timings = iter(time_interleaved([program for one in prepared for program in one.programs], rounds))
     return [one.finish(list(islice(timings, len(one.programs)))) for one in prepared]
 
 
 def time_interleaved(programs: Sequence[Program], rounds: int) -> list[Timing]:
     """The Timing of each program; a call returns when its work is done.
 
-    Each runs once to warm up, then in `rounds` rounds one after the other, so that a busy moment of
-    the machine falls on all programs rather than on one.
+    Each runs once to warm up, then once in each of `rounds` rounds, so that a busy moment of the
+    machine falls on all programs rather than on one.
     """
     for program in programs:
         program()
-    seconds = [[_seconds(program) for program in programs] for _ in range(rounds)]
-    return [_timing(np.asarray(column)) for column in zip(*seconds, strict=True)]
+    return _rounds(programs, rounds)
+
+
+def run_within(
+    prepared: Prepared[Measured], seconds: float, agreed: Callable[[float], float] = float
+) -> tuple[list[Measured], float]:
+    """What was prepared, in as many rounds as fit into `seconds`, up to 7; and the seconds of one round.
+
+    agreed: makes one number of those that several processes give, which must run as many rounds.
+    """
+    warm_up = _seconds(lambda: [program() for program in prepared.programs])
+    one_round = agreed(warm_up)
+    rounds = max(1, min(_MOST_ROUNDS, int(seconds / one_round)))
+    return prepared.finish(_rounds(prepared.programs, rounds)), one_round
+
+
+def _rounds(programs: Sequence[Program], rounds: int) -> list[Timing]:
+    """Rounds in an order of their own each, so that no program always follows one that fills the caches."""
+    order = np.random.default_rng(0)
+    seconds = np.empty((len(programs), rounds))
+    for one_round in range(rounds):
+        for index in order.permutation(len(programs)):
+            seconds[index, one_round] = _seconds(programs[index])
+    return [_timing(row) for row in seconds]
 
 
 def _seconds(program: Program) -> float:

@@ -1,15 +1,17 @@
 """mw bench: what is measured here, beside what is predicted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import typer
 
-from meshwright.cli.common import Json, LocalHardwareOption, emit, progress, show
+from meshwright.cli.common import HardwareOption, Json, LocalHardwareOption, emit, note, progress, show
 from meshwright.cli.devices import use_devices_of
+from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
-from meshwright.units import format_bytes, format_count, format_seconds
+from meshwright.units import format_bytes, format_count, format_seconds, parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _Column = tuple[str, Callable[[dict[str, Any]], str]]
@@ -29,23 +31,85 @@ def bench() -> None:
 
 
 @app.command()
-def collectives(hardware: LocalHardwareOption = "cpu:8", as_json: Json = False) -> None:
-    """Time every collective at several sizes and groups, beside the line fitted through them.
+def collectives(
+    hardware: HardwareOption = "cpu:8",
+    mesh: Annotated[
+        str | None, typer.Option("--mesh", help="Axes to measure, alone and together: X=4,Y=2. [two axes]")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", help="Bytes of the gathered array: 1Ki,64Ki,1Mi. [1Ki to 256Mi]")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Split the host's devices over so many JAX processes.")
+    ] = 1,
+    max_seconds: Annotated[
+        float, typer.Option("--max-seconds", min=1, help="Leave out the sizes for which time runs out.")
+    ] = 120.0,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw measured and model in the terminal.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the charts as one HTML page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time every collective over every choice of mesh axes, beside the model fitted to them.
 
     \b
-    mw bench collectives --hardware cpu:8
+    mw bench collectives --hardware cpu:8 --mesh X=4,Y=2
+    mw bench collectives --hardware cpu:4 --processes 4 --sizes 64Ki,1Mi --plot
+    mw bench collectives --hardware h100:8
     """
-    use_devices_of(catalog.load(hardware))
-    from meshwright.bench.collectives import bench_collectives
-
-    with progress() as report:
-        document = bench_collectives(hardware, lambda what: report(what, None))
+    document = _sweep(hardware, mesh, _sizes(sizes), processes, max_seconds)
     columns: list[_Column] = [
         ("operation", lambda r: r["op"]),
+        ("axes", lambda r: "".join(r["axes"])),
         ("devices", lambda r: str(r["num_devices"])),
         ("V", lambda r: format_bytes(r["bytes"])),
+        ("spread", lambda r: f"{r['spread']:.0%}"),
     ]
     _print(document, "Collectives", columns, as_json)
+    for left in document["left_out"]:
+        note(f"left out {format_bytes(left['bytes'])}: not enough {left['reason']}")
+    _draw(document, plot, html)
+
+
+def _sweep(
+    hardware: str, mesh: str | None, sizes: Sequence[int] | None, processes: int, max_seconds: float
+) -> dict[str, Any]:
+    """The measurement, in this process or over several."""
+    from meshwright.bench import processes as several
+    from meshwright.bench import sizes as choices
+    from meshwright.notation.parse import parse_mesh
+
+    machine = catalog.load(hardware)
+    chosen = parse_mesh(mesh) if mesh else choices.group_mesh(machine.num_chips)
+    machine.place(chosen)
+    sizes = sizes or choices.SWEEP
+    with progress() as report:
+        if processes > 1:
+            report(f"measuring over {processes} processes", None)
+            return several.sweep_in_processes(hardware, chosen.sizes, sizes, max_seconds, processes)
+        use_devices_of(machine)
+        from meshwright.bench.sweep import sweep
+
+        return sweep(hardware, chosen, lambda what: report(what, None), sizes, max_seconds)
+
+
+def _sizes(text: str | None) -> list[int] | None:
+    try:
+        return [parse_count(size) for size in text.split(",")] if text else None
+    except MeshwrightError as error:
+        raise typer.BadParameter(str(error), param_hint="--sizes") from error
+
+
+def _draw(document: dict[str, Any], plot: bool, html: Path | None) -> None:
+    if not (plot or html):
+        return
+    from meshwright.report.collectives_view import collectives_html, operations, terminal_plot
+
+    if plot:
+        for op in operations(document):
+            note(terminal_plot(document, op))
+    if html:
+        html.write_text(collectives_html(document), encoding="utf-8")
+        note(f"wrote {html}")
 
 
 @app.command()

@@ -77,7 +77,7 @@ def render(run: Run) -> str:
         audit=_audit_context(run.audit),
         completion=run.completion,
         environment=(run.plan or {}).get("environment") or {},
-        plotly=_plotly_script() if run.metrics else None,
+        plotly=plotly_script() if run.metrics else None,
     )
 
 
@@ -127,8 +127,8 @@ def _training_context(run: Run) -> dict[str, Any] | None:
     return {
         "facts": summary.run_facts(run),
         "figures": {
-            "loss": _script_json(loss_figure(run.metrics, entropy)),
-            "step-time": _script_json(step_time_figure(run.metrics, planned_step_seconds(run))),
+            "loss": script_json(loss_figure(run.metrics, entropy)),
+            "step-time": script_json(step_time_figure(run.metrics, planned_step_seconds(run))),
         },
         "comparison": summary.step_comparison(run),
     }
@@ -156,13 +156,13 @@ def _code_spans(text: str) -> Markup:
     return Markup().join(pieces)
 
 
-def _script_json(value: object) -> Markup:
+def script_json(value: object) -> Markup:
     """JSON that may stand inside a <script> element: no `<` can close it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
 
-def _plotly_script() -> Markup:
+def plotly_script() -> Markup:
     """plotly.js whole: plotly's Python package ships no smaller bundle. Only pages with charts import it."""
     from plotly.offline import get_plotlyjs
 

@@ -1,0 +1,122 @@
+"""Every collective over every choice of a mesh's axes, size by size within a budget of time and memory."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.bench import collectives
+from meshwright.bench.collectives import Measured
+from meshwright.bench.devices import free_bytes, local_hardware
+from meshwright.bench.fit import fit_line
+from meshwright.bench.model import predicted, with_collectives
+from meshwright.bench.sizes import SWEEP
+from meshwright.bench.timing import Progress, report, run_within
+from meshwright.errors import DeviceError, LayoutError
+from meshwright.notation.mesh import Mesh
+from meshwright.units import format_bytes
+
+# Arrays of V that a device may hold at once: the operand, its copy in the loop, the result, scratch.
+_COPIES = 6
+# A round of the next size takes about this much longer, and so do warming it up and compiling.
+_GROWTH = 4
+
+
+def sweep(
+    spec: str,
+    mesh: Mesh,
+    progress: Progress = None,
+    sizes: Sequence[int] = SWEEP,
+    max_seconds: float = 120.0,
+) -> dict[str, Any]:
+    """Measured times beside the model fitted to them: `{"hardware", "mesh", "fits", "results", "left_out"}`.
+
+    Sizes V go up until memory or `max_seconds` are used up; `left_out` says which were not measured,
+    and why. A result has op, axes, num_devices, bytes, seconds, predicted_seconds, ratio (measured over
+    predicted) and spread (interquartile range over median). A fit is the line of one collective over
+    one choice of axes. In several processes only the first returns figures that count.
+    Raises LayoutError for a mesh of another number of devices, DeviceError where they are not here.
+    """
+    hardware = local_hardware(spec)
+    hardware.place(mesh)
+    if mesh.num_devices < 2:
+        raise LayoutError(f"mesh {mesh}: one device has no collectives")
+    measured, left_out = _measure(mesh, free_bytes(hardware), progress, sorted(sizes), max_seconds)
+    if not measured:
+        asked = ", ".join(map(format_bytes, sizes))
+        raise DeviceError(
+            f"no size to measure of {asked}: too small to split over {mesh}, or too large for memory"
+        )
+    model = with_collectives(hardware, measured)
+    return {
+        "hardware": spec,
+        "mesh": dict(mesh.sizes),
+        "platform": jax.devices()[0].device_kind,
+        "processes": jax.process_count(),
+        "fits": list(_fits(measured)),
+        "results": [_result(one, predicted(model, one).seconds) for one in measured],
+        "left_out": left_out,
+    }
+
+
+def _measure(
+    mesh: Mesh, room_bytes: int, progress: Progress, sizes: Sequence[int], max_seconds: float
+) -> tuple[list[Measured], list[dict[str, Any]]]:
+    """What the budget allows, and the sizes that it does not: `{"bytes", "reason"}`."""
+    started, one_round = time.perf_counter(), 0.0
+    measured: list[Measured] = []
+    left_out: list[dict[str, Any]] = []
+    most_bytes = _agreed(room_bytes / _COPIES)
+    for size in sizes:
+        left = _agreed(max_seconds - (time.perf_counter() - started))
+        if size > most_bytes:
+            left_out.append({"bytes": size, "reason": "memory"})
+        elif measured and left <= one_round * _GROWTH:
+            left_out.append({"bytes": size, "reason": "time"})
+        else:
+            prepared = collectives.prepare(mesh, progress, [size])
+            report(progress, f"timing {len(prepared.programs)} programs of {size} bytes")
+            if not prepared.programs:
+                continue
+            found, one_round = run_within(prepared, left / _GROWTH, _agreed)
+            measured += found
+    return measured, left_out
+
+
+def _fits(measured: Sequence[Measured]) -> Iterator[dict[str, Any]]:
+    """The line of each collective over each choice of axes."""
+    keys = dict.fromkeys((one.point.op, one.point.axes, one.point.num_devices) for one in measured)
+    for op, axes, num_devices in keys:
+        ours = [one for one in measured if (one.point.op, one.point.axes) == (op, axes)]
+        line = fit_line([one.point.priced_bytes for one in ours], [one.timing.seconds for one in ours])
+        yield {
+            "op": op,
+            "axes": list(axes),
+            "num_devices": num_devices,
+            "latency_seconds": line.latency_seconds,
+            "bytes_per_second": line.bytes_per_second,
+        }
+
+
+def _result(one: Measured, predicted_seconds: float) -> dict[str, Any]:
+    return {
+        "op": one.point.op,
+        "axes": list(one.point.axes),
+        "num_devices": one.point.num_devices,
+        "bytes": one.point.gathered_bytes,
+        "seconds": one.timing.seconds,
+        "predicted_seconds": predicted_seconds,
+        "ratio": one.timing.seconds / predicted_seconds,
+        "spread": one.timing.spread,
+    }
+
+
+def _agreed(number: float) -> float:
+    """The first process's number, in all of them: they must run the same programs."""
+    if jax.process_count() == 1:
+        return number
+    from jax.experimental import multihost_utils
+
+    return float(multihost_utils.broadcast_one_to_all(np.float32(number)))

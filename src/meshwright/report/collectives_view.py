@@ -1,0 +1,114 @@
+"""Measured collectives beside their model: a page of charts, and a plot for the terminal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from string import ascii_uppercase
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from meshwright import __version__
+from meshwright.report.documents import Document
+from meshwright.report.html import plotly_script, script_json
+from meshwright.units import format_bytes, format_seconds
+
+Figure = dict[str, Any]
+_COLOURS = 3  # of the page's charts
+_LETTERS = ascii_uppercase
+_WIDTH, _HEIGHT = 84, 20  # characters of a plot
+_SYMBOLS = ("circle", "diamond", "square")
+
+
+def collectives_html(document: Document) -> str:
+    """The document of `mw bench collectives` as one HTML page that loads nothing."""
+    environment = Environment(
+        loader=PackageLoader("meshwright.report"), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("collectives.html.jinja").render(
+        title=f"Collectives of {document['hardware']}",
+        version=__version__,
+        mesh=document["mesh"],
+        charts={op: script_json(figure(document["results"], op)) for op in operations(document)},
+        plotly=plotly_script(),
+    )
+
+
+def operations(document: Document) -> list[str]:
+    """The collectives that were measured, in order."""
+    return list(dict.fromkeys(result["op"] for result in document["results"]))
+
+
+def figure(results: Sequence[Document], op: str) -> Figure:
+    """Seconds over V for one collective, both logarithmic: points measured, lines of the model."""
+    traces: list[Figure] = []
+    for number, (axes, points) in enumerate(_by_axes(results, op).items()):
+        colour = f"var(--chart-{number % _COLOURS + 1})"
+        sizes = [point["bytes"] for point in points]
+        style = {"type": "scatter", "x": sizes, "legendgroup": axes, "line": {"color": colour, "width": 1.6}}
+        measured = [point["seconds"] for point in points]
+        model = [point["predicted_seconds"] for point in points]
+        symbol = _SYMBOLS[number // _COLOURS % len(_SYMBOLS)]
+        marker = {"color": colour, "size": 7, "symbol": symbol}
+        traces.append(style | {"name": axes, "mode": "markers", "y": measured, "marker": marker})
+        traces.append(style | {"name": f"{axes}, model", "mode": "lines", "y": model, "showlegend": False})
+    axis = {"type": "log", "gridcolor": "var(--line)", "exponentformat": "power"}
+    return {
+        "data": traces,
+        "layout": {
+            "height": 340,
+            "margin": {"l": 64, "r": 16, "t": 24, "b": 48},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "Inter, system-ui, sans-serif", "color": "var(--ink)", "size": 12},
+            "xaxis": axis | {"title": {"text": "V, bytes of the gathered array"}},
+            "yaxis": axis | {"title": {"text": "seconds"}},
+        },
+    }
+
+
+def terminal_plot(document: Document, op: str) -> str:
+    """Seconds over V of one collective as text, both logarithmic: letters measured, dots the model.
+
+    A letter stands for a choice of axes, named below the plot.
+    """
+    by_axes = _by_axes(document["results"], op)
+    points = [point for found in by_axes.values() for point in found]
+    across = _Scale.over([point["bytes"] for point in points], _WIDTH)
+    up = _Scale.over([point[key] for point in points for key in ("seconds", "predicted_seconds")], _HEIGHT)
+    rows = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    for key in ("predicted_seconds", "seconds"):
+        for letter, found in zip(_LETTERS, by_axes.values(), strict=False):
+            for point in found:
+                mark = letter if key == "seconds" else "·"
+                rows[-1 - up.place(point[key])][across.place(point["bytes"])] = mark
+    labels = [format_seconds(up.high), *[""] * (_HEIGHT - 2), format_seconds(up.low)]
+    lines = [f"{label:>10} |{''.join(row)}" for label, row in zip(labels, rows, strict=True)]
+    ends = f"{format_bytes(int(across.low))} to {format_bytes(int(across.high))}, gathered"
+    names = ", ".join(f"{letter} {axes}" for letter, axes in zip(_LETTERS, by_axes, strict=False))
+    return "\n".join([op, *lines, f"{'':>11}+{'-' * _WIDTH}", f"{'':>12}{ends}; {names}; · model"])
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Places on a logarithmic axis of so many characters."""
+
+    low: float
+    high: float
+    length: int
+
+    @classmethod
+    def over(cls, values: Sequence[float], length: int) -> "_Scale":
+        return cls(min(values), max(values), length)
+
+    def place(self, value: float) -> int:
+        span = log(self.high / self.low) or 1.0
+        return round(log(value / self.low) / span * (self.length - 1))
+
+
+def _by_axes(results: Sequence[Document], op: str) -> dict[str, list[Document]]:
+    found: dict[str, list[Document]] = {}
+    for result in results:
+        if result["op"] == op:
+            found.setdefault("".join(result["axes"]), []).append(result)
+    return found

@@ -1,0 +1,56 @@
+"""Processes that measure together: they meet over gloo, they end, and a failure has a name."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshwright.bench import processes
+from meshwright.bench.processes import _Worker, sweep_in_processes
+from meshwright.errors import DeviceError
+from meshwright.hardware.chip import COLLECTIVES
+
+
+@pytest.mark.slow  # starts JAX twice
+def test_two_processes_measure_over_gloo() -> None:
+    document = sweep_in_processes("cpu:2", {"X": 2}, [4096], 20.0, 2)
+    assert document["processes"] == 2
+    assert {result["op"] for result in document["results"]} == set(COLLECTIVES)
+
+
+def _worker(tmp_path: Path, number: int, code: str) -> _Worker:
+    log = tmp_path / f"{number}.log"
+    with log.open("wb") as output:
+        command = [sys.executable, "-c", code]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+    return _Worker(number, process, log)
+
+
+def test_the_process_that_failed_is_named_with_its_last_words(tmp_path: Path) -> None:
+    waits = _worker(tmp_path, 0, "import time; time.sleep(60)")
+    fails = _worker(tmp_path, 1, "raise SystemExit('no such port')")
+    with pytest.raises(DeviceError, match=r"^process 1 of 2 ended with 1: no such port$"):
+        processes._wait([waits, fails], time.monotonic() + 30)
+    waits.process.kill()
+    for worker in (waits, fails):
+        worker.end()
+        assert worker.process.poll() is not None
+
+
+def test_a_process_that_takes_too_long_is_named(tmp_path: Path) -> None:
+    waits = _worker(tmp_path, 0, "import time; time.sleep(60)")
+    with pytest.raises(DeviceError, match=r"^process 0 of 1 did not end in time; give --max-seconds more$"):
+        processes._wait([waits], time.monotonic())
+    waits.process.kill()
+    waits.end()
+
+
+def test_a_process_ends_when_the_pipe_to_it_closes(tmp_path: Path) -> None:
+    code = "from meshwright.bench import processes; processes._end_with_parent(); import time; time.sleep(60)"
+    worker = _worker(tmp_path, 0, code)
+    started = time.monotonic()
+    worker.end()
+    assert worker.process.returncode == 1
+    assert time.monotonic() - started < 5

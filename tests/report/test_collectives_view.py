@@ -1,0 +1,38 @@
+"""Charts of measured collectives: points and model, in a page and as text."""
+
+import json
+import re
+
+from meshwright.report.collectives_view import collectives_html, figure, operations, terminal_plot
+
+RESULTS = [
+    {"op": op, "axes": axes, "num_devices": 4, "bytes": size, "seconds": seconds, "predicted_seconds": 1e-3}
+    for op in ("all_gather", "permute")
+    for axes in (["X"], ["X", "Y"])
+    for size, seconds in ((1024, 1e-4), (65536, 1e-2))
+]
+DOCUMENT = {"hardware": "cpu:8", "mesh": {"X": 4, "Y": 2}, "results": RESULTS}
+
+
+def test_a_figure_has_points_and_a_model_for_each_choice_of_axes() -> None:
+    traces = figure(RESULTS, "all_gather")["data"]
+    assert [trace["name"] for trace in traces] == ["X", "X, model", "XY", "XY, model"]
+    assert traces[0]["y"] == [1e-4, 1e-2]
+    assert traces[1]["y"] == [1e-3, 1e-3]
+
+
+def test_the_page_holds_a_figure_for_each_collective_and_loads_nothing() -> None:
+    html = collectives_html(DOCUMENT)
+    found = re.findall(r'<script type="application/json" id="figure-(\w+)">(.*?)</script>', html)
+    assert [op for op, _ in found] == operations(DOCUMENT) == ["all_gather", "permute"]
+    assert json.loads(found[0][1])["data"][0]["x"] == [1024, 65536]
+    assert "<script src" not in html
+
+
+def test_the_plot_has_its_corners_where_the_extremes_are() -> None:
+    title, top, *_, bottom, _, legend = terminal_plot(DOCUMENT, "all_gather").splitlines()
+    assert title == "all_gather"
+    assert top.startswith("     10 ms |")
+    assert top.endswith("B")
+    assert bottom.split("|")[1][0] == "B"
+    assert legend.strip() == "1.02 kB to 65.5 kB, gathered; A X, B XY; · model"
