@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from meshwright.cli import hardware
 from meshwright.cli.collective import parse_collective
 from meshwright.cli.main import main
 from meshwright.errors import NotationError
@@ -113,3 +114,12 @@ def test_sizes_that_are_missing_or_do_not_divide(capsys):
     assert "the size of D is missing" in capsys.readouterr().err
     assert main(["collective", "AllGather_X([B_X, D])", *options, "B=12,D=8"]) == 2
     assert "B = 12 does not divide over X = 8" in capsys.readouterr().err
+
+
+def test_measured_efficiency_is_shown_by_its_ends():
+    cost = {"latency_seconds": 1e-4, "bytes_per_second": 1e9, "efficiency": [(65536.0, 0.5), (1e6, 1.0)]}
+    shown = "100 us + bytes / 1 GB/s, 50% of it at 65.5 kB to 100% of it at 1 MB"
+    assert hardware._inner_figure("all_gather", cost) == shown
+    links = {"nvlink": {"all_gather": [(65536.0, 0.5), (1e6, 1.0)]}}
+    shown = "all_gather over nvlink, 50% of it at 65.5 kB to 100% of it at 1 MB"
+    assert hardware._inner_figure("efficiency", links) == shown

@@ -7,6 +7,7 @@ import typer
 from meshwright.cli.common import Json, emit, show
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip, SharedMemory
+from meshwright.hardware.efficiency import Points
 from meshwright.hardware.topology import Hardware
 from meshwright.units import format_bytes, format_count, format_seconds
 
@@ -116,7 +117,7 @@ def detail_table(document: dict) -> object:
         inner = value if isinstance(value, dict) else {}
         table.add_row(key, "" if inner else _figure(key, value), Text(sources.get(key, "")))
         for name, figure in inner.items():
-            if figure is not None:
+            if figure is not None and figure != {}:
                 table.add_row(f"  {name}", _inner_figure(name, figure), Text(sources.get(name, "")))
     return table
 
@@ -124,8 +125,17 @@ def detail_table(document: dict) -> object:
 def _inner_figure(name: str, figure: object) -> str:
     if not isinstance(figure, dict):
         return _figure(name, figure)
+    if name == "efficiency":
+        curves = (f"{op} over {link}{_range(by_op[op])}" for link, by_op in figure.items() for op in by_op)
+        return "; ".join(curves)
     latency, bandwidth = figure["latency_seconds"], figure["bytes_per_second"]
-    return f"{format_seconds(latency)} + bytes / {format_bytes(bandwidth)}/s"
+    return f"{format_seconds(latency)} + bytes / {format_bytes(bandwidth)}/s{_range(figure['efficiency'])}"
+
+
+def _range(points: Points) -> str:
+    """The shares of a bandwidth that messages reach, from the smallest to the largest size."""
+    ends = [f"{share:.0%} of it at {format_bytes(int(size))}" for size, share in (points[:1] + points[-1:])]
+    return f", {' to '.join(ends)}" if points else ""
 
 
 def _figure(key: str, value: object) -> str:
