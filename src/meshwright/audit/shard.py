@@ -100,14 +100,17 @@ def _num_devices_here() -> int:
 def _run_apart(job: Job) -> dict[str, Any]:
     """The report of a process with virtual devices enough."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={job.mesh.num_devices}"
-    ran = subprocess.run(
-        [sys.executable, "-m", "meshwright.audit.execution"],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        input=pickle.dumps(job),
-        capture_output=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-m", "meshwright.audit.execution"],
+            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            input=pickle.dumps(job),
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AuditError(f"{job.result} took over {TIMEOUT_SECONDS} s to run; use smaller sizes") from error
     if ran.returncode:
         lines = ran.stderr.decode().strip().splitlines() or [f"exit code {ran.returncode}"]
         raise AuditError(f"{job.result} does not run: {lines[-1]}")
