@@ -6,6 +6,7 @@ planning half must run, and be seen to run, without JAX.
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# What is compiled for an audit is kept by content: a test neither finds nor leaves anything there.
+_CACHE = tempfile.TemporaryDirectory(prefix="meshwright-test-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 _DEVICES_FLAG = f"--xla_force_host_platform_device_count={NUM_DEVICES}"
 if _DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):

@@ -7,6 +7,7 @@ from meshwright.audit.collectives import Collective
 from meshwright.audit.compare import Emitted, line_up
 from meshwright.audit.compile import compile_plan
 from meshwright.audit.groups import DeviceGroups
+from meshwright.audit.targets import Target
 from meshwright.cost.graph import Transfer
 from meshwright.cost.step import PlannedTransfer
 from meshwright.errors import AuditError
@@ -68,6 +69,22 @@ def test_a_sliced_all_reduce_stands_for_scatter_and_reduce() -> None:
     (row,) = line_up(planned, [_emitted("all_reduce", "data fsdp", kept="fsdp")])
     assert (row.status, len(row.planned)) == ("equivalent", 2)
     assert "a reduce-scatter as XLA:CPU writes it" in row.note
+
+
+def test_a_sliced_all_reduce_differs_where_the_compiler_has_a_reduce_scatter() -> None:
+    planned = [_planned("reduce_scatter", "fsdp")]
+    (row,) = line_up(planned, [_emitted("all_reduce", "fsdp", kept="fsdp")], has_reduce_scatter=True)
+    assert row.status == "differs"
+
+
+def test_a_padded_reduce_scatter_and_its_permutes_are_the_planned_one() -> None:
+    emitted = [
+        _emitted("reduce_scatter", "fsdp", padding_bytes=512),
+        _emitted("permute", "fsdp", size=256, follows_sum=True),
+    ]
+    (row,) = line_up([_planned("reduce_scatter", "fsdp")], emitted, has_reduce_scatter=True)
+    assert row.status == "equivalent"
+    assert row.note == "padded by 12.5% to whole tiles, then 256 B a step permuted to where they belong"
 
 
 def test_an_all_reduce_that_keeps_everything_is_no_reduce_scatter() -> None:
@@ -132,8 +149,9 @@ def _audit(planned: Layout, monkeypatch: pytest.MonkeyPatch | None = None, ran: 
     plan = Plan(load_model("tiny"), "cpu:8", Workload(16, 64), planned)
     if monkeypatch and ran:
         other = Plan(plan.model, plan.hardware, plan.workload, ran)
-        monkeypatch.setattr("meshwright.audit.audit.compile_plan", lambda _: compile_plan(other))
-    return audit_plan(plan)
+        compiled = compile_plan(other, Target("cpu"), use_cache=False)
+        monkeypatch.setattr("meshwright.audit.audit.compile_plan", lambda *_, **__: compiled)
+    return audit_plan(plan, "cpu", use_cache=False)
 
 
 def _layout(**values: object) -> Layout:
@@ -173,6 +191,6 @@ def test_a_program_of_another_layout_differs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_mesh_too_large_for_the_cpu_is_refused() -> None:
-    plan = Plan(load_model("llama-3-8b"), "v5e:16x32", Workload(512, 4096), Layout(fsdp=512))
+    plan = Plan(load_model("llama-3-8b"), "v5p:8x8x8", Workload(512, 4096), Layout(fsdp=512))
     with pytest.raises(AuditError, match="has 512 devices and the cpu target compiles for at most 256"):
-        compile_plan(plan)
+        audit_plan(plan, "cpu")

@@ -46,6 +46,23 @@ def test_an_audit_lines_up_planned_and_emitted():
     assert lines[-1] == "verdict: differs (9 match, 7 equivalent, 1 unplanned)"
 
 
+def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
+    finding = {
+        "tensor": "w_in", "direction": "backward", "what": "summed whole", "where": "mlp/w_in",
+        "change": "split D", "extra_bytes": 1500, "extra_seconds": 2e-3,
+    }  # fmt: skip
+    lines = printed(audit_table(audit_document() | {"findings": [finding], "compiler": "XLA for CPU"}))
+    assert lines[-4:-1] == [
+        "w_in backward: summed whole (each device sends +1.5 kB a step, +2 ms)",
+        "where: mlp/w_in",
+        "change: split D",
+    ]
+    assert lines[-1] == "verdict: differs (9 match, 7 equivalent, 1 unplanned), compiled by XLA for CPU"
+    unknown = finding | {"where": "", "change": "", "extra_bytes": -4, "extra_seconds": None}
+    lines = printed(audit_table(audit_document() | {"findings": [unknown]}))
+    assert lines[-2] == "w_in backward: summed whole (each device sends -4 B a step, time unavailable)"
+
+
 def test_a_list_of_collectives():
     lines = printed(
         collectives_table([collective("all_to_all", ["data", "fsdp"], 4096, 12, "q", "forward")], "Missing")

@@ -1,41 +1,53 @@
 """The audit of a plan: its step compiled, its collectives, FLOPs and memory beside the planned ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from meshwright.audit.collectives import collectives
-from meshwright.audit.compare import Emitted, Row, line_up, on_mesh
+from meshwright.audit.compare import DIFFERENT, Emitted, Row, line_up, on_mesh
 from meshwright.audit.compile import compile_plan
+from meshwright.audit.findings import findings
 from meshwright.audit.flops import dot_flops
 from meshwright.audit.gaps import not_understood
 from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.targets import choose_target
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.catalog import load
 from meshwright.plan.train import Candidate, price
 from meshwright.plan_file import Plan
 
-DIFFERENT = ("unplanned", "missing", "differs")
 
+def audit_plan(
+    plan: Plan,
+    target: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    use_cache: bool = True,
+) -> dict:
+    """The audit of the training step of `plan`: the keys of `mw audit`.
 
-def audit_plan(plan: Plan) -> dict:
-    """The audit of the training step of `plan` by XLA's CPU compiler: the keys of `mw audit`.
-
-    verdict: `match` if every collective is planned or equivalent and everything was understood.
-    Raises AuditError where the step does not compile.
+    target: "cpu" or "tpu", whose compiler to ask; by default that of the plan's hardware where it is
+    installed, else the CPU's. verdict: `match` if every collective is planned or equivalent and
+    everything was understood. Raises AuditError where the step does not compile.
     """
-    candidate = price(plan.model, load(plan.hardware), plan.workload, plan.layout)
-    compiled = compile_plan(plan)
+    hardware = load(plan.hardware)
+    chosen = choose_target(plan.hardware, plan.layout, target)
+    candidate = price(plan.model, hardware, plan.workload, plan.layout)
+    compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
     program = parse_hlo(compiled.hlo)
     emitted = [on_mesh(found, plan.layout.mesh) for found in collectives(program)]
-    rows = line_up(candidate.cost.transfers, emitted)
+    rows = line_up(candidate.cost.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
     gaps = not_understood(program)
     bad = any(row.status in DIFFERENT for row in rows) or bool(gaps)
     memory = compiled.memory_bytes
     return {
         "verdict": "differs" if bad else "match",
-        "target": "cpu",
+        "target": chosen.name,
+        "compiler": chosen.compiler,
         "layout": str(plan.layout),
         "compile_seconds": compiled.compile_seconds,
+        "cached": compiled.cached,
+        "findings": [one.to_dict() for one in findings(rows, hardware.place(plan.layout.mesh))],
         "planned": [p.to_dict() for row in rows for p in row.planned],
         "emitted": [e.to_dict(row.tensor) for row in rows for e in row.emitted],
         "unplanned": [

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwright.audit.devices import Offsets, is_shard_in_zeros, kept_slices
+from meshwright.audit.fused import FusedScatter, fused_scatter
 from meshwright.audit.groups import DeviceGroups, parse_groups, parse_pairs
 from meshwright.audit.hlo import Instruction, Program, Shape, dtype_bits, leaves
 from meshwright.audit.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
-from meshwright.audit.trace import Place, Value, history, places, run_count
+from meshwright.audit.trace import MOVES, Place, Value, history, places, run_count
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
 
@@ -20,6 +21,7 @@ OPS: dict[str, Op] = {
     "all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
+_MOVED = MOVES | {"pad"}
 _DTYPES = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
 
 
@@ -31,7 +33,7 @@ class Collective:
     dtype: what travels; source_dtype: the narrowest type that the same numbers had before (bf16
     where XLA:CPU widened bf16 to f32 to send it).
     gathered_bytes: V, bytes of the gathered array on one device, in dtype: the result of an
-    all-gather, the operand of all others.
+    all-gather, the operand of all others. padding_bytes: what is sent beside, to fill tiles.
     count: how often it runs in one step; None where a loop's trip count is unknown.
     conditional: it stands in a branch, and runs only if that is taken.
     parameter: the program's input that is sent, as JAX names it (`w['w_in']`), if it is sent as is.
@@ -39,6 +41,9 @@ class Collective:
     scattered: an all_reduce of which each device keeps only its own slice, which makes it a
     reduce_scatter; slice_offsets: that slice's start on each device (see groups.axes_that_change).
     gathers: an all_reduce of shards written into zeros, which makes it an all_gather.
+    follows_sum: a permute of what was just summed: it brings the slices of a padded reduce-scatter home.
+
+    What the compiler gave no name has that of the fusion around it, or of what computed the operand.
     """
 
     name: str
@@ -62,6 +67,8 @@ class Collective:
     scattered: bool = False
     slice_offsets: Offsets | None = None
     gathers: bool = False
+    padding_bytes: int = 0
+    follows_sum: bool = False
     source_file: str = ""
     source_line: int | None = None
 
@@ -137,32 +144,39 @@ def _one(
 ) -> Collective:
     instruction = value.instruction
     sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
-    origin = list(history(program, operands[0]))
-    op_name, named = _op_name(value, index)
+    origin = list(history(program, operands[0], _MOVED))
     groups = groups_of(instruction, program.num_partitions)
-    offsets = kept_slices(program, value, index, groups) if op == "all_reduce" else None
+    reduces = op == "all_reduce"
+    fused = fused_scatter(program, _result(value, index), operands[0]) if reduces else None
+    offsets = kept_slices(program, value, index, groups) if reduces and not fused else None
+    op_name, named = _fusion_name(fused) if fused else _op_name(value, index)
+    operand_op_name = _origin_name(program, origin)
+    op_name = op_name or operand_op_name
+    padding = fused.padding_bytes if fused else 0
     return Collective(
         name=instruction.name,
         index=index,
-        op=op,
+        op="reduce_scatter" if fused else op,
         dtype=_short(results[0].dtype),
         operand_shapes=tuple(shape.dims for shape in sent),
-        result_shapes=tuple(shape.dims for shape in results),
-        gathered_bytes=sum(shape.num_bytes for shape in (results if op == "all_gather" else sent)),
+        result_shapes=tuple(shape.dims for shape in ((fused.result,) if fused else results)),
+        gathered_bytes=sum(shape.num_bytes for shape in (results if op == "all_gather" else sent)) - padding,
         groups=groups,
         count=run_count(program, value.place),
         op_name=op_name,
         phase=phase_of(op_name, differentiated),
         scope=scope_of(op_name),
         primitive=primitive_of(op_name),
-        operand_op_name=next((v.instruction.op_name for v in reversed(origin) if v.instruction.op_name), ""),
+        operand_op_name=operand_op_name,
         parameter=_parameter(origin[-1]),
         source_dtype=_narrowest(origin, sent[0].dtype),
         reduction=_reduction(program, instruction),
         conditional=value.place.is_conditional,
         scattered=offsets is not None,
         slice_offsets=offsets,
-        gathers=op == "all_reduce" and is_shard_in_zeros(program, operands[0]),
+        gathers=reduces and not fused and is_shard_in_zeros(program, operands[0]),
+        padding_bytes=padding,
+        follows_sum=op == "permute" and op_of(origin[-1].instruction) in ("all_reduce", "reduce_scatter"),
         source_file=named.source_file,
         source_line=named.source_line,
     )
@@ -193,13 +207,41 @@ def _results(instruction: Instruction, op: Op) -> tuple[Shape, ...]:
     return leaves(shape)
 
 
+def _origin_name(program: Program, origin: list[Value]) -> str:
+    """JAX's name of what computed a value, from its history; of a sum without one, that of what it sums."""
+    name = next((v.instruction.op_name for v in reversed(origin) if v.instruction.op_name), "")
+    if name or op_of(origin[-1].instruction) is None:
+        return name
+    return _origin_name(program, list(history(program, origin[-1].operand(0), _MOVED)))
+
+
+def _result(value: Value, index: int) -> Value:
+    """One tensor's result of a collective, which is a tuple where several are combined."""
+    return Value(value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ())
+
+
+def _fusion_name(fused: FusedScatter) -> tuple[str, Instruction]:
+    """JAX's name of a scattered tensor: of the element taken out of the fusion, else of the fusion."""
+    instruction, path = fused.fusion.instruction, fused.fusion.path
+    element = _named_element(fused.fusion, path[0]) if path else None
+    if element:
+        return element.op_name, element
+    merged = split_op_name(instruction.op_name)
+    return merged[path[0]] if path and path[0] < len(merged) else merged[0], instruction
+
+
+def _named_element(value: Value, index: int) -> Instruction | None:
+    """The named instruction that takes element `index` out of a tuple."""
+    users = value.place.computation.users[value.instruction.name]
+    return next((u for u in users if u.attributes.get("index") == str(index) and u.op_name), None)
+
+
 def _op_name(value: Value, index: int) -> tuple[str, Instruction]:
     """JAX's name of one tensor, and the line that carries it: the element taken out of a combined one."""
     instruction = value.instruction
-    if len(instruction.operands) > 1:
-        for user in value.place.computation.users[instruction.name]:
-            if user.attributes.get("index") == str(index) and user.op_name:
-                return user.op_name, user
+    element = _named_element(value, index) if len(instruction.operands) > 1 else None
+    if element:
+        return element.op_name, element
     merged = split_op_name(instruction.op_name)
     return merged[index] if len(merged) == len(instruction.operands) else merged[0], instruction
 

@@ -2,15 +2,16 @@
 
 Both sides are joined per tensor and pass by what they mean: gathers over axes, or sums over axes.
 An all-reduce over data and fsdp of which each device keeps its own fsdp slice is what XLA:CPU
-makes of a planned reduce-scatter and all-reduce; it is equivalent, and said so. Bytes are summed
-over a step, so that combined or split instructions compare.
+makes of a planned reduce-scatter and all-reduce; there it is equivalent, and said so. A compiler
+that has a reduce-scatter did not use it then: twice the bytes, so the program differs. Bytes are
+summed over a step, so that combined or split instructions compare.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from meshwright.audit.collectives import Collective
+from meshwright.audit.collectives import Collective, Op
 from meshwright.audit.groups import axes_that_change, group_axes
 from meshwright.cost.step import PlannedTransfer
 from meshwright.models.transformer import input_of
@@ -24,6 +25,8 @@ NEGLIGIBLE_BYTES = 64
 # The passes of a step that are told apart; a recomputed gather may be emitted in either backward pass.
 _PASS_OF = {"recompute": "backward", "remat": "backward"}
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
+# The statuses of a row that make the verdict `differs`.
+DIFFERENT = ("unplanned", "missing", "differs")
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,14 @@ class Emitted:
     note: str
 
     @property
-    def op(self) -> str:
+    def op(self) -> Op:
         """The collective by meaning: an all-reduce of shards in zeros is an all-gather."""
         return "all_gather" if self.collective.gathers else self.collective.op
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it sums, or moves the slices of a sum to where they belong."""
+        return self.op in _REDUCTIONS or self.collective.follows_sum
 
     @property
     def bytes_per_step(self) -> int:
@@ -86,8 +94,13 @@ def on_mesh(collective: Collective, mesh: Mesh) -> Emitted:
     return Emitted(collective, axes, tuple(axis for axis in changing if axis in axes), found.note)
 
 
-def line_up(planned: Iterable[PlannedTransfer], emitted: Iterable[Emitted]) -> list[Row]:
-    """One row for each tensor and pass that either side knows."""
+def line_up(
+    planned: Iterable[PlannedTransfer], emitted: Iterable[Emitted], *, has_reduce_scatter: bool = False
+) -> list[Row]:
+    """One row for each tensor and pass that either side knows.
+
+    has_reduce_scatter: the compiler can emit one, so a sum of which slices are kept is none.
+    """
     planned_by_key: dict[tuple[str, str], list[PlannedTransfer]] = defaultdict(list)
     for transfer in planned:
         planned_by_key[transfer.transfer.tensor, _pass(transfer.direction)].append(transfer)
@@ -96,7 +109,8 @@ def line_up(planned: Iterable[PlannedTransfer], emitted: Iterable[Emitted]) -> l
         emitted_by_key[_key_of(found, planned_by_key)].append(found)
     rows = []
     for key in [*planned_by_key, *(key for key in emitted_by_key if key not in planned_by_key)]:
-        rows += _rows_of(*key, planned_by_key.get(key, []), emitted_by_key.get(key, []))
+        found = emitted_by_key.get(key, [])
+        rows += _rows_of(*key, planned_by_key.get(key, []), found, has_reduce_scatter)
     return rows
 
 
@@ -126,26 +140,36 @@ def _covers(tensor: str, scopes: tuple[str, ...]) -> bool:
 
 
 def _likeness(found: Emitted, planned: list[PlannedTransfer]) -> tuple[bool, bool, int]:
-    reduces = found.op in _REDUCTIONS
+    reduces = found.reduces
     alike = [p for p in planned if (p.transfer.op in _REDUCTIONS) == reduces]
     axes = {axis for p in alike for axis in p.transfer.axes}
     sizes = {p.transfer.gathered_bytes for p in alike}
     return bool(axes & set(found.axes)), found.collective.source_bytes in sizes, len(axes & set(found.axes))
 
 
-def _rows_of(tensor: str, phase: str, planned: list[PlannedTransfer], emitted: list[Emitted]) -> list[Row]:
+def _rows_of(
+    tensor: str,
+    phase: str,
+    planned: list[PlannedTransfer],
+    emitted: list[Emitted],
+    has_reduce_scatter: bool,
+) -> list[Row]:
     """Gathers with gathers and sums with sums; an exact pair is a match."""
     rows = []
     for reduces in (False, True):
         plans = [p for p in planned if (p.transfer.op in _REDUCTIONS) == reduces]
-        found = [e for e in emitted if (e.op in _REDUCTIONS) == reduces]
+        found = [e for e in emitted if e.reduces == reduces]
         if plans or found:
-            rows.append(_judge(tensor, phase, tuple(plans), tuple(found)))
+            rows.append(_judge(tensor, phase, tuple(plans), tuple(found), has_reduce_scatter))
     return rows
 
 
 def _judge(
-    tensor: str, phase: str, planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]
+    tensor: str,
+    phase: str,
+    planned: tuple[PlannedTransfer, ...],
+    emitted: tuple[Emitted, ...],
+    has_reduce_scatter: bool,
 ) -> Row:
     def row(status: str, note: str = "") -> Row:
         return Row(tensor, phase, planned, emitted, status, note)
@@ -159,7 +183,8 @@ def _judge(
         return row("unplanned", _unplanned_note(emitted))
     if not emitted:
         return row("missing", "planned and not found in the program")
-    if note := _equivalence(planned, emitted):
+    written_as_sum = any(e.op == "all_reduce" and e.kept for e in emitted)
+    if not (written_as_sum and has_reduce_scatter) and (note := _equivalence(planned, emitted)):
         return row("equivalent", note)
     return row("differs", _difference(planned, emitted))
 
@@ -186,28 +211,42 @@ def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, .
     The same axes are gathered or summed, the same ones end scattered, and nothing larger than the
     whole planned array moves, counted in the planned type.
     """
-    if {a for p in planned for a in p.transfer.axes} != {a for e in emitted for a in e.axes}:
+    sums = tuple(e for e in emitted if not e.collective.follows_sum)
+    if {a for p in planned for a in p.transfer.axes} != {a for e in emitted for a in e.axes} or not sums:
         return ""
-    planned_dtype = planned[0].transfer.dtype
-    widened = [e for e in emitted if dtype_bytes(e.collective.source_dtype) > dtype_bytes(planned_dtype)]
-    notes = (
-        [f"sent as {widened[0].collective.source_dtype} where {planned_dtype} was planned"] if widened else []
-    )
+    notes = [*_type_note(planned, sums), *_padding_note(emitted)]
     scattered = {a for p in planned if p.transfer.op == "reduce_scatter" for a in p.transfer.axes}
-    kept = {a for e in emitted for a in (e.axes if e.op == "reduce_scatter" else e.kept)}
+    kept = {a for e in sums for a in (e.axes if e.op == "reduce_scatter" else e.kept)}
     elements = max(p.transfer.gathered_bytes * p.count / dtype_bytes(p.transfer.dtype) for p in planned)
-    if scattered != kept or max(e.elements_per_step for e in emitted) > elements:
+    if scattered != kept or max(e.elements_per_step for e in sums) > elements:
         return ""
-    if any(e.op == "all_reduce" and e.kept for e in emitted):
+    if any(e.op == "all_reduce" and e.kept for e in sums):
         notes.append(
             f"an all-reduce of which each device keeps its slice over {'·'.join(sorted(scattered))}: "
             "a reduce-scatter as XLA:CPU writes it, moving more bytes"
         )
-    elif {p.transfer.op for p in planned} != {e.op for e in emitted} or len(planned) != len(emitted):
-        if emitted[0].op not in _REDUCTIONS:
+    elif {p.transfer.op for p in planned} != {e.op for e in sums} or len(planned) != len(sums):
+        if not sums[0].reduces:
             return ""
         notes.append("the same sums in another order")
     return "; ".join(notes) or "the same sums in another order"
+
+
+def _type_note(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> list[str]:
+    wanted = planned[0].transfer.dtype
+    others = [e.collective.source_dtype for e in emitted if e.collective.source_dtype != wanted]
+    return [f"sent as {others[0]} where {wanted} was planned"] if others else []
+
+
+def _padding_note(emitted: tuple[Emitted, ...]) -> list[str]:
+    """What a padded reduce-scatter sends beside the array."""
+    if not any(e.collective.padding_bytes or e.collective.follows_sum for e in emitted):
+        return []
+    whole = sum(e.bytes_per_step for e in emitted if not e.collective.follows_sum)
+    padding = sum(e.collective.padding_bytes * (e.collective.count or 1) for e in emitted)
+    moved = sum(e.bytes_per_step for e in emitted if e.collective.follows_sum)
+    then = f", then {moved:,} B a step permuted to where they belong" if moved else ""
+    return [f"padded by {padding / whole:.1%} to whole tiles{then}"]
 
 
 def _difference(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> str:

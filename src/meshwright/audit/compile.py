@@ -1,82 +1,158 @@
 """Compiles the training step of a plan in a process of its own and brings back the program.
 
-A fresh process, because the number of virtual devices is fixed when JAX starts; the arrays are
-abstract, so nothing of the model's size is allocated.
+A fresh process, because the number of virtual devices is fixed when JAX starts, and because a
+compiler may take more time or memory than there is; the arrays are abstract, so nothing of the
+model's size is allocated.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from meshwright.audit.cache import content_key, fetch, one_at_a_time, store
+from meshwright.audit.targets import Target, target_mesh
 from meshwright.errors import AuditError
+from meshwright.hardware.description import host_memory_bytes
 from meshwright.plan_file import Plan, load_plan, save_plan
+from meshwright.units import format_bytes
 
-# Virtual devices beyond this make XLA:CPU's compile slow; larger meshes need the target's compiler.
-MAX_CPU_DEVICES = 256
 TIMEOUT_SECONDS = 900
+# A compiler that takes more of the host than this is ended before the host swaps or kills others.
+MEMORY_SHARE = 0.8
+_POLL_SECONDS = 0.1
+_PROGRAM, _FIGURES, _TARGET, _PLAN, _LOG = "program.hlo", "figures.json", "target.json", "plan.toml", "log"
+_ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
 
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """The optimised HLO, and the compiler's figures for one device; None where it gives none."""
+    """The optimised HLO, and the compiler's figures for one device; None where it gives none.
+
+    cached: it was compiled before, and compile_seconds are those of then.
+    """
 
     hlo: str
     compile_seconds: float
     memory_bytes: dict[str, int] | None
+    cached: bool = False
 
 
-def compile_plan(plan: Plan) -> CompiledProgram:
-    """The training step of `plan`, compiled for virtual CPU devices.
+def compile_plan(
+    plan: Plan, target: Target, progress: Callable[[str], None] = lambda _: None, *, use_cache: bool = True
+) -> CompiledProgram:
+    """The training step of `plan`, compiled by `target` for its devices.
 
-    Raises AuditError with the compiler's message and the layout if it does not compile.
+    progress: called with what happens next. Raises AuditError with the compiler's message and the
+    layout if it does not compile, or takes too long or too much memory.
     """
-    num_devices = plan.layout.mesh.num_devices
-    if num_devices > MAX_CPU_DEVICES:
-        raise AuditError(
-            f"the layout {plan.layout} has {num_devices} devices and the cpu target compiles for at most "
-            f"{MAX_CPU_DEVICES}; audit a smaller mesh of the same axes"
-        )
-    with tempfile.TemporaryDirectory(prefix="meshwright-audit-") as folder:
-        save_plan(plan, Path(folder) / "plan.toml")
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}"
-        command = [sys.executable, "-m", "meshwright.audit.compile", folder]
-        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    key = content_key(plan, target)
+    if use_cache and (found := fetch(key)):
+        progress(f"read the program of {plan.layout} that {target.compiler} made before")
+        return _read(found, cached=True)
+    alone = one_at_a_time(lambda: progress("waiting for another audit: libtpu runs one at a time"))
+    with (
+        tempfile.TemporaryDirectory(prefix="meshwright-audit-") as name,
+        alone if target.topology else nullcontext(),
+    ):
+        folder = Path(name)
+        save_plan(plan, folder / _PLAN)
+        (folder / _TARGET).write_text(json.dumps(asdict(target)))
+        progress(f"compiling {plan.layout} with {target.compiler}")
+        _run(folder, plan, target)
+        if use_cache:
+            store(key, {file: (folder / file).read_text() for file in (_PROGRAM, _FIGURES)})
+        return _read(folder, cached=False)
+
+
+def _read(folder: Path, *, cached: bool) -> CompiledProgram:
+    figures = json.loads((folder / _FIGURES).read_text())
+    return CompiledProgram((folder / _PROGRAM).read_text(), **figures, cached=cached)
+
+
+def _run(folder: Path, plan: Plan, target: Target) -> None:
+    """Compiles in another process, watched until it ends."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if not target.topology:
+        flags += f" --xla_force_host_platform_device_count={plan.layout.mesh.num_devices}"
+    environment = {**os.environ, **target.environment, "XLA_FLAGS": flags}
+    command = [sys.executable, "-m", "meshwright.audit.compile", str(folder)]
+    with (folder / _LOG).open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
-            ran = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise AuditError(f"{plan.layout}: compiling took over {TIMEOUT_SECONDS} s") from error
-        if ran.returncode:
-            lines = ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"]
-            raise AuditError(f"{plan.layout} does not compile: {lines[-1]}")
-        figures = json.loads((Path(folder) / "figures.json").read_text())
-        return CompiledProgram((Path(folder) / "program.hlo").read_text(), **figures)
+            excess = _watch(process)
+        finally:
+            process.kill()
+            process.wait()
+    if excess:
+        raise AuditError(f"{plan.layout}: compiling took over {excess}")
+    if process.returncode:
+        raise AuditError(f"{plan.layout} does not compile: {_message(folder / _LOG, process.returncode)}")
+
+
+def _watch(process: subprocess.Popen) -> str:
+    """Waits for the process to end; the limit that it went over, or ""."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    limit = round(host_memory_bytes() * MEMORY_SHARE)
+    while True:
+        try:
+            process.wait(_POLL_SECONDS)
+            return ""
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                return f"{TIMEOUT_SECONDS} s"
+            if _resident_bytes(process.pid) > limit:
+                return f"{format_bytes(limit)} of this host's memory"
+
+
+def _resident_bytes(pid: int) -> int:
+    """Memory that a process has in use; 0 where the system has no /proc.
+
+    Not its address space: libtpu maps far more than it touches.
+    """
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _message(log: Path, code: int) -> str:
+    """The line that says what was wrong: the last error of the traceback, else the last line."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [found[1] for line in lines if (found := _ERROR_LINE.match(line))]
+    return (errors or lines or [f"exit code {code}"])[-1]
 
 
 def _compile_here(folder: Path) -> None:
-    """What the process does: plan.toml in, program.hlo and figures.json out."""
+    """What the process does: plan.toml and target.json in, program.hlo and figures.json out."""
     import jax
 
     from meshwright.train.optimizer import OptimizerConfig
     from meshwright.train.step import CompiledStep
 
-    plan = load_plan(folder / "plan.toml")
+    plan, target = load_plan(folder / _PLAN), Target(**json.loads((folder / _TARGET).read_text()))
+    mesh = target_mesh(target, plan.layout)
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
-    step = CompiledStep(plan.model, plan.layout, plan.workload, optimizer, chip_flops_per_second=1.0)
+    step = CompiledStep(
+        plan.model, plan.layout, plan.workload, optimizer, chip_flops_per_second=1.0, mesh=mesh
+    )
     with jax.set_mesh(step.mesh):
-        lowered = step.jitted.trace(step.abstract_state(), step.abstract_tokens()).lower()
+        traced = step.jitted.trace(step.abstract_state(), step.abstract_tokens())
+        lowered = traced.lower(lowering_platforms=(target.name,))
         started = time.perf_counter()
         compiled = lowered.compile()
     seconds = time.perf_counter() - started
-    (folder / "program.hlo").write_text(compiled.as_text())
+    (folder / _PROGRAM).write_text(compiled.as_text())
     figures = {"compile_seconds": seconds, "memory_bytes": _memory(compiled)}
-    (folder / "figures.json").write_text(json.dumps(figures))
+    (folder / _FIGURES).write_text(json.dumps(figures))
 
 
 def _memory(compiled: object) -> dict[str, int] | None:

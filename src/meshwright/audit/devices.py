@@ -43,8 +43,9 @@ def device_values(program: Program, value: Value) -> tuple[int, ...] | None:
         return _looked_up(program, found)
     if instruction.opcode == "clamp":
         low, middle, high = (device_values(program, found.operand(i)) for i in range(3))
-        clamped = low and middle and high and zip(low, middle, high, strict=True)
-        return tuple(max(least, min(most, x)) for least, x, most in clamped) if clamped else None
+        if not (low and middle and high):
+            return None
+        return tuple(max(least, min(most, x)) for least, x, most in zip(low, middle, high, strict=True))
     if instruction.opcode in _ARITHMETIC:
         left, right = (device_values(program, found.operand(i)) for i in (0, 1))
         calculate = _ARITHMETIC[instruction.opcode]

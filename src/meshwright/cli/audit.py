@@ -9,20 +9,21 @@ import typer
 
 from meshwright.cli.common import Json, count_option, emit, note, progress, show
 from meshwright.cli.plan import make_workload
-from meshwright.errors import PlanError, nearest
+from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, load_plan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-TARGETS = ["cpu"]
 _DIFFERS = 1
 
 
 @app.command()
 def audit(
     plan: Annotated[Path | None, typer.Argument(help="A plan.toml; or give --model and the rest.")] = None,
-    target: Annotated[str, typer.Option(help="Whose compiler: cpu.")] = "cpu",
+    target: Annotated[
+        str | None, typer.Option(help="Whose compiler: tpu, cpu. [the hardware's where installed, else cpu]")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="A preset, config.json, checkpoint folder or TOML.")
     ] = None,
@@ -30,26 +31,28 @@ def audit(
     batch_tokens: Annotated[int | None, count_option("--batch-tokens", help="Tokens of one step.")] = None,
     seq_len: Annotated[int | None, count_option("--seq-len", help="Tokens of one sequence.")] = None,
     layout: Annotated[str | None, typer.Option(help="data=2,fsdp=2,tensor=2,remat=full")] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Compile even what was compiled before.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the JSON here too.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compile a plan's training step and compare its collectives, FLOPs and memory with the plan.
 
-    The compiler is XLA's for CPU, on virtual devices: nothing of the model's size is allocated.
-    Exits 1 where they differ.
+    The compiler is the TPU's own where the plan is for v5e, v5p or v6e and libtpu is installed (the
+    [tpu] extra), else XLA's for CPU on virtual devices. No chip need be attached, and nothing of the
+    model's size is allocated. Exits 1 where they differ, and says what that costs and what to change.
 
     \b
     mw audit runs/demo/plan.toml
+    mw audit plan.toml --target tpu
     mw audit --model tiny --hardware cpu:8 --batch-tokens 1024 --seq-len 64 --layout fsdp=4,tensor=2
     """
     from meshwright.audit.audit import audit_plan
 
-    if target not in TARGETS:
-        raise PlanError(f"--target {target!r} is not supported; {nearest(target, TARGETS)}")
     asked = _from_options(model, hardware, batch_tokens, seq_len, layout) if plan is None else load_plan(plan)
     with progress() as update:
-        update(f"compiling {asked.layout} for {asked.layout.mesh.num_devices} virtual devices", None)
-        document = audit_plan(asked)
+        document = audit_plan(asked, target, lambda what: update(what, None), use_cache=not no_cache)
     if output:
         _write(output, document)
     if as_json:

@@ -3,7 +3,7 @@
 Text from documents is wrapped in `Text`, so that `[D_fsdp]` is never read as rich's markup.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -62,7 +62,7 @@ def audit_table(audit: Document) -> Group:
     table.add_column("status")
     for row in audit_rows(audit):
         table.add_row(*_audit_cells(row))
-    return Group(table, _totals_table(audit), _verdict(audit))
+    return Group(table, _totals_table(audit), *map(_finding, audit.get("findings") or []), _verdict(audit))
 
 
 def collectives_table(collectives: Sequence[Document], title: str = "Collectives") -> Table:
@@ -132,11 +132,30 @@ def _totals_table(audit: Document) -> Table:
     return table
 
 
+def _finding(finding: Document) -> Text:
+    """One difference: what, what it costs a step, where, and what to change."""
+    seconds = finding["extra_seconds"]
+    time = "time unavailable" if seconds is None else _signed(seconds, seconds_text)
+    cost = f"each device sends {_signed(finding['extra_bytes'], bytes_text)} a step, {time}"
+    text = Text(f"{finding['tensor']} {finding['direction']}: ", style="bold")
+    text.append(f"{finding['what']} ({cost})", style="not bold")
+    for label in ("where", "change"):
+        if finding[label]:
+            text.append(f"\n  {label}: ", style="dim").append(finding[label], style="not bold")
+    return text
+
+
+def _signed(value: float, write: Callable[[float], str]) -> str:
+    """A difference to the plan, its sign always shown."""
+    return f"{'-' if value < 0 else '+'}{write(abs(value))}"
+
+
 def _verdict(audit: Document) -> Text:
     verdict = str(audit.get("verdict", ABSENT))
     text = Text("verdict: ").append(verdict, style=f"bold {'green' if verdict == 'match' else 'yellow'}")
     counts = ", ".join(f"{count} {status}" for status, count, _ in status_counts(audit))
-    return text.append(f" ({counts})" if counts else "")
+    text.append(f" ({counts})" if counts else "")
+    return text.append(f", compiled by {audit['compiler']}" if audit.get("compiler") else "")
 
 
 def _completion(completion: Document) -> Text:

@@ -1,0 +1,171 @@
+"""Which compiler is asked, what it is told, and what is kept of its answer."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.audit import cache, compile, targets
+from meshwright.audit.cache import content_key, fetch, one_at_a_time, store
+from meshwright.audit.compile import CompiledProgram, compile_plan
+from meshwright.audit.targets import Target, choose_target
+from meshwright.errors import AuditError, DeviceError, LayoutError
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, Workload
+
+PLAN = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout(data=2))
+CPU = Target("cpu")
+
+
+@pytest.fixture
+def libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "libtpu_is_installed", lambda: True)
+
+
+@pytest.fixture
+def no_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "libtpu_is_installed", lambda: False)
+
+
+@pytest.mark.usefixtures("libtpu")
+@pytest.mark.parametrize(
+    ("hardware", "layout", "target"),
+    [
+        ("v5p:4x4x4", Layout(fsdp=64), Target("tpu", "v5p:4x4x4", (2, 2, 1))),
+        ("v6e:1x1", Layout(), Target("tpu", "v6e:1x1", (1, 1, 1))),
+        ("2*v5e:2x4", Layout(data=2, fsdp=8), CPU),
+        ("cpu:8", Layout(fsdp=8), CPU),
+        ("h100:8", Layout(fsdp=8), CPU),
+        ("tpu7x:2x2x1", Layout(fsdp=4), CPU),
+    ],
+)
+def test_a_plan_is_compiled_by_its_hardwares_compiler(hardware: str, layout: Layout, target: Target) -> None:
+    assert choose_target(hardware, layout) == target
+
+
+@pytest.mark.usefixtures("no_libtpu")
+def test_without_libtpu_the_cpu_stands_in() -> None:
+    assert choose_target("v5e:2x4", Layout(fsdp=8)) == CPU
+    with pytest.raises(AuditError, match=r"at most 256.*TPU's compiler: pip install \"meshwright\[tpu\]\""):
+        choose_target("v5p:8x8x8", Layout(fsdp=512))
+    with pytest.raises(DeviceError, match=r'not installed: pip install "meshwright\[tpu\]"'):
+        choose_target("v5e:2x4", Layout(fsdp=8), "tpu")
+
+
+@pytest.mark.usefixtures("libtpu")
+def test_what_a_target_cannot_compile_is_refused() -> None:
+    with pytest.raises(AuditError, match="--target 'tpv' is not supported; did you mean tpu"):
+        choose_target("v5e:2x4", Layout(fsdp=8), "tpv")
+    with pytest.raises(AuditError, match="--target tpu compiles for v5e, v5p, v6e, not for h100:8"):
+        choose_target("h100:8", Layout(fsdp=8), "tpu")
+    with pytest.raises(AuditError, match=r"compiles for one slice, and 2\*v5e:2x4 has 2; audit one of them"):
+        choose_target("2*v5e:2x4", Layout(fsdp=16), "tpu")
+    with pytest.raises(LayoutError, match="must multiply to 8"):
+        choose_target("v5e:2x4", Layout(fsdp=4), "tpu")
+
+
+def test_the_key_holds_what_decides_the_program() -> None:
+    key = content_key(PLAN, CPU, {})
+    assert content_key(replace(PLAN, planned={"step_seconds": 1.0}), CPU, {}) == key
+    others = [
+        content_key(replace(PLAN, layout=Layout(tensor=2)), CPU, {}),
+        content_key(PLAN, Target("tpu"), {}),
+        content_key(PLAN, CPU, {"XLA_FLAGS": "--xla_x"}),
+        content_key(PLAN, CPU, {"LIBTPU_INIT_ARGS": "--xla_x"}),
+    ]
+    assert len({key, *others}) == 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "meshwright" / "programs"
+
+
+def test_what_is_stored_is_found_and_the_least_used_goes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_KEPT", 2)
+    assert fetch("a") is None
+    for key in ("a", "b", "b"):
+        store(key, {"x": key})
+    assert fetch("a") == folder / "a"  # used again, so that b is the oldest
+    store("c", {"x": "c"})
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "c"]
+    assert (folder / "a" / "x").read_text() == "a"
+
+
+def test_a_cache_that_cannot_be_written_says_what_to_do(folder: Path) -> None:
+    folder.parent.write_text("a file where the folder should be")
+    with pytest.raises(AuditError, match="cannot be written: Not a directory; set XDG_CACHE_HOME, or pass"):
+        store("a", {"x": ""})
+
+
+def test_a_second_audit_waits_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    held = (
+        "from meshwright.audit.cache import one_at_a_time\n"
+        "with one_at_a_time(lambda: None): print('held', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdin and other.stdout and other.stdout.readline() == "held\n"
+    waited: list[str] = []
+
+    def release() -> None:
+        waited.append("waited")
+        other.communicate("\n")
+
+    with one_at_a_time(release):
+        assert waited == ["waited"] and other.returncode == 0
+
+
+def _compile(script: str, monkeypatch: pytest.MonkeyPatch) -> CompiledProgram:
+    """A compile whose process runs `script` in place of the compiler."""
+    popen = subprocess.Popen
+
+    def started(command: list[str], **options: object) -> subprocess.Popen:
+        return popen([sys.executable, "-c", script, command[-1]], **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    monkeypatch.setattr(compile.subprocess, "Popen", started)
+    return compile_plan(PLAN, CPU)
+
+
+WRITES = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+(folder / "program.hlo").write_text("HloModule m")
+(folder / "figures.json").write_text('{"compile_seconds": 2.0, "memory_bytes": null}')
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_program_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _compile(WRITES, monkeypatch) == CompiledProgram("HloModule m", 2.0, None)
+    assert _compile("raise SystemExit(1)", monkeypatch) == CompiledProgram(
+        "HloModule m", 2.0, None, cached=True
+    )
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_failure_gives_the_compilers_message_and_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: hbm\\n  allocations"
+    script = f"import sys; print('{message}', file=sys.stderr); sys.exit(1)"
+    with pytest.raises(AuditError, match=r"^data=2,remat=none does not compile: RESOURCE_EXHAUSTED: hbm$"):
+        _compile(script, monkeypatch)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_compile_that_takes_too_long_or_too_much_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile, "TIMEOUT_SECONDS", 0)
+    with pytest.raises(AuditError, match="compiling took over 0 s"):
+        _compile("import time; time.sleep(60)", monkeypatch)
+    monkeypatch.setattr(compile, "TIMEOUT_SECONDS", 60)
+    monkeypatch.setattr(compile, "MEMORY_SHARE", 1e-9)
+    with pytest.raises(AuditError, match=r"compiling took over .* of this host's memory"):
+        _compile("import time; time.sleep(60)", monkeypatch)

@@ -1,0 +1,93 @@
+"""The TPU's own compiler, without a TPU: what it makes of a gradient, and of a whole planned step.
+
+Needs the [tpu] extra; without it the CPU's compiler stands in (test_compare.py).
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from meshwright.audit.audit import audit_plan
+from meshwright.audit.cache import one_at_a_time
+from meshwright.audit.targets import choose_target, libtpu_is_installed
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, Workload
+
+pytestmark = pytest.mark.skipif(
+    not libtpu_is_installed(), reason='no libtpu; pip install "meshwright[tpu]" runs the audits for TPU'
+)
+
+# dw[F_tensor, D_fsdp] of one matmul, on 256 chips: reduced by the plain reshard, and as nn does it.
+GRADIENT = """
+import json, sys
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P, reshard
+from meshwright.audit.collectives import collectives
+from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.targets import choose_target, target_mesh
+from meshwright.layout import Layout
+from meshwright.nn.mesh import partition_spec
+from meshwright.nn.scatter import reduce_scatter
+
+layout = Layout(fsdp=64, tensor=4)
+mesh = target_mesh(choose_target("v5p:8x8x4", layout, "tpu"), layout)
+step, = layout.contraction("w_out", "BTF,FD->BTD").rhs_route.backward
+partial = partition_spec(step.operand)
+
+def gradient(reduce):
+    def run(h, dy):
+        dw = jnp.einsum("BTF,BTD->FD", h, dy, out_sharding=partial, preferred_element_type=jnp.bfloat16)
+        return reduce(dw)
+    return run
+
+def shape(size, spec):
+    return jax.ShapeDtypeStruct((64, 512, size), "bfloat16", sharding=NamedSharding(mesh, spec))
+
+forms = {
+    "naive": lambda dw: reshard(dw, partition_spec(step.result)),
+    "split": lambda dw: reduce_scatter(dw, step),
+}
+found = {}
+with jax.set_mesh(mesh):
+    for name, reduce in forms.items():
+        inputs = shape(28672, P("fsdp", None, "tensor")), shape(8192, P("fsdp", None, None))
+        traced = jax.jit(gradient(reduce)).trace(*inputs)
+        program = parse_hlo(traced.lower(lowering_platforms=("tpu",)).compile().as_text())
+        sums = [one for one in collectives(program) if not one.follows_sum]
+        found[name] = [(one.op, one.gathered_bytes) for one in sums]
+print(json.dumps(found))
+"""
+
+
+def test_a_gradient_stays_a_reduce_scatter_where_its_dimension_is_split() -> None:
+    environment = {**os.environ, **choose_target("v5p:8x8x4", Layout(fsdp=64, tensor=4), "tpu").environment}
+    with one_at_a_time(lambda: None):
+        ran = subprocess.run(
+            [sys.executable, "-c", GRADIENT], env=environment, capture_output=True, text=True, check=False
+        )
+    assert ran.returncode == 0, ran.stderr
+    size = 28672 // 4 * 8192 * 2
+    assert json.loads(ran.stdout.splitlines()[-1]) == {
+        "naive": [["all_reduce", size]],
+        "split": [["reduce_scatter", size]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "layout"),
+    [
+        ("tiny", "v5e:2x4", Layout(fsdp=4, tensor=2, remat="full")),
+        ("tiny", "v6e:2x4", Layout(data=2, fsdp=2, tensor=2)),
+        ("demo", "v5p:2x2x2", Layout(data=2, fsdp=4)),
+    ],
+)
+def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout: Layout) -> None:
+    audit = audit_plan(Plan(load_model(model), hardware, Workload(16, 128), layout), "tpu", use_cache=False)
+    assert (audit["target"], audit["not_understood"], audit["findings"]) == ("tpu", [], [])
+    assert audit["verdict"] == "match"
+    assert audit["memory"]["compiled"] > 0
