@@ -1,6 +1,5 @@
 """What was compiled before, by content, and the lock that lets one libtpu run at a time."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -101,6 +100,8 @@ def one_at_a_time(waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _locked(descriptor: int) -> bool:
+    import fcntl  # where libtpu runs there is one; the other targets need none
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
