@@ -257,7 +257,7 @@ def every_strategy(q: Question) -> list[Strategy]:
     return [one for one in everything.found if not one.leaves_partial_sum]
 
 
-quick = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 @quick
@@ -289,6 +289,8 @@ def test_bounds_hold(q: Question) -> None:
         everything = _Everything()
         enumeration.price(roles, everything)
         for one in everything.found:
+            if one.leaves_partial_sum:
+                continue
             assert one.seconds_compute == pytest.approx(bounds.product[index])
             assert moved[index] <= one.seconds_comms * (1 + 1e-9)
 

@@ -1,12 +1,13 @@
 """Least seconds that each choice of roles can take, for all choices at once.
 
-The product's time is exact. Of the collectives only what no route avoids is counted, at the best
-rate of the axes involved:
+The product's time is exact. Of the collectives what no route of `reshard` avoids is counted, at full
+rate, from the first dimension to the last:
 
-    an operand, gathered over the axes that its roles take off it     V = its block in the end
+    an operand, gathered over the axes that its roles take off it     V = the block that this leaves
     an array, exchanged along axes that change their dimension        V = its least block, n of them
-    a partial product, reduced, and gathered again if not scattered   V = its block, sliced
-    an output, gathered over the axes that its product has beyond it  V = its block in the end
+    a partial product, scattered over the dimensions that want it     V = the block that it has by then
+    what is left of the sum, reduced: scattered and gathered          twice that
+    an output, gathered over the axes that its product has beyond it  V = the block that this leaves
 
 So strategies can be priced in the order of these bounds until none left can be cheaper.
 """
@@ -66,15 +67,20 @@ def role_table(einsum: Einsum, choices: tuple[tuple[Role, ...], ...]) -> RoleTab
     )
 
 
-class _Machine(NamedTuple):
-    """For every set of axes, as a bit mask: devices along it, and least seconds a byte of V over it.
+class _Rates(NamedTuple):
+    """Least seconds of a collective over every set of axes, as a bit mask: max(V . per_byte, floor)."""
 
-    The rate is the best of any of its subsets: a route may leave the larger part to those alone.
-    """
+    per_byte: np.ndarray
+    floor: np.ndarray
+
+
+class _Machine(NamedTuple):
+    """Devices along every set of axes, as a bit mask, and what collectives over it take."""
 
     degrees: np.ndarray
-    gather: np.ndarray
-    all_to_all: np.ndarray
+    gather: _Rates
+    reduce: _Rates
+    exchange: _Rates
 
 
 @lru_cache(maxsize=1024)
@@ -83,17 +89,31 @@ def _machine(placement: Placement, axes: Axes) -> _Machine:
     for bits in range(1, 1 << len(axes)):
         lowest = axes[(bits & -bits).bit_length() - 1]
         degrees[bits] = degrees[bits & (bits - 1)] * placement.sizes[lowest]
-    return _Machine(degrees, _rates("all_gather", placement, axes), _rates("all_to_all", placement, axes))
+    gather, reduce, exchange = (
+        [_each_set(op, num_bytes, axes, placement) / num_bytes for num_bytes in (_LARGE, 1)]
+        for op in ("all_gather", "all_reduce", "all_to_all")
+    )
+    return _Machine(degrees, _Rates(*gather), _Rates(*reduce), _Rates(*map(_best_part, exchange)))
 
 
-def _rates(op: Literal["all_gather", "all_to_all"], placement: Placement, axes: Axes) -> np.ndarray:
-    rates = np.zeros(1 << len(axes))
-    for bits in range(1, 1 << len(axes)):
-        positions = [position for position in range(len(axes)) if bits >> position & 1]
-        smaller = [rates[bits & ~(1 << position)] for position in positions] if len(positions) > 1 else []
-        names = tuple(axes[position] for position in positions)
-        rates[bits] = min([collective_seconds(op, _LARGE, names, placement).seconds / _LARGE, *smaller])
-    return rates
+def _each_set(
+    op: Literal["all_gather", "all_reduce", "all_to_all"], num_bytes: int, axes: Axes, placement: Placement
+) -> np.ndarray:
+    """Seconds of one collective over every set of `axes`."""
+    seconds = np.zeros(1 << len(axes))
+    for bits in range(1, len(seconds)):
+        names = tuple(axis for position, axis in enumerate(axes) if bits >> position & 1)
+        seconds[bits] = collective_seconds(op, num_bytes, names, placement).seconds
+    return seconds
+
+
+def _best_part(seconds: np.ndarray) -> np.ndarray:
+    """The least of every set's parts, since an exchange may be cut into several."""
+    best = seconds.copy()
+    for bits in range(1, len(best)):
+        parts = [bits & ~(1 << position) for position in range(bits.bit_length()) if bits >> position & 1]
+        best[bits] = min([best[bits], *(best[part] for part in parts if part)])
+    return best
 
 
 class Bounds(NamedTuple):
@@ -117,53 +137,83 @@ def lower_bounds(q: Question, axes: Axes, table: RoleTable) -> Bounds:
     product = np.maximum(
         flops / (chip.flops(q.dtype) * chip.matmul_efficiency), (lhs + rhs + made) / chip.hbm_bytes_per_second
     )
-    to_lhs = _between(machine, lhs, *_given(q.einsum, axes, table, q.lhs), table.lhs)
-    to_rhs = _between(machine, rhs, *_given(q.einsum, axes, table, q.rhs), table.rhs)
+    to_lhs = _between(machine, lhs, _given(q.einsum, axes, table, q.lhs), table.lhs)
+    to_rhs = _between(machine, rhs, _given(q.einsum, axes, table, q.rhs), table.rhs)
     return Bounds(product, to_lhs, to_rhs, _ending(q, axes, table, machine, made))
 
 
-def _given(einsum: Einsum, axes: Axes, table: RoleTable, array: ShardedArray) -> tuple[int, np.ndarray]:
-    """(the axes that split `array` as it is given, those of them that split another letter in a choice)."""
-    given, elsewhere = 0, np.zeros(len(table.roles), dtype=np.int64)
+class _Given(NamedTuple):
+    """Where the axes of an array are: a bit mask of each dimension, and of all.
+
+    elsewhere: for each choice of roles, those of them that split another letter.
+    """
+
+    dims: list[int]
+    every: int
+    elsewhere: np.ndarray
+
+
+def _given(einsum: Einsum, axes: Axes, table: RoleTable, array: ShardedArray) -> _Given:
+    bits = {axis: 1 << position for position, axis in enumerate(axes)}
+    dims = [sum(bits[axis] for axis in split) for split in array.axes]
+    elsewhere = np.zeros(len(table.roles), dtype=np.int64)
     for position, axis in enumerate(axes):
         if dim := array.dim_of(axis):
-            given |= 1 << position
             elsewhere |= (table.letters[position] != einsum.letters.index(dim)).astype(np.int64) << position
-    return given, elsewhere
+    return _Given(dims, sum(dims), elsewhere)
 
 
-def _between(
-    machine: _Machine, block: np.ndarray, given: int, elsewhere: np.ndarray, split: np.ndarray
-) -> np.ndarray:
-    """Least seconds from an array split by `given` to blocks of `block` bytes split by `split`.
+def _between(machine: _Machine, block: np.ndarray, given: _Given, split: np.ndarray) -> np.ndarray:
+    """Least seconds from an array as given to blocks of `block` bytes split by `split`."""
+    lost = [dim & ~split for dim in given.dims if dim]
+    return _moves(machine, block, given.elsewhere & split, lost)
 
-    What is taken off must be gathered, into `block`. What changes its dimension must be exchanged, in
-    blocks no smaller than those that all axes together cut.
+
+def _moves(machine: _Machine, block: np.ndarray, exchanged: np.ndarray, lost: list[np.ndarray]) -> np.ndarray:
+    """Least seconds to exchange axes and gather those lost of each dimension, leaving `block` bytes.
+
+    Dimensions are gathered one by one, and their latencies add up. Not so with an exchange: one that
+    is not possible joins a gather.
     """
-    exchanged = elsewhere & split
-    smallest = block / machine.degrees[given & ~split]
-    seconds = smallest * machine.degrees[exchanged] * machine.all_to_all[exchanged]
-    return seconds + block * machine.gather[given & ~split]
+    seconds, floor = np.zeros_like(block), np.zeros_like(block)
+    for axes in reversed(lost):
+        seconds += block * machine.gather.per_byte[axes]
+        floor += machine.gather.floor[axes]
+        block = block / machine.degrees[axes]
+    seconds += block * machine.degrees[exchanged] * machine.exchange.per_byte[exchanged]
+    return np.maximum(seconds, np.maximum(floor, machine.exchange.floor[exchanged]))
 
 
 def _ending(q: Question, axes: Axes, table: RoleTable, machine: _Machine, made: np.ndarray) -> np.ndarray:
-    """Least seconds from the product to the wanted output; none where any will do."""
+    """Least seconds from the product to the wanted output, or to any without a partial sum."""
     if q.out is None:
-        return np.zeros_like(made)
-    wanted, elsewhere = _given(q.einsum, axes, table, q.out)
+        scatter = made * machine.gather.per_byte[table.partial]
+        return np.maximum(scatter, machine.gather.floor[table.partial])
+    wanted = _given(q.einsum, axes, table, q.out)
     deferred = sum(1 << position for position, axis in enumerate(axes) if axis in q.out.unreduced)
     summed = table.partial & ~deferred
-    passes = np.where(summed & wanted, 1.0, 2.0)
-    cut = made / machine.degrees[wanted & ~table.out & ~table.partial]
-    lost = table.out & ~wanted
-    whole = made * machine.degrees[table.out] / machine.degrees[wanted]  # the block of the output
-    exchanged = elsewhere & table.out & wanted
-    smallest = whole / machine.degrees[lost] * machine.degrees[exchanged]
-    return (
-        passes * cut * machine.gather[summed]
-        + whole * machine.gather[lost]
-        + smallest * machine.all_to_all[exchanged]
-    )
+    block = made / machine.degrees[wanted.every & ~table.out & ~table.partial]
+    seconds, floor = np.zeros_like(made), np.zeros_like(made)
+    for dim in wanted.dims:
+        if dim:
+            seconds += block * machine.gather.per_byte[summed & dim]
+            floor = np.maximum(floor, machine.gather.floor[summed & dim])
+            block = block / machine.degrees[summed & dim]
+    rest = summed & ~wanted.every
+    seconds += block * machine.reduce.per_byte[rest]
+    # Of latencies the largest alone, since a scatter that is not possible joins the reduction.
+    seconds = np.maximum(seconds, np.maximum(floor, machine.reduce.floor[rest]))
+    whole = made * machine.degrees[table.out] / machine.degrees[wanted.every]  # the block of the output
+    lost = table.out & ~wanted.every
+    exchanged = wanted.elsewhere & table.out & wanted.every
+    return seconds + _moves(machine, whole, exchanged, _by_letter(q, table, lost))
+
+
+def _by_letter(q: Question, table: RoleTable, lost: np.ndarray) -> list[np.ndarray]:
+    """The axes among `lost` that split each letter of the output."""
+    weights = np.left_shift(1, np.arange(len(table.letters)))[:, None]
+    places = [q.einsum.letters.index(letter) for letter in q.einsum.out]
+    return [((table.letters == place) * weights).sum(axis=0) & lost for place in places]
 
 
 def within_reason(choices: Sequence[tuple[Role, ...]]) -> bool:

@@ -120,9 +120,9 @@ class Enumeration:
 
     def _operand(self, array: ShardedArray, roles: Roles) -> _Operand | None:
         """The move of `array` to its roles; None where it does not divide."""
-        key = (array.name, *[role if role in array.dims else None for role in roles])
+        key = array.name, _projection(roles, array.dims)
         if key not in self._operands:
-            self._operands[key] = self._moved(array, roles)
+            self._operands[key] = self._moved(array, key[1])
         return self._operands[key]
 
     def _moved(self, array: ShardedArray, roles: Roles) -> _Operand | None:
@@ -208,6 +208,12 @@ class Enumeration:
         if end.legs and end.legs[0][0] == "reduce_scatter":
             found.append(("out", end.times[0], self.question.mesh.size(end.legs[0][1])))
         return found
+
+
+@lru_cache(maxsize=1 << 16)
+def _projection(roles: Roles, dims: Axes) -> Roles:
+    """What the roles mean to an array of these dimensions."""
+    return tuple([role if role in dims else None for role in roles])
 
 
 @lru_cache(maxsize=1 << 16)

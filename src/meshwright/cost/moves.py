@@ -46,22 +46,22 @@ def way(source: Split, partial: Axes, target: Split, target_partial: Axes) -> tu
     changed = [pair for pair in zip(source, target, strict=True) if pair[0] != pair[1]]
     if not changed and partial == target_partial:
         return ()
-    # Routes do not depend on the names of the axes: they are found for X, Y, Z in order of appearance.
+    # Routes do not depend on the names of the axes: they are found for numbers in order of appearance.
     lists = [*chain.from_iterable(changed), partial, target_partial]
-    renamed = {axis: f"X{i}" for i, axis in enumerate(dict.fromkeys(chain.from_iterable(lists)))}
-    given = dict(zip(renamed.values(), renamed, strict=True))
-    legs = _way(tuple([tuple([renamed[axis] for axis in axes]) for axes in lists]))
-    return tuple([(op, tuple([given[axis] for axis in axes])) for op, axes in legs])
+    names = tuple(dict.fromkeys(chain.from_iterable(lists)))
+    number = {axis: i for i, axis in enumerate(names)}
+    legs = _way(tuple([tuple([number[axis] for axis in axes]) for axes in lists]))
+    return tuple([(op, tuple([names[i] for i in axes])) for op, axes in legs])
 
 
 @lru_cache(maxsize=1 << 18)
-def _way(lists: Split) -> tuple[Leg, ...]:
+def _way(lists: tuple[tuple[int, ...], ...]) -> tuple[tuple[Op, tuple[int, ...]], ...]:
     """Of axes before and after for each dimension in turn, then of the partial sum."""
-    *changed, partial, target_partial = lists
+    *changed, partial, target_partial = [tuple(map(str, axes)) for axes in lists]
     before, after = tuple(changed[::2]), tuple(changed[1::2])
     dims = tuple(ascii_lowercase[: len(before)])
-    steps = reshard(ShardedArray("", dims, before, partial), ShardedArray("", dims, after, target_partial))
-    return tuple((step.op, step.axes) for step in steps)
+    source, target = ShardedArray("", dims, before, partial), ShardedArray("", dims, after, target_partial)
+    return tuple((step.op, tuple(map(int, step.axes))) for step in reshard(source, target))
 
 
 def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:

@@ -152,10 +152,9 @@ def _by_bound(enumeration: Enumeration, objective: Objective) -> Iterator[tuple[
         )
     else:
         product = np.zeros_like(product)
-    order = np.argsort(least, kind="stable")
-    figures = (array[order].tolist() for array in (least, product, rhs, out))
-    for index, bound, *parts in zip(order.tolist(), *figures, strict=True):
-        yield bound, table.roles[index], Least(*parts)
+    for index in np.argsort(least, kind="stable").tolist():
+        parts = Least(product.item(index), rhs.item(index), out.item(index))
+        yield least.item(index), table.roles[index], parts
 
 
 class _Best:
