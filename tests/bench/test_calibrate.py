@@ -13,7 +13,7 @@ from meshwright.bench.devices import local_hardware
 from meshwright.bench.fit import fit_line
 from meshwright.errors import DeviceError
 from meshwright.hardware.catalog import dump_toml, load
-from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory
+from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory, Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
@@ -142,12 +142,32 @@ def test_the_figures_of_a_quick_run_are_positive_and_load_again(tmp_path: Path) 
     assert all(math.isfinite(figure) and figure > 0 for figure in figures)
     assert set(chip.flops_per_second) == {"f32", "bf16"}
     assert (chip.matmul_efficiency, chip.overlap) == (1.0, 0.0)
-    assert messages[-1] == "timing 36 programs"
+    assert messages[-1] == "timing 37 programs"
+
+    assert {dtype: len(points) for dtype, points in chip.matmul_rates.items()} == {"f32": 1, "bf16": 1}
+    assert set(chip.memory_rates) == {"f32", "bf16"}
 
     file = tmp_path / "machine.toml"
     file.write_text(dump_toml(hardware))
     read = load(str(file))
     assert replace(read, spec=hardware.spec) == hardware
+
+
+def test_accelerators_keep_their_peaks_and_gain_shares(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The eight devices here stand in for eight GPUs: what is measured is written, the rest stays."""
+    monkeypatch.setattr(calibrate, "local_hardware", load)
+    measured = calibrate.measure_accelerators("h100:8", QUICK)
+    chip, sheet = measured.chip, load("h100:8").chip
+    assert chip.flops_per_second == sheet.flops_per_second
+    assert 0 < chip.matmul_efficiency < 1
+    assert chip.hbm_bytes_per_second < sheet.hbm_bytes_per_second
+    assert isinstance(chip.network, Switch)
+    assert chip.network.collective_launch_seconds > 1e-5  # a host wakes its threads slower than NCCL starts
+    file = tmp_path / "machine.toml"
+    file.write_text(dump_toml(measured))
+    assert load(str(file)).chip == chip
 
 
 def test_bench_matmul_reports_every_dtype() -> None:

@@ -73,6 +73,7 @@ def test_ironwood_follows_its_sheet() -> None:
 def test_every_figure_has_a_source(name: str) -> None:
     described = chip(name)
     unsourced = {"name", "kind", "aliases", "network", "sources", "chips_per_host", "price_per_chip_hour"}
+    unsourced |= {"matmul_rates", "memory_rates"}  # of measured files alone
     figures = {field.name for field in fields(described)} - unsourced
     if not described.memory_efficiency:
         figures -= {"memory_efficiency"}
@@ -310,3 +311,25 @@ def test_measured_efficiency_is_written_as_it_is_read(spec: str, old: str, new: 
     again = tmp_path / "again.toml"
     again.write_text(dump_toml(read))
     assert load(str(again)).chip == read.chip
+
+
+def test_measured_rates_are_written_as_they_are_read(tmp_path: Path) -> None:
+    rates = "[matmul_rates]\nf32 = [[1e6, 1e9], [1e9, 1e10]]\n[memory_rates]\nbf16 = [[1e6, 2e9]]\n"
+    read = load(_machine(tmp_path, "cpu:8", "[flops_per_second]", f"{rates}[flops_per_second]"))
+    again = tmp_path / "again.toml"
+    again.write_text(dump_toml(read))
+    assert load(str(again)).chip == read.chip
+    assert read.chip.matmul_seconds(1e6, "f32") == pytest.approx(1e-3)
+    assert read.chip.matmul_seconds(1e10, "f32") == pytest.approx(1.0)
+    assert read.chip.memory_rates == {"bf16": ((1e6, 2e9),)}
+    plain = load("h100:8").chip
+    assert plain.matmul_seconds(989e12, "bf16") == pytest.approx(1.0)
+
+
+def test_a_faulty_rate_names_its_points(tmp_path: Path) -> None:
+    rates = "[matmul_rates]\nf32 = [[1e6, -1.0]]\n[flops_per_second]"
+    path = _machine(tmp_path, "cpu:8", "[flops_per_second]", rates)
+    with pytest.raises(
+        HardwareError, match=r"matmul_rates\.f32 has \[1000000\.0, -1\.0\]: both are above 0$"
+    ):
+        load(path)

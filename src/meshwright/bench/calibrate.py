@@ -1,8 +1,9 @@
-"""Measures virtual CPU devices, and describes them as hardware that plans can be priced on.
+"""Measures this machine's devices, and describes them as hardware that plans can be priced on.
 
 All devices work at once, as in a training step, so a figure is one device's share of the cores.
 All programs are timed in the same rounds, so figures stay in proportion where the machine is shared.
-What is measured is what is achieved: matmul_efficiency is 1 and nothing is derived from a peak.
+On a host what is measured is what is achieved: matmul_efficiency is 1 and nothing is derived from a
+peak. On accelerators the peaks of the sheet stay, and what is measured is the share of them.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from meshwright.bench.devices import Operand, bench_of, local_hardware
 from meshwright.bench.model import with_collectives
 from meshwright.bench.sizes import CALIBRATION, group_mesh
 from meshwright.bench.timing import Prepared, report, run_together
+from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 
@@ -30,6 +32,13 @@ class Sizes:
     model: ModelConfig = field(default_factory=step.sample_model)
 
 
+ACCELERATOR_SIZES = Sizes(
+    collectives=(*CALIBRATION, 134_217_728),
+    matmuls=matmul.ACCELERATOR_SHAPES,
+    arrays=memory.ACCELERATOR_SIZES,
+)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """The hardware and the measurements behind it."""
@@ -42,12 +51,39 @@ class Calibration:
 
 
 def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Hardware:
-    """The hardware `cpu:N` with every figure as measured on this machine.
+    """The hardware `spec` with its figures as measured on this machine.
 
-    JAX must have been started with N virtual CPU devices. progress: told what is being measured.
-    Raises DeviceError for other hardware or too few devices.
+    JAX must have been started on these devices: N virtual ones for cpu:N. progress: told what is
+    being measured. Raises DeviceError where JAX has other devices or too few.
     """
-    return measure(spec, Sizes(), progress).hardware
+    if catalog.load(spec).chip.kind == "cpu":
+        return measure(spec, Sizes(), progress).hardware
+    return measure_accelerators(spec, ACCELERATOR_SIZES, progress)
+
+
+def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = None) -> Hardware:
+    """The GPUs or TPUs `spec` with matmul_efficiency, memory and links as measured.
+
+    matmul_efficiency: share of the bf16 peak over all shapes. Memory is what a multiply-add streams.
+    """
+    hardware = local_hardware(spec)
+    num_devices = hardware.num_chips
+    prepared = [
+        matmul.prepare(num_devices, progress, sizes.matmuls),
+        memory.prepare(num_devices, progress, sizes.arrays),
+        collectives.prepare(group_mesh(num_devices), progress, sizes.collectives),
+    ]
+    report(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
+    matmuls, streams, exchanged = run_together(prepared)
+    chip = replace(
+        hardware.chip,
+        matmul_efficiency=min(1.0, matmul.rates_by_dtype(matmuls)["bf16"] / hardware.chip.flops("bf16")),
+        hbm_bytes_per_second=memory.streaming_bytes_per_second(streams),
+        matmul_rates=matmul.rates_by_size(matmuls),
+        memory_rates=memory.rates_by_size(streams),
+        sources=dict(hardware.chip.sources) | _measured_sources(num_devices),
+    )
+    return with_collectives(replace(hardware, chip=chip), exchanged)
 
 
 def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = None) -> Calibration:
@@ -72,6 +108,8 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         matmul_efficiency=1.0,
         overlap=0.0,
         launch_seconds=launch,
+        matmul_rates=matmul.rates_by_size(matmuls),
+        memory_rates=memory.rates_by_size(streams),
         sources=_sources(num_devices),
     )
     hardware = step.with_effective_memory(steps, with_collectives(replace(host, chip=chip), exchanged))
@@ -87,6 +125,15 @@ def _launches(num_devices: int) -> Prepared[float]:
             empty()
 
     return Prepared([launches], lambda timings: [timings[0].per(_NUM_LAUNCHES).seconds])
+
+
+def _measured_sources(num_devices: int) -> dict[str, str]:
+    where = f"measured by mw calibrate with {num_devices} devices at work, JAX {version('jax')}"
+    return {
+        "hbm_bytes_per_second": f"{where}: a multiply-add over arrays beyond the caches",
+        "matmul_efficiency": f"{where}: forward and gradient products of a layer's shapes in bf16",
+        "efficiency": f"{where}: bandwidth by size, over groups of several sizes",
+    }
 
 
 def _sources(num_devices: int) -> dict[str, str]:

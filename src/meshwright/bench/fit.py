@@ -68,11 +68,20 @@ def fit_cost(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinearCost
     return LinearCost(latency, float(best), monotone((size, rate / best) for size, rate in rates.items()))
 
 
-def monotone(shares: Iterable[tuple[float, float]]) -> Points:
-    """Points in order of size, each lowered to where it takes no less time than the one before."""
+def monotone(shares: Iterable[tuple[float, float]], most: float = 1.0) -> Points:
+    """Points in order of size, each lowered to where it takes no less time than the one before.
+
+    most: of a share; infinity for rates.
+    """
     points: list[tuple[float, float]] = []
     slowest = 0.0
     for size, share in sorted(shares):
         slowest = max(slowest, size / share)
-        points.append((float(size), min(1.0, float(size / slowest))))
+        points.append((float(size), min(most, float(size / slowest))))
     return tuple(points)
+
+
+def rates(sizes: Sequence[float], per_second: Sequence[float]) -> Points:
+    """Rates by size, several of one size as their median."""
+    found = {size: [r for s, r in zip(sizes, per_second, strict=True) if s == size] for size in sizes}
+    return monotone(((size, float(np.median(r))) for size, r in found.items()), most=float("inf"))

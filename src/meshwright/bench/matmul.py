@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.bench.devices import Operand, bench_of, local_hardware
+from meshwright.bench.fit import rates
 from meshwright.bench.timing import Prepared, Progress, Timing, report, run
+from meshwright.hardware.efficiency import Points
 
 DTYPES = ("f32", "bf16")
 
@@ -26,7 +28,10 @@ class Shape:
         return 6 * self.rows * self.d_model * self.d_ff
 
 
+_PRODUCTS = 3
 SHAPES = (Shape(256, 256, 1024), Shape(1024, 256, 768), Shape(512, 512, 1536), Shape(256, 1024, 1024))
+# A layer's products of models of 1 to 70 billion parameters.
+ACCELERATOR_SHAPES = (Shape(2048, 2048, 2048), Shape(4096, 4096, 4096), Shape(8192, 4096, 14336))
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ def bench_matmul(spec: str, progress: Progress = None, shapes: Sequence[Shape] =
     flops_per_second, predicted_seconds (at the dtype's rate over all shapes), ratio and spread.
     """
     measured = run(prepare(local_hardware(spec).num_chips, progress, shapes))
-    rates = rates_by_dtype(measured)
-    return {"hardware": spec, "results": [_result(one, rates[one.dtype]) for one in measured]}
+    by_dtype = rates_by_dtype(measured)
+    return {"hardware": spec, "results": [_result(one, by_dtype[one.dtype]) for one in measured]}
 
 
 def prepare(num_devices: int, progress: Progress, shapes: Sequence[Shape]) -> Prepared[Measured]:
@@ -79,6 +84,15 @@ def rates_by_dtype(measured: Sequence[Measured]) -> dict[str, float]:
     """FLOPs a second of one device by dtype: as many FLOPs of each shape, over the seconds they take."""
     return {
         dtype: harmonic_mean([m.flops_per_second for m in measured if m.dtype == dtype]) for dtype in DTYPES
+    }
+
+
+def rates_by_size(measured: Sequence[Measured]) -> dict[str, Points]:
+    """FLOPs a second by the FLOPs of one product, for each dtype."""
+    return {
+        dtype: rates([m.shape.flops / _PRODUCTS for m in ours], [m.flops_per_second for m in ours])
+        for dtype in DTYPES
+        if (ours := [m for m in measured if m.dtype == dtype])
     }
 
 

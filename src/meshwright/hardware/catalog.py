@@ -172,6 +172,7 @@ def dump_toml(hardware: Hardware) -> str:
     tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
     if chip.memory_efficiency:
         tables["memory_efficiency"] = dict(chip.memory_efficiency)
+    tables |= {key: dict(vars(chip)[key]) for key in ("matmul_rates", "memory_rates") if vars(chip)[key]}
     if isinstance(network, SharedMemory):
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:

@@ -104,6 +104,8 @@ class Chip:
     1 where nothing is listed. (XLA:CPU widens bf16 to float32 and back, so half the bytes save no time.)
     overlap: share of the collective time that may hide under compute.
     launch_seconds: fixed time of one step.
+    matmul_rates, memory_rates: as measured, by dtype: FLOPs a second by the FLOPs of a product, bytes a
+    second by the bytes that an operation touches; nothing is listed where nothing was measured.
     sources: where each figure comes from, by key.
     """
 
@@ -122,6 +124,8 @@ class Chip:
     aliases: tuple[str, ...] = ()
     price_per_chip_hour: float | None = None
     memory_efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
+    matmul_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)
+    memory_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def flops(self, dtype: str) -> float:
@@ -140,6 +144,12 @@ class Chip:
     def memory_bytes_per_second(self, dtype: str) -> float:
         """HBM bytes a second that memory-bound work in `dtype` gets."""
         return self.hbm_bytes_per_second * self.memory_efficiency.get(dtype, 1.0)
+
+    def matmul_seconds(self, flops: float, dtype: str) -> float:
+        """Seconds of one product: at the rate measured for its size, else at the share of the peak."""
+        if dtype in self.matmul_rates:
+            return flops / share_at(self.matmul_rates[dtype], flops)
+        return flops / (self.flops(dtype) * self.matmul_efficiency)
 
     @property
     def link_bytes_per_second(self) -> float:

@@ -4,9 +4,10 @@ A catalog file and a measured machine.toml share one form. Top-level keys are th
 [flops_per_second] is by dtype; [network] holds the fields of Torus or Switch, or one
 [network.<collective>] table each with latency_seconds, bytes_per_second and, where the bandwidth
 depends on the size, efficiency = [[bytes, share], ...]. For links the same points stand under
-[network.efficiency.<link>] as all_gather = [[bytes, share], ...]. [sources] says where each figure
-comes from. `devices = "cpu:8"` in a machine.toml is its topology. `per_core = true`
-says that the figures are those of one host core.
+[network.efficiency.<link>] as all_gather = [[bytes, share], ...]. [matmul_rates] and [memory_rates]
+list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [sources] says
+where each figure comes from. `devices = "cpu:8"` in a machine.toml is its topology.
+`per_core = true` says that the figures are those of one host core.
 """
 
 import os
@@ -14,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from meshwright.errors import HardwareError, nearest
@@ -47,6 +48,8 @@ _OTHER = (
     "price_per_chip_hour",
     "flops_per_second",
     "memory_efficiency",
+    "matmul_rates",
+    "memory_rates",
     "network",
     "sources",
 )
@@ -108,12 +111,12 @@ class _File:
             raise self.error(name, f"= {value} must be at most 1")
         return value
 
-    def points(self, table: Mapping[str, Any], key: str, prefix: str) -> Points:
-        """The points [[bytes, share], ...] at `key`."""
+    def points(self, table: Mapping[str, Any], key: str, prefix: str, most: float = 1.0) -> Points:
+        """The points [[bytes, share], ...] at `key`; with most = inf [[size, rate], ...]."""
         rows = table[key]
         if not isinstance(rows, list) or not all(_is_pair(row) for row in rows):
             raise self.error(prefix + key, f"is {rows!r}, not points such as [[65536, 0.5], [1048576, 1.0]]")
-        if wrong := fault(rows):
+        if wrong := fault(rows, most):
             raise self.error(prefix + key, wrong)
         return tuple((float(num_bytes), float(share)) for num_bytes, share in rows)
 
@@ -175,6 +178,8 @@ def read_chip(text: str, origin: str) -> Description:
         aliases=tuple(data.get("aliases", ())),
         price_per_chip_hour=file.figure(data, price) if price in data else None,
         memory_efficiency=_by_dtype(file, data, "memory_efficiency") if "memory_efficiency" in data else {},
+        matmul_rates=_rates(file, data, "matmul_rates"),
+        memory_rates=_rates(file, data, "memory_rates"),
         sources=file.table(data, "sources") if "sources" in data else {},
     )
     devices = file.text_of(data, "devices") if "devices" in data else None
@@ -194,6 +199,14 @@ def _by_dtype(file: _File, data: Mapping[str, Any], key: str) -> dict[str, float
     if not table:
         raise file.error(key, "is empty: give the figure of one dtype at least")
     return {dtype: file.figure(table, dtype, f"{key}.") for dtype in table}
+
+
+def _rates(file: _File, data: Mapping[str, Any], key: str) -> dict[str, Points]:
+    if key not in data:
+        return {}
+    table = file.table(data, key)
+    file.refuse_unknown(table, tuple(DTYPE_BYTES), f"{key}.")
+    return {dtype: file.points(table, dtype, f"{key}.", most=inf) for dtype in table}
 
 
 def _network(file: _File, data: Mapping[str, Any]) -> Torus | Switch | SharedMemory:

@@ -33,11 +33,15 @@ def share_at(points: Points, num_bytes: float) -> float:
     return low_share * exp(slope * log(num_bytes / low))
 
 
-def fault(points: Sequence[Sequence[float]]) -> str | None:
-    """What is wrong with these points, in words that follow their key; None where nothing is."""
+def fault(points: Sequence[Sequence[float]], most: float = 1.0) -> str | None:
+    """What is wrong with these points, in words that follow their key; None where nothing is.
+
+    most: of the second figure; 1 where it is a share, infinity where it is a rate.
+    """
     for number, share in points:
-        if number <= 0 or not 0 < share <= 1:
-            return f"has [{number}, {share}]: bytes are above 0, a share in (0, 1]"
+        if number <= 0 or not 0 < share <= most:
+            what = "bytes are above 0, a share in (0, 1]" if most == 1 else "both are above 0"
+            return f"has [{number}, {share}]: {what}"
     for (low, low_share), (high, high_share) in pairwise(points):
         if high <= low:
             return f"has {high} bytes after {low}: sizes ascend"
