@@ -35,14 +35,15 @@ Role = str | None
 
 
 class RoleTable(NamedTuple):
-    """Choices of a role for each axis.
+    """Choices of a role for each axis. Axes are bit masks, letters places in the einsum's, a column a choice.
 
-    letters: positions in the einsum's letters, -1 for none, a row an axis. The others are bit masks:
-    the axes that split each array, and those that split a contracted letter.
+    on: for each letter, the axes that split it. off: for each axis and letter, its bit unless it splits
+    that letter. The others are the axes that split each array, and those that split a contracted letter.
     """
 
     roles: list[tuple[Role, ...]]
-    letters: np.ndarray
+    on: np.ndarray
+    off: np.ndarray
     lhs: np.ndarray
     rhs: np.ndarray
     out: np.ndarray
@@ -55,16 +56,16 @@ def role_table(einsum: Einsum, choices: tuple[tuple[Role, ...], ...]) -> RoleTab
     roles = list(cartesian(*choices))
     place = {letter: position for position, letter in enumerate(einsum.letters)}
     rows = [[place.get(one[axis] or "", -1) for one in roles] for axis in range(len(choices))]
-    letters = np.array(rows, dtype=np.int64).reshape(len(choices), len(roles))
+    letters = np.array(rows, dtype=np.int64).reshape(len(choices), 1, len(roles))
+    bits = np.left_shift(1, np.arange(len(choices))).reshape(-1, 1, 1)
+    splits = letters == np.arange(len(place)).reshape(1, -1, 1)  # axis, letter, choice
+    on = (splits * bits).sum(axis=0)
 
     def mask(wanted: str) -> np.ndarray:
-        positions = [einsum.letters.index(letter) for letter in wanted]
-        bits = np.isin(letters, positions).astype(np.int64)
-        return (bits << np.arange(len(choices))[:, None]).sum(axis=0)
+        return on[[place[letter] for letter in wanted]].sum(axis=0)
 
-    return RoleTable(
-        roles, letters, mask(einsum.lhs), mask(einsum.rhs), mask(einsum.out), mask(einsum.contracted)
-    )
+    masks = map(mask, (einsum.lhs, einsum.rhs, einsum.out, einsum.contracted))
+    return RoleTable(roles, on, ~splits * bits, *masks)
 
 
 class _Rates(NamedTuple):
@@ -159,7 +160,7 @@ def _given(einsum: Einsum, axes: Axes, table: RoleTable, array: ShardedArray) ->
     elsewhere = np.zeros(len(table.roles), dtype=np.int64)
     for position, axis in enumerate(axes):
         if dim := array.dim_of(axis):
-            elsewhere |= (table.letters[position] != einsum.letters.index(dim)).astype(np.int64) << position
+            elsewhere |= table.off[position, einsum.letters.index(dim)]
     return _Given(dims, sum(dims), elsewhere)
 
 
@@ -206,14 +207,8 @@ def _ending(q: Question, axes: Axes, table: RoleTable, machine: _Machine, made: 
     whole = made * machine.degrees[table.out] / machine.degrees[wanted.every]  # the block of the output
     lost = table.out & ~wanted.every
     exchanged = wanted.elsewhere & table.out & wanted.every
-    return seconds + _moves(machine, whole, exchanged, _by_letter(q, table, lost))
-
-
-def _by_letter(q: Question, table: RoleTable, lost: np.ndarray) -> list[np.ndarray]:
-    """The axes among `lost` that split each letter of the output."""
-    weights = np.left_shift(1, np.arange(len(table.letters)))[:, None]
-    places = [q.einsum.letters.index(letter) for letter in q.einsum.out]
-    return [((table.letters == place) * weights).sum(axis=0) & lost for place in places]
+    by_letter = [table.on[q.einsum.letters.index(letter)] & lost for letter in q.einsum.out]
+    return seconds + _moves(machine, whole, exchanged, by_letter)
 
 
 def within_reason(choices: Sequence[tuple[Role, ...]]) -> bool:
