@@ -37,13 +37,12 @@ Role = str | None
 class RoleTable(NamedTuple):
     """Choices of a role for each axis. Axes are bit masks, letters places in the einsum's, a column a choice.
 
-    on: for each letter, the axes that split it. off: for each axis and letter, its bit unless it splits
-    that letter. The others are the axes that split each array, and those that split a contracted letter.
+    on: for each letter, the axes that split it. The others are the axes that split each array, and
+    those that split a contracted letter.
     """
 
     roles: list[tuple[Role, ...]]
     on: np.ndarray
-    off: np.ndarray
     lhs: np.ndarray
     rhs: np.ndarray
     out: np.ndarray
@@ -65,7 +64,7 @@ def role_table(einsum: Einsum, choices: tuple[tuple[Role, ...], ...]) -> RoleTab
         return on[[place[letter] for letter in wanted]].sum(axis=0)
 
     masks = map(mask, (einsum.lhs, einsum.rhs, einsum.out, einsum.contracted))
-    return RoleTable(roles, on, ~splits * bits, *masks)
+    return RoleTable(roles, on, *masks)
 
 
 class _Rates(NamedTuple):
@@ -76,7 +75,10 @@ class _Rates(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """Devices along every set of axes, as a bit mask, and what collectives over it take."""
+    """Devices along every set of axes, as a bit mask, and what collectives over it take.
+
+    An exchange is priced by the byte of one block, of which V has as many as there are devices.
+    """
 
     degrees: np.ndarray
     gather: _Rates
@@ -94,7 +96,8 @@ def _machine(placement: Placement, axes: Axes) -> _Machine:
         [_each_set(op, num_bytes, axes, placement) / num_bytes for num_bytes in (_LARGE, 1)]
         for op in ("all_gather", "all_reduce", "all_to_all")
     )
-    return _Machine(degrees, _Rates(*gather), _Rates(*reduce), _Rates(*map(_best_part, exchange)))
+    per_byte, floor = map(_best_part, exchange)
+    return _Machine(degrees, _Rates(*gather), _Rates(*reduce), _Rates(per_byte * degrees, floor))
 
 
 def _each_set(
@@ -138,51 +141,49 @@ def lower_bounds(q: Question, axes: Axes, table: RoleTable) -> Bounds:
     product = np.maximum(
         flops / (chip.flops(q.dtype) * chip.matmul_efficiency), (lhs + rhs + made) / chip.hbm_bytes_per_second
     )
-    to_lhs = _between(machine, lhs, _given(q.einsum, axes, table, q.lhs), table.lhs)
-    to_rhs = _between(machine, rhs, _given(q.einsum, axes, table, q.rhs), table.rhs)
+    to_lhs = _arriving(machine, lhs, q.lhs, table.lhs, table, q.einsum, axes)
+    to_rhs = _arriving(machine, rhs, q.rhs, table.rhs, table, q.einsum, axes)
     return Bounds(product, to_lhs, to_rhs, _ending(q, axes, table, machine, made))
 
 
-class _Given(NamedTuple):
-    """Where the axes of an array are: a bit mask of each dimension, and of all.
-
-    elsewhere: for each choice of roles, those of them that split another letter.
-    """
-
-    dims: list[int]
-    every: int
-    elsewhere: np.ndarray
+def _masks(array: ShardedArray, axes: Axes) -> list[int]:
+    """The axes that split each dimension."""
+    return [sum(1 << axes.index(axis) for axis in split) for split in array.axes]
 
 
-def _given(einsum: Einsum, axes: Axes, table: RoleTable, array: ShardedArray) -> _Given:
-    bits = {axis: 1 << position for position, axis in enumerate(axes)}
-    dims = [sum(bits[axis] for axis in split) for split in array.axes]
-    elsewhere = np.zeros(len(table.roles), dtype=np.int64)
-    for position, axis in enumerate(axes):
-        if dim := array.dim_of(axis):
-            elsewhere |= table.off[position, einsum.letters.index(dim)]
-    return _Given(dims, sum(dims), elsewhere)
+def _arriving(
+    machine: _Machine,
+    block: np.ndarray,
+    array: ShardedArray,
+    split: np.ndarray,
+    table: RoleTable,
+    einsum: Einsum,
+    axes: Axes,
+) -> np.ndarray:
+    """Least seconds from an operand as given to blocks of `block` bytes, split by its roles."""
+    places = [einsum.letters.index(dim) for dim in array.dims]
+    given = [(place, mask) for place, mask in zip(places, _masks(array, axes), strict=True) if mask]
+    exchanged = [table.on[other] & mask for place, mask in given for other in places if other != place]
+    return _moves(machine, block, exchanged, [mask & ~split for _, mask in given])
 
 
-def _between(machine: _Machine, block: np.ndarray, given: _Given, split: np.ndarray) -> np.ndarray:
-    """Least seconds from an array as given to blocks of `block` bytes split by `split`."""
-    lost = [dim & ~split for dim in given.dims if dim]
-    return _moves(machine, block, given.elsewhere & split, lost)
+def _moves(
+    machine: _Machine, block: np.ndarray, exchanged: list[np.ndarray], lost: list[np.ndarray]
+) -> np.ndarray:
+    """Least seconds to exchange axes and then gather those lost of each dimension, leaving `block` bytes.
 
-
-def _moves(machine: _Machine, block: np.ndarray, exchanged: np.ndarray, lost: list[np.ndarray]) -> np.ndarray:
-    """Least seconds to exchange axes and gather those lost of each dimension, leaving `block` bytes.
-
-    Dimensions are gathered one by one, and their latencies add up. Not so with an exchange: one that
-    is not possible joins a gather.
+    exchanged: the axes of each pair of dimensions between which they move. Dimensions are gathered one
+    by one, and their latencies add up. Not so with an exchange: one that is not possible joins a gather.
     """
     seconds, floor = np.zeros_like(block), np.zeros_like(block)
     for axes in reversed(lost):
         seconds += block * machine.gather.per_byte[axes]
         floor += machine.gather.floor[axes]
         block = block / machine.degrees[axes]
-    seconds += block * machine.degrees[exchanged] * machine.exchange.per_byte[exchanged]
-    return np.maximum(seconds, np.maximum(floor, machine.exchange.floor[exchanged]))
+    for axes in exchanged:
+        seconds += block * machine.exchange.per_byte[axes]
+        floor = np.maximum(floor, machine.exchange.floor[axes])
+    return np.maximum(seconds, floor)
 
 
 def _ending(q: Question, axes: Axes, table: RoleTable, machine: _Machine, made: np.ndarray) -> np.ndarray:
@@ -190,25 +191,33 @@ def _ending(q: Question, axes: Axes, table: RoleTable, machine: _Machine, made: 
     if q.out is None:
         scatter = made * machine.gather.per_byte[table.partial]
         return np.maximum(scatter, machine.gather.floor[table.partial])
-    wanted = _given(q.einsum, axes, table, q.out)
-    deferred = sum(1 << position for position, axis in enumerate(axes) if axis in q.out.unreduced)
-    summed = table.partial & ~deferred
-    block = made / machine.degrees[wanted.every & ~table.out & ~table.partial]
-    seconds, floor = np.zeros_like(made), np.zeros_like(made)
-    for dim in wanted.dims:
-        if dim:
-            seconds += block * machine.gather.per_byte[summed & dim]
-            floor = np.maximum(floor, machine.gather.floor[summed & dim])
-            block = block / machine.degrees[summed & dim]
-    rest = summed & ~wanted.every
+    wanted = _masks(q.out, axes)
+    every = sum(wanted)
+    deferred = sum(1 << axes.index(axis) for axis in q.out.unreduced)
+    summed, lost = table.partial & ~deferred, table.out & ~every
+    sliced = made / machine.degrees[every & ~table.out & ~table.partial]
+    places = [q.einsum.letters.index(letter) for letter in q.einsum.out]
+    aims = [(place, mask) for place, mask in zip(places, wanted, strict=True) if mask]
+    exchanged = [table.on[other] & mask for place, mask in aims for other in places if other != place]
+    reduced = _reductions(machine, sliced, [summed & mask for _, mask in aims], summed & ~every)
+    whole = made * machine.degrees[table.out] / machine.degrees[every]  # the block of the output
+    return reduced + _moves(machine, whole, exchanged, [table.on[place] & lost for place in places])
+
+
+def _reductions(
+    machine: _Machine, block: np.ndarray, scattered: list[np.ndarray], rest: np.ndarray
+) -> np.ndarray:
+    """Least seconds to scatter partial sums over the dimensions in turn and to reduce the rest.
+
+    Of latencies the largest alone, since a scatter that is not possible joins the reduction.
+    """
+    seconds, floor = np.zeros_like(block), np.zeros_like(block)
+    for axes in scattered:
+        seconds += block * machine.gather.per_byte[axes]
+        floor = np.maximum(floor, machine.gather.floor[axes])
+        block = block / machine.degrees[axes]
     seconds += block * machine.reduce.per_byte[rest]
-    # Of latencies the largest alone, since a scatter that is not possible joins the reduction.
-    seconds = np.maximum(seconds, np.maximum(floor, machine.reduce.floor[rest]))
-    whole = made * machine.degrees[table.out] / machine.degrees[wanted.every]  # the block of the output
-    lost = table.out & ~wanted.every
-    exchanged = wanted.elsewhere & table.out & wanted.every
-    by_letter = [table.on[q.einsum.letters.index(letter)] & lost for letter in q.einsum.out]
-    return seconds + _moves(machine, whole, exchanged, by_letter)
+    return np.maximum(seconds, np.maximum(floor, machine.reduce.floor[rest]))
 
 
 def within_reason(choices: Sequence[tuple[Role, ...]]) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from meshwright.cost.moves import Move, Split, move, way
 from meshwright.cost.strategy import Operand, Question, Strategy
+from meshwright.hardware.topology import Placement
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.roles import axis_orders
 from meshwright.units import dtype_bytes
@@ -65,6 +66,14 @@ class _Operand(NamedTuple):
     block: float
 
 
+class _Side(NamedTuple):
+    """An operand as given, the bytes of its block, and its moves so far by its roles."""
+
+    array: ShardedArray
+    block: float
+    known: dict[Roles, _Operand | None]
+
+
 class Enumeration:
     """The strategies of one question, by the roles of its `axes`."""
 
@@ -80,8 +89,10 @@ class Enumeration:
         self.hbm_bytes_per_second, self.overlap = chip.hbm_bytes_per_second, chip.overlap
         self.out_dims = tuple(q.einsum.out)
         self.out_bytes = self._bytes(self.out_dims)
-        self._blocks = {a.name: self._bytes(a.dims) / self._degree(a.sharded_axes) for a in (q.lhs, q.rhs)}
-        self._operands: dict[tuple, _Operand | None] = {}
+        self.lhs, self.rhs = (
+            _Side(array, self._bytes(array.dims) / self._degree(array.sharded_axes), {})
+            for array in (q.lhs, q.rhs)
+        )
 
     def price(self, roles: Roles, found: Collector, least: "Least | None" = None, limit: float = inf) -> None:
         """Hands every end of the product with these roles to `found`, in sequence and windowed.
@@ -89,16 +100,16 @@ class Enumeration:
         Gives up once it will take `limit` seconds, by what the operands' moves take and `least`.
         """
         q = self.question
-        lhs = self._operand(q.lhs, roles)
+        lhs = self._operand(self.lhs, roles)
         if lhs is None or (least and least.seconds(lhs.move.seconds, least.rhs) >= limit):
             return
-        rhs = self._operand(q.rhs, roles)
+        rhs = self._operand(self.rhs, roles)
         if rhs is None or (least and least.seconds(lhs.move.seconds, rhs.move.seconds) >= limit):
             return
         made = self._product(roles)
         if made is None:
             return
-        degree = prod([q.mesh.sizes[axis] for axis, role in zip(self.axes, roles, strict=True) if role])
+        degree = self._degree([axis for axis, role in zip(self.axes, roles, strict=True) if role])
         flops, traffic = self.flops / degree, lhs.block + rhs.block + made.block
         compute = max(flops / self.flops_per_second, traffic / self.hbm_bytes_per_second)
         for out, via, end in made.endings:
@@ -118,35 +129,29 @@ class Enumeration:
                         Strategy(q, named, out, via, window, flops, compute, comms, seconds, moved, peak)
                     )
 
-    def _operand(self, array: ShardedArray, roles: Roles) -> _Operand | None:
-        """The move of `array` to its roles; None where it does not divide."""
-        key = array.name, _projection(roles, array.dims)
-        if key not in self._operands:
-            self._operands[key] = self._moved(array, key[1])
-        return self._operands[key]
+    def _operand(self, side: _Side, roles: Roles) -> _Operand | None:
+        """The move of an operand to its roles; None where it does not divide."""
+        key = _projection(roles, side.array.dims)
+        if key not in side.known:
+            split = self._split(side.array.dims, key)
+            side.known[key] = None if split is None else self._moved(side, split)
+        return side.known[key]
 
-    def _moved(self, array: ShardedArray, roles: Roles) -> _Operand | None:
-        split = self._split(array.dims, roles)
-        if split is None:
-            return None
-        block = self._blocks[array.name]
-        moved = move(way(array.axes, array.unreduced, split, ()), block, self.placement)
-        return _Operand(moved, block, moved.held or block)
+    def _moved(self, side: _Side, split: Split) -> _Operand:
+        legs = way(side.array.axes, side.array.unreduced, split, ())
+        moved = move(legs, side.block, self.placement)
+        return _Operand(moved, side.block, moved.held or side.block)
 
     def _split(self, dims: Axes, roles: Roles) -> Split | None:
         """The axes of each dimension under these roles; None where one does not divide."""
-        split = []
-        for dim in dims:
-            if dim not in roles:
-                split.append(())
-                continue
-            axes = tuple([axis for axis, role in zip(self.axes, roles, strict=True) if role == dim])
-            if len(axes) > 1:
-                axes = tuple([axis for axis in self.orders[dim] if axis in axes])
-            if self.question.sizes[dim] % self._degree(axes):
+        split, degrees, crowded = _assigned(self.axes, roles, dims, self.placement)
+        for dim, degree in degrees:
+            if self.question.sizes[dim] % degree:
                 return None
-            split.append(axes)
-        return tuple(split)
+        if not crowded:
+            return split
+        pairs = zip(dims, split, strict=True)
+        return tuple([tuple([axis for axis in self.orders[dim] if axis in axes]) for dim, axes in pairs])
 
     def _bytes(self, dims: Axes) -> float:
         return prod([self.question.sizes[dim] for dim in dims]) * dtype_bytes(self.question.dtype)
@@ -208,6 +213,22 @@ class Enumeration:
         if end.legs and end.legs[0][0] == "reduce_scatter":
             found.append(("out", end.times[0], self.question.mesh.size(end.legs[0][1])))
         return found
+
+
+@lru_cache(maxsize=1 << 16)
+def _assigned(
+    axes: Axes, roles: Roles, dims: Axes, placement: Placement
+) -> tuple[Split, tuple[tuple[str, int], ...], bool]:
+    """(the axes of each dimension, devices along each that has any, whether one has several axes)."""
+    split = tuple([
+        tuple([axis for axis, role in zip(axes, roles, strict=True) if role == dim]) for dim in dims
+    ])  # fmt: skip
+    degrees = [
+        (dim, prod([placement.sizes[axis] for axis in own]))
+        for dim, own in zip(dims, split, strict=True)
+        if own
+    ]
+    return split, tuple(degrees), any(len(own) > 1 for own in split)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -98,14 +98,15 @@ def _step_row(step: PricedStep) -> _Row:
     return _Row((c.operand, c.result), c.title + subscript(c.axes), tuple(figures))
 
 
-_Cuts = dict[str, dict[str, int]]  # for each array, the parts that its dimensions are drawn in
+# For each array, by name and dimensions, the parts that its dimensions are drawn in.
+_Cuts = dict[tuple[str, tuple[str, ...]], dict[str, int]]
 
 
 def _cuts(arrays: Sequence[ShardedArray], mesh: Mesh) -> _Cuts:
     """As many parts as the finest sharding needs, so that colours mean the same in every row."""
     found: _Cuts = {}
     for array in arrays:
-        parts = found.setdefault(array.name, dict.fromkeys(array.dims, 1))
+        parts = found.setdefault((array.name, array.dims), dict.fromkeys(array.dims, 1))
         for dim in array.dims:
             parts[dim] = lcm(parts[dim], mesh.size(array.axes_of(dim)))
     return found
@@ -183,7 +184,7 @@ class _Page:
 
     def _whole(self, array: ShardedArray, centre: float, middle: float) -> Markup:
         """The array itself, its blocks in their colours and its dimensions named."""
-        parts = self.cuts[array.name]
+        parts = self.cuts[array.name, array.dims]
         rows, columns = _drawn_dims(array, parts)
         num_rows, num_columns = _shape(parts, rows), _shape(parts, columns)
         x, y = centre - _WHOLE / 2, middle - _WHOLE / 2
@@ -226,7 +227,7 @@ class _Page:
         return Markup().join(parts)
 
     def _device(self, array: ShardedArray, coordinates: dict[str, int], x: float, y: float) -> Markup:
-        cut, parts = BlockMap(array, self.mesh), self.cuts[array.name]
+        cut, parts = BlockMap(array, self.mesh), self.cuts[array.name, array.dims]
         dims = _drawn_dims(array, parts)
         shape = tuple(_shape(parts, one) for one in dims)
         rows, columns = (_held(cut, coordinates, parts, one) for one in dims)
