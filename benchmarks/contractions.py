@@ -75,6 +75,7 @@ def main() -> None:
         "benchmark": "contractions",
         "command": f"python benchmarks/contractions.py --contractions {options.contractions}",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "load_average": os.getloadavg()[0],
         "mesh": dict(MESH.sizes),
         "hardware": HARDWARE,
         "contractions": options.contractions,

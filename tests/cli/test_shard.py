@@ -138,6 +138,8 @@ def test_products_may_be_written_with_a_dot_and_its_letter():
     ):
         operands, out = parse_shard(text)
         assert [str(array) for array in operands] == ["A[I, J_X]", "B[J_X, K]"] and out is None
+    operands, out = parse_shard("[I, J_X] . [J_X, K] -> [I, K]")
+    assert [str(array) for array in (*operands, out)] == ["A[I, J_X]", "B[J_X, K]", "C[I, K]"]
     operands, _ = parse_shard("A[I]{U_X} . B[I]")
     assert str(operands[0]) == "A[I]{U_X}"
     with pytest.raises(NotationError):

@@ -135,8 +135,13 @@ def parse_shard(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
     parts = _PRODUCT.split(left.strip())
     if len(parts) > 2 or (len(parts) == 1 and not arrow):
         raise NotationError(f"{text!r} is neither a product of two arrays nor a reshard; write {_FORMS}")
-    operands = [parse_array(part) for part in parts]
-    return operands, _wanted(right) if arrow else None
+    operands = [_named(parse_array(part), name) for part, name in zip(parts, "AB", strict=False)]
+    return operands, _named(_wanted(right), "C") if arrow else None
+
+
+def _named(array: ShardedArray, name: str) -> ShardedArray:
+    """The array under `name`, if it has none: a step says what it moves."""
+    return array if array.name else array.replace(name=name)
 
 
 def _wanted(text: str) -> ShardedArray:

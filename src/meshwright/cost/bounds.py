@@ -120,13 +120,23 @@ def _best_part(seconds: np.ndarray) -> np.ndarray:
     return best
 
 
+class Bound(NamedTuple):
+    """Least seconds of one array's collectives, and how many of them may run under the product.
+
+    Only what is next to the product may: the last gather of an operand, the first scatter of a sum.
+    """
+
+    seconds: np.ndarray
+    hidden: np.ndarray
+
+
 class Bounds(NamedTuple):
     """Seconds of the product, and least seconds of the collectives of each array, a figure a choice."""
 
     product: np.ndarray
-    lhs: np.ndarray
-    rhs: np.ndarray
-    out: np.ndarray
+    lhs: Bound
+    rhs: Bound
+    out: Bound
 
 
 def lower_bounds(q: Question, axes: Axes, table: RoleTable) -> Bounds:
@@ -159,38 +169,43 @@ def _arriving(
     table: RoleTable,
     einsum: Einsum,
     axes: Axes,
-) -> np.ndarray:
-    """Least seconds from an operand as given to blocks of `block` bytes, split by its roles."""
+) -> Bound:
+    """From an operand as given to blocks of `block` bytes, split by its roles."""
     places = [einsum.letters.index(dim) for dim in array.dims]
     given = [(place, mask) for place, mask in zip(places, _masks(array, axes), strict=True) if mask]
     exchanged = [table.on[other] & mask for place, mask in given for other in places if other != place]
-    return _moves(machine, block, exchanged, [mask & ~split for _, mask in given])
+    seconds, exchange = _moves(machine, block, exchanged, [mask & ~split for _, mask in given])
+    is_gathered = (sum(mask for _, mask in given) & ~split) != 0
+    return Bound(seconds, np.where(is_gathered, seconds - exchange, 0.0))
 
 
 def _moves(
     machine: _Machine, block: np.ndarray, exchanged: list[np.ndarray], lost: list[np.ndarray]
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     """Least seconds to exchange axes and then gather those lost of each dimension, leaving `block` bytes.
 
-    exchanged: the axes of each pair of dimensions between which they move. Dimensions are gathered one
-    by one, and their latencies add up. Not so with an exchange: one that is not possible joins a gather.
+    The second figure is that of the exchanges alone. exchanged: the axes of each pair of dimensions
+    between which they move. Dimensions are gathered one by one, and their latencies add up. Not so
+    with an exchange: one that is not possible joins a gather.
     """
     seconds, floor = np.zeros_like(block), np.zeros_like(block)
     for axes in reversed(lost):
         seconds += block * machine.gather.per_byte[axes]
         floor += machine.gather.floor[axes]
         block = block / machine.degrees[axes]
+    exchange = np.zeros_like(block)
     for axes in exchanged:
-        seconds += block * machine.exchange.per_byte[axes]
+        exchange += block * machine.exchange.per_byte[axes]
         floor = np.maximum(floor, machine.exchange.floor[axes])
-    return np.maximum(seconds, floor)
+    return np.maximum(seconds + exchange, floor), exchange
 
 
-def _ending(q: Question, axes: Axes, table: RoleTable, machine: _Machine, made: np.ndarray) -> np.ndarray:
-    """Least seconds from the product to the wanted output, or to any without a partial sum."""
+def _ending(q: Question, axes: Axes, table: RoleTable, machine: _Machine, made: np.ndarray) -> Bound:
+    """From the product to the wanted output, or to any without a partial sum."""
     if q.out is None:
         scatter = made * machine.gather.per_byte[table.partial]
-        return np.maximum(scatter, machine.gather.floor[table.partial])
+        scatter = np.maximum(scatter, machine.gather.floor[table.partial])
+        return Bound(scatter, scatter)
     wanted = _masks(q.out, axes)
     every = sum(wanted)
     deferred = sum(1 << axes.index(axis) for axis in q.out.unreduced)
@@ -201,7 +216,8 @@ def _ending(q: Question, axes: Axes, table: RoleTable, machine: _Machine, made: 
     exchanged = [table.on[other] & mask for place, mask in aims for other in places if other != place]
     reduced = _reductions(machine, sliced, [summed & mask for _, mask in aims], summed & ~every)
     whole = made * machine.degrees[table.out] / machine.degrees[every]  # the block of the output
-    return reduced + _moves(machine, whole, exchanged, [table.on[place] & lost for place in places])
+    moved, _ = _moves(machine, whole, exchanged, [table.on[place] & lost for place in places])
+    return Bound(reduced + moved, reduced)
 
 
 def _reductions(

@@ -21,16 +21,25 @@ Roles = tuple[str | None, ...]  # a letter, or none, for each axis
 
 
 class Least(NamedTuple):
-    """Least seconds of the product (0 where it overlaps all) and of the collectives of two arrays."""
+    """Least seconds of the product (0 where it overlaps all) and of the collectives of two arrays.
+
+    hidden: how many of them may run under the product, as of one array at most they do.
+    """
 
     product: float
     rhs: float
+    rhs_hidden: float
     out: float
+    out_hidden: float
 
-    def seconds(self, lhs: float, rhs: float) -> float:
-        """Of a run whose operands take these seconds: the collectives of one array may hide the product."""
-        moved = lhs + rhs + self.out
-        return max(moved, moved - max(lhs, rhs, self.out) + self.product)
+    def after(self, lhs: Move) -> float:
+        """Least seconds, once the left operand's move is known."""
+        moved = lhs.seconds + self.rhs + self.out
+        return max(moved, moved - max(lhs.last_gather, self.rhs_hidden, self.out_hidden) + self.product)
+
+    def after_both(self, lhs: Move, rhs: Move) -> float:
+        moved = lhs.seconds + rhs.seconds + self.out
+        return max(moved, moved - max(lhs.last_gather, rhs.last_gather, self.out_hidden) + self.product)
 
 
 class Collector(Protocol):
@@ -101,10 +110,10 @@ class Enumeration:
         """
         q = self.question
         lhs = self._operand(self.lhs, roles)
-        if lhs is None or (least and least.seconds(lhs.move.seconds, least.rhs) >= limit):
+        if lhs is None or (least and least.after(lhs.move) >= limit):
             return
         rhs = self._operand(self.rhs, roles)
-        if rhs is None or (least and least.seconds(lhs.move.seconds, rhs.move.seconds) >= limit):
+        if rhs is None or (least and least.after_both(lhs.move, rhs.move) >= limit):
             return
         made = self._product(roles)
         if made is None:
@@ -206,10 +215,10 @@ class Enumeration:
     def _windows(self, lhs: Move, rhs: Move, end: Move) -> list[tuple[Operand | None, float, int]]:
         """(array, seconds, steps) of the transfers that can run under the product; first, of none."""
         found: list[tuple[Operand | None, float, int]] = [(None, 0.0, 1)]
-        if lhs.legs and lhs.legs[-1][0] == "all_gather":
-            found.append(("lhs", lhs.times[-1], self.question.mesh.size(lhs.legs[-1][1])))
-        if rhs.legs and rhs.legs[-1][0] == "all_gather":
-            found.append(("rhs", rhs.times[-1], self.question.mesh.size(rhs.legs[-1][1])))
+        if lhs.last_gather:
+            found.append(("lhs", lhs.last_gather, self.question.mesh.size(lhs.legs[-1][1])))
+        if rhs.last_gather:
+            found.append(("rhs", rhs.last_gather, self.question.mesh.size(rhs.legs[-1][1])))
         if end.legs and end.legs[0][0] == "reduce_scatter":
             found.append(("out", end.times[0], self.question.mesh.size(end.legs[0][1])))
         return found

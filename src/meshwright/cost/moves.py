@@ -22,14 +22,16 @@ Leg = tuple[Op, Axes]
 class Move(NamedTuple):
     """A way, priced for blocks of some size; times are those of its legs, bytes those of one device.
 
-    held: of the result, 0 where nothing moves. extra: most that is held beside the array as given
-    (without the last leg, without the first leg: where that one runs in steps under the product).
+    last_gather: seconds of the last leg if it is an all-gather. held: of the result, 0 where nothing
+    moves. extra: most that is held beside the array as given (without the last leg, without the first
+    leg: where that one runs in steps under the product).
     """
 
     legs: tuple[Leg, ...]
     busy: Axes  # the axes of all that communicate
     times: tuple[float, ...]
     seconds: float
+    last_gather: float
     moved_bytes: float
     held: float
     extra: float
@@ -37,7 +39,7 @@ class Move(NamedTuple):
     extra_but_first: float
 
 
-NO_MOVE = Move((), (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_MOVE = Move((), (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @lru_cache(maxsize=1 << 18)
@@ -70,7 +72,8 @@ def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:
         return NO_MOVE
     if len(legs) == 1:
         (op, axes), (after, seconds, sent) = legs[0], _leg(*legs[0], block, placement)
-        return Move(legs, axes if op != "slice" else (), (seconds,), seconds, sent, after, after, 0.0, 0.0)
+        busy, gather = axes if op != "slice" else (), seconds if op == "all_gather" else 0.0
+        return Move(legs, busy, (seconds,), seconds, gather, sent, after, after, 0.0, 0.0)
     busy: Axes = ()
     times: list[float] = []
     extras: list[float] = []
@@ -84,7 +87,16 @@ def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:
             busy += axes
         block = given = after
     return Move(
-        legs, busy, tuple(times), sum(times), moved, block, max(extras), max(extras[:-1]), max(extras[1:])
+        legs,
+        busy,
+        tuple(times),
+        sum(times),
+        times[-1] if legs[-1][0] == "all_gather" else 0.0,
+        moved,
+        block,
+        max(extras),
+        max(extras[:-1]),
+        max(extras[1:]),
     )
 
 

@@ -142,19 +142,19 @@ def _by_bound(enumeration: Enumeration, objective: Objective) -> Iterator[tuple[
         raise too_many(axes)
     table = role_table(q.einsum, tuple(every))
     product, lhs, rhs, out = lower_bounds(q, axes, table)
-    moved = lhs + rhs + out
+    moved = lhs.seconds + rhs.seconds + out.seconds
     least = np.maximum(product, moved)
     if objective == "latency":
-        # One transfer may hide the product, the others wait for it.
+        # The product may hide one transfer next to it and waits for the others.
+        hidden = np.maximum(np.maximum(lhs.hidden, rhs.hidden), out.hidden)
         least = np.maximum(
-            least + (1 - enumeration.overlap) * np.minimum(product, moved),
-            product + moved - np.maximum(np.maximum(lhs, rhs), out),
+            least + (1 - enumeration.overlap) * np.minimum(product, moved), product + moved - hidden
         )
     else:
         product = np.zeros_like(product)
+    figures = (product, rhs.seconds, rhs.hidden, out.seconds, out.hidden)
     for index in np.argsort(least, kind="stable").tolist():
-        parts = Least(product.item(index), rhs.item(index), out.item(index))
-        yield least.item(index), table.roles[index], parts
+        yield least.item(index), table.roles[index], Least(*[figure.item(index) for figure in figures])
 
 
 class _Best:
