@@ -27,9 +27,6 @@ class DeviceGroups:
         sizes = {len(group) for group in self.members}
         return sizes.pop() if len(sizes) == 1 else 0
 
-    def group_of(self, device: int) -> tuple[int, ...]:
-        return next((group for group in self.members if device in group), (device,))
-
 
 @dataclass(frozen=True)
 class GroupAxes:
