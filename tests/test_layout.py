@@ -158,7 +158,7 @@ class TestText:
         ("text", "message"),
         [
             ("data", "layout: 'data' is not KEY=VALUE; write data=2,fsdp=4"),
-            ("tensr=2", "layout: 'tensr' is not supported; did you mean tensor?"),
+            ("tensr=2", "layout: 'tensr' is not supported; did you mean tensor or tensor2?"),
             ("tensor=0", "layout: tensor = 0; it must be a positive integer"),
             ("tensor=two", "layout: tensor = 'two'; it must be a positive integer"),
             ("tensor=-2", "layout: tensor = '-2'; it must be a positive integer"),
@@ -179,6 +179,75 @@ class TestText:
     def test_true_is_no_degree(self) -> None:
         with pytest.raises(LayoutError, match=r"^layout: data = True; it must be a positive integer$"):
             Layout(data=True)
+
+
+class TestWideLayouts:
+    """Experts, stages, ZeRO stages and the second tensor axis."""
+
+    def test_experts_are_cut_out_of_the_data_ranks(self) -> None:
+        layout = Layout(fsdp=8, expert=4, tensor=2)
+        assert layout.mesh.sizes == {"data": 1, "fsdp": 2, "expert": 4, "context": 1, "tensor": 2}
+        assert _written(layout, "weight", ["w_in:EDM", "wq:DNH", "w_router:DE"]) == [
+            "w_in[E_expert, D_fsdp, M_tensor]",
+            "wq[D_{fsdp,expert}, N_tensor, H]",
+            "w_router[D_{fsdp,expert}, E]",
+        ]
+        assert str(layout.routed("d")) == "d[E, C_{fsdp,expert}, D]"
+        assert str(layout.activation("d", "ECD")) == "d[E_expert, C_fsdp, D]"
+
+    def test_more_devices_an_expert_group_than_data_ranks_take_tensor(self) -> None:
+        layout = Layout(data=32, tensor=2, expert=64, sequence_parallel=True)
+        assert layout.expert_axes == ("expert", "tensor")
+        assert str(layout.weight("w_in", "EDM")) == "w_in[E_{expert,tensor}, D, M]"
+
+    def test_a_second_tensor_axis_splits_d(self) -> None:
+        layout = Layout(tensor2=2, tensor=4)
+        assert str(layout.weight("w_in", "DF")) == "w_in[D_tensor2, F_tensor]"
+        assert [step.op for step in layout.contraction("w_in", "BTD,DF->BTF").steps] == ["all_reduce"]
+
+    @pytest.mark.parametrize(
+        ("zero", "stored", "updated"),
+        [
+            (1, "w[D, F]", "w[D_fsdp, F]"),
+            (2, "w[D, F]", "w[D_fsdp, F]"),
+            (None, "w[D_fsdp, F]", "w[D_fsdp, F]"),
+        ],
+    )
+    def test_zero_stages(self, zero: int | None, stored: str, updated: str) -> None:
+        layout = Layout(data=2, fsdp=4, zero=zero)
+        assert str(layout.weight("w", "DF")) == stored and str(layout.gradient("w", "DF")) == updated
+
+    def test_zero_over_data_where_there_is_no_fsdp(self) -> None:
+        assert str(Layout(data=4, zero=1).gradient("w", "DF")) == "w[D_data, F]"
+        assert str(Layout(data=4).gradient("w", "DF")) == "w[D, F]"
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("data=4,zero=3", "layout: zero = 3 shards the weights; write fsdp=4 for data=4"),
+            ("fsdp=4,zero=0", "layout: zero = 0 shards nothing; write data=4 for fsdp=4"),
+            ("zero=4", "layout: zero = 4; fits: 0, 1, 2, 3"),
+            ("interleave=2", "layout: interleave = 2 chunks a stage with pipe = 1; fits: pipe above 1"),
+            (
+                "data=4,expert=3",
+                "layout: expert = 3 does not divide the data ranks data·fsdp = 4·1 = 4; "
+                "fits: expert in {1, 2, 4}",
+            ),
+            ("schedule=1f1", "layout: schedule = '1f1'; did you mean 1f1b?"),
+        ],
+    )
+    def test_what_is_refused(self, text: str, message: str) -> None:
+        with pytest.raises(LayoutError) as caught:
+            Layout.parse(text)
+        assert str(caught.value) == message
+
+    def test_more_chunks_than_layers(self) -> None:
+        with pytest.raises(LayoutError) as caught:
+            Layout(pipe=8, interleave=8).check(LLAMA)
+        assert str(caught.value) == (
+            "llama-3-8b: 32 layers (L) are fewer than the chunks of pipe·interleave = 8·8 = 64; "
+            "fits: interleave up to 4"
+        )
 
 
 class TestCheck:
