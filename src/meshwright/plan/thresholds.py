@@ -1,0 +1,296 @@
+"""The closed forms of the literature for one case, to be read beside the searched answer.
+
+Nothing is priced with them. They assume ideal links and the dense peak, count the MLP alone and let
+every transfer hide under compute; the search does none of that. Symbols: C FLOPs a second of a chip,
+W bytes a second of one mesh axis in both directions, alpha = C / W, B tokens of a step, N chips,
+X shards of the batch, Y of the model, D and F as in the model, M_X and M_Y the axes that each takes.
+
+    layout    compute a layer   bytes a layer                            bound by compute where
+    DP        12 BDF / X        8DF                                      B / X > alpha / n
+    FSDP      12 BDF / X        4DF + 8DF                                B / X > alpha / n
+    TP        12 BDF / Y        4BD + 4BD                                Y < M_Y F / alpha
+    FSDP+TP   12 BDF / XY       (4BD/X + 4DF/Y) + (8BD/X + 8DF/Y)        B / N > alpha^2 / (M_X M_Y F)
+
+Source: How to Scale Your Model, "Training"; tests count the same bytes from the derived algorithm.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import log, prod, sqrt
+
+from meshwright.hardware.chip import Switch, Torus
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.plan_file import Workload
+from meshwright.units import dtype_bytes, format_bytes, format_count
+
+# bf16 weights and Adam's two moments in float32; gradients come and go.
+BYTES_PER_PARAM = 10
+
+
+def data_parallel_tokens_per_chip(alpha: float, num_axes: float, sparsity: float = 1.0) -> float:
+    """Tokens a chip from which DP and FSDP are bound by compute: alpha / n.
+
+    A weight is multiplied with B/X tokens and moved once a pass over n axes at once. Of E experts k
+    see a token, so every weight moves for k/E of the products: sparsity E/k.
+    """
+    return alpha / num_axes * sparsity
+
+
+def tensor_limit(alpha: float, d_ff: int, num_axes: float = 1.0) -> float:
+    """The tensor degree below which TP is bound by compute: M_Y F / alpha."""
+    return num_axes * d_ff / alpha
+
+
+def mixed_batch_shards(batch_tokens: float, d_ff: int, num_chips: int, axes_ratio: float) -> float:
+    """X that moves fewest bytes under FSDP with TP: sqrt(B/F M_X/M_Y N).
+
+    FSDP moves 4DF/(Y M_X W) and TP 4BD/(X M_Y W) seconds; with Y = N/X they are equal there.
+    The source's third question prints F/B; its derivation and its number need B/F.
+    """
+    return sqrt(batch_tokens / d_ff * axes_ratio * num_chips)
+
+
+def mixed_tokens_per_chip(
+    alpha: float, d_ff: int, axes_product: float, sparsity: float = 1.0, *, overlapped: bool = True
+) -> float:
+    """Tokens a chip from which FSDP with TP at its best X is bound by compute: alpha^2 / (M_X M_Y F).
+
+    Four times that where the two transfers do not hide under each other.
+    """
+    return alpha**2 / (axes_product * d_ff) * sparsity * (1 if overlapped else 4)
+
+
+def slice_tokens(flops_per_second: float, dcn_bytes_per_second: float) -> float:
+    """Tokens a slice from which the gradients' sum between slices hides: C / W_dcn.
+
+    Each chip sums its shard, 2 x 4DF / chips, under the 8BDF / chips of its slice's backward pass.
+    """
+    return flops_per_second / dcn_bytes_per_second
+
+
+def pipeline_bubble(num_stages: int, microbatches: int, chunks: int = 1) -> float:
+    """The idle share of a pipeline's step: (p - 1) / (v m + p - 1), v chunks a stage."""
+    return (num_stages - 1) / (chunks * microbatches + num_stages - 1)
+
+
+def train_seconds(
+    num_params: float, num_tokens: float, num_chips: float, flops_per_second: float, mfu: float
+) -> float:
+    """Seconds of a whole training run: 6 P tokens over the FLOPs that the chips reach."""
+    return 6 * num_params * num_tokens / (num_chips * flops_per_second * mfu)
+
+
+@dataclass(frozen=True)
+class Links:
+    """The ideal links of a machine, in the closed forms' terms.
+
+    alpha: FLOPs a byte of one axis. num_axes: n, the axes that FSDP over every chip uses; a fraction
+    where a machine's links differ. mixed_axes: (M_X, M_Y) of FSDP with TP. tensor_reach: chips that TP's
+    links join.
+    """
+
+    alpha: float
+    num_axes: float
+    mixed_axes: tuple[float, float]
+    tensor_reach: int
+
+    @property
+    def axes_ratio(self) -> float:
+        return self.mixed_axes[0] / self.mixed_axes[1]
+
+    @property
+    def axes_product(self) -> float:
+        return self.mixed_axes[0] * self.mixed_axes[1]
+
+
+def links(hardware: Hardware, compute_dtype: str = "bf16") -> Links | None:
+    """The links of `hardware`; None where nothing moves or devices only share a memory.
+
+    TPU: W is both directions of a ring, one of a line; TP takes one axis and FSDP the others. GPU: W is
+    what one GPU sends over NVLink. FSDP over several domains moves V over the network cards of a whole
+    domain at once; where TP fills the domain, over its own.
+    """
+    # The forms are of two bytes an element.
+    flops = hardware.chip.flops(compute_dtype) * dtype_bytes(compute_dtype) / 2
+    network = hardware.chip.network
+    if isinstance(network, Torus):
+        return _torus_links(hardware, network, flops)
+    if isinstance(network, Switch) and hardware.num_chips > 1:
+        return _switch_links(hardware, network, flops)
+    return None
+
+
+def _torus_links(hardware: Hardware, torus: Torus, flops: float) -> Links | None:
+    dims = zip(hardware.dims, hardware.wraparound, strict=True)
+    directions = [2 if ring else 1 for size, ring in dims if size > 1]
+    if not directions:
+        return None
+    widest = max(directions)
+    num_axes = sum(directions) / widest
+    alpha = flops / (widest * torus.one_way_bytes_per_second)
+    return Links(alpha, num_axes, (max(1.0, num_axes - 1), 1.0), prod(hardware.dims))
+
+
+def _switch_links(hardware: Hardware, switch: Switch, flops: float) -> Links:
+    num_domains, inside = hardware.dims
+    network = switch.nic_bytes_per_second / switch.nvlink_bytes_per_second
+    if num_domains == 1:
+        return Links(flops / switch.nvlink_bytes_per_second, 1.0, (1.0, 1.0), inside)
+    return Links(flops / switch.nvlink_bytes_per_second, min(1.0, network * inside), (network, 1.0), inside)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One closed form with this case's numbers.
+
+    limit: what the formula gives. value: what the planned layout has, in the same unit. holds: whether
+    the layout is on the good side; None where the form is an optimum and has no sides.
+    """
+
+    name: str
+    formula: str
+    limit: float
+    value: float
+    unit: str
+    holds: bool | None
+    meaning: str
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def thresholds(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
+) -> tuple[Threshold, ...]:
+    """Every closed form that speaks of this case, with the planned layout's figure beside it."""
+    found = [_memory(config, hardware, layout)]
+    if ideal := links(hardware, layout.compute_dtype):
+        found += _communication(config, hardware, workload, layout, ideal)
+    found += _slices(hardware, workload, layout)
+    found += _pipeline(layout)
+    return tuple(found)
+
+
+def sparsity(config: ModelConfig) -> float:
+    """E / k: how many times more expert weights a model stores than a token uses; 1 without experts."""
+    moe = getattr(config, "moe", None)
+    return moe.num_experts / moe.experts_per_token if moe else 1.0
+
+
+def active_d_ff(config: ModelConfig) -> int:
+    """The feed-forward width that one token uses: F, or its k experts' and the shared ones'."""
+    moe = getattr(config, "moe", None)
+    if moe is None:
+        return config.d_ff
+    return moe.experts_per_token * moe.d_ff + (moe.d_ff_shared if moe.num_shared_experts else 0)
+
+
+def nearest_divisor(number: int, wanted: float) -> int:
+    """The divisor of `number` nearest to `wanted` by ratio.
+
+    >>> nearest_divisor(4096, 1333), nearest_divisor(64, 13.7)
+    (1024, 16)
+    """
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(log(d / wanted)))
+
+
+def _memory(config: ModelConfig, hardware: Hardware, layout: Layout) -> Threshold:
+    params, hbm = count_params(config).total, hardware.chip.hbm_bytes
+    limit = hbm / BYTES_PER_PARAM
+    return Threshold(
+        "data_parallel_memory",
+        "P < HBM / 10",
+        limit,
+        params,
+        "parameters",
+        params < limit,
+        f"pure data parallelism keeps {BYTES_PER_PARAM} bytes a parameter on every chip (bf16 weights, "
+        f"float32 moments): {format_bytes(BYTES_PER_PARAM * params)} where it has {format_bytes(hbm)}",
+    )
+
+
+def _communication(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout, ideal: Links
+) -> Iterator[Threshold]:
+    chips, tokens = hardware.num_chips, workload.num_tokens
+    per_chip, d_ff, copies = tokens / chips, active_d_ff(config), sparsity(config)
+    limit = data_parallel_tokens_per_chip(ideal.alpha, ideal.num_axes, copies)
+    yield Threshold(
+        "data_parallel_tokens_per_chip",
+        "B / N > alpha / n" if copies == 1 else "B / N > alpha / n * E / k",
+        limit,
+        per_chip,
+        "tokens a chip",
+        per_chip > limit,
+        f"DP or FSDP over all {chips:,} chips is bound by compute from "
+        f"{format_count(limit * chips)} tokens a step",
+    )
+    limit = tensor_limit(ideal.alpha, d_ff, ideal.mixed_axes[1])
+    yield Threshold(
+        "tensor_degree",
+        "Y < M_Y F / alpha",
+        limit,
+        layout.tensor,
+        "chips",
+        layout.tensor < limit,
+        f"tensor parallelism is bound by compute up to {limit:.3g} chips, whatever the batch"
+        + (f"; NVLink joins {ideal.tensor_reach}" if ideal.tensor_reach < limit else ""),
+    )
+    best = mixed_batch_shards(tokens, round(d_ff * copies), chips, ideal.axes_ratio)
+    tensor = nearest_divisor(min(chips, ideal.tensor_reach), chips / best)
+    yield Threshold(
+        "fsdp_with_tensor_degree",
+        "X = sqrt(B / F * M_X / M_Y * N)",
+        best,
+        chips // layout.tensor,
+        "shards of the batch",
+        None,
+        f"FSDP with TP moves least near {chips // tensor} x {tensor}",
+    )
+    for overlapped in (True, False):
+        limit = mixed_tokens_per_chip(ideal.alpha, d_ff, ideal.axes_product, copies, overlapped=overlapped)
+        yield Threshold(
+            "fsdp_with_tensor_tokens_per_chip" + ("" if overlapped else "_in_turn"),
+            f"B / N > {'' if overlapped else '4 '}alpha^2 / (M_X M_Y F)",
+            limit,
+            per_chip,
+            "tokens a chip",
+            per_chip > limit,
+            f"FSDP with TP at that X is bound by compute from {format_count(limit * chips)} tokens a step"
+            + ("" if overlapped else ", where the two transfers take turns"),
+        )
+
+
+def _slices(hardware: Hardware, workload: Workload, layout: Layout) -> Iterator[Threshold]:
+    network = hardware.chip.network
+    if isinstance(network, Torus) and hardware.num_slices > 1:
+        limit = slice_tokens(hardware.chip.flops(layout.compute_dtype), network.dcn_bytes_per_second)
+        value = workload.num_tokens / hardware.num_slices
+        yield Threshold(
+            "tokens_per_slice",
+            "B / slices > C / W_dcn",
+            limit,
+            value,
+            "tokens a slice",
+            value > limit,
+            "the gradients' sum between slices hides under the backward pass",
+        )
+
+
+def _pipeline(layout: Layout) -> Iterator[Threshold]:
+    stages, chunks = getattr(layout, "pipe", 1), getattr(layout, "interleave", 1)
+    if stages > 1:
+        bubble = pipeline_bubble(stages, layout.microbatches, chunks)
+        needed = -(-9 * (stages - 1) // chunks)
+        yield Threshold(
+            "microbatches",
+            "m > 9 (p - 1) / v",
+            needed,
+            layout.microbatches,
+            "microbatches",
+            layout.microbatches >= needed,
+            f"the bubble (p - 1) / (v m + p - 1) is {bubble:.1%} of the step; a tenth needs {needed}",
+        )
