@@ -30,12 +30,13 @@ def local_product(plan: Contraction, dtype: Any, x: Array, w: Array) -> Array:
         x, w = saved
         return einsum(plan.lhs_gradient, d_out, w), einsum(plan.rhs_gradient, x, d_out)
 
-    einsum = partial(_einsum, dtype=dtype)
+    einsum = partial(local_einsum, dtype=dtype)
     product.defvjp(forward, backward)
     return product(x, w)
 
 
-def _einsum(plan: Contraction, lhs: Array, rhs: Array, dtype: Any) -> Array:
+def local_einsum(plan: Contraction, lhs: Array, rhs: Array, dtype: Any) -> Array:
+    """`plan.product` of operands as computed on, for JAX to differentiate by its own rules."""
     return jnp.einsum(
         str(plan.einsum),
         lhs,

@@ -36,10 +36,10 @@ def move(route: Route, x: Array) -> Array:
 
     @jax.custom_vjp
     def moved(x: Array) -> Array:
-        return _run(x, route.forward, route.used, route.yielded.unreduced)
+        return run_to(x, route.forward, route.used, route.yielded.unreduced)
 
     def backward(_: None, d_used: Array) -> tuple[Array]:
-        return (_run(d_used, route.backward, cotangent(route.given), route.given.unreduced),)
+        return (run_to(d_used, route.backward, cotangent(route.given), route.given.unreduced),)
 
     moved.defvjp(lambda x: (moved(x), None), backward)
     return moved(x)
@@ -60,7 +60,7 @@ def _run_step(x: Array, step: Collective) -> Array:
     return reshard(x, partition_spec(step.result))
 
 
-def _run(x: Array, steps: Sequence[Collective], end: ShardedArray, reduced: Axes) -> Array:
+def run_to(x: Array, steps: Sequence[Collective], end: ShardedArray, reduced: Axes) -> Array:
     """`x` after `steps`, which lead to `end`; over `reduced` its cotangent will be a partial sum."""
     if not reduced:
         return run_steps(x, steps)

@@ -2,90 +2,185 @@
 
 The n devices along the transfer's axes form a ring. A gathered operand goes round it a block a step,
 each block multiplied while the next one arrives; a scattered product goes round as a sum to which
-every device adds its part. Either sends n - 1 times.
+every device adds its part. Either sends n - 1 times. Backward the transfers are transposed, and run in
+steps too:
+
+    a gathered operand    goes round again for the other's gradient; its own goes round as a sum
+    a scattered product   its cotangent goes round once, for both gradients
+
 Source: Wang et al., "Overlap Communication with Dependent Computation via Decomposition", 2023.
 """
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import reshard
 
-from meshwright.nn.execute import run_steps
+from meshwright.nn.contract import local_einsum
+from meshwright.nn.exchange import acts_on_several_dims
+from meshwright.nn.execute import run_steps, run_to
 from meshwright.nn.mesh import partition_spec
+from meshwright.notation.array import Axes
 from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import Contraction
+from meshwright.notation.einsum import Contraction, Einsum, cotangent
 
-Window = Literal["lhs", "rhs", "out"]
+Operand = Literal["lhs", "rhs"]
+Window = Operand | Literal["out"]
+Pair = tuple[Array, Array]
 
 
 def windowed_contract(plan: Contraction, window: Window, dtype: Any, lhs: Array, rhs: Array) -> Array:
     """`plan.out`; the last gather of an operand, or the first scatter of the product, runs in steps.
 
-    Call under `jax.set_mesh`. The ring is unrolled: XLA overlaps what does not depend on another.
+    Call under `jax.set_mesh`. The rings are unrolled: XLA overlaps what does not depend on another.
+    A gathered operand is never whole on a device, forward or backward.
     """
-    before = {"lhs": plan.lhs_steps, "rhs": plan.rhs_steps}
-    given = {"lhs": plan.lhs_computed, "rhs": plan.rhs_computed}
-    result, after = plan.product, plan.out_steps
-    step = windowed_step(plan, window)
-    if window == "out":
-        result, after = step.result, after[1:]
-    else:
-        given[window], before[window] = step.operand, before[window][:-1]
 
-    def local(lhs: Array, rhs: Array) -> Array:
-        ring = _Ring(plan, step, dtype)
-        return ring.scattered(lhs, rhs) if window == "out" else ring.gathered(window, lhs, rhs)
+    @jax.custom_vjp
+    def contracted(lhs: Array, rhs: Array) -> Array:
+        return forward(lhs, rhs)[0]
 
-    specs = (partition_spec(given["lhs"]), partition_spec(given["rhs"]))
-    ring = jax.shard_map(local, in_specs=specs, out_specs=partition_spec(result), check_vma=False)
-    return run_steps(ring(run_steps(lhs, before["lhs"]), run_steps(rhs, before["rhs"])), after)
+    def forward(lhs: Array, rhs: Array) -> tuple[Array, Pair]:
+        steps = {"lhs": plan.lhs_steps, "rhs": plan.rhs_steps}
+        if window != "out":
+            steps[window] = steps[window][:-1]
+        pair = run_steps(lhs, steps["lhs"]), run_steps(rhs, steps["rhs"])
+        step = windowed_step(plan, window)
+        if window == "out":
+            return _finished(plan, dtype, pair, ()), pair
+        travels, stays = pair if window == "lhs" else pair[::-1]
+        (product,) = _gathered(step, dtype, travels, [_Use(plan, window, stays)])
+        return run_steps(product, plan.out_steps), pair
+
+    def backward(saved: Pair, d_out: Array) -> Pair:
+        d_out = reshard(d_out, partition_spec(cotangent(plan.out)))
+        if window == "out":
+            return _gradients_of_scattered(plan, dtype, saved, d_out)
+        return _gradients_of_gathered(plan, window, dtype, saved, d_out)
+
+    contracted.defvjp(forward, backward)
+    return contracted(lhs, rhs)
 
 
 def windowed_step(plan: Contraction, window: Window) -> Collective:
     """The transfer that runs in steps."""
-    if window == "out":
-        return plan.out_steps[0]
-    return (plan.lhs_steps if window == "lhs" else plan.rhs_steps)[-1]
+    steps = {"lhs": plan.lhs_steps[-1:], "rhs": plan.rhs_steps[-1:], "out": plan.out_steps[:1]}[window]
+    is_possible = steps and runs_in_steps(steps[0], "reduce_scatter" if window == "out" else "all_gather")
+    assert is_possible, f"no transfer of {window} runs in steps"
+    return steps[0]
+
+
+def runs_in_steps(step: Collective, op: Literal["all_gather", "reduce_scatter"]) -> bool:
+    """Whether `step` is an `op` that a ring can do a block at a time: along one dimension."""
+    return step.op == op and not acts_on_several_dims(step)
+
+
+def _gradients_of_gathered(plan: Contraction, window: Operand, dtype: Any, saved: Pair, d_out: Array) -> Pair:
+    """Those of the operands where `window` is one of them, saved as it lies before its gather."""
+    d_product, step = run_steps(d_out, plan.out_route.backward), windowed_step(plan, window)
+    if window == "lhs":
+        d_lhs = _finished(plan.lhs_gradient, dtype, (d_product, saved[1]), plan.lhs.unreduced)
+        (d_rhs,) = _gathered(step, dtype, saved[0], [_Use(plan.rhs_gradient, "lhs", d_product)])
+        return d_lhs, run_to(d_rhs, plan.rhs_gradient.out_steps, plan.rhs_gradient.out, plan.rhs.unreduced)
+    d_rhs = _finished(plan.rhs_gradient, dtype, (saved[0], d_product), plan.rhs.unreduced)
+    (d_lhs,) = _gathered(step, dtype, saved[1], [_Use(plan.lhs_gradient, "rhs", d_product)])
+    return run_to(d_lhs, plan.lhs_gradient.out_steps, plan.lhs_gradient.out, plan.lhs.unreduced), d_rhs
+
+
+def _gradients_of_scattered(plan: Contraction, dtype: Any, saved: Pair, d_out: Array) -> Pair:
+    """Those of the operands, saved as computed on, where the product is scattered in steps."""
+    steps, (lhs, rhs) = plan.out_route.backward, saved
+    if steps and runs_in_steps(steps[-1], "all_gather"):
+        uses = [_Use(plan.lhs_gradient, "lhs", rhs), _Use(plan.rhs_gradient, "rhs", lhs)]
+        d_lhs, d_rhs = _gathered(steps[-1], dtype, run_steps(d_out, steps[:-1]), uses)
+    else:
+        d_product = run_steps(d_out, steps)
+        d_lhs = local_einsum(plan.lhs_gradient, d_product, rhs, dtype)
+        d_rhs = local_einsum(plan.rhs_gradient, lhs, d_product, dtype)
+    return (
+        run_to(d_lhs, plan.lhs_gradient.out_steps, plan.lhs_gradient.out, plan.lhs.unreduced),
+        run_to(d_rhs, plan.rhs_gradient.out_steps, plan.rhs_gradient.out, plan.rhs.unreduced),
+    )
+
+
+class _Use(NamedTuple):
+    """What a block that comes round is for: the contraction, its operand that travels, the one that stays."""
+
+    plan: Contraction
+    travels: Operand
+    stays: Array
+
+
+def _gathered(step: Collective, dtype: Any, travels: Array, uses: Sequence[_Use]) -> list[Array]:
+    """The product of each use, as `travels` goes round from `step.operand` to where it started."""
+
+    def local(block: Array, *stays: Array) -> list[Array]:
+        return _Ring(step, dtype).gathered(
+            block, [use._replace(stays=x) for use, x in zip(uses, stays, strict=True)]
+        )
+
+    staying = [use.plan.rhs_computed if use.travels == "lhs" else use.plan.lhs_computed for use in uses]
+    in_specs = tuple(partition_spec(array) for array in (step.operand, *staying))
+    out_specs = [partition_spec(use.plan.product) for use in uses]
+    ring = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return ring(travels, *[use.stays for use in uses])
+
+
+def _finished(plan: Contraction, dtype: Any, computed: Pair, reduced: Axes) -> Array:
+    """`plan.out` of operands as computed on; a scatter of the product runs in steps."""
+    steps = plan.out_steps
+    if not (steps and runs_in_steps(steps[0], "reduce_scatter")):
+        return run_to(local_einsum(plan, *computed, dtype), steps, plan.out, reduced)
+
+    def local(lhs: Array, rhs: Array) -> Array:
+        return _Ring(steps[0], dtype).scattered(plan.einsum, lhs, rhs)
+
+    in_specs = partition_spec(plan.lhs_computed), partition_spec(plan.rhs_computed)
+    out_specs = partition_spec(steps[0].result)
+    ring = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return run_to(ring(*computed), steps[1:], plan.out, reduced)
 
 
 class _Ring:
     """The devices along a step's axes, each with a block of one letter. Lives inside `shard_map`."""
 
-    def __init__(self, plan: Contraction, step: Collective, dtype: Any) -> None:
-        self.einsum, self.axes, self.dtype = plan.einsum, step.axes, dtype
+    def __init__(self, step: Collective, dtype: Any) -> None:
+        self.axes, self.dtype = step.axes, dtype
         self.size, self.me = lax.axis_size(step.axes), lax.axis_index(step.axes)
         dims = zip(step.operand.dims, step.operand.axes, step.result.axes, strict=True)
         (self.letter,) = [dim for dim, before, after in dims if before != after]
 
-    def gathered(self, window: Window, lhs: Array, rhs: Array) -> Array:
-        """The product of an operand that comes round in blocks with one that stays."""
-        blocks = []
+    def gathered(self, block: Array, uses: Sequence[_Use]) -> list[Array]:
+        """The products of a block that comes round with what stays."""
+        parts: list[list[tuple[Array, Array]]] = [[] for _ in uses]
         for step in range(self.size):
             index = (self.me + step) % self.size
-            if window == "lhs":
-                part = self._multiply(lhs, self._block(rhs, self.einsum.rhs, index))
-                lhs = self._from(lhs, 1) if step < self.size - 1 else lhs
-            else:
-                part = self._multiply(self._block(lhs, self.einsum.lhs, index), rhs)
-                rhs = self._from(rhs, 1) if step < self.size - 1 else rhs
-            blocks.append((index, part))
-        return self._joined(blocks)
+            for (plan, travels, stays), found in zip(uses, parts, strict=True):
+                einsum = plan.einsum
+                if travels == "lhs":
+                    pair = block, self._block(stays, einsum.rhs, index)
+                else:
+                    pair = self._block(stays, einsum.lhs, index), block
+                found.append((index, self._multiply(einsum, *pair)))
+            block = self._from(block, 1) if step < self.size - 1 else block
+        return [self._joined(use.plan.einsum, found) for use, found in zip(uses, parts, strict=True)]
 
-    def scattered(self, lhs: Array, rhs: Array) -> Array:
+    def scattered(self, einsum: Einsum, lhs: Array, rhs: Array) -> Array:
         """This device's block of the product, summed over the ring."""
         total = None
         for step in range(self.size):
             index = (self.me - 1 - step) % self.size
-            pair = self._block(lhs, self.einsum.lhs, index), self._block(rhs, self.einsum.rhs, index)
-            part = self._multiply(*pair)
+            pair = self._block(lhs, einsum.lhs, index), self._block(rhs, einsum.rhs, index)
+            part = self._multiply(einsum, *pair)
             total = part if total is None else self._from(total, -1) + part
         assert total is not None
         return total
 
-    def _multiply(self, lhs: Array, rhs: Array) -> Array:
-        return jnp.einsum(str(self.einsum), lhs, rhs, preferred_element_type=self.dtype)
+    def _multiply(self, einsum: Einsum, lhs: Array, rhs: Array) -> Array:
+        return jnp.einsum(str(einsum), lhs, rhs, preferred_element_type=self.dtype)
 
     def _from(self, x: Array, distance: int) -> Array:
         """`x` of the device so far along the ring."""
@@ -99,12 +194,12 @@ class _Ring:
         length = x.shape[dim] // self.size
         return lax.dynamic_slice_in_dim(x, index * length, length, dim)
 
-    def _joined(self, blocks: list[tuple[Array, Array]]) -> Array:
+    def _joined(self, einsum: Einsum, blocks: list[tuple[Array, Array]]) -> Array:
         """Products of blocks: added where the letter is contracted, else put where they belong."""
         first = blocks[0][1]
-        if self.letter in self.einsum.contracted:
+        if self.letter in einsum.contracted:
             return sum((part for _, part in blocks[1:]), start=first)
-        dim = self.einsum.out.index(self.letter)
+        dim = einsum.out.index(self.letter)
         length, shape = first.shape[dim], list(first.shape)
         shape[dim] *= self.size
         whole = jnp.zeros(shape, self.dtype)
