@@ -44,7 +44,7 @@ def test_a_machine_file_is_named_from_the_plan(tmp_path: Path, monkeypatch: pyte
     [
         ("tensor = 2", "tensor = 16", LayoutError, "do not divide over tensor = 16"),
         ("tensor = 2", "tensr = 2", LayoutError, "'tensr' is not supported; did you mean tensor?"),
-        ("num_layers = 2", "", PlanError, r"\[model\] lacks num_layers"),
+        ("num_layers = 2", "", ModelError, r"\[model\] lacks num_layers"),
         ("num_layers = 2", "num_layers = 0", ModelError, "num_layers = 0 must be a positive whole number"),
         ("[workload]", "[work]", PlanError, "'work' is unknown; did you mean workload?"),
         ("seq_len = 64", "seq_len = 100000", PlanError, "fits: --seq-len 128"),

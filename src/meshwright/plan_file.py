@@ -15,7 +15,8 @@ import tomlkit
 import meshwright
 from meshwright.errors import MeshwrightError, PlanError, nearest
 from meshwright.layout import Layout
-from meshwright.models.config import ModelConfig, RopeScaling
+from meshwright.models.config import ModelConfig
+from meshwright.models.files import model_from_dict
 from meshwright.models.transformer import parameters
 
 
@@ -124,11 +125,8 @@ def _from_dict(data: dict, path: Path) -> Plan:
     for key in ("workload", "layout", "model"):
         if not isinstance(data[key], dict):
             raise PlanError(f"{key} = {data[key]!r} must be a table [{key}]")
-    model = dict(data["model"])
-    if scaling := model.get("rope_scaling"):
-        model["rope_scaling"] = RopeScaling(**_checked(RopeScaling, scaling, "[model.rope_scaling]"))
     return Plan(
-        model=ModelConfig(**_checked(ModelConfig, model, "[model]", optional={"rope_scaling"})),
+        model=model_from_dict(data["model"], "[model]"),
         hardware=_resolved(str(data["hardware"]), path),
         workload=Workload(**_checked(Workload, data["workload"], "[workload]")),
         layout=Layout.from_dict(data["layout"]),

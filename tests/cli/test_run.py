@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.models.config import ModelConfig, read_model
+from meshwright.models.config import ModelConfig
+from meshwright.models.files import read_model
 from meshwright.models.presets import load_model
 from meshwright.serve.http.server import bind
 

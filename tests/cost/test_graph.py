@@ -232,7 +232,7 @@ class TestRecomputation:
             "attention attention",
             "elementwise attention_residual",
             "elementwise mlp_norm",
-            "elementwise swiglu",
+            "elementwise w_activation",
         ]
 
     def test_all_but_what_nothing_reads(self) -> None:

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.models.config import ModelConfig, to_hf
+from meshwright.models.config import ModelConfig
 from meshwright.models.count import (
     count_params,
     forward_flops_per_token,
     kv_bytes_per_token,
     train_flops_per_token,
 )
+from meshwright.models.hf import to_hf
 from meshwright.models.presets import PRESETS, demo
 
 # As the model cards and transformers' num_parameters() state them.

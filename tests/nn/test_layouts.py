@@ -57,7 +57,7 @@ class Step:
         sharding = named_sharding(layout.tokens("tokens"), self.mesh)
         positions = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
         self.batch = [jax.device_put(x, sharding) for x in (TOKENS[:, :-1], TOKENS[:, 1:], positions)]
-        self.run = jax.jit(jax.value_and_grad(lambda w, *batch: transformer.loss(ops, w, *batch)))
+        self.run = jax.jit(jax.value_and_grad(lambda w, *batch: transformer.loss(config, ops, w, *batch)))
 
     def __call__(self) -> tuple[float, Arrays]:
         with jax.set_mesh(self.mesh):

@@ -15,7 +15,8 @@ from tests.nn import hf_models
 from meshwright.errors import CheckpointError, LayoutError
 from meshwright.layout import Layout
 from meshwright.models import transformer
-from meshwright.models.config import ModelConfig, read_model
+from meshwright.models.config import ModelConfig
+from meshwright.models.files import read_model
 from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params, init_params
@@ -39,8 +40,8 @@ def logits(params: Any, config: ModelConfig, layout: Layout) -> np.ndarray:
     positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
 
     def forward(params: Any, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        x, _ = transformer.hidden(ops, params, tokens, positions)
-        return transformer.logits(ops, params, x)
+        x, _ = transformer.hidden(config, ops, params, tokens, positions)
+        return transformer.logits(config, ops, params, x)
 
     with jax.set_mesh(mesh):
         inputs = [jax.device_put(np.ascontiguousarray(array), placed) for array in (tokens, positions)]

@@ -11,7 +11,8 @@ from tests.serve.mock import byte_tokenizer
 
 from meshwright.errors import CheckpointError, LayoutError, ModelError
 from meshwright.layout import Layout
-from meshwright.models.config import ModelConfig, to_hf
+from meshwright.models.config import ModelConfig
+from meshwright.models.hf import to_hf
 from meshwright.nn import checkpoint
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import abstract_params, init_params

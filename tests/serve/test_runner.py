@@ -16,7 +16,7 @@ from tests.nn import hf_models
 
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
-from meshwright.models.config import read_model
+from meshwright.models.files import read_model
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
 from meshwright.nn.weights import load_hf

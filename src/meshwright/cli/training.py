@@ -14,7 +14,8 @@ from pathlib import Path
 from meshwright.cli.common import Progress
 from meshwright.errors import CheckpointError, PlanError
 from meshwright.hardware import catalog
-from meshwright.models.config import ModelConfig, to_hf
+from meshwright.models.config import ModelConfig
+from meshwright.models.hf import to_hf
 from meshwright.nn import checkpoint
 from meshwright.plan_file import Plan, load_plan, save_plan
 from meshwright.train import loop

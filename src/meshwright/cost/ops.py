@@ -5,106 +5,34 @@ contraction's collectives and FLOPs come from the algebra, forward and backward.
 is priced by the bytes it reads and writes, fused as compilers fuse it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 
-from meshwright.cost.graph import Graph, Node, Segment, Transfer, Value, Work
+from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
+from meshwright.cost.recorder import Recorder, Shape
 from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions, input_of, parameters
+from meshwright.models.transformer import input_of, parameters
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import Contraction, Route
+from meshwright.notation.einsum import Contraction, Route, cotangent
 from meshwright.notation.operation import placed
-from meshwright.units import dtype_bytes
+
+# A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
+_CAST_BYTES = 4
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The letters that the workload fixes: sequences B (of one microbatch), T queries, S keys."""
-
-    num_sequences: float
-    query_len: int
-    key_len: int
-
-
-class SymbolicOps:
-    """Records `models/transformer.py` for one model, layout and shape.
-
-    Sizes may be fractions (a batch that does not divide), since they are only multiplied.
-    """
+class SymbolicOps(Recorder):
+    """Records `models/transformer.py` for one model, layout and shape."""
 
     def __init__(self, config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool) -> None:
-        self.layout, self.flash_attention = layout, flash_attention
-        self.sizes: dict[str, float] = {
-            **dimensions(config),
-            "B": shape.num_sequences,
-            "T": shape.query_len,
-            "S": shape.key_len,
-        }
-        self.segments: list[Segment] = []
-        self._nodes: list[Node] = []
+        super().__init__(config, layout, shape)
+        self.flash_attention = flash_attention
+        self._quantised: dict[int, Value] = {}
 
-    def graph(self) -> Graph:
-        """What was recorded, the nodes since the layers as the last segment."""
-        tail = (Segment("head", tuple(self._nodes), 1),) if self._nodes else ()
-        return Graph((*self.segments, *tail))
-
-    # Values, transfers and nodes
-
-    def value(self, array: ShardedArray, dtype: str) -> Value:
-        return Value(array, dtype, round(self._elements(array) * dtype_bytes(dtype)))
-
-    def tokens(self, name: str) -> Value:
-        """An integer input: tokens, targets or positions [B, T]."""
-        return self.value(self.layout.tokens(name), "i32")
-
-    def weight(self, name: str, letters: str) -> Value:
-        """A weight of one layer as it is stored."""
-        return self.value(self.layout.weight(name, letters), self.layout.weights_dtype)
-
-    def _activation(self, name: str, letters: str) -> Value:
-        return self.value(self.layout.activation(name, letters), self.layout.compute_dtype)
-
-    def _elements(self, array: ShardedArray) -> float:
-        size = self.layout.mesh.size
-        return prod(self.sizes[dim] / size(axes) for dim, axes in zip(array.dims, array.axes, strict=True))
-
-    def _transfers(
-        self, steps: list[Collective], tensor: str, dtype: str, *, critical: bool
-    ) -> tuple[Transfer, ...]:
-        mesh, sizes = self.layout.mesh, self.sizes
-        return tuple(
-            Transfer(s.op, s.axes, tensor, s.gathered_bytes(mesh, sizes, dtype), dtype, critical, s)
-            for s in steps
-            if s.op != "slice"
-        )
-
-    def _elementwise(
-        self, name: str, inputs: tuple[Value, ...], output: Value, needs: tuple[Value, ...]
-    ) -> Value:
-        """A memory-bound operation: the backward reads the inputs and the cotangent and writes one."""
-        moved = sum(value.bytes_per_device for value in inputs) + output.bytes_per_device
-        backward = Work(hbm_bytes=moved + output.bytes_per_device)
-        self._nodes.append(
-            Node(name, "elementwise", inputs, (output,), needs, Work(hbm_bytes=moved), backward)
-        )
-        return output
-
-    def _travel(self, name: str, kind: str, x: Value, route: Route, dtype: str, *, critical: bool) -> Value:
-        """`x` at the end of its route, in `dtype`: a node, unless nothing moves and nothing changes."""
-        forward = self._transfers(route.forward, name, dtype, critical=critical)
-        backward = self._transfers(route.backward, name, dtype, critical=critical)
-        if not forward and not backward and x.dtype == dtype:
-            return x
-        out = self.value(route.used, dtype)
-        node = Node(name, kind, (x,), (out,), forward_transfers=forward, backward_transfers=backward)
-        self._nodes.append(node)
-        return out
-
-    # The operations of models/transformer.py
+    # Embedding, norms and what is elementwise
 
     def embed(self, name: str, tokens: Value, table: Value) -> Value:
         """Rows of table[V_tensor, D]: gathered over fsdp, looked up, summed over tensor.
@@ -112,129 +40,297 @@ class SymbolicOps:
         A lookup is the product of one-hot rows with the table, without its FLOPs.
         """
         dtype = self.layout.compute_dtype
-        out, lookup = self._activation("x", "BTD"), self.layout.contraction(name, "BTV,VD->BTD")
-        rows = self._travel(name, "gather", table, lookup.rhs_route, dtype, critical=False)
-        moved = Work(hbm_bytes=2 * out.bytes_per_device)
-        share = self._transfers(lookup.out_route.forward, name, dtype, critical=True)
-        spread = self._transfers(lookup.out_route.backward, name, dtype, critical=True)
-        self._nodes.append(
-            Node(name, "embed", (tokens, rows), (out,), (tokens,), moved, moved, share, spread)
+        out, lookup = self.activation_value("x", "BTD"), self.layout.contraction(name, "BTV,VD->BTD")
+        rows = self.fetch(name, table, lookup.rhs_route)
+        moved = (Work(hbm_bytes=2 * out.bytes_per_device),)
+        share = self.transfers(lookup.out_route.forward, name, dtype, critical=True)
+        spread = self.transfers(lookup.out_route.backward, name, dtype, critical=True)
+        return self.add(
+            Node(
+                name,
+                "embed",
+                (tokens, rows),
+                (out,),
+                (tokens,),
+                forward=moved,
+                backward=moved,
+                forward_transfers=share,
+                backward_transfers=spread,
+            )
         )
-        return out
 
-    def norm(self, name: str, x: Value, scale: Value) -> Value:
-        """RMSNorm; its scale is whole everywhere: the gradient is a float32 sum over all that split x."""
-        operation = placed((x.array, scale.array), x.array, wanted=True, whole="D")
-        summed = self._transfers(operation.routes[1].backward, name, "f32", critical=False)
-        if summed:
-            self._nodes.append(Node(name, "gather", (scale,), (scale,), backward_transfers=summed))
-        return self._elementwise(name, (x,), self.value(x.array, x.dtype), (x,))
+    def add_positions(self, name: str, x: Value, positions: Value, table: Value) -> Value:
+        """x plus rows of a learned table[W, D]."""
+        lookup = self.layout.contraction(name, "BTW,WD->BTD")
+        rows = self.fetch(name, table, lookup.rhs_route)
+        return self.elementwise(name, (x, x), self.value(x.array, x.dtype), (positions, rows))
+
+    def scale(self, name: str, x: Value, factor: float) -> Value:
+        """Fused with what reads it."""
+        return x
+
+    def norm(
+        self, name: str, x: Value, scale: Value, bias: Value | None = None, *, kind: str = "rms"
+    ) -> Value:
+        """A norm over the last letter; its scale and bias are whole everywhere.
+
+        Where that letter is split (2D tensor parallelism) the sum of squares is one over its axes.
+        """
+        letter, axes = x.array.dims[-1], x.array.axes[-1]
+        for stored in (scale, *([bias] if bias else [])):
+            operation = placed((x.array, stored.array), x.array, wanted=True, whole="" if axes else letter)
+            self.sum_gradient(name, stored, operation.routes[1].yielded)
+        sums = ()
+        if axes:
+            squares = ShardedArray(name, x.array.dims[:-1], x.array.axes[:-1], axes)
+            whole = placed((squares,), squares.replace(unreduced=()), wanted=True).routes[0]
+            sums = self.transfers(whole.forward, name, "f32", critical=True)
+        out = self.value(x.array, x.dtype)
+        return self.elementwise(name, (x,), out, (x,), forward_transfers=sums, backward_transfers=sums)
+
+    def rope(self, name: str, x: Value, positions: Value, local: bool = False) -> Value:
+        return self.elementwise(name, (x,), self.value(x.array, x.dtype), ())
+
+    def join_rope(self, name: str, k: Value, rope: Value) -> Value:
+        """k[B, T, N, J] and rope[B, T, A] written beside each other."""
+        array = self.layout.activation(name, "BTNH")
+        return self.elementwise(name, (k, rope), self.value(array, k.dtype), ())
+
+    def activation(self, name: str, gate: Value, up: Value | None, kind: str) -> Value:
+        inputs = (gate,) if up is None else (gate, up)
+        return self.elementwise(name, inputs, self.value(gate.array, gate.dtype), inputs)
+
+    def residual(self, name: str, x: Value, y: Value) -> Value:
+        return self.elementwise(name, (x, y), self.value(x.array, x.dtype), ())
+
+    def softcap(self, name: str, logits: Value, cap: float) -> Value:
+        """Fused with the loss."""
+        return logits
+
+    def bias(self, name: str, y: Value, b: Value) -> Value:
+        """Fused with the product; its gradient is one more sum."""
+        operation = placed((y.array, b.array), y.array, wanted=True)
+        self.sum_gradient(name, b, operation.routes[1].yielded)
+        return y
+
+    # Contractions
 
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:
         """Contractions of one input: it is moved once, and its cotangents are summed before they move."""
         plans = {name: self.layout.contraction(name, spec) for name, spec in specs.items()}
         first, group = next(iter(plans.values())), input_of(*plans)
-        moved = self._travel(group, "move", x, first.lhs_route, x.dtype, critical=True)
+        moved = self.travel(group, "move", x, first.lhs_route, x.dtype, critical=True)
         return tuple(self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items())
 
     def _einsum(self, name: str, plan: Contraction, x: Value, stored: Value) -> Value:
         dtype = self.layout.compute_dtype
-        w = self._travel(name, "gather", stored, plan.rhs_route, dtype, critical=False)
+        w = self.fetch(name, stored, plan.rhs_route)
         partial = self.value(plan.product, dtype)
+        self._quantise(name, x, w, partial)
+        rows, inner, columns, batch = self._product_shape(plan, x, w)
+        flops = plan.flops_per_device(self.layout.mesh, self.sizes)
         traffic = x.bytes_per_device + w.bytes_per_device + partial.bytes_per_device
-        forward = Work(plan.flops_per_device(self.layout.mesh, self.sizes), traffic)
-        backward = forward + forward  # one product for the gradient of each operand
-        self._nodes.append(Node(name, "matmul", (x, w), (partial,), (x, w), forward, backward))
-        return self._travel(name, "reduce", partial, plan.out_route, dtype, critical=True)
+        self.add(
+            Node(
+                name,
+                "matmul",
+                (x, w),
+                (partial,),
+                (x, w),
+                forward=(Work(flops, traffic, 1, (rows, inner, columns), batch),),
+                backward=(Work(flops, traffic, 1, (rows, columns, inner), batch),),
+                weight_gradient=(Work(flops, traffic, 1, (inner, rows, columns), batch),),
+            )
+        )
+        return self.travel(name, "reduce", partial, plan.out_route, dtype, critical=True)
 
-    def rope(self, name: str, x: Value, positions: Value) -> Value:
-        return self._elementwise(name, (x,), self.value(x.array, x.dtype), ())
+    def _product_shape(self, plan: Contraction, x: Value, w: Value) -> tuple[float, float, float, float]:
+        """(rows, contracted, columns, products at once) on one device."""
+        e = plan.einsum
+        shared = [letter for letter in e.lhs if letter in e.rhs and letter in e.out]
+        x_elements, w_elements = self.elements(x.array), self.elements(w.array)
+        batch = prod(self._local(x.array, letter) for letter in shared)
+        inner = prod(self._local(x.array, letter) for letter in e.lhs if letter in e.contracted)
+        return x_elements / batch / inner, inner, w_elements / batch / inner, batch
+
+    def _local(self, array: ShardedArray, letter: str) -> float:
+        return self.sizes[letter] / self.layout.mesh.size(array.axes_of(letter))
+
+    def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
+        """Operands, and in the backward pass the cotangent, cast to the type of the products."""
+        matmul_dtype = self.layout.matmul_dtype
+        if matmul_dtype in (None, self.layout.compute_dtype):
+            return
+        fresh = [value for value in (x, w) if id(value) not in self._quantised]
+        self._quantised |= {id(value): value for value in fresh}
+        forward, backward = (
+            tuple(Work(hbm_bytes=_CAST_BYTES * self.elements(value.array)) for value in values)
+            for values in (fresh, (product,))
+        )
+        self.add(Node(f"{name}_cast", "cast", (x, w), (product,), forward=forward, backward=backward))
+
+    # Attention
 
     def attention(
-        self, name: str, q: Value, k: Value, v: Value, positions: Value, cache: object
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        v: Value,
+        positions: Value,
+        cache: object,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        sinks: Value | None = None,
     ) -> tuple[Value, object]:
-        """softmax(q . k) . v: 4 B T S N H FLOPs forward; the backward computes the scores again.
+        """softmax(q . k) . v: 2 B T S N (H + O) FLOPs forward; the backward computes the scores again.
 
-        Flash kernels skip the blocks that the causal mask hides and keep scores on chip. The share
-        skipped is T / 2S of the slowest device, which over `context` holds the last T queries.
-        Without one (XLA on CPU) all are computed, and between the products each float32 score crosses
-        memory about 5 times forward (written, masked, exponentiated and written, read) and 11 backward.
+        Flash kernels skip the blocks that the mask hides and keep scores on chip; shards of a sequence
+        are dealt so that each has its share of early and late queries. Without one (XLA on CPU) all are
+        computed, and between the products each float32 score crosses memory about 5 times forward
+        (written, masked, exponentiated and written, read) and 11 backward.
         """
-        k, v = self._gather_positions("k", k), self._gather_positions("v", v)
-        out = self.value(q.array, q.dtype)
-        num_queries, keys = self._elements(q.array), self.sizes["S"]
-        queries_of_one = self.sizes["T"] / self.layout.context
-        flops = 4 * num_queries * keys
+        k, v = self._all_positions("k", k), self._all_positions("v", v)
+        out = self.value(self._like_queries(q, v), q.dtype)
+        keys = self._mean_keys(window) if self.flash_attention else self.sizes["S"]
+        scores, values = 2 * keys * self.elements(q.array), 2 * keys * self.elements(out.array)
         traffic = sum(value.bytes_per_device for value in (q, k, v, out))
         inputs = (q, k, v)
-        if self.flash_attention:
-            flops *= 1 - queries_of_one / (2 * keys)
-        else:
-            inputs = (*inputs, self._scores(q, k, round(4 * num_queries / self.sizes["H"] * keys)))
-        # Backward: the scores again, then dV, dP, dQ and dK, five products to the forward's two.
-        forward, backward = Work(flops, traffic), Work(2.5 * flops, 2 * traffic)
-        self._nodes.append(Node(name, "attention", inputs, (out,), (q, k, v), forward, backward))
+        if not self.flash_attention:
+            inputs = (*inputs, self._scores(q, k, round(4 * self.elements(q.array) / self.sizes["H"] * keys)))
+        # Backward: the scores again, dQ and dK over H; dP and dV over O.
+        forward, backward = Work(scores + values, traffic), Work(3 * scores + 2 * values, 2 * traffic)
+        self.add(Node(name, "attention", inputs, (out,), (q, k, v), (forward,), (backward,)))
         return out, cache
+
+    def _mean_keys(self, window: int | None) -> float:
+        """Keys that a query sees under the causal mask, on average, within a window if there is one.
+
+        A query at position i sees i + 1 of T, or `window` of them: T/2 on average, or w (1 - w/2T).
+        """
+        queries, keys = self.sizes["T"], self.sizes["S"]
+        seen = min(window or keys, keys)
+        if seen < keys:
+            return seen * (1 - seen / (2 * keys)) if queries == keys else seen
+        return keys * (1 - queries / (2 * keys))
+
+    def _like_queries(self, q: Value, v: Value) -> ShardedArray:
+        """q[B, T, N, H] with the head dimension of the values."""
+        last = v.array.dims[-1]
+        return q.array if last == "H" else self.layout.activation("a", f"BTN{last}")
 
     def _scores(self, q: Value, k: Value, num_bytes: int) -> Value:
         """The softmax between the two products, where no kernel fuses it with them."""
         scores = Value(q.array.replace(name="scores"), "f32", num_bytes)
         forward, backward = Work(hbm_bytes=5 * num_bytes), Work(hbm_bytes=11 * num_bytes)
-        self._nodes.append(Node("softmax", "elementwise", (q, k), (scores,), (q, k), forward, backward))
-        return scores
+        return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), (forward,), (backward,)))
 
-    def _gather_positions(self, name: str, x: Value) -> Value:
+    def _all_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
-        return self._travel(name, "move", x, self.layout.keys(name), x.dtype, critical=True)
+        route = self.layout.keys(name, "".join(x.array.dims))
+        if self.layout.context_method == "ring" and route.forward:
+            return self._around_the_ring(name, x, route)
+        return self.travel(name, "move", x, route, x.dtype, critical=True)
 
-    def activation(self, name: str, gate: Value, up: Value) -> Value:
-        return self._elementwise(name, (gate, up), self.value(gate.array, gate.dtype), (gate, up))
+    def _around_the_ring(self, name: str, x: Value, route: Route) -> Value:
+        """Blocks pass from device to device while others are attended to; backward with their cotangents."""
+        (gather,) = self.transfers(route.forward, name, x.dtype, critical=False)
+        rounds = self.layout.mesh.size(gather.axes) - 1
 
-    def residual(self, name: str, x: Value, y: Value) -> Value:
-        return self._elementwise(name, (x, y), self.value(x.array, x.dtype), ())
+        def passed(times: int) -> tuple[Transfer, ...]:
+            return (
+                Transfer("permute", gather.axes, name, gather.gathered_bytes, x.dtype, False, repeat=times),
+            )
+
+        out = self.value(x.array.replace(name=f"{name}_block"), x.dtype)
+        return self.add(
+            Node(
+                name,
+                "move",
+                (x,),
+                (out,),
+                forward_transfers=passed(rounds),
+                backward_transfers=passed(2 * rounds),
+            )
+        )
+
+    # Experts
+
+    def router(self, name: str, x: Value, w: Value, b: Value | None = None) -> Value:
+        """gates[B, T, E]: a product, the best k of its scores and their weights."""
+        (scores,) = self.einsums(x, {name: w}, **{name: "BTD,DE->BTE"})
+        if b is not None:
+            scores = self.bias(f"{name}_bias", scores, b)
+        return self.elementwise("top_k", (scores,), self.value(scores.array, "f32"), (scores,))
+
+    def dispatch(self, name: str, x: Value, gates: Value) -> Value:
+        """d[E, C, D]: each device sorts its tokens by expert and sends them to the experts' devices."""
+        rows = self.value(self.layout.routed("d"), x.dtype)
+        rows = self.elementwise(f"{name}_sort", (rows, gates), rows, (gates,))
+        there = self.layout.activation("d", "ECD")
+        return self.travel(name, "move", rows, _route(rows.array, there), x.dtype, critical=True)
+
+    def combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
+        """[B, T, D]: back to the tokens' devices, and summed by gate there."""
+        home = self.layout.routed("y")
+        rows = self.travel(name, "move", y, _route(y.array, home), y.dtype, critical=True)
+        out = self.value(like.array, like.dtype)
+        return self.elementwise(f"{name}_sum", (rows, gates), out, (rows, gates))
+
+    # The rest
 
     def layers(
-        self, block: Callable, weights: Mapping[str, Value], x: Value, positions: Value, cache: object
+        self,
+        block: Callable,
+        weights: Mapping[str, Value],
+        x: Value,
+        positions: Value,
+        cache: object,
+        windows: tuple[int | None, ...],
     ) -> tuple[Value, object]:
-        """One layer is recorded and counted L times."""
-        self.segments.append(Segment("embedding", tuple(self._nodes), 1))
-        self._nodes = []
-        out, cache = block(self, weights, x, positions, cache)
-        self.segments.append(Segment("layer", tuple(self._nodes), round(self.sizes["L"]), x))
-        self._nodes = []
+        """One layer of each window is recorded and counted as often as there are."""
+        self.close("embedding", 1)
+        for window, count in Counter(windows).items():
+            out, cache = block(self, weights, x, positions, cache, window)
+            self.close("layer", count, x)
         return out, cache
 
     def last(self, name: str, x: Value, lengths: Value) -> Value:
         self.sizes["T"] = 1
-        return self._activation("x", "BTD")
+        return self.activation_value("x", "BTD")
 
     def loss(self, name: str, logits: Value, targets: Value) -> Value:
         """Cross-entropy in float32; over a split V maximum, sum and target are reduced."""
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")
         over_vocabulary = placed((logits.array,), per_token.array, wanted=True).finish.forward
         over_tokens = placed((per_token.array,), ShardedArray("mean", (), ()), wanted=True).finish.forward
-        reduced = 3 * self._transfers(over_vocabulary, name, "f32", critical=True)
-        mean = self._transfers(over_tokens, name, "f32", critical=True)
-        read = Work(hbm_bytes=2 * logits.bytes_per_device)
-        self._nodes.append(
-            Node(name, "loss", (logits,), (per_token,), (logits,), read, read, (*reduced, *mean))
-        )
-        return per_token
+        reduced = 3 * self.transfers(over_vocabulary, name, "f32", critical=True)
+        mean = self.transfers(over_tokens, name, "f32", critical=True)
+        read = (Work(hbm_bytes=2 * logits.bytes_per_device),)
+        node = Node(name, "loss", (logits,), (per_token,), (logits,), read, read)
+        return self.add(replace(node, forward_transfers=(*reduced, *mean)))
+
+
+def _route(given: ShardedArray, used: ShardedArray) -> Route:
+    """There, and the cotangent back the same way."""
+    return Route(given, used.replace(name=given.name), cotangent(used).replace(name=f"d{given.name}"))
 
 
 def record_loss(config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool) -> Graph:
     """The graph of one microbatch's loss."""
     ops = SymbolicOps(config, layout, shape, flash_attention=flash_attention)
     tokens, positions = ops.tokens("tokens"), ops.tokens("positions")
-    transformer.loss(ops, symbolic_weights(config, ops), tokens, tokens, positions)
+    transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, positions)
     return ops.graph()
 
 
 def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:
-    """Every parameter as a stored value; those of the layers without their L."""
+    """Every parameter as a stored value; those of the layers without their L or P."""
     tree: dict = {}
     for path, param in parameters(config).items():
         group, _, name = path.rpartition("/")
         node = tree.setdefault(group, {}) if group else tree
-        node[name] = ops.weight(name, param.letters.removeprefix("L"))
+        node[name] = ops.weight(name, param.letters[1:] if group else param.letters)
     return tree

@@ -1,33 +1,36 @@
-"""The shape of a model, as data: from a preset, an HF config.json or a TOML."""
+"""The shape of a model, as data: read by `models/hf.py` and `models/files.py`, named by presets."""
 
-import json
-import tomllib
-import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin
 
-from meshwright.errors import ModelError, nearest
+from meshwright.errors import ModelError
+
+Norm = Literal["rms", "layer"]
+Positions = Literal["rope", "learned", "none", "alibi"]
+# gelu: the tanh form; gelu_erf: the exact one; relu2: squared; clamped_silu: gpt-oss's, cut off at +-7.
+Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu"]
+RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How LLaMA 3.1 stretches its rotary frequencies beyond `original_max_seq_len` positions.
+    """How rotary frequencies are stretched beyond `original_max_seq_len` positions.
 
-    Wavelengths longer than original_max_seq_len / low_freq_factor are divided by factor, those
-    shorter than original_max_seq_len / high_freq_factor stay, between them it is interpolated.
+    kind llama3: wavelengths longer than original_max_seq_len / low_freq_factor are divided by factor,
+    those shorter than original_max_seq_len / high_freq_factor stay, between them it is interpolated.
+    linear: all are divided by factor. The others can be planned, not yet run.
     """
 
     factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_seq_len: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_seq_len: int | None = None
+    kind: RopeKind = "llama3"
 
     def __post_init__(self) -> None:
-        for key, value in asdict(self).items():
-            if not _is_number(value) or value <= 0:
-                raise ModelError(f"rope_scaling: {key} = {value!r} must be a number above 0")
+        _check_fields(self, "rope_scaling")
+        if self.original_max_seq_len is None and self.kind not in ("linear", "dynamic"):
+            raise ModelError(f"rope_scaling lacks original_max_seq_len, which kind {self.kind!r} needs")
         if self.low_freq_factor >= self.high_freq_factor:
             raise ModelError(
                 f"rope_scaling: low_freq_factor = {self.low_freq_factor} must be below "
@@ -36,11 +39,73 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """A dense LLaMA-style Transformer: RMSNorm, rotary positions, grouped queries, SwiGLU.
+class MoE:
+    """A mixture of experts in place of the feed-forward (Shazeer et al., 2017).
 
-    d_head times num_heads need not be d_model. max_seq_len: the longest context.
+    Each token goes through experts_per_token (k) of num_experts (E), each d_ff (M) wide, and through all
+    shared ones, each d_ff_shared wide (d_ff where None). The first num_dense_layers have a dense
+    feed-forward instead; of the others every `every`-th has experts. router_bias: the router adds one to
+    its scores. expert_bias: the experts' matrices have biases.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    d_ff: int
+    num_shared_experts: int = 0
+    d_ff_shared: int | None = None
+    num_dense_layers: int = 0
+    every: int = 1
+    router_bias: bool = False
+    expert_bias: bool = False
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "moe", may_be_zero=("num_shared_experts", "num_dense_layers"))
+        if self.experts_per_token > self.num_experts:
+            raise ModelError(
+                f"moe: a token cannot go through {self.experts_per_token} of {self.num_experts} experts (E)"
+            )
+
+    @property
+    def d_ff_all_shared(self) -> int:
+        """U: the width of all shared experts together."""
+        return self.num_shared_experts * (self.d_ff_shared or self.d_ff)
+
+
+@dataclass(frozen=True)
+class MLA:
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values come from one latent of kv_rank (R).
+
+    q_rank (Q): of the queries' latent; None projects them at once. A query's or key's head has nope_dim (J)
+    elements without positions and rope_dim (A) that rotary positions turn, the latter one for all heads of
+    a key; a value's head has value_dim (O).
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "mla")
+        if self.rope_dim % 2:
+            raise ModelError(f"mla: rope_dim = {self.rope_dim} is odd; rotary positions turn pairs")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only Transformer. The defaults are LLaMA's: RMSNorm, rotary positions, SwiGLU, no biases.
+
+    d_head times num_heads need not be d_model; with MLA it is nope_dim + rope_dim. max_seq_len: the
+    longest context. d_ff: of the dense layers, moe.d_ff of one expert.
     tied_embeddings: the output projection is the embedding table.
+    norm_offset: norms multiply by 1 + scale (Gemma). post_norms: also after attention and feed-forward.
+    qk_norm: queries and keys are normed over H. rotary_dim: how many of a head's elements positions turn.
+    sliding_window: positions that a local layer sees; all layers are local where global_every is 0,
+    otherwise each global_every-th sees all. rope_theta_local: of local layers, where it differs.
+    query_scale: what q . k is multiplied by (d_head ** -0.5 where None). attention_softcap, logit_softcap:
+    c in c tanh(x / c). attention_sinks: a logit a head that takes weight from all keys (gpt-oss).
+    scale_embedding: by sqrt(d_model).
     """
 
     name: str
@@ -56,199 +121,105 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     tied_embeddings: bool = False
+    norm: Norm = "rms"
+    norm_bias: bool = False
+    norm_offset: bool = False
+    positions: Positions = "rope"
+    rotary_dim: int | None = None
+    rope_theta_local: float | None = None
+    gated: bool = True
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    scale_embedding: bool = False
+    sliding_window: int | None = None
+    global_every: int = 0
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    query_scale: float | None = None
+    attention_sinks: bool = False
+    moe: MoE | None = None
+    mla: MLA | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ModelError(f"{self.name}: {field.name} = {value!r} must be a positive whole number")
-            if field.type is float and (not _is_number(value) or value <= 0):
-                raise ModelError(f"{self.name}: {field.name} = {value!r} must be a number above 0")
-        if not isinstance(self.tied_embeddings, bool):
-            raise ModelError(f"{self.name}: tied_embeddings = {self.tied_embeddings!r} is not true or false")
+        _check_fields(self, self.name, may_be_zero=("global_every",))
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.name}: {self.num_heads} query heads (N) do not divide over "
                 f"{self.num_kv_heads} KV heads (K)"
             )
-        if self.d_head % 2:
+        if self.positions == "rope" and self.d_head % 2:
             raise ModelError(f"{self.name}: d_head = {self.d_head} is odd; rotary positions turn pairs")
+        if self.rotary_dim is not None and (self.rotary_dim % 2 or self.rotary_dim > self.d_head):
+            raise ModelError(
+                f"{self.name}: rotary_dim = {self.rotary_dim} must be even and at most d_head = {self.d_head}"
+            )
+        if self.mla is not None:
+            _check_mla(self, self.mla)
+        if self.moe is not None and self.num_dense_layers >= self.num_layers:
+            raise ModelError(
+                f"{self.name}: none of {self.num_layers} layers has experts; "
+                f"fits: moe.num_dense_layers below {self.num_layers}"
+            )
 
+    @property
+    def num_dense_layers(self) -> int:
+        """P: the layers of a mixture of experts that have a dense feed-forward; 0 without experts."""
+        if self.moe is None:
+            return 0
+        moe = self.moe
+        layers = range(self.num_layers)
+        return sum(1 for layer in layers if layer < moe.num_dense_layers or (layer + 1) % moe.every)
 
-# HF's key of each field that a LLaMA config.json must have.
-_REQUIRED = {
-    "num_layers": "num_hidden_layers",
-    "d_model": "hidden_size",
-    "d_ff": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "vocab_size": "vocab_size",
-    "max_seq_len": "max_position_embeddings",
-}
-# Mistral's block is LLaMA's when its window is off.
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-# Keys that must say what the forward pass does; absent means the same.
-_FIXED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "sliding_window": (None,),
-    "quantization_config": (None,),
-}
-_OPTIONAL = (
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "tie_word_embeddings",
-)
-# Known, and without effect on the shape or the mathematics of a forward pass.
-_NO_EFFECT = (
-    "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache",
-    "attention_dropout", "initializer_range", "pretraining_tp", "bos_token_id", "eos_token_id",
-    "pad_token_id", "unk_token_id", "_name_or_path", "name_or_path", "output_attentions",
-    "output_hidden_states", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder",
-    "is_decoder", "id2label", "label2id", "problem_type", "auto_map", "tokenizer_class",
-)  # fmt: skip
-
-
-def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
-    """The ModelConfig of an HF `config.json`.
-
-    Raises ModelError naming every missing key at once, or the architecture or option that is not
-    supported. Warns of keys it does not know: they may change what the model computes.
-    """
-    _check_architecture(config, name)
-    missing = [key for key in _REQUIRED.values() if config.get(key) is None]
-    if missing:
-        raise ModelError(f"{name}: config.json lacks {', '.join(missing)}")
-    for key, supported in _FIXED.items():
-        if key in config and config[key] not in supported:
-            raise ModelError(f"{name}: {key} = {config[key]!r} is not supported; fits: {supported[0]!r}")
-    known = {*_REQUIRED.values(), *_FIXED, *_OPTIONAL, *_NO_EFFECT}
-    if unknown := sorted(set(config) - known):
-        warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=2)
-    sizes = {field: config[key] for field, key in _REQUIRED.items()}
-    rope = _rope(config)
-    return ModelConfig(
-        name=name,
-        **sizes,
-        num_kv_heads=_or_default(config.get("num_key_value_heads"), sizes["num_heads"]),
-        d_head=_or_default(config.get("head_dim"), 0) or _default_d_head(name, sizes),
-        norm_eps=_or_default(config.get("rms_norm_eps"), 1e-6),
-        rope_theta=_or_default(rope.get("rope_theta"), 10_000.0),
-        rope_scaling=_rope_scaling(rope, name),
-        tied_embeddings=_or_default(config.get("tie_word_embeddings"), False),
-    )
-
-
-def to_hf(config: ModelConfig) -> dict[str, Any]:
-    """The `config.json` of an HF LlamaForCausalLM; `from_hf` reads it back."""
-    written: dict[str, Any] = {"architectures": [_ARCHITECTURES["llama"]], "model_type": "llama"}
-    written |= {key: getattr(config, field) for field, key in _REQUIRED.items()}
-    written |= {
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.d_head,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": None,
-        "tie_word_embeddings": config.tied_embeddings,
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
-    if scaling := config.rope_scaling:
-        written["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_seq_len,
-        }
-    return written
-
-
-def read_model(path: Path) -> ModelConfig:
-    """The model that a config.json, a folder holding one, or a TOML of ModelConfig's fields describes.
-
-    Raises ModelError where the file cannot be read, does not parse, or lacks keys.
-    """
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        text = file.read_text(encoding="utf-8")
-        data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ModelError(f"{file}: cannot be read: {reason}") from error
-    except ValueError as error:  # both parsers' errors are ValueErrors
-        raise ModelError(f"{file}: does not parse: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{file}: holds a {type(data).__name__}, not an object")
-    if file.suffix == ".toml":
-        return _from_toml(data, file)
-    return from_hf(data, file.resolve().parent.name if file.name == "config.json" else file.stem)
-
-
-def _from_toml(data: dict[str, Any], file: Path) -> ModelConfig:
-    data = {"name": file.stem} | data
-    if isinstance(scaling := data.get("rope_scaling"), dict):
-        _check_keys(RopeScaling, scaling, f"{file}: [rope_scaling]")
-        data["rope_scaling"] = RopeScaling(**scaling)
-    _check_keys(ModelConfig, data, str(file))
-    return ModelConfig(**data)
-
-
-def _check_keys(kind: type, data: Mapping[str, Any], where: str) -> None:
-    optional = {"norm_eps", "rope_theta", "rope_scaling", "tied_embeddings"}
-    known = [field.name for field in fields(kind)]
-    for key in data:
-        if key not in known:
-            raise ModelError(f"{where}: {key!r} is unknown; {nearest(key, known)}")
-    if missing := [key for key in known if key not in data and key not in optional]:
-        raise ModelError(f"{where} lacks {', '.join(missing)}")
-
-
-def _check_architecture(config: Mapping[str, Any], name: str) -> None:
-    supported = f"supported: {', '.join(_ARCHITECTURES.values())}"
-    listed = config.get("architectures") or []
-    for architecture in listed:
-        if architecture not in _ARCHITECTURES.values():
-            raise ModelError(f"{name}: architecture {architecture} is not supported; {supported}")
-    if not listed and config.get("model_type", "llama") not in _ARCHITECTURES:
-        raise ModelError(f"{name}: model_type {config['model_type']!r} is not supported; {supported}")
-
-
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings from either form: transformers 5 folds both old keys into `rope_parameters`."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return {"rope_theta": config.get("rope_theta")} | dict(scaling)
-
-
-def _rope_scaling(rope: Mapping[str, Any], name: str) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ModelError(f"{name}: rope_type {kind!r} is not supported; fits: 'default', 'llama3'")
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    if missing := [key for key in keys if key not in rope]:
-        raise ModelError(f"{name}: rope scaling lacks {', '.join(missing)}")
-    return RopeScaling(*(rope[key] for key in keys))
-
-
-def _default_d_head(name: str, sizes: Mapping[str, Any]) -> int:
-    d_model, num_heads = sizes["d_model"], sizes["num_heads"]
-    if not isinstance(d_model, int) or not isinstance(num_heads, int) or num_heads < 1 or d_model % num_heads:
-        raise ModelError(
-            f"{name}: hidden_size = {d_model} does not divide over num_attention_heads = {num_heads}; "
-            "add head_dim"
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many positions each layer sees; None: all that came before."""
+        every = self.global_every
+        return tuple(
+            None if every and (layer + 1) % every == 0 else self.sliding_window
+            for layer in range(self.num_layers)
         )
-    return d_model // num_heads
 
 
-def _or_default(value: Any, default: Any) -> Any:
-    return default if value is None else value
+def _check_mla(config: ModelConfig, mla: MLA) -> None:
+    if config.d_head != mla.nope_dim + mla.rope_dim:
+        raise ModelError(
+            f"{config.name}: d_head = {config.d_head} must be mla.nope_dim + mla.rope_dim = "
+            f"{mla.nope_dim} + {mla.rope_dim} = {mla.nope_dim + mla.rope_dim}"
+        )
+    if config.num_kv_heads != config.num_heads:
+        raise ModelError(
+            f"{config.name}: num_kv_heads = {config.num_kv_heads}, but latent attention has as many as "
+            f"query heads; fits: {config.num_heads}"
+        )
+
+
+def _check_fields(config: Any, where: str, may_be_zero: tuple[str, ...] = ()) -> None:
+    """ModelError at the first field whose value is not of its type, or is not a positive number."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        kinds = get_args(field.type) if get_origin(field.type) is not Literal else (field.type,)
+        if value is None and type(None) in kinds:
+            continue
+        kind = next((k for k in kinds if k is not type(None)), field.type)
+        if fault := _fault(kind, value, least=0 if field.name in may_be_zero else 1):
+            raise ModelError(f"{where}: {field.name} = {value!r} {fault}")
+
+
+def _fault(kind: Any, value: Any, least: int) -> str | None:
+    """What is wrong with a value of this type; None where it is right."""
+    if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        return "must be a positive whole number"
+    if kind is float and (not _is_number(value) or value <= 0):
+        return "must be a number above 0"
+    if kind is bool and not isinstance(value, bool):
+        return "is not true or false"
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        return f"is not supported; fits: {', '.join(get_args(kind))}"
+    return None
 
 
 def _is_number(value: Any) -> bool:

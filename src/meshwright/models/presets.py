@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from meshwright.errors import ModelError, nearest
-from meshwright.models.config import ModelConfig, RopeScaling, read_model
+from meshwright.models.config import ModelConfig, RopeScaling
+from meshwright.models.files import read_model
 
 
 def load_model(spec: str) -> ModelConfig:

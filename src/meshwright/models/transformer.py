@@ -1,26 +1,33 @@
-"""The forward pass of a LLaMA-style Transformer, written once against `ops`.
+"""The forward pass of a Transformer, written once against `ops`.
 
 `nn/` implements the operations with JAX and so runs this file; `cost/` implements them in symbols
 and so prices it. Training, prefill and generation are the same function, with and without a cache.
 The names given here (`wq`, `attention`, `loss`, ...) are the scopes that the audit finds again in
 the compiled program.
 
-Letters: B sequences, T query positions, S key positions, D model, F feed-forward, N query heads,
-K key-value heads, H head dimension, V vocabulary, L layers.
+Letters: B sequences, T query positions, S key positions, D model, F dense feed-forward, N query
+heads, K key-value heads, G = N/K, H head dimension, V vocabulary, W learned positions; L layers, P
+dense layers of a model whose other layers have experts.
+Experts: E experts, C tokens of one expert, M an expert's feed-forward, U the shared experts'.
+Latent attention: Q rank of queries, R of keys and values, J a head's part without positions, A its
+rotary part (H = J + A), O head dimension of values.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from meshwright.models.config import ModelConfig
+
+Kind = Literal["dense", "experts"]
 
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter: its letters (L first if every layer has one) and how it starts.
+    """One parameter: its letters (L or P first if every layer has one) and how it starts.
 
-    init: "ones", or "normal" with standard deviation `fan_in ** -0.5` over the letters `fan_in`.
+    init: "ones", "zeros", or "normal" with standard deviation `fan_in ** -0.5` over the letters `fan_in`.
     """
 
     letters: str
@@ -32,9 +39,9 @@ class Param:
 
 
 def dimensions(config: ModelConfig) -> dict[str, int]:
-    """The size of every letter that the model fixes."""
-    return {
-        "L": config.num_layers,
+    """The size of every letter that the model fixes. L are the layers that are not P."""
+    sizes = {
+        "L": config.num_layers - config.num_dense_layers,
         "D": config.d_model,
         "F": config.d_ff,
         "N": config.num_heads,
@@ -43,27 +50,107 @@ def dimensions(config: ModelConfig) -> dict[str, int]:
         "H": config.d_head,
         "V": config.vocab_size,
     }
+    if config.positions == "learned":
+        sizes["W"] = config.max_seq_len
+    if moe := config.moe:
+        sizes |= {"P": config.num_dense_layers, "E": moe.num_experts, "M": moe.d_ff, "U": moe.d_ff_all_shared}
+    if mla := config.mla:
+        sizes |= {"R": mla.kv_rank, "J": mla.nope_dim, "A": mla.rope_dim, "O": mla.value_dim}
+        sizes |= {"Q": mla.q_rank} if mla.q_rank else {}
+    return sizes
 
 
 def parameters(config: ModelConfig) -> dict[str, Param]:
     """Every parameter by its path; shapes, shardings, arrays and counts all come from here."""
-    params = {
-        "embed": Param("VD"),
-        "layers/attention_norm": Param("LD", init="ones"),
-        "layers/wq": Param("LDNH"),
-        "layers/wk": Param("LDKH"),
-        "layers/wv": Param("LDKH"),
-        "layers/wo": Param("LNHD", fan_in="NH"),
-        "layers/mlp_norm": Param("LD", init="ones"),
-        "layers/w_gate": Param("LDF"),
-        "layers/w_in": Param("LDF"),
-        "layers/w_out": Param("LFD", fan_in="F"),
-        "final_norm": Param("D", init="ones"),
-        "unembed": Param("DV"),
-    }
-    if config.tied_embeddings:
-        del params["unembed"]
+    params = {"embed": Param("VD")}
+    if config.positions == "learned":
+        params["positions"] = Param("WD")
+    if config.num_dense_layers:
+        params |= _stacked(config, "dense_layers", "P", _mlp(config))
+    params |= _stacked(config, "layers", "L", _experts(config) if config.moe else _mlp(config))
+    params |= _norm(config, "final_norm", "D")
+    if not config.tied_embeddings:
+        params["unembed"] = Param("DV")
     return params
+
+
+def _stacked(config: ModelConfig, stack: str, letter: str, mlp: Mapping[str, Param]) -> dict[str, Param]:
+    block = {
+        **_norm(config, "attention_norm", "D"),
+        **(_latent_attention(config) if config.mla else _attention(config)),
+        **(_norm(config, "attention_post_norm", "D") if config.post_norms else {}),
+        **_norm(config, "mlp_norm", "D"),
+        **mlp,
+        **(_norm(config, "mlp_post_norm", "D") if config.post_norms else {}),
+    }
+    return {
+        f"{stack}/{name}": Param(letter + param.letters, param.init, param.fan_in)
+        for name, param in block.items()
+    }
+
+
+def _norm(config: ModelConfig, name: str, letter: str) -> dict[str, Param]:
+    scale = {name: Param(letter, "zeros" if config.norm_offset else "ones")}
+    return scale | ({f"{name}_bias": Param(letter, "zeros")} if config.norm_bias else {})
+
+
+def _attention(config: ModelConfig) -> dict[str, Param]:
+    params = {"wq": Param("DNH"), "wk": Param("DKH"), "wv": Param("DKH"), "wo": Param("NHD", fan_in="NH")}
+    if config.qkv_bias:
+        params |= {"wq_bias": Param("NH", "zeros"), "wk_bias": Param("KH", "zeros")}
+        params |= {"wv_bias": Param("KH", "zeros")}
+    if config.qk_norm:
+        params |= _norm(config, "q_norm", "H") | _norm(config, "k_norm", "H")
+    if config.attention_sinks:
+        params["sinks"] = Param("N", "zeros")
+    if config.attention_out_bias:
+        params["wo_bias"] = Param("D", "zeros")
+    return params
+
+
+def _latent_attention(config: ModelConfig) -> dict[str, Param]:
+    assert config.mla is not None
+    queries = {"wq": Param("DNH")}
+    if config.mla.q_rank:
+        queries = {"wq_down": Param("DQ"), "wq_up": Param("QNH", fan_in="Q")}
+        queries |= _norm(config, "q_latent_norm", "Q")
+    return queries | {
+        "wkv_down": Param("DR"),
+        "wk_rope": Param("DA"),
+        **_norm(config, "kv_latent_norm", "R"),
+        "wk_up": Param("RNJ", fan_in="R"),
+        "wv_up": Param("RNO", fan_in="R"),
+        "wo": Param("NOD", fan_in="NO"),
+    }
+
+
+def _mlp(config: ModelConfig) -> dict[str, Param]:
+    params = {f"w_{name}": Param("DF") for name in _into(config)} | {"w_out": Param("FD", fan_in="F")}
+    if config.mlp_bias:
+        params |= {f"w_{name}_bias": Param("F", "zeros") for name in _into(config)}
+        params["w_out_bias"] = Param("D", "zeros")
+    return params
+
+
+def _experts(config: ModelConfig) -> dict[str, Param]:
+    assert config.moe is not None
+    params = {"router": Param("DE")}
+    if config.moe.router_bias:
+        params["router_bias"] = Param("E", "zeros")
+    params |= {f"expert_{name}": Param("EDM") for name in _into(config)}
+    params["expert_out"] = Param("EMD", fan_in="M")
+    if config.moe.expert_bias:
+        params |= {f"expert_{name}_bias": Param("EM", "zeros") for name in _into(config)}
+        params["expert_out_bias"] = Param("ED", "zeros")
+    if config.moe.num_shared_experts:
+        params |= {f"shared_{name}": Param("DU") for name in _into(config)}
+        params["shared_out"] = Param("UD", fan_in="U")
+    return params
+
+
+def _into(config: ModelConfig) -> tuple[str, ...]:
+    """The matrices that a feed-forward multiplies its input by."""
+    return ("gate", "in") if config.gated else ("in",)
 
 
 def input_of(*names: str) -> str:
@@ -76,64 +163,219 @@ def input_of(*names: str) -> str:
 
 
 class Ops(Protocol):
-    """What a reader of the forward pass must offer. Values are its own (arrays or symbols)."""
+    """What a reader of the forward pass must offer. Values are its own (arrays or symbols).
+
+    norm: over the last letter; scale and bias have that letter alone. bias: b has the last letters of y,
+    or of an expert's E besides. rope: the whole of H, or what `rotary_dim` says; with latent attention
+    the last A of it. attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees the last
+    `window` positions, its own included. activation: `up` is None where the feed-forward is not gated.
+    router: gates[B, T, E], what each expert adds of a token, zero but for its k. dispatch: d[E, C, D] of
+    x[B, T, D]; combine: back, like `like`, weighted by the gates. join_rope: k[B,T,N,J] and rope[B,T,A],
+    the same for all heads, to [B,T,N,H]. layers: block on each layer, with its window.
+    """
 
     def embed(self, name: str, tokens: Any, table: Any) -> Any: ...
-    def norm(self, name: str, x: Any, scale: Any) -> Any: ...
+    def add_positions(self, name: str, x: Any, positions: Any, table: Any) -> Any: ...
+    def scale(self, name: str, x: Any, factor: float) -> Any: ...
+    def norm(self, name: str, x: Any, scale: Any, bias: Any = None, *, kind: str = "rms") -> Any: ...
     def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
-    def rope(self, name: str, x: Any, positions: Any) -> Any: ...
-    def attention(self, name: str, q: Any, k: Any, v: Any, positions: Any, cache: Any) -> tuple[Any, Any]: ...
-    def activation(self, name: str, gate: Any, up: Any) -> Any: ...
+    def bias(self, name: str, y: Any, b: Any) -> Any: ...
+    def rope(self, name: str, x: Any, positions: Any, local: bool = False) -> Any: ...
+    def join_rope(self, name: str, k: Any, rope: Any) -> Any: ...
+    def attention(
+        self,
+        name: str,
+        q: Any,
+        k: Any,
+        v: Any,
+        positions: Any,
+        cache: Any,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        sinks: Any = None,
+    ) -> tuple[Any, Any]: ...
+    def activation(self, name: str, gate: Any, up: Any, kind: str) -> Any: ...
+    def router(self, name: str, x: Any, w: Any, b: Any = None) -> Any: ...
+    def dispatch(self, name: str, x: Any, gates: Any) -> Any: ...
+    def combine(self, name: str, y: Any, gates: Any, like: Any) -> Any: ...
     def residual(self, name: str, x: Any, y: Any) -> Any: ...
     def layers(
-        self, block: Callable, weights: Any, x: Any, positions: Any, cache: Any
+        self,
+        block: Callable,
+        weights: Any,
+        x: Any,
+        positions: Any,
+        cache: Any,
+        windows: tuple[int | None, ...],
     ) -> tuple[Any, Any]: ...
     def last(self, name: str, x: Any, lengths: Any) -> Any: ...
+    def softcap(self, name: str, logits: Any, cap: float) -> Any: ...
     def loss(self, name: str, logits: Any, targets: Any) -> Any: ...
 
 
-def block(ops: Ops, w: Mapping[str, Any], x: Any, positions: Any, cache: Any) -> tuple[Any, Any]:
+def _block(
+    config: ModelConfig,
+    kind: Kind,
+    ops: Ops,
+    w: Mapping[str, Any],
+    x: Any,
+    positions: Any,
+    cache: Any,
+    window: int | None,
+) -> tuple[Any, Any]:
     """One layer: x[B, T, D] -> x[B, T, D], and the layer's cache."""
-    h = ops.norm("attention_norm", x, w["attention_norm"])
-    q, k, v = ops.einsums(h, w, wq="BTD,DNH->BTNH", wk="BTD,DKH->BTKH", wv="BTD,DKH->BTKH")
-    q = ops.rope("rope_q", q, positions)
-    k = ops.rope("rope_k", k, positions)
-    a, cache = ops.attention("attention", q, k, v, positions, cache)
-    (y,) = ops.einsums(a, w, wo="BTNH,NHD->BTD")
+    norm = partial(_apply_norm, config, ops, w)
+    h = norm("attention_norm", x)
+    qkv = _latent_qkv if config.mla else _qkv
+    q, k, v = qkv(config, ops, w, h, positions, local=window is not None)
+    a, cache = ops.attention(
+        "attention",
+        q,
+        k,
+        v,
+        positions,
+        cache,
+        window=window,
+        softcap=config.attention_softcap,
+        scale=config.query_scale,
+        sinks=w.get("sinks"),
+    )
+    (y,) = ops.einsums(a, w, wo="BTNO,NOD->BTD" if config.mla else "BTNH,NHD->BTD")
+    y = _biased(ops, w, "wo", y)
+    if config.post_norms:
+        y = norm("attention_post_norm", y)
     x = ops.residual("attention_residual", x, y)
 
-    h = ops.norm("mlp_norm", x, w["mlp_norm"])
-    gate, up = ops.einsums(h, w, w_gate="BTD,DF->BTF", w_in="BTD,DF->BTF")
-    h = ops.activation("swiglu", gate, up)
-    (y,) = ops.einsums(h, w, w_out="BTF,FD->BTD")
+    h = norm("mlp_norm", x)
+    if kind == "dense":
+        y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
+    else:
+        y = _mixture(config, ops, w, h)
+    if config.post_norms:
+        y = norm("mlp_post_norm", y)
     return ops.residual("mlp_residual", x, y), cache
 
 
-def hidden(ops: Ops, w: Mapping[str, Any], tokens: Any, positions: Any, cache: Any = None) -> tuple[Any, Any]:
-    """The final hidden states x[B, T, D] of tokens[B, T], and the cache."""
-    x = ops.embed("embed", tokens, w["embed"])
-    x, cache = ops.layers(block, w["layers"], x, positions, cache)
-    return ops.norm("final_norm", x, w["final_norm"]), cache
+def _apply_norm(config: ModelConfig, ops: Ops, w: Mapping[str, Any], name: str, x: Any) -> Any:
+    return ops.norm(name, x, w[name], w.get(f"{name}_bias"), kind=config.norm)
 
 
-def logits(ops: Ops, w: Mapping[str, Any], x: Any) -> Any:
-    """logits[B, T, V] of hidden states x[B, T, D]; a tied model reads its embedding table again."""
-    if "unembed" in w:
-        (out,) = ops.einsums(x, w, unembed="BTD,DV->BTV")
+def _biased(ops: Ops, w: Mapping[str, Any], name: str, y: Any) -> Any:
+    """The product y with the weight `name`, plus its bias where it has one."""
+    bias = f"{name}_bias"
+    return ops.bias(bias, y, w[bias]) if bias in w else y
+
+
+def _qkv(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, positions: Any, *, local: bool
+) -> tuple[Any, Any, Any]:
+    """q[B, T, N, H] and k, v[B, T, K, H] of the normed h[B, T, D]."""
+    q, k, v = ops.einsums(h, w, wq="BTD,DNH->BTNH", wk="BTD,DKH->BTKH", wv="BTD,DKH->BTKH")
+    q, k, v = _biased(ops, w, "wq", q), _biased(ops, w, "wk", k), _biased(ops, w, "wv", v)
+    if config.qk_norm:
+        q, k = _apply_norm(config, ops, w, "q_norm", q), _apply_norm(config, ops, w, "k_norm", k)
+    if config.positions == "rope":
+        q, k = ops.rope("rope_q", q, positions, local), ops.rope("rope_k", k, positions, local)
+    return q, k, v
+
+
+def _latent_qkv(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, positions: Any, *, local: bool
+) -> tuple[Any, Any, Any]:
+    """q, k[B, T, N, H] and v[B, T, N, O] by way of latents (DeepSeek-V2, 2024).
+
+    What a cache must hold of one token is the normed latent [R] and the turned rotary key [A], R + A
+    elements a layer, since keys and values follow from them. They are spelt out here, as in training and
+    prefill. In generation wk_up may be absorbed into the queries and wv_up into wo, so that attention reads
+    the latents themselves, as one KV head of R + A and R elements; that form is not written yet.
+    """
+    if "wq_down" in w:
+        down, latent, rope = ops.einsums(
+            h, w, wq_down="BTD,DQ->BTQ", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA"
+        )
+        (q,) = ops.einsums(_apply_norm(config, ops, w, "q_latent_norm", down), w, wq_up="BTQ,QNH->BTNH")
     else:
+        q, latent, rope = ops.einsums(h, w, wq="BTD,DNH->BTNH", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA")
+    latent = _apply_norm(config, ops, w, "kv_latent_norm", latent)
+    q, rope = ops.rope("rope_q", q, positions, local), ops.rope("rope_k", rope, positions, local)
+    k, v = ops.einsums(latent, w, wk_up="BTR,RNJ->BTNJ", wv_up="BTR,RNO->BTNO")
+    return q, ops.join_rope("join_rope", k, rope), v
+
+
+def _feed_forward(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, prefix: str, into: str, out: str
+) -> Any:
+    """y of x, like x, through the weights so prefixed; `into` is the first einsum, `out` the last."""
+    names = [f"{prefix}_{name}" for name in _into(config)]
+    products = ops.einsums(x, w, **dict.fromkeys(names, into))
+    gate, *up = (_biased(ops, w, name, y) for name, y in zip(names, products, strict=True))
+    h = ops.activation(f"{prefix}_activation", gate, up[0] if up else None, config.activation)
+    (y,) = ops.einsums(h, w, **{f"{prefix}_out": out})
+    return _biased(ops, w, f"{prefix}_out", y)
+
+
+def _mixture(config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any) -> Any:
+    """y[B, T, D] of h[B, T, D]: each token through its k experts, and through those that all share."""
+    gates = ops.router("router", h, w["router"], w.get("router_bias"))
+    d = ops.dispatch("dispatch", h, gates)
+    d = _feed_forward(config, ops, w, d, "expert", "ECD,EDM->ECM", "ECM,EMD->ECD")
+    y = ops.combine("combine", d, gates, like=h)
+    if "shared_in" not in w:
+        return y
+    shared = _feed_forward(config, ops, w, h, "shared", "BTD,DU->BTU", "BTU,UD->BTD")
+    return ops.residual("shared_residual", y, shared)
+
+
+def hidden(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, positions: Any, cache: Any = None
+) -> tuple[Any, Any]:
+    """The final hidden states x[B, T, D] of tokens[B, T], and the cache.
+
+    Where dense layers and those with experts alternate (moe.every), the dense ones are taken first: the
+    same work in another order.
+    """
+    x = ops.embed("embed", tokens, w["embed"])
+    if config.scale_embedding:
+        x = ops.scale("scale_embedding", x, config.d_model**0.5)
+    if config.positions == "learned":
+        x = ops.add_positions("positions", x, positions, w["positions"])
+    num_dense, kind = config.num_dense_layers, "experts" if config.moe else "dense"
+    if num_dense:
+        block, windows = partial(_block, config, "dense"), config.windows[:num_dense]
+        x, cache = ops.layers(block, w["dense_layers"], x, positions, cache, windows)
+    block, windows = partial(_block, config, kind), config.windows[num_dense:]
+    x, cache = ops.layers(block, w["layers"], x, positions, cache, windows)
+    return _apply_norm(config, ops, w, "final_norm", x), cache
+
+
+def logits(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> Any:
+    """logits[B, T, V] of hidden states x[B, T, D]; a tied model reads its embedding table again."""
+    if config.tied_embeddings:
         (out,) = ops.einsums(x, w, embed="BTD,VD->BTV")
-    return out
+    else:
+        (out,) = ops.einsums(x, w, unembed="BTD,DV->BTV")
+    return ops.softcap("logit_softcap", out, config.logit_softcap) if config.logit_softcap else out
 
 
-def loss(ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, positions: Any) -> Any:
+def loss(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, positions: Any
+) -> Any:
     """The mean cross-entropy of targets[B, T], in nats a token."""
-    x, _ = hidden(ops, w, tokens, positions)
-    return ops.loss("loss", logits(ops, w, x), targets)
+    x, _ = hidden(config, ops, w, tokens, positions)
+    return ops.loss("loss", logits(config, ops, w, x), targets)
 
 
 def next_token_logits(
-    ops: Ops, w: Mapping[str, Any], tokens: Any, positions: Any, lengths: Any, cache: Any
+    config: ModelConfig,
+    ops: Ops,
+    w: Mapping[str, Any],
+    tokens: Any,
+    positions: Any,
+    lengths: Any,
+    cache: Any,
 ) -> tuple[Any, Any]:
     """logits[B, 1, V] after the last of `lengths` tokens, and the cache: prefill and generate alike."""
-    x, cache = hidden(ops, w, tokens, positions, cache)
-    return logits(ops, w, ops.last("last", x, lengths)), cache
+    x, cache = hidden(config, ops, w, tokens, positions, cache)
+    return logits(config, ops, w, ops.last("last", x, lengths)), cache

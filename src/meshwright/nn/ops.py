@@ -45,7 +45,9 @@ class JaxOps:
         with jax.named_scope(name):
             return embed(tokens, table.astype(self.dtype), self.layout)
 
-    def norm(self, name: str, x: Array, scale: Array) -> Array:
+    def norm(
+        self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
+    ) -> Array:
         """RMSNorm: x / rms(x) * scale; sums stay float32, since bfloat16 stops counting at 256."""
         with jax.named_scope(name):
             wide = x.astype(jnp.float32)
@@ -67,12 +69,23 @@ class JaxOps:
             y = move(plan.out_route, local_product(plan, self.dtype, x, w))
             return checkpoint_name(y, MATMUL)
 
-    def rope(self, name: str, x: Array, positions: Array) -> Array:
+    def rope(self, name: str, x: Array, positions: Array, local: bool = False) -> Array:
         with jax.named_scope(name):
             return checkpoint_name(apply_rope(x, positions, self.config), OPERATION)
 
     def attention(
-        self, name: str, q: Array, k: Array, v: Array, positions: Array, cache: Any
+        self,
+        name: str,
+        q: Array,
+        k: Array,
+        v: Array,
+        positions: Array,
+        cache: Any,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        sinks: Array | None = None,
     ) -> tuple[Array, Any]:
         with jax.named_scope(name):
             if cache is None:
@@ -92,7 +105,7 @@ class JaxOps:
         with jax.named_scope(name):
             return move(self.layout.keys(name), x)
 
-    def activation(self, name: str, gate: Array, up: Array) -> Array:
+    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
         with jax.named_scope(name):
             return checkpoint_name(jax.nn.silu(gate) * up, OPERATION)
 
@@ -101,7 +114,13 @@ class JaxOps:
             return checkpoint_name(x + y, OPERATION)
 
     def layers(
-        self, block: Callable, weights: Any, x: Array, positions: Array, cache: Any
+        self,
+        block: Callable,
+        weights: Any,
+        x: Array,
+        positions: Array,
+        cache: Any,
+        windows: tuple[int | None, ...],
     ) -> tuple[Array, Any]:
         """The layers as one scan; without a cache each is rematerialised by the Layout's policy.
 
@@ -110,10 +129,10 @@ class JaxOps:
         """
 
         def body(x: Array, layer: Any) -> tuple[Array, None]:
-            return block(self, layer, x, positions, None)
+            return block(self, layer, x, positions, None, windows[0])
 
         def cached_body(carry: tuple[Array, Any], layer: tuple[Any, Array]) -> tuple[tuple[Array, Any], None]:
-            x, (arrays, _) = block(self, layer[0], carry[0], positions, (carry[1], layer[1]))
+            x, (arrays, _) = block(self, layer[0], carry[0], positions, (carry[1], layer[1]), windows[0])
             return (x, arrays), None
 
         with jax.named_scope("layers"):

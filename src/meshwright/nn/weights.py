@@ -21,7 +21,8 @@ from safetensors.numpy import save_file
 
 from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
-from meshwright.models.config import ModelConfig, to_hf
+from meshwright.models.config import ModelConfig
+from meshwright.models.hf import to_hf
 from meshwright.models.transformer import Param, dimensions, parameters
 from meshwright.nn.params import abstract_params, build, flatten
 

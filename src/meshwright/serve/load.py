@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 
 from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
-from meshwright.models.config import ModelConfig, read_model
+from meshwright.models.config import ModelConfig
+from meshwright.models.files import read_model
 from meshwright.nn.checkpoint import restore_params
 from meshwright.nn.params import abstract_params
 from meshwright.nn.weights import load_hf

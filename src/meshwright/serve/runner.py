@@ -100,14 +100,18 @@ class JaxRunner:
     ) -> tuple[Array, Cache]:
         row = jax.tree.map(_zeros, self._abstract_cache(1, tokens.shape[0]))
         positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)[None]
-        logits, row = next_token_logits(self._ops, params, tokens[None], positions, length[None], row)
+        logits, row = next_token_logits(
+            self._config, self._ops, params, tokens[None], positions, length[None], row
+        )
         return _whole(logits)[0, 0], jax.tree.map(lambda all_, one: _insert(all_, one, slot), cache, row)
 
     def _generate_step(
         self, params: Any, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Cache]:
         one = jnp.ones_like(tokens)
-        logits, cache = next_token_logits(self._ops, params, tokens[:, None], positions[:, None], one, cache)
+        logits, cache = next_token_logits(
+            self._config, self._ops, params, tokens[:, None], positions[:, None], one, cache
+        )
         return _whole(logits)[:, 0], cache
 
     def _abstract_cache(self, num_slots: int, context: int) -> dict[str, jax.ShapeDtypeStruct]:

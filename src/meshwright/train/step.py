@@ -121,7 +121,7 @@ class CompiledStep:
         place = partial(reshard, out_shardings=partition_spec(self.layout.tokens("tokens")))
         tokens, targets = place(rows[:, :-1]), place(rows[:, 1:])
         positions = place(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape))
-        return transformer.loss(self.ops, params, tokens, targets, positions)
+        return transformer.loss(self.config, self.ops, params, tokens, targets, positions)
 
     def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
         loss, grads = self._loss_and_grads(state.params, rows)

@@ -1,0 +1,57 @@
+"""Models described by a file: HF's config.json, or a TOML of ModelConfig's fields."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import ModelError, nearest
+from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
+from meshwright.models.hf import from_hf
+
+
+def read_model(path: Path) -> ModelConfig:
+    """The model that a config.json, a folder holding one, or a TOML of ModelConfig's fields describes.
+
+    Raises ModelError where the file cannot be read, does not parse, or lacks keys.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+        data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ModelError(f"{file}: cannot be read: {reason}") from error
+    except ValueError as error:  # both parsers' errors are ValueErrors
+        raise ModelError(f"{file}: does not parse: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{file}: holds a {type(data).__name__}, not an object")
+    if file.suffix == ".toml":
+        return model_from_dict({"name": file.stem} | data, str(file))
+    return from_hf(data, file.resolve().parent.name if file.name == "config.json" else file.stem)
+
+
+def model_from_dict(values: Mapping[str, Any], where: str) -> ModelConfig:
+    """The ModelConfig with these fields, nested ones as tables. ModelError: one is unknown or missing."""
+    values = dict(values)
+    for name, kind in _TABLES.items():
+        if isinstance(table := values.get(name), dict):
+            _check_keys(kind, table, f"{where}: [{name}]")
+            values[name] = kind(**table)
+    _check_keys(ModelConfig, values, where)
+    return ModelConfig(**values)
+
+
+_TABLES: dict[str, type] = {"rope_scaling": RopeScaling, "moe": MoE, "mla": MLA}
+
+
+def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
+    known = [field.name for field in fields(kind)]
+    for key in values:
+        if key not in known:
+            raise ModelError(f"{where}: {key!r} is unknown; {nearest(key, known)}")
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    if missing := [key for key in needed if key not in values]:
+        raise ModelError(f"{where} lacks {', '.join(missing)}")
