@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 from itertools import product
-from math import isfinite
+from math import isfinite, prod
 
 import pytest
 from hypothesis import assume, given
@@ -93,10 +93,13 @@ def test_all_to_all_is_a_quarter_of_an_all_gather_on_a_ring() -> None:
     assert collective_seconds("all_to_all", V, "Y", placement).seconds == pytest.approx(gather.seconds / 4)
 
 
+_NETWORK = load("v5p:4x4x4").chip.network
+
+
 def _torus(dims: tuple[int, ...], ring: bool, two_way: bool = True) -> Placement:
     """One axis `X` over a whole torus of unit links without latency."""
     links = tuple(Link("ici", size, 1.0, 0.0, dim, 1, ring, two_way) for dim, size in enumerate(dims))
-    return Placement({"X": 0}, {"X": links}, load("v5p:4x4x4").chip.network)
+    return Placement({"X": 0}, {"X": links}, _NETWORK)
 
 
 def _route(start: int, end: int, size: int, ring: bool, two_way: bool) -> list[list[tuple[int, int]]]:
@@ -213,6 +216,68 @@ def test_permute() -> None:
     assert (line.seconds, line.hops, line.bound) == (pytest.approx(3e-6), 3, "latency")
     nodes = collective_seconds("permute", 64e9, "pipe", _place("h100:64", pipe=8, tensor=8))
     assert (nodes.seconds, nodes.link) == (pytest.approx(8e9 / 50e9), "network")
+
+
+def _busiest_link_of_a_shift(
+    dims: tuple[int, ...], parts: list[tuple[int, int, int]], ring: bool, two_way: bool
+) -> tuple[float, int]:
+    """(blocks over the busiest directed link, hops of the longest way) where every chip of a torus sends to
+    the next of its group. parts: (dim, size, stride) of what the axis takes, innermost first. What does
+    not close a ring is a line, used both ways."""
+    closed = [ring and any(d == dim and n * s == dims[dim] for d, n, s in parts) for dim in range(len(dims))]
+    load: dict[tuple[int, ...], float] = defaultdict(float)
+    longest = 0
+    for start in product(*(range(size) for size in dims)):
+        end, carry = list(start), True
+        for dim, size, stride in parts:
+            index = start[dim] // stride % size
+            if carry:
+                end[dim] += stride * ((index + 1) % size - index)
+                carry = index == size - 1
+        at, hops = list(start), 0
+        for dim, size in enumerate(dims):
+            ways = _route(at[dim], end[dim], size, closed[dim], two_way)
+            for way in ways:
+                for place, direction in way:
+                    load[*at[:dim], place, *at[dim + 1 :], dim, direction] += 1 / len(ways)
+            at[dim], hops = end[dim], hops + len(ways[0])
+        longest = max(longest, hops)
+    return max(load.values()), longest
+
+
+@pytest.mark.parametrize("two_way", [True, False])
+@pytest.mark.parametrize("ring", [True, False])
+@pytest.mark.parametrize(
+    ("dims", "parts"),
+    [
+        ((4,), [(0, 4, 1)]),  # a whole dimension
+        ((2,), [(0, 2, 1)]),
+        ((12,), [(0, 4, 1)]),  # its first part, a line
+        ((12,), [(0, 3, 4)]),  # every fourth chip, four groups at once
+        ((8,), [(0, 2, 4)]),  # half-way round: as far ahead as back
+        ((16,), [(0, 4, 1), (0, 2, 8)]),  # parts that another axis keeps apart
+        ((24,), [(0, 2, 2), (0, 3, 8)]),
+        ((4, 4), [(1, 4, 1), (0, 4, 1)]),  # folded over two dimensions, row by row
+        ((4, 4), [(0, 4, 1), (1, 4, 1)]),
+        ((4, 8), [(1, 4, 2), (0, 2, 2)]),  # strided in both
+        ((4, 2, 3), [(2, 3, 1), (1, 2, 1), (0, 4, 1)]),
+        ((16, 2), [(0, 4, 1), (0, 2, 8), (1, 2, 1)]),
+    ],
+)
+def test_a_permute_against_a_count_of_every_link(
+    dims: tuple[int, ...], parts: list[tuple[int, int, int]], ring: bool, two_way: bool
+) -> None:
+    """A shift by one: what the busiest link carries, and how far the farthest block travels."""
+    links = tuple(
+        Link("ici", size, 1.0, 1.0, dim, stride, ring and size * stride == dims[dim], two_way)
+        for dim, size, stride in parts
+    )
+    placement = Placement({"X": prod(link.size for link in links)}, {"X": links}, _NETWORK)
+    load, hops = _busiest_link_of_a_shift(dims, parts, ring, two_way)
+    devices = prod(size for _, size, _ in parts)
+    large = collective_seconds("permute", 1e6 * devices, "X", placement)
+    assert (large.seconds, large.hops) == (pytest.approx(1e6 * load), hops)
+    assert collective_seconds("permute", 1e-6, "X", placement).seconds == hops
 
 
 def test_a_gpu_collective_starts_with_one_launch() -> None:

@@ -175,21 +175,78 @@ def _hops(link: Link) -> int:
 def _permute_price(
     block_bytes: float, links: tuple[Link, ...], network: Torus | Switch, launch: float
 ) -> CollectivePrice:
-    """Each device sends its block V / n to the next along the axis: t = max over links of block / w.
+    """Each device sends its block V / n to the next along the axes, the last to the first.
 
-    The last device's block goes round a ring in one hop, and back along a line over idle links.
+        torus    t = max(block . load / w, hops . t_hop)
+        switch   t = max(block / w, t_hop)
+
+    load: blocks over the busiest link, every group of devices shifting at once. Slices and domains are
+    joined by a network of their own, so the slower of the two counts.
     """
-    prices = [
-        _shift_price(block_bytes / _share(network, link.kind, "permute", block_bytes), link, launch)
-        for link in links
-    ]
+    torus = tuple(link for link in links if link.kind == "ici")
+    prices = [_shift_price(block_bytes, torus, network, launch)] if torus else []
+    prices += [_shift_price(block_bytes, (link,), network, launch) for link in links if link.kind != "ici"]
     return max(prices, key=lambda price: price.seconds)
 
 
-def _shift_price(block_bytes: float, link: Link, launch: float) -> CollectivePrice:
-    hops = link.stride * (link.size - 1 if link.kind == "ici" and not link.ring else 1)
-    bandwidth = block_bytes * link.stride / link.one_way_bytes_per_second
-    return _slower(bandwidth, launch + hops * link.hop_seconds, hops, link)
+def _shift_price(
+    block_bytes: float, links: tuple[Link, ...], network: Torus | Switch, launch: float
+) -> CollectivePrice:
+    load, hops = _shift_geometry(links)
+    bandwidth = block_bytes * load / links[0].one_way_bytes_per_second
+    share = _share(network, links[0].kind, "permute", block_bytes)
+    return _slower(bandwidth / share, launch + hops * links[0].hop_seconds, hops, links[0])
+
+
+@lru_cache(maxsize=65536)
+def _shift_geometry(links: tuple[Link, ...]) -> tuple[float, int]:
+    """(blocks over the busiest link, hops of the longest way) of a shift by one over these links.
+
+    Messages take one dimension of a torus after another, in which the devices are in order too. The last
+    one of a stretch goes back to its start and hands the shift on to the next; the last of all does so
+    in every dimension.
+    """
+    if links[0].kind != "ici":
+        return 1.0, 1
+    by_dim: dict[int, list[Link]] = {}
+    for link in links:
+        by_dim.setdefault(link.dim, []).append(link)
+    found = [_shift_along(sorted(stretches, key=lambda link: link.stride)) for stretches in by_dim.values()]
+    return max(load for load, _ in found), sum(hops for _, hops in found)
+
+
+def _shift_along(stretches: list[Link]) -> tuple[float, int]:
+    """The same of one dimension, by a count of what each of its links carries in either direction."""
+    extent = stretches[-1].stride * stretches[-1].size
+    loads = [[0.0] * extent, [0.0] * extent]
+    longest = 0
+    for place in range(extent):
+        ways = _ways(_shifted(place, stretches) - place, extent, stretches[-1])
+        for way in ways:
+            forward = loads[way > 0]
+            for step in range(abs(way)):
+                forward[(place + step if way > 0 else place - step - 1) % extent] += 1 / len(ways)
+            longest = max(longest, abs(way))
+    return max(map(max, loads)), longest
+
+
+def _shifted(place: int, stretches: list[Link]) -> int:
+    """Where the device at `place` sends, innermost stretch first."""
+    for link in stretches:
+        if place // link.stride % link.size < link.size - 1:
+            return place + link.stride
+        place -= (link.size - 1) * link.stride
+    return place
+
+
+def _ways(distance: int, extent: int, outermost: Link) -> list[int]:
+    """The shortest ways along a dimension, ahead or back; two that are as long are both used."""
+    if not outermost.ring:
+        return [distance]
+    ahead = distance % extent
+    if not outermost.two_way or ahead < extent - ahead:
+        return [ahead]
+    return [ahead - extent] if ahead > extent - ahead else [ahead, -ahead]
 
 
 def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: LinearCost) -> CollectivePrice:
