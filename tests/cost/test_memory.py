@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, L, N, V, record
 
 from meshwright.cost.graph import saved_values
-from meshwright.cost.memory import Memory, parameters_per_chip, train_memory, update_work
+from meshwright.cost.memory import Memory, stored_parameters, train_memory, update_work
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
@@ -23,7 +23,7 @@ SAVED = {  # elements that one layer keeps
 
 
 def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
-    return train_memory(layout, record(layout, config), parameters_per_chip(config, layout))
+    return train_memory(config, layout, record(layout, config))
 
 
 @pytest.mark.parametrize("remat", SAVED)
@@ -61,19 +61,19 @@ def test_the_published_twenty_and_one() -> None:
 def test_matrices_are_divided_and_norms_are_not(axis: str) -> None:
     counts = count_params(SMALL)
     layout = Layout.parse(f"{axis}=4")
-    assert parameters_per_chip(SMALL, layout) == (counts.total - counts.norms) / 4 + counts.norms
+    assert stored_parameters(SMALL, layout).weights == (counts.total - counts.norms) / 4 + counts.norms
 
 
 @pytest.mark.parametrize("axis", ["data", "context"])
 def test_replicas_are_whole(axis: str) -> None:
-    assert parameters_per_chip(SMALL, Layout.parse(f"{axis}=4")) == count_params(SMALL).total
+    assert stored_parameters(SMALL, Layout.parse(f"{axis}=4")).weights == count_params(SMALL).total
 
 
 def test_a_shard_that_does_not_divide_rounds_up() -> None:
     """64 rows over 3 chips: one holds 22."""
     norms = count_params(SMALL).norms
     matrices = count_params(SMALL).total - norms
-    assert parameters_per_chip(SMALL, Layout(fsdp=3)) == matrices // 64 * 22 + norms
+    assert stored_parameters(SMALL, Layout(fsdp=3)).weights == matrices // 64 * 22 + norms
 
 
 @pytest.mark.parametrize("remat", SAVED)
@@ -143,14 +143,37 @@ def test_saving_less_takes_less(layout: Layout) -> None:
 
 def test_update_work() -> None:
     """Adam in bf16 with float32 moments: 2 + 8 + 2 bytes read, 2 + 8 written; 12 FLOPs."""
-    work = update_work(Layout(), 1000)
-    assert (work.flops, work.hbm_bytes) == (12_000, 22_000)
-    assert update_work(Layout(weights_dtype="f32"), 1000).hbm_bytes == 28_000
+    params = count_params(SMALL).total
+    work = update_work(SMALL, Layout())
+    assert (work.flops, work.hbm_bytes) == (12 * params, 22 * params)
+    assert update_work(SMALL, Layout(weights_dtype="f32")).hbm_bytes == 28 * params
+
+
+@pytest.mark.parametrize(("zero", "shares"), [(0, (1, 1, 1)), (1, (1, 1, 4)), (2, (1, 4, 4)), (3, (4, 4, 4))])
+def test_zero_stages_share_one_thing_more_each(zero: int, shares: tuple[int, int, int]) -> None:
+    """Matrices over 4 ranks: weights, gradients, optimizer (Rajbhandari et al., 2020, figure 1)."""
+    counts = count_params(SMALL)
+    layout = Layout(fsdp=4) if zero == 3 else Layout(data=4, zero=zero)
+    stored = stored_parameters(SMALL, layout)
+    assert (stored.weights, stored.gradients, stored.moments) == tuple(
+        (counts.total - counts.norms) // share + counts.norms for share in shares
+    )
+
+
+def test_stages_hold_their_layers_and_the_ends_the_vocabulary() -> None:
+    first, last = (stored_parameters(SMALL, Layout(pipe=3), stage).weights for stage in (0, 2))
+    assert first == LAYER_WEIGHTS + 2 * D + V * D and last == first + D
+
+
+def test_what_is_offloaded_waits_on_the_host() -> None:
+    kept, sent = _memory(Layout()), _memory(Layout(offload=True))
+    assert sent.host + sent.activations == kept.activations and sent.host > 0
+    assert kept.host == 0 and "host" not in kept.to_dict()
 
 
 def test_llama_2_13b_does_not_fit_under_data_parallelism() -> None:
     """130 GB at 10 bytes a parameter (How to Scale Your Model, "Training"); gradients make 156 of 96."""
     config, layout = load_model("llama-2-13b"), Layout(data=4096)
-    memory = train_memory(layout, record(layout, config), parameters_per_chip(config, layout))
+    memory = train_memory(config, layout, record(layout, config))
     assert memory.weights + memory.optimizer == pytest.approx(130e9, rel=0.01)
     assert memory.weights + memory.optimizer + memory.gradients == pytest.approx(156e9, rel=0.01)

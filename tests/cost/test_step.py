@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from tests.cost.recorded import moves, record
 
 from meshwright.cost.graph import Work
-from meshwright.cost.memory import parameters_per_chip, update_work
-from meshwright.cost.ops import Shape, record_loss
-from meshwright.cost.step import StepCost, StepPricer
+from meshwright.cost.memory import update_work
+from meshwright.cost.ops import record_loss
+from meshwright.cost.recorder import Shape
+from meshwright.cost.step import PlannedTransfer, StepCost, StepPricer
 from meshwright.hardware.catalog import load
+from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
@@ -24,7 +26,7 @@ def _cost(layout: Layout, hardware: Hardware = EIGHT, update: Work = Work()) -> 
 
 
 def _with_overlap(overlap: float) -> Hardware:
-    return replace(EIGHT, chip=replace(EIGHT.chip, overlap=overlap))
+    return replace(EIGHT, chip=replace(EIGHT.chip, step=StepEfficiency(overlap=overlap)))
 
 
 LAYOUTS = st.sampled_from(
@@ -81,16 +83,42 @@ def test_activations_wait_and_weights_may_hide(layout: Layout) -> None:
 
 
 def test_microbatches_repeat_the_passes_and_not_the_update() -> None:
-    update, layout = Work(1e9, 1e9), Layout(fsdp=8)
-    once, four = _cost(layout, update=update), _cost(layout.replace(microbatches=4), update=update)
+    """Nothing hides, so each term is its transfers and work: sums of norms' gradients are of a step."""
+    update, layout, serial = Work(1e9, 1e9), Layout(fsdp=8), _with_overlap(0)
+    once = _cost(layout, serial, update)
+    four = _cost(layout.replace(microbatches=4), serial, update)
     optimizer = next(term.seconds for term in once.terms if term.name == "optimizer")
-    (norm,) = (p.seconds for p in once.transfers if p.direction == "update")
-    assert four.seconds == pytest.approx(4 * (once.seconds - optimizer - norm) + optimizer + norm)
-    assert {p.count for p in four.transfers} == {1, 4, 12}
+    of_a_step = optimizer + sum(p.seconds * p.count for p in once.transfers if _is_of_a_step(p))
+    assert four.seconds == pytest.approx(4 * (once.seconds - of_a_step) + of_a_step)
+    assert {p.count for p in four.transfers} == {1, 3, 4, 12}
+
+
+def _is_of_a_step(planned: PlannedTransfer) -> bool:
+    return planned.transfer.once or planned.direction == "update"
+
+
+def test_replicas_sum_their_gradients_once_a_step() -> None:
+    one, four = (_cost(Layout(data=8, microbatches=count)) for count in (1, 4))
+    assert {p.count for p in one.transfers} == {p.count for p in four.transfers} == {1, 3}
+
+
+def test_zero_1_scatters_gradients_and_gathers_what_it_updated() -> None:
+    """The bytes of an all-reduce (Rajbhandari et al., 2020), in two halves."""
+    replicas, shared = (
+        _cost(Layout(data=8), _with_overlap(0)),
+        _cost(Layout(data=8, zero=1), _with_overlap(0)),
+    )
+    ops = {(p.transfer.op, p.direction) for p in shared.transfers if p.transfer.tensor == "w_in"}
+    assert ops == {("reduce_scatter", "backward"), ("all_gather", "update")}
+    comms = [
+        sum(p.seconds * p.count for p in c.transfers if p.transfer.tensor == "w_in")
+        for c in (replicas, shared)
+    ]
+    assert comms[0] == pytest.approx(comms[1])
 
 
 def test_a_step_is_launched_once_a_microbatch() -> None:
-    slow = replace(EIGHT, chip=replace(EIGHT.chip, launch_seconds=0.5))
+    slow = replace(EIGHT, chip=replace(EIGHT.chip, step=StepEfficiency(launch_seconds=0.5)))
     layout = Layout(data=8, microbatches=2)
     assert _cost(layout, slow).seconds == pytest.approx(1.0 + _cost(layout).seconds)
     assert _cost(layout, slow).bound == "launch"
@@ -114,7 +142,7 @@ class TestLlama13B:
         layout = Layout(remat="matmuls").replace(**degrees)
         shape = Shape(self.NUM_TOKENS / self.SEQ_LEN, self.SEQ_LEN, self.SEQ_LEN)
         graph = record_loss(self.CONFIG, layout, shape, flash_attention=True)
-        update = update_work(layout, parameters_per_chip(self.CONFIG, layout))
+        update = update_work(self.CONFIG, layout)
         return StepPricer(graph, layout, self.HARDWARE).cost(layout.remat, update, layout.weight_axes)
 
     def matmul_seconds(self, cost: StepCost) -> float:

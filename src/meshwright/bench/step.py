@@ -5,7 +5,7 @@ core rather than by memory: on the machine where this was written softmax, norm 
 between a third and all of the streaming rate, and copies that transpose a fused gradient a tenth.
 No single stream tells what the mixture gets, so the mixture itself is timed: the bandwidth is the one
 at which the cost model's price of the float32 step, with FLOPs and collectives as measured, is its
-time; what another dtype gets of it is its memory_efficiency.
+time; what another dtype gets of it is step.memory_by_dtype.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ import numpy as np
 from jax import Array
 
 from meshwright.bench.timing import Prepared, Program, Progress, Timing, report
-from meshwright.cost.memory import parameters_per_chip, update_work
-from meshwright.cost.ops import Shape, record_loss
+from meshwright.cost.memory import update_work
+from meshwright.cost.ops import record_loss
+from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -59,7 +60,7 @@ class Measured:
         """Seconds that the cost model expects of this step."""
         shape = Shape(self.workload.num_sequences, self.workload.seq_len, self.workload.seq_len)
         graph = record_loss(self.config, self.layout, shape, flash_attention=False)
-        update = update_work(self.layout, parameters_per_chip(self.config, self.layout))
+        update = update_work(self.config, self.layout)
         pricer = StepPricer(graph, self.layout, hardware)
         return pricer.cost(self.layout.remat, update, self.layout.weight_axes).seconds
 
@@ -105,15 +106,16 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
 
 
 def with_effective_memory(measured: Sequence[Measured], hardware: Hardware) -> Hardware:
-    """`hardware` with the memory bandwidth of the float32 step, and the efficiency of the other dtypes.
+    """`hardware` with the memory bandwidth of the float32 step, and what the other dtypes get of it.
 
     hardware: all figures but this one as measured, its bandwidth the streaming rate, which bounds the
     fit. A step that is faster than its price at that rate shows no bandwidth of its own.
     """
     rates = {one.layout.compute_dtype: _fit(one, hardware) for one in measured}
     base = rates["f32"]
-    efficiency = {dtype: min(1.0, rate / base) for dtype, rate in rates.items() if dtype != "f32"}
-    chip = replace(hardware.chip, hbm_bytes_per_second=base, memory_efficiency=efficiency)
+    shares = {dtype: min(1.0, rate / base) for dtype, rate in rates.items() if dtype != "f32"}
+    efficiency = replace(hardware.chip.step, memory_by_dtype=shares)
+    chip = replace(hardware.chip, hbm_bytes_per_second=base, step=efficiency)
     return replace(hardware, chip=chip)
 
 

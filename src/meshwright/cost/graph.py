@@ -35,7 +35,8 @@ class Transfer:
 
     gathered_bytes: V, as cost/collectives.py prices it. critical: compute waits for it; the others
     (weights gathered, gradients reduced) may hide under compute. step: in the notation, where a
-    contraction asked for it.
+    contraction asked for it. once: of a step, not of every microbatch, as gradients that accumulate
+    where they are made are reduced. repeat: times in a row, as the blocks of a ring.
     """
 
     op: Op
@@ -45,25 +46,36 @@ class Transfer:
     dtype: str
     critical: bool
     step: Collective | None = None
+    once: bool = False
+    repeat: int = 1
 
 
 @dataclass(frozen=True)
 class Work:
-    """Compute on one device: FLOPs, bytes of HBM traffic."""
+    """Compute on one device: FLOPs, bytes of HBM traffic, and the kernels that do it.
+
+    shape: (rows, contracted, columns) of the product, where it is one. batch: such products at once.
+    """
 
     flops: float = 0.0
     hbm_bytes: float = 0.0
+    kernels: int = 1
+    shape: tuple[float, float, float] | None = None
+    batch: float = 1.0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.flops + other.flops, self.hbm_bytes + other.hbm_bytes)
+
+NO_WORK = Work(kernels=0)
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
     """One operation on one device.
 
-    kind groups nodes in a breakdown: "matmul", "attention", "elementwise", "embed", "loss" compute;
-    "gather" (a weight), "move" (an activation) and "reduce" (a partial sum) only communicate.
+    kind groups nodes in a breakdown: "matmul", "attention", "elementwise", "cast", "embed", "loss"
+    compute; "gather" (a weight), "move" (an activation) and "reduce" (a partial sum) only communicate.
+    forward, backward: its pieces of work, one after another. weight_gradient: the piece of the backward
+    pass that nothing in it waits for, which a zero-bubble schedule puts off.
+    update_transfers: of the weight, after the optimizer (ZeRO 1 and 2 gather what they updated).
     """
 
     name: str
@@ -71,17 +83,20 @@ class Node:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     needs: tuple[Value, ...] = ()
-    forward: Work = Work()
-    backward: Work = Work()
+    forward: tuple[Work, ...] = ()
+    backward: tuple[Work, ...] = ()
+    weight_gradient: tuple[Work, ...] = ()
     forward_transfers: tuple[Transfer, ...] = ()
     backward_transfers: tuple[Transfer, ...] = ()
+    update_transfers: tuple[Transfer, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
     """Nodes that run `count` times: the embedding, one layer, the head.
 
-    source: the input that a layer's rematerialisation starts from; None where nothing is recomputed.
+    source: the input that a layer's rematerialisation starts from; None where nothing is recomputed:
+    such a segment is on the first stage of a pipeline, or after the layers on the last.
     """
 
     name: str
@@ -90,9 +105,9 @@ class Segment:
     source: Value | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
-    """The forward pass in order."""
+    """The forward pass in order. Compared by identity: prices are kept by graph."""
 
     segments: tuple[Segment, ...]
 
@@ -102,12 +117,13 @@ class Graph:
                 yield segment, node
 
 
-@lru_cache(maxsize=64)  # memory and time of one layout ask for the same
+@lru_cache(maxsize=16384)  # memory and time of every layout that shares the segment ask for the same
 def saved_values(segment: Segment, remat: str) -> list[Value]:
     """What the backward pass of one run of `segment` finds in memory.
 
-    none: everything it reads but gathered arrays, which are gathered again. matmuls: the results
-    of matmuls. full: only the segment's input. A value that nothing needs is not counted.
+    none: everything it reads but gathered arrays, which are gathered again. attention: all of that but
+    the scores between its products. matmuls: the results of matmuls. full: only the segment's input. A value
+    that nothing needs is not counted.
     """
     kept = {id(segment.source)}
     for node in segment.nodes:
@@ -115,12 +131,15 @@ def saved_values(segment: Segment, remat: str) -> list[Value]:
             kept |= {id(value) for value in node.outputs}
         if remat == "none" and node.kind not in ("gather", "move"):
             kept |= {id(value) for value in node.outputs}
+        if remat == "attention" and node.kind not in ("gather", "move", "softmax"):
+            kept |= {id(value) for value in node.outputs}
         if remat == "matmuls" and node.kind in ("matmul", "reduce"):
             kept |= {id(value) for value in node.outputs}
     read = {id(value): value for value in _read_by_backward(segment, kept)}
     return [value for key, value in read.items() if key in kept]
 
 
+@lru_cache(maxsize=16384)
 def recomputed_nodes(segment: Segment, remat: str) -> list[Node]:
     """The nodes whose forward work the backward pass repeats, in order."""
     saved = {id(value) for value in saved_values(segment, remat)}

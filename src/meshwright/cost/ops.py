@@ -267,8 +267,8 @@ class SymbolicOps(Recorder):
 
     def dispatch(self, name: str, x: Value, gates: Value) -> Value:
         """d[E, C, D]: each device sorts its tokens by expert and sends them to the experts' devices."""
-        rows = self.value(self.layout.routed("d"), x.dtype)
-        rows = self.elementwise(f"{name}_sort", (rows, gates), rows, (gates,))
+        sorted_rows = self.value(self.layout.routed("d"), x.dtype)
+        rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, (gates,))
         there = self.layout.activation("d", "ECD")
         return self.travel(name, "move", rows, _route(rows.array, there), x.dtype, critical=True)
 
@@ -293,9 +293,10 @@ class SymbolicOps(Recorder):
         """One layer of each window is recorded and counted as often as there are."""
         self.close("embedding", 1)
         for window, count in Counter(windows).items():
-            out, cache = block(self, weights, x, positions, cache, window)
-            self.close("layer", count, x)
-        return out, cache
+            source = x
+            x, cache = block(self, weights, source, positions, cache, window)
+            self.close("layer", count, source)
+        return x, cache
 
     def last(self, name: str, x: Value, lengths: Value) -> Value:
         self.sizes["T"] = 1

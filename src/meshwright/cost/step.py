@@ -1,18 +1,24 @@
 """The time of one training step: a sum over segments of compute, waiting and what could not hide.
 
-    segment = work + critical transfers + max(0, other transfers - overlap . work)
+    pass   = work + critical transfers + max(0, other transfers - overlap . work)
+    stage  = its layers' passes, with the embedding on the first and the head on the last
+    step   = microbatches . busiest stage + bubble + what is done once: sums of gradients that do not
+             hide under the last backward pass, the update, weights gathered after it
 
-Work is max(FLOPs / peak, bytes / HBM bandwidth) of each node. Critical transfers (a partial sum
-that the next operation reads) stop it. The others (weights gathered ahead, gradients reduced
-behind) hide under the work of the same pass as far as the hardware overlaps them. A backward pass
-is its recomputation and its own nodes. A step is `microbatches` passes and one optimizer update.
+Critical transfers (a partial sum that the next operation reads) stop a pass. The others (weights
+gathered ahead, gradients reduced behind) hide under the work of the same pass as far as the hardware
+overlaps them. The bubble is that of the schedule's table (cost/pipeline).
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from meshwright.cost.collectives import collective_seconds
-from meshwright.cost.graph import Direction, Graph, Node, Transfer, Work, recomputed_nodes
+from meshwright.cost.graph import Direction, Graph, Transfer, Work
+from meshwright.cost.passes import Dtypes, Pass, passes, work_seconds
+from meshwright.cost.stages import Stage, pipeline_bubble, stages_of
+from meshwright.hardware.chip import Switch, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.notation.array import Axes
@@ -31,7 +37,7 @@ class PlannedTransfer:
 
     transfer: Transfer
     direction: Direction
-    count: int
+    count: float
     seconds: float
     bound: str
     exposed: float
@@ -53,7 +59,7 @@ class PlannedTransfer:
 
 @dataclass(frozen=True)
 class Term:
-    """A share of the step. bound: what would have to be faster: compute, hbm, ici, dcn or launch."""
+    """A share of the step. bound: what would have to be faster: compute, hbm, ici, dcn, bubble or launch."""
 
     name: str
     seconds: float
@@ -62,11 +68,14 @@ class Term:
 
 @dataclass(frozen=True)
 class StepCost:
-    """The parts of one step on one chip."""
+    """The parts of one step on the busiest chip.
+
+    executed_flops: of matmuls and attention, recomputation included, on the mean chip.
+    """
 
     terms: tuple[Term, ...]
     transfers: tuple[PlannedTransfer, ...]
-    executed_flops: float  # of matmuls and attention, recomputation included
+    executed_flops: float
 
     @cached_property
     def seconds(self) -> float:
@@ -82,73 +91,164 @@ class StepCost:
 
 
 class StepPricer:
-    """Prices one recorded microbatch on one machine; the remat policies share the prices of its nodes."""
+    """Prices one recorded microbatch on one machine; the remat policies share the prices of transfers."""
 
     def __init__(self, graph: Graph, layout: Layout, hardware: Hardware) -> None:
-        chip = hardware.chip
-        self.graph, self.layout, self.chip = graph, layout, chip
-        self.flops_per_second = chip.flops(layout.compute_dtype) * chip.matmul_efficiency
-        self.memory_bytes_per_second = chip.memory_bytes_per_second(layout.compute_dtype)
-        self.placement = hardware.place(layout.mesh)
-        self._forward = [[self._price(node, back=False) for node in s.nodes] for s in graph.segments]
-        self._backward = [[self._price(node, back=True) for node in s.nodes] for s in graph.segments]
-
-    def _price(self, node: Node, *, back: bool) -> "_PricedNode":
-        work = node.backward if back else node.forward
-        compute, hbm = self._work_seconds(work)
-        transfers = node.backward_transfers if back else node.forward_transfers
-        priced = tuple((transfer, *self._transfer_price(transfer)) for transfer in transfers)
-        return _PricedNode(
-            node, work.flops, max(compute, hbm), "compute" if compute >= hbm else "hbm", priced
-        )
-
-    def _work_seconds(self, work: Work) -> tuple[float, float]:
-        return work.flops / self.flops_per_second, work.hbm_bytes / self.memory_bytes_per_second
-
-    def _transfer_price(self, transfer: Transfer) -> tuple[float, str]:
-        price = collective_seconds(transfer.op, transfer.gathered_bytes, transfer.axes, self.placement)
-        return price.seconds, "dcn" if price.link in OUTER_LINKS else "ici"
+        self.graph, self.layout, self.chip = graph, layout, hardware.chip
+        self.dtypes = Dtypes.of(layout)
+        self.placement = at_step_rates(hardware).place(layout.mesh)
+        self._prices: dict[tuple, tuple[float, str]] = {}
 
     def cost(self, remat: str, update: Work, norm_axes: Axes) -> StepCost:
         """The cost of a step under one remat policy.
 
         update: the optimizer's work. norm_axes: the mesh axes over which the gradient norm is summed.
         """
-        sums = _Sums(self.chip.overlap)
-        for segment, forward, backward in zip(
-            self.graph.segments, self._forward, self._backward, strict=True
-        ):
-            times = segment.count * self.layout.microbatches
-            again = set(recomputed_nodes(segment, remat))
-            sums.add_pass("forward", forward, times)
-            sums.add_pass("recompute", [priced for priced in forward if priced.node in again], times)
-            sums.add_pass("backward", backward, times)
-        compute, hbm = self._work_seconds(update)
-        sums.add("optimizer", max(compute, hbm), "compute" if compute >= hbm else "hbm")
+        priced = [self._price_segment(passes(s, remat, self.dtypes, self.chip)) for s in self.graph.segments]
+        stages = stages_of(self.graph, self.layout.pipe, self.layout.interleave)
+        busiest = max(stages, key=lambda stage: _seconds(priced, stage))
+        sums = _Sums()
+        for count, directions in zip(busiest.counts, priced, strict=True):
+            for one in directions:
+                sums.add_pass(one, count * self.layout.microbatches)
+        sums.flops = sum(
+            segment.count * one.work.flops
+            for segment, directions in zip(self.graph.segments, priced, strict=True)
+            for one in directions
+        ) * (self.layout.microbatches / self.layout.pipe)
+        self._add_once(sums, priced, busiest)
+        if self.layout.pipe > 1:
+            sums.add("pipeline bubble", self._bubble(priced, stages), "bubble")
+        self._add_update(sums, update, norm_axes)
+        return StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops)
+
+    def _price(self, transfer: Transfer) -> "_Priced":
+        key = (transfer.op, transfer.gathered_bytes, transfer.axes)
+        if key not in self._prices:
+            price = collective_seconds(*key, self.placement)
+            self._prices[key] = price.seconds, "dcn" if price.link in OUTER_LINKS else "ici"
+        seconds, bound = self._prices[key]
+        return _Priced(transfer, seconds * transfer.repeat, bound)
+
+    def _price_segment(self, directions: Iterable[Pass]) -> "list[_PricedPass]":
+        return [
+            _PricedPass(
+                one,
+                [self._price(t) for t in one.transfers if not t.once],
+                [self._price(t) for t in one.transfers if t.once],
+                self.chip.step.overlap,
+            )
+            for one in directions
+        ]
+
+    def _add_once(self, sums: "_Sums", priced: "list[list[_PricedPass]]", stage: Stage) -> None:
+        """What a step does once hides under what one microbatch's passes leave.
+
+        Gradients are summed behind the last backward pass, updated weights gathered ahead of the first
+        forward one.
+        """
+        hiding: tuple[tuple[Direction, Direction], ...] = (("forward", "update"), ("backward", "backward"))
+        for direction, named in hiding:
+            chosen = [
+                (count, one)
+                for count, directions in zip(stage.counts, priced, strict=True)
+                for one in directions
+                if one.work.direction == direction
+            ]
+            waiting = sum(count * item.seconds for count, one in chosen for item in one.once)
+            room = sum(count * one.room for count, one in chosen)
+            exposed = 1 - min(1.0, room / waiting) if waiting else 0.0
+            for count, one in chosen:
+                for item in one.once:
+                    sums.add_transfer(item, named, count, exposed)
+
+    def _bubble(self, priced: "list[list[_PricedPass]]", stages: list[Stage]) -> float:
+        """Idle seconds of the busiest stage, from the schedule's table with the stages' mean times."""
+        layout = self.layout
+        source = next(segment.source for segment in self.graph.segments if segment.source)
+        sent = source.bytes_per_device * layout.pipe
+        hop = collective_seconds("permute", sent, ("pipe",), self.placement).seconds
+        mean = [
+            sum(values) / layout.pipe for values in zip(*(_times(priced, s) for s in stages), strict=True)
+        ]
+        chunk = [seconds / layout.interleave for seconds in mean]
+        return pipeline_bubble(
+            layout.schedule, layout.pipe, layout.microbatches, layout.interleave, chunk, hop
+        )
+
+    def _add_update(self, sums: "_Sums", update: Work, norm_axes: Axes) -> None:
+        sums.add("optimizer", *work_seconds(update, "elementwise", self.dtypes, self.chip))
         if norm_axes:
             norm = Transfer("all_reduce", norm_axes, "grad_norm", 4, "f32", critical=True)
-            sums.add_transfer(norm, *self._transfer_price(norm), "update", 1)
-        if self.chip.launch_seconds:
-            sums.add("launch", self.chip.launch_seconds * self.layout.microbatches, "launch")
-        return StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops)
+            sums.add_transfer(self._price(norm), "update", 1, 1.0)
+        if self.chip.step.launch_seconds:
+            sums.add("launch", self.chip.step.launch_seconds * self.layout.microbatches, "launch")
+
+
+@lru_cache(maxsize=256)
+def at_step_rates(hardware: Hardware) -> Hardware:
+    """`hardware` whose links have the bandwidth that a step's collectives reach of it."""
+    network, shares = hardware.chip.network, hardware.chip.step.links
+    if isinstance(network, Torus):
+        network = replace(
+            network,
+            one_way_bytes_per_second=network.one_way_bytes_per_second * shares.get("ici", 1.0),
+            dcn_bytes_per_second=network.dcn_bytes_per_second * shares.get("dcn", 1.0),
+        )
+    elif isinstance(network, Switch):
+        network = replace(
+            network,
+            nvlink_bytes_per_second=network.nvlink_bytes_per_second * shares.get("nvlink", 1.0),
+            nic_bytes_per_second=network.nic_bytes_per_second * shares.get("network", 1.0),
+        )
+    return replace(hardware, chip=replace(hardware.chip, network=network))
 
 
 @dataclass(frozen=True)
-class _PricedNode:
-    """One node in one direction; transfers with their seconds and bound."""
-
-    node: Node
-    flops: float
+class _Priced:
+    transfer: Transfer
     seconds: float
     bound: str
-    transfers: tuple[tuple[Transfer, float, str], ...]
+
+
+class _PricedPass:
+    """One pass with its transfers priced: those of every microbatch, and those of a step.
+
+    exposed: the share of its hideable transfers that does not hide. room: seconds that could hide more.
+    """
+
+    def __init__(self, work: Pass, each: list[_Priced], once: list[_Priced], overlap: float) -> None:
+        self.work, self.each, self.once = work, each, once
+        waiting = sum(item.seconds for item in each if not item.transfer.critical)
+        hidden = min(overlap * work.seconds, waiting)
+        self.exposed = 1 - hidden / waiting if waiting else 0.0
+        self.room = overlap * work.seconds - hidden
+        stopped = sum(item.seconds for item in each if item.transfer.critical)
+        self.seconds = work.seconds + stopped + waiting - hidden
+
+
+def _seconds(priced: list[list[_PricedPass]], stage: Stage) -> float:
+    """Of one microbatch on a stage."""
+    return sum(_times(priced, stage))
+
+
+def _times(priced: list[list[_PricedPass]], stage: Stage) -> tuple[float, float, float]:
+    """(forward, backward but for what may be put off, that) of one microbatch on a stage, in seconds."""
+    forward = backward = put_off = 0.0
+    for count, directions in zip(stage.counts, priced, strict=True):
+        for one in directions:
+            if one.work.direction == "forward":
+                forward += count * one.seconds
+            else:
+                backward += count * (one.seconds - one.work.put_off)
+                put_off += count * one.work.put_off
+    return forward, backward, put_off
 
 
 class _Sums:
     """Adds passes up into terms and transfers."""
 
-    def __init__(self, overlap: float) -> None:
-        self.overlap = overlap
+    def __init__(self) -> None:
         self.transfers: list[PlannedTransfer] = []
         self.flops = 0.0
         self._seconds: dict[tuple[str, str], float] = {}
@@ -160,31 +260,23 @@ class _Sums:
         found = [Term(name, seconds, bound) for (name, bound), seconds in self._seconds.items() if seconds]
         return sorted(found, key=lambda term: -term.seconds)
 
-    def add_pass(self, direction: Direction, nodes: list[_PricedNode], times: int) -> None:
+    def add_pass(self, one: _PricedPass, times: float) -> None:
         """One direction of a segment, run `times` times; what hides under its work is not added."""
-        work = sum(priced.seconds for priced in nodes)
-        waiting = sum(seconds for p in nodes for t, seconds, _ in p.transfers if not t.critical)
-        exposed = 1 - min(1.0, self.overlap * work / waiting) if waiting else 0.0
-        for priced in nodes:
-            self.flops += priced.flops * times
-            self.add(f"{priced.node.kind} ({direction})", priced.seconds * times, priced.bound)
-            for transfer, seconds, bound in priced.transfers:
-                share = 1.0 if transfer.critical else exposed
-                self.add_transfer(transfer, seconds, bound, direction, times, share)
+        for name, bound, seconds in one.work.terms:
+            self.add(name, seconds * times, bound)
+        for item in one.each:
+            share = 1.0 if item.transfer.critical else one.exposed
+            self.add_transfer(item, one.work.direction, times, share)
 
-    def add_transfer(
-        self,
-        transfer: Transfer,
-        seconds: float,
-        bound: str,
-        direction: Direction,
-        times: int,
-        exposed: float = 1.0,
-    ) -> None:
-        self.transfers.append(PlannedTransfer(transfer, direction, times, seconds, bound, exposed))
-        self.add(_transfer_name(transfer), seconds * times * exposed, bound)
+    def add_transfer(self, item: _Priced, direction: Direction, times: float, exposed: float) -> None:
+        if not times:
+            return
+        self.transfers.append(
+            PlannedTransfer(item.transfer, direction, times, item.seconds, item.bound, exposed)
+        )
+        self.add(_transfer_name(item.transfer), item.seconds * times * exposed, item.bound)
 
 
 def _transfer_name(transfer: Transfer) -> str:
-    kind = "activations" if transfer.critical else "weights and gradients"
+    kind = "activations" if transfer.critical or transfer.repeat > 1 else "weights and gradients"
     return f"{kind} over {'·'.join(transfer.axes)}"

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshwright.cost.graph import Graph
-from meshwright.cost.memory import Memory, parameters_per_chip, train_memory, update_work
-from meshwright.cost.ops import Shape, record_loss
+from meshwright.cost.memory import Memory, train_memory, update_work
+from meshwright.cost.ops import record_loss
+from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepCost, StepPricer
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.topology import Hardware
@@ -105,7 +106,7 @@ def price(config: ModelConfig, hardware: Hardware, workload: Workload, layout: L
     layout.check(config, seq_len=workload.seq_len)
     _check_batch(workload, layout)
     graph = _record(config, hardware, workload, layout)
-    memory = train_memory(layout, graph, parameters_per_chip(config, layout))
+    memory = train_memory(config, layout, graph)
     return _price(layout, graph, memory, hardware, workload, config)
 
 
@@ -184,14 +185,13 @@ def _schedules(
 ) -> Iterator[_Schedule]:
     """Remat policies by microbatches of one mesh, until nothing need be recomputed to fit."""
     per_shard = workload.num_sequences / base.num_batch_shards
-    stored = parameters_per_chip(config, base)
     microbatches = 1
     while microbatches <= per_shard:
         layout = base.replace(microbatches=microbatches)
         graph = _record(config, hardware, workload, layout)
         for remat in REMATS:
             schedule = layout.replace(remat=remat)
-            memory = train_memory(schedule, graph, stored)
+            memory = train_memory(config, schedule, graph)
             yield schedule, graph, memory
             if memory.total <= usable_bytes(hardware):
                 if remat == REMATS[0]:
@@ -215,7 +215,7 @@ def _record(config: ModelConfig, hardware: Hardware, workload: Workload, layout:
 def _price(
     layout: Layout, graph: Graph, memory: Memory, hardware: Hardware, workload: Workload, config: ModelConfig
 ) -> Candidate:
-    update = update_work(layout, parameters_per_chip(config, layout))
+    update = update_work(config, layout)
     return Candidate(
         layout=layout,
         cost=StepPricer(graph, layout, hardware).cost(layout.remat, update, layout.weight_axes),

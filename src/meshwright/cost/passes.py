@@ -1,0 +1,96 @@
+"""The work of a recorded pass on one chip, priced node by node.
+
+    seconds of a piece of work = max(FLOPs / rate, bytes / HBM rate) + kernels . seconds of a kernel
+
+Rates are what the chip's `[step]` says whole steps reach. These prices depend on the graph and the chip
+alone, so layouts that differ in what lies between the chips share them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from meshwright.cost.graph import Direction, Node, Segment, Transfer, Work, recomputed_nodes
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.efficiency import share_at
+from meshwright.layout import Layout
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """What a pass computes in: activations, and the operands of its matmuls."""
+
+    compute: str
+    matmul: str
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Dtypes":
+        return cls(layout.compute_dtype, layout.matmul_dtype or layout.compute_dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One direction of one run of a segment.
+
+    terms: (name, bound, seconds) of its compute, by kind. transfers: also those of a step, which the
+    first forward pass (an update's) or the last backward pass (gradients') hides. put_off: seconds of
+    weight gradients, which a zero-bubble schedule may run later.
+    """
+
+    direction: Direction
+    seconds: float
+    put_off: float
+    flops: float
+    terms: tuple[tuple[str, str, float], ...]
+    transfers: tuple[Transfer, ...]
+
+
+@lru_cache(maxsize=16384)
+def passes(segment: Segment, remat: str, dtypes: Dtypes, chip: Chip) -> tuple[Pass, ...]:
+    """Forward, recompute and backward of one run of `segment`."""
+    again = recomputed_nodes(segment, remat)
+    return (
+        _pass("forward", segment.nodes, dtypes, chip),
+        _pass("recompute", again, dtypes, chip),
+        _pass("backward", segment.nodes, dtypes, chip),
+    )
+
+
+def _pass(direction: Direction, nodes: Iterable[Node], dtypes: Dtypes, chip: Chip) -> Pass:
+    terms: dict[tuple[str, str], float] = {}
+    flops = put_off = 0.0
+    transfers: list[Transfer] = []
+    for node in nodes:
+        backward = direction == "backward"
+        for work in (*node.backward, *node.weight_gradient) if backward else node.forward:
+            seconds, bound = work_seconds(work, node.kind, dtypes, chip)
+            key = f"{node.kind} ({direction})", bound
+            terms[key] = terms.get(key, 0.0) + seconds
+            flops += work.flops
+            put_off += seconds if backward and work in node.weight_gradient else 0.0
+        transfers += node.backward_transfers if backward else node.forward_transfers
+        transfers += node.update_transfers if direction == "forward" else ()
+    summed = tuple((name, bound, seconds) for (name, bound), seconds in terms.items() if seconds)
+    return Pass(direction, sum(seconds for *_, seconds in summed), put_off, flops, summed, tuple(transfers))
+
+
+def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, str]:
+    """(seconds, "compute" or "hbm", whichever takes longer)."""
+    compute = compute_seconds(work, kind, dtypes, chip)
+    hbm = work.hbm_bytes / chip.memory_bytes_per_second(dtypes.compute)
+    overhead = work.kernels * chip.step.kernel_seconds
+    return max(compute, hbm) + overhead, "compute" if compute >= hbm else "hbm"
+
+
+def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
+    """Of the FLOPs alone: of matmuls in their own type, of attention in that of activations.
+
+    Where the chip was calibrated, a product runs at the rate measured for its size.
+    """
+    if not work.flops:
+        return 0.0
+    if kind == "attention":
+        return work.flops / (chip.flops(dtypes.compute) * chip.step.attention)
+    if dtypes.matmul in chip.matmul_rates:
+        return work.flops / share_at(chip.matmul_rates[dtypes.matmul], work.flops)
+    return work.flops / chip.matmul_flops_per_second(dtypes.matmul)

@@ -1,0 +1,203 @@
+"""What the symbolic operations are made of: values, transfers and nodes under one layout and shape."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from meshwright.cost.graph import Graph, Node, Segment, Transfer, Value, Work
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.transformer import dimensions
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.collective import Collective, reshard
+from meshwright.notation.einsum import Route, cotangent
+from meshwright.units import dtype_bytes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The letters that the workload fixes: sequences B (of one microbatch), T queries, S keys."""
+
+    num_sequences: float
+    query_len: int
+    key_len: int
+
+
+class Recorder:
+    """Records nodes for one model, layout and shape.
+
+    Sizes may be fractions (a batch that does not divide), since they are only multiplied.
+    """
+
+    def __init__(self, config: ModelConfig, layout: Layout, shape: Shape) -> None:
+        self.config, self.layout = config, layout
+        self.sizes: dict[str, float] = {
+            **dimensions(config),
+            "B": shape.num_sequences,
+            "T": shape.query_len,
+            "S": shape.key_len,
+        }
+        if moe := config.moe:
+            routed = moe.experts_per_token * shape.num_sequences * shape.query_len
+            self.sizes["C"] = routed / moe.num_experts
+        self.segments: list[Segment] = []
+        self.nodes: list[Node] = []
+
+    def graph(self) -> Graph:
+        """What was recorded, the nodes since the layers as the last segment."""
+        self.close("head", 1)
+        return Graph(tuple(self.segments))
+
+    def close(self, name: str, count: int, source: Value | None = None) -> None:
+        """The nodes since the last segment as one that runs `count` times."""
+        if self.nodes:
+            self.segments.append(Segment(name, tuple(self.nodes), count, source))
+        self.nodes = []
+
+    def add(self, node: Node) -> Value:
+        """Its first output."""
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    # Values
+
+    def value(self, array: ShardedArray, dtype: str) -> Value:
+        return Value(array, dtype, round(self.elements(array) * dtype_bytes(dtype)))
+
+    def tokens(self, name: str) -> Value:
+        """An integer input: tokens, targets or positions [B, T]."""
+        return self.value(self.layout.tokens(name), "i32")
+
+    def weight(self, name: str, letters: str) -> Value:
+        """A weight of one layer as it is stored."""
+        return self.value(self.layout.weight(name, letters), self.layout.weights_dtype)
+
+    def activation_value(self, name: str, letters: str) -> Value:
+        return self.value(self.layout.activation(name, letters), self.layout.compute_dtype)
+
+    def elements(self, array: ShardedArray) -> float:
+        """Of one device's block."""
+        size = self.layout.mesh.size
+        return prod(self.sizes[dim] / size(axes) for dim, axes in zip(array.dims, array.axes, strict=True))
+
+    # Transfers
+
+    def transfers(
+        self,
+        steps: Iterable[Collective],
+        tensor: str,
+        dtype: str,
+        *,
+        critical: bool,
+        once: bool = False,
+    ) -> tuple[Transfer, ...]:
+        mesh, sizes = self.layout.mesh, self.sizes
+        return tuple(
+            Transfer(s.op, s.axes, tensor, s.gathered_bytes(mesh, sizes, dtype), dtype, critical, s, once)
+            for s in steps
+            if s.op != "slice"
+        )
+
+    def gradient_transfers(
+        self, weight: ShardedArray, yielded: ShardedArray, dtype: str
+    ) -> tuple[Transfer, ...]:
+        """The cotangent of a weight from partial sums to where it accumulates.
+
+        Every microbatch reduce-scatters where gradients are sharded (ZeRO 2 and 3). What replicas add
+        up is reduced once a step: until then each accumulates its own.
+        """
+        steps = _reduced(yielded, self._accumulated(weight))
+        each_time = {"reduce_scatter"} if self.layout.zero_stage >= 2 else set()
+        return tuple(
+            transfer
+            for step in steps
+            for transfer in self.transfers(
+                [step], weight.name, dtype, critical=False, once=step.op not in each_time
+            )
+        )
+
+    def update_transfers(self, weight: ShardedArray) -> tuple[Transfer, ...]:
+        """What gathers a weight again whose shards were updated apart (ZeRO 1 and 2)."""
+        steps = _regathered(self._accumulated(weight), weight)
+        return self.transfers(steps, weight.name, self.layout.compute_dtype, critical=False, once=True)
+
+    def _accumulated(self, weight: ShardedArray) -> ShardedArray:
+        return self.layout.gradient(weight.name, "".join(weight.dims))
+
+    # Nodes
+
+    def elementwise(
+        self,
+        name: str,
+        inputs: tuple[Value, ...],
+        output: Value,
+        needs: tuple[Value, ...],
+        *,
+        forward_transfers: tuple[Transfer, ...] = (),
+        backward_transfers: tuple[Transfer, ...] = (),
+    ) -> Value:
+        """A memory-bound operation: the backward reads the inputs and the cotangent and writes one."""
+        moved = sum(value.bytes_per_device for value in inputs) + output.bytes_per_device
+        return self.add(
+            Node(
+                name,
+                "elementwise",
+                inputs,
+                (output,),
+                needs,
+                forward=(Work(hbm_bytes=moved),),
+                backward=(Work(hbm_bytes=moved + output.bytes_per_device),),
+                forward_transfers=forward_transfers,
+                backward_transfers=backward_transfers,
+            )
+        )
+
+    def travel(self, name: str, kind: str, x: Value, route: Route, dtype: str, *, critical: bool) -> Value:
+        """`x` at the end of its route, in `dtype`: a node, unless nothing moves and nothing changes."""
+        forward = self.transfers(route.forward, name, dtype, critical=critical)
+        backward = self.transfers(route.backward, name, dtype, critical=critical)
+        if not forward and not backward and x.dtype == dtype:
+            return x
+        out = self.value(route.used, dtype)
+        return self.add(
+            Node(name, kind, (x,), (out,), forward_transfers=forward, backward_transfers=backward)
+        )
+
+    def fetch(self, name: str, stored: Value, route: Route) -> Value:
+        """A weight as its product needs it: gathered over the axes that ZeRO 3 stores it over."""
+        dtype = self.layout.compute_dtype
+        forward = self.transfers(route.forward, name, dtype, critical=False)
+        backward = self.gradient_transfers(
+            stored.array.replace(name=name), route.yielded, self.layout.gradients_dtype or dtype
+        )
+        update = self.update_transfers(stored.array.replace(name=name))
+        if not (forward or backward or update) and stored.dtype == dtype:
+            return stored
+        return self.add(
+            Node(
+                name,
+                "gather",
+                (stored,),
+                (self.value(route.used, dtype),),
+                forward_transfers=forward,
+                backward_transfers=backward,
+                update_transfers=update,
+            )
+        )
+
+    def sum_gradient(self, name: str, stored: Value, yielded: ShardedArray) -> None:
+        """The gradient of a small weight that is used as it is stored: a float32 sum."""
+        backward = self.gradient_transfers(stored.array.replace(name=name), yielded, "f32")
+        if backward:
+            self.add(Node(name, "gather", (stored,), (stored,), backward_transfers=backward))
+
+
+@lru_cache(maxsize=8192)
+def _reduced(yielded: ShardedArray, accumulated: ShardedArray) -> tuple[Collective, ...]:
+    return tuple(reshard(yielded, cotangent(accumulated).replace(name=yielded.name)))
+
+
+@lru_cache(maxsize=8192)
+def _regathered(accumulated: ShardedArray, stored: ShardedArray) -> tuple[Collective, ...]:
+    return tuple(reshard(accumulated, stored))
