@@ -28,6 +28,7 @@ BAD_INPUT, INTERRUPTED = 2, 130
 COMMANDS = {
     "demo": "Plan, train, audit and serve a small model here.",
     "plan": "Rank the layouts to train a model on a machine.",
+    "validate": "Compare the planner with what others measured.",
     "train": "Train a model with a plan's layout.",
     "audit": "Compare a plan with what the compiler makes of it.",
     "generate": "Continue a prompt with a checkpoint.",

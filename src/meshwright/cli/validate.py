@@ -1,0 +1,155 @@
+"""mw validate: the planner against what others measured."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import Json, emit, note, progress, show
+from meshwright.plan.published import read_rows
+from meshwright.plan.validate import (
+    Prediction,
+    Score,
+    anchored,
+    grouped,
+    memory_rows,
+    predict,
+    regrets,
+    score,
+    step_rows,
+)
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_MISSES = 1
+# The bars of each score: (median, 90th percentile).
+_FREE, _ANCHORED = (0.07, 0.25), (0.05, 0.20)
+
+
+@app.command()
+def validate(
+    file: Annotated[Path, typer.Argument(help="A CSV of published results.", metavar="FILE.csv")],
+    anchor: Annotated[
+        bool, typer.Option("--anchor", help="The first row of each source, chip and dtype sets one factor.")
+    ] = False,
+    median_bar: Annotated[
+        float | None, typer.Option(help="Largest median error that passes. [0.07; 0.05 with --anchor]")
+    ] = None,
+    p90_bar: Annotated[
+        float | None, typer.Option(help="Largest 90th percentile that passes. [0.25; 0.20 with --anchor]")
+    ] = None,
+    memory_bar: Annotated[float, typer.Option(help="Largest median error of memory that passes.")] = 0.10,
+    regret_bar: Annotated[float, typer.Option(help="Largest regret of a layout that passes.")] = 0.03,
+    rows: Annotated[bool, typer.Option("--rows", help="List every row.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Price every row of a table of published results, and say how far off the prices are.
+
+    Exits 1 where a bar is missed.
+
+    \b
+    mw validate published/training.csv --anchor
+    """
+    with progress() as update:
+        found = predict(read_rows(file), lambda share: update("pricing rows", share))
+    if anchor:
+        found = anchored(found)
+    bars = _ANCHORED if anchor else _FREE
+    bars = (bars[0] if median_bar is None else median_bar, bars[1] if p90_bar is None else p90_bar)
+    document = validation_document(found, anchor)
+    missed = _missed(document, bars, memory_bar, regret_bar)
+    document["missed"] = missed
+    if as_json:
+        emit(document)
+    else:
+        _show(document, rows)
+    for line in missed:
+        note(f"mw: {line}")
+    if missed:
+        raise typer.Exit(_MISSES)
+
+
+def validation_document(found: list[Prediction], anchor: bool) -> dict:
+    """The keys of `mw validate` in contract.md, then the scores by source, of memory and of regret."""
+    steps = step_rows(found)
+    by_source = grouped(steps, lambda p: p.row.source)
+    lost = regrets(found)
+    return {
+        **asdict(score(steps)),
+        "anchored": anchor,
+        "sources": {str(name): _source(score(group), group) for name, group in by_source.items()},
+        "memory": asdict(score(memory_rows(found))),
+        "regret": max((r.regret for r in lost), default=None),
+        "regrets": [asdict(r) for r in lost],
+        "skipped": sum(p.skipped is not None for p in found),
+        "rows": [p.to_dict() for p in found],
+    }
+
+
+def _source(found: Score, group: list[Prediction]) -> dict:
+    errors = [p.error for p in group if p.error is not None]
+    return asdict(found) | {"mean_error": sum(errors) / len(errors)}
+
+
+def _missed(document: dict, bars: tuple[float, float], memory_bar: float, regret_bar: float) -> list[str]:
+    """One line for each bar that is missed."""
+    if not document["num_rows"] and not document["memory"]["num_rows"]:
+        return [f"no row could be priced; {_first_reason(document)}"]
+    checks = (
+        ("median error", document["median_abs_error"], bars[0]),
+        ("90th percentile of the errors", document["p90_abs_error"], bars[1]),
+        ("median error of memory", document["memory"]["median_abs_error"], memory_bar),
+        ("regret", document["regret"], regret_bar),
+    )
+    return [
+        f"{name} is {value:.1%}, above {bar:.1%}"
+        for name, value, bar in checks
+        if value is not None and value > bar
+    ]
+
+
+def _first_reason(document: dict) -> str:
+    return next((row["skipped"] for row in document["rows"] if row["skipped"]), "the file has no rows")
+
+
+def _show(document: dict, list_rows: bool) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2))
+    table.add_column("rows of step time")
+    for heading in ("rows", "median", "p90", "mean", "one MFU: median", "p90"):
+        table.add_column(heading, justify="right")
+    for name, found in (*document["sources"].items(), ("all", document)):
+        table.add_row(name, str(found["num_rows"]), *map(_percent, _figures(found)))
+    memory = document["memory"]
+    lines = [
+        f"within 10%: {_percent(document['within_10_percent'])}, "
+        f"within 20%: {_percent(document['within_20_percent'])}",
+        f"memory, {memory['num_rows']} rows: median {_percent(memory['median_abs_error'])}, "
+        f"p90 {_percent(memory['p90_abs_error'])}",
+        f"regret, {len(document['regrets'])} groups of layouts: {_percent(document['regret'])}",
+        *(f"{row['id']}: skipped: {row['skipped']}" for row in document["rows"] if row["skipped"]),
+    ]
+    show(table, *([_rows_table(document)] if list_rows else []), *lines)
+
+
+def _figures(found: dict) -> tuple[float | None, ...]:
+    keys = ("median_abs_error", "p90_abs_error", "mean_error")
+    return tuple(found.get(key) for key in (*keys, "baseline_median_abs_error", "baseline_p90_abs_error"))
+
+
+def _rows_table(document: dict) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2))
+    for heading in ("id", "published", "predicted", "error", "layout"):
+        table.add_column(heading, justify="left" if heading in ("id", "layout") else "right")
+    for row in document["rows"]:
+        if row["predicted"] is not None:
+            figures = f"{row['published']:.5g}", f"{row['predicted']:.5g}", f"{row['error']:+.1%}"
+            table.add_row(row["id"], *figures, row["layout"])
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

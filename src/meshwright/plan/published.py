@@ -1,0 +1,165 @@
+"""Rows of a table of published measurements, read from CSV (contract.md, "Published results").
+
+A row says what was trained (the model's dimensions), where, with which layout, and one measured
+figure. `plan/reproduce.py` makes of it what the planner prices. Id and source name a row in reports;
+nothing else that is not physical is read.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+from meshwright.errors import PlanError
+
+STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_bytes_per_chip"
+METRICS = (STEP, THROUGHPUT, MEMORY)
+# A row of these measures serving; its table has other columns.
+_INFERENCE_COLUMN = "prompt_len"
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One measured training figure. None: the source does not say, and the planner's default holds.
+
+    mlp: gated or plain. d_ff: of one expert where there are experts. micro_batch: sequences of one data
+    rank in a microbatch. zero_group: data ranks that share a shard group where that is not all of them.
+    remat: none, selective or full, each perhaps with +offload.
+    """
+
+    id: str
+    source: str
+    mlp: str
+    n_layers: int
+    d_model: int
+    d_ff: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    vocab: int
+    experts: int | None
+    experts_per_token: int | None
+    params_total: float | None
+    params_active: float | None
+    seq_len: int
+    global_batch_sequences: int
+    micro_batch: float | None
+    hardware: str
+    chips: int
+    nic_gbit_per_gpu: float | None
+    hbm_bytes_per_second: float | None
+    power_watts: float | None
+    dtype: str
+    data: int | None
+    fsdp: int | None
+    tensor: int | None
+    pipe: int | None
+    interleave: int | None
+    context: int | None
+    expert: int | None
+    zero: int | None
+    zero_group: int | None
+    sequence_parallel: int | None
+    remat: str | None
+    metric: str
+    value: float
+
+    @property
+    def num_tokens(self) -> int:
+        return self.seq_len * self.global_batch_sequences
+
+    @cached_property
+    def chip(self) -> str:
+        """The chip's name: gb200-nvl72 of `gb200-nvl72:64`, v5e of `2*v5e:16x16`."""
+        return self.hardware.rpartition(":")[0].rpartition("*")[2] or self.hardware
+
+    def seconds(self, value: float | None = None) -> float:
+        """The step time that the row's figure (or another `value` of its metric) amounts to."""
+        value = self.value if value is None else value
+        return value if self.metric == STEP else self.num_tokens / self.chips / value
+
+    def in_unit(self, seconds: float) -> float:
+        """A step time in the row's own unit."""
+        return seconds if self.metric == STEP else self.num_tokens / self.chips / seconds
+
+
+@dataclass(frozen=True)
+class SkippedRow:
+    """A row that is not of training."""
+
+    id: str
+    source: str
+    value: float
+    reason: str
+
+
+def read_rows(path: Path) -> list[PublishedRow | SkippedRow]:
+    """The rows of a CSV of published results, in order.
+
+    Raises PlanError naming the file, and the line and column at fault.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return list(_rows(csv.DictReader(file, strict=True), path))
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path}: is not UTF-8 text; fits: a CSV of published results") from error
+    except csv.Error as error:
+        raise PlanError(f"{path}: is not CSV: {error}") from error
+
+
+def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[PublishedRow | SkippedRow]:
+    columns = reader.fieldnames or []
+    inference = _INFERENCE_COLUMN in columns
+    needed = (
+        ("id", "source", "metric", "value") if inference else [field.name for field in fields(PublishedRow)]
+    )
+    if missing := [name for name in needed if name not in columns]:
+        raise PlanError(
+            f"{path}: lacks the column {', '.join(missing)}; its first line must name the columns"
+        )
+    for cells in reader:
+        where = f"{path}: line {reader.line_num} ({cells['id'] or 'no id'})"
+        if None in cells or None in cells.values():
+            raise PlanError(f"{where} has not as many cells as the {len(columns)} columns")
+        if inference:
+            value = _cell(where, "value", cells["value"], float)
+            yield SkippedRow(cells["id"], cells["source"], value, "serving is not validated yet")
+        else:
+            yield _row(cells, where)
+
+
+def _row(cells: dict[str, str], where: str) -> PublishedRow:
+    values = {f.name: _cell(where, f.name, cells[f.name], f.type) for f in fields(PublishedRow)}
+    row = PublishedRow(**values)
+    if row.metric not in METRICS:
+        raise PlanError(f"{where}: metric = {row.metric!r} is unknown; fits: {', '.join(METRICS)}")
+    if row.mlp not in ("gated", "plain"):
+        raise PlanError(f"{where}: mlp = {row.mlp!r} is unknown; fits: gated, plain")
+    if (row.experts is None) != (row.experts_per_token is None):
+        raise PlanError(f"{where}: experts and experts_per_token go together; one of them is empty")
+    return row
+
+
+def _cell(where: str, column: str, text: str, kind: Any) -> Any:
+    """The value of a cell: empty is None where the column may be."""
+    text, optional = text.strip(), type(None) in get_args(kind)
+    kind = get_args(kind)[0] if optional else kind
+    if not text:
+        if optional:
+            return None
+        raise PlanError(f"{where}: {column} is empty")
+    if kind is str:
+        return text
+    least = 0 if column in ("zero", "sequence_parallel") else None
+    try:
+        value = float(text)
+    except ValueError:
+        raise PlanError(f"{where}: {column} = {text!r} is not a number") from None
+    if not (value > 0 or value == least) or value == float("inf") or (kind is int and value != int(value)):
+        wanted = "a whole number" if kind is int else "a finite number"
+        raise PlanError(f"{where}: {column} = {text!r} must be {wanted}{' above 0' if least is None else ''}")
+    return kind(value)

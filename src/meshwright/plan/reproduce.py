@@ -1,0 +1,183 @@
+"""What the planner prices for a published row: its model, machine, batch, and the layouts it may mean.
+
+A layout column that is empty leaves the choice open. Such a row has several layouts in order of
+preference, and is priced as the first that fits the memory, or the fastest of those that recompute
+as little (see `choose`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from meshwright.errors import LayoutError
+from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.plan.published import PublishedRow
+from meshwright.plan.shape_guess import model_of
+from meshwright.plan_file import Workload
+from meshwright.units import DTYPE_BYTES
+
+# What a source that names one kind of arithmetic computes in: (activations, products).
+_ARITHMETIC = {
+    "f32": ("f32", None),
+    "fp32": ("f32", None),
+    "bf16": ("bf16", None),
+    "fp16": ("bf16", None),  # of the same width and rate
+    "f16": ("bf16", None),
+    "fp8": ("bf16", "fp8"),
+    "mxfp8": ("bf16", "mxfp8"),
+    "nvfp4": ("bf16", "nvfp4"),
+    "mxfp4": ("bf16", "mxfp4"),
+    "int8": ("bf16", "int8"),
+}
+# Scaled formats go by their width where the machine lists no rate of their own.
+_PLAIN_FORMAT = {"mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
+
+# The parameters' states, the roomiest first: f32 weights, or bf16 ones with an f32 copy, beside f32
+# moments (mixed precision, Micikevicius et al., 2018); then bf16 weights alone; then bf16 throughout.
+_SHARDED_F32 = {"weights_dtype": "f32", "gradients_dtype": "f32"}
+_MASTER_COPY = {"weights_dtype": "bf16", "gradients_dtype": "f32", "master_weights": True}
+_BF16_WEIGHTS = {"weights_dtype": "bf16", "gradients_dtype": "bf16"}
+_BF16 = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
+
+_REMATS = {"none": ("none",), "selective": ("matmuls",), "full": ("full",)}
+_ANY_REMAT = ("none", "attention", "matmuls", "full")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A published row as the planner sees it.
+
+    layouts: groups in order of preference; of one group the fastest is meant.
+    """
+
+    config: ModelConfig
+    hardware: Hardware
+    workload: Workload
+    layouts: tuple[tuple[Layout, ...], ...]
+
+
+def reproduce(row: PublishedRow) -> Case:
+    """The case of a row. Raises MeshwrightError where the row cannot be expressed."""
+    config, hardware = model_of(row), machine_of(row)
+    if hardware.num_chips != row.chips:
+        raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
+    workload = Workload(row.global_batch_sequences, row.seq_len)
+    groups = tuple(tuple(_layouts(row, config, hardware, *choice)) for choice in _preferences(row))
+    return Case(config, hardware, workload, tuple(group for group in groups if group))
+
+
+def machine_of(row: PublishedRow) -> Hardware:
+    """The row's hardware with the figures that the source gives of its own machine."""
+    return catalog.load(row.hardware)
+
+
+def _preferences(row: PublishedRow) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """(remat policy, dtypes of the parameters' states), what costs least time first."""
+    asked, _, _ = (row.remat or "").partition("+")
+    remats = _REMATS.get(asked) if asked else _ANY_REMAT
+    if remats is None:
+        raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {', '.join(_REMATS)}, each with +offload")
+    for states in _states(row):
+        for remat in remats:
+            yield remat, states
+
+
+def _states(row: PublishedRow) -> list[Mapping[str, object]]:
+    """The dtypes that the parameters' states may have, the roomiest first.
+
+    What is sharded can afford float32 weights; one chip alone holds all states, so bf16 throughout is
+    what fine-tuning there uses.
+    """
+    if row.chips == 1:
+        return [_BF16]
+    sharded = row.zero == 3 or (row.zero is None and (row.fsdp or 1) > 1)
+    return [_SHARDED_F32 if sharded else _MASTER_COPY, _BF16_WEIGHTS, _BF16]
+
+
+def _layouts(
+    row: PublishedRow, config: ModelConfig, hardware: Hardware, remat: str, states: Mapping[str, object]
+) -> Iterator[Layout]:
+    """The layouts that the row's columns leave open, with one remat policy."""
+    tensor, pipe, context = row.tensor or 1, row.pipe or 1, row.context or 1
+    data, fsdp, zero = _data_axes(row, row.chips // (tensor * pipe * context))
+    if data * fsdp * tensor * pipe * context != row.chips:
+        raise LayoutError(
+            f"data·fsdp·tensor·pipe·context = {data}·{fsdp}·{tensor}·{pipe}·{context} "
+            f"= {data * fsdp * tensor * pipe * context} is not the row's {row.chips} chips"
+        )
+    compute, matmul = arithmetic(row.dtype, hardware)
+    undecided = row.sequence_parallel is None and tensor > 1
+    sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
+    for split, chunks in product(sequence_parallel, _chunks(row, config, pipe)):
+        yield Layout.from_dict(
+            {
+                "data": data,
+                "fsdp": fsdp,
+                "tensor": tensor,
+                "pipe": pipe,
+                "context": context,
+                "expert": row.expert or 1,
+                "zero": zero,
+                "sequence_parallel": split and tensor > 1,
+                "microbatches": _microbatches(row, data * fsdp, pipe),
+                "interleave": chunks,
+                "remat": remat,
+                "offload": (row.remat or "").endswith("+offload"),
+                "compute_dtype": compute,
+                "matmul_dtype": matmul,
+                **states,
+            }
+        )
+
+
+def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
+    """(data, fsdp, zero): groups of zero_group ranks are fsdp, replicas of them data."""
+    data, fsdp = row.data, row.fsdp
+    if data is None or fsdp is None:
+        fsdp = fsdp or (ranks // data if data else ranks)
+        data = data or max(1, ranks // fsdp)
+    zero = row.zero
+    if row.zero_group and zero and fsdp == 1:
+        data, fsdp = data * fsdp // row.zero_group, row.zero_group
+    if zero == 3 and fsdp == 1:
+        data, fsdp = 1, data
+    if zero == 0 and fsdp > 1:
+        data, fsdp = data * fsdp, 1
+    return data, fsdp, None if zero == 3 and fsdp == 1 else zero
+
+
+def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:
+    """Of one step. A fractional micro_batch is of one chip where several share a sequence.
+
+    A pipeline of which the microbatches would not fill half the stages cuts its local batch into single
+    sequences, since what is called a micro batch is then what one rank holds.
+    """
+    if row.micro_batch is None:
+        return 1
+    share = row.context or 1 if row.micro_batch < 1 else 1
+    count = max(1, round(row.global_batch_sequences / (ranks * row.micro_batch * share)))
+    if pipe > 1 and 2 * count <= pipe:
+        return max(1, row.global_batch_sequences // ranks)
+    return count
+
+
+def _chunks(row: PublishedRow, config: ModelConfig, pipe: int) -> list[int]:
+    """Chunks a stage: the row's, or all that there may be."""
+    if pipe == 1:
+        return [1]
+    return [row.interleave] if row.interleave else list(range(1, max(1, config.num_layers // pipe) + 1))
+
+
+def arithmetic(dtype: str, hardware: Hardware) -> tuple[str, str | None]:
+    """(compute dtype, dtype of matmuls where it differs) that a source means by `dtype`."""
+    if dtype not in _ARITHMETIC:
+        raise LayoutError(f"dtype = {dtype!r} is unknown; fits: {', '.join(_ARITHMETIC)}")
+    compute, matmul = _ARITHMETIC[dtype]
+    if matmul in _PLAIN_FORMAT and (
+        matmul not in DTYPE_BYTES or matmul not in hardware.chip.flops_per_second
+    ):
+        matmul = _PLAIN_FORMAT[matmul]
+    return compute, matmul

@@ -1,0 +1,310 @@
+"""mw validate: rows become what the planner prices, and errors are counted as the contract says."""
+
+import csv
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import PlanError
+from meshwright.models.count import count_params
+from meshwright.plan.published import MEMORY, STEP, THROUGHPUT, PublishedRow, SkippedRow, read_rows
+from meshwright.plan.reproduce import reproduce
+from meshwright.plan.shape_guess import model_of
+from meshwright.plan.validate import (
+    Prediction,
+    anchored,
+    grouped,
+    predict,
+    quantile,
+    regrets,
+    score,
+    step_rows,
+)
+
+COLUMNS = [field.name for field in fields(PublishedRow)]
+LLAMA = PublishedRow(
+    id="A1",
+    source="ours",
+    mlp="gated",
+    n_layers=32,
+    d_model=4096,
+    d_ff=14336,
+    n_heads=32,
+    n_kv_heads=8,
+    d_head=128,
+    vocab=128256,
+    experts=None,
+    experts_per_token=None,
+    params_total=8.03e9,
+    params_active=None,
+    seq_len=8192,
+    global_batch_sequences=64,
+    micro_batch=2.0,
+    hardware="h100:2x8",
+    chips=16,
+    nic_gbit_per_gpu=None,
+    hbm_bytes_per_second=None,
+    power_watts=None,
+    dtype="bf16",
+    data=2,
+    fsdp=8,
+    tensor=1,
+    pipe=1,
+    interleave=1,
+    context=1,
+    expert=1,
+    zero=3,
+    zero_group=None,
+    sequence_parallel=0,
+    remat="full",
+    metric=THROUGHPUT,
+    value=5000.0,
+)
+
+
+def write(path: Path, *rows: dict[str, str], columns: list[str] = COLUMNS) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def cells(**changes: str) -> dict[str, str]:
+    values = {name: getattr(LLAMA, name) for name in COLUMNS}
+    return {name: "" if value is None else str(value) for name, value in values.items()} | changes
+
+
+def only(row: PublishedRow):
+    return reproduce(row).layouts[0][0]
+
+
+# Reading
+
+
+def test_a_row_reads_back_as_it_was_written(tmp_path: Path):
+    assert read_rows(write(tmp_path / "rows.csv", cells())) == [LLAMA]
+
+
+def test_other_columns_are_not_looked_at(tmp_path: Path):
+    path = write(tmp_path / "rows.csv", cells() | {"notes": "MFU 99%"}, columns=[*COLUMNS, "notes"])
+    assert read_rows(path) == [LLAMA]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layers": "many"}, "line 2 (A1): n_layers = 'many' is not a number"),
+        ({"n_layers": "2.5"}, "line 2 (A1): n_layers = '2.5' must be a whole number above 0"),
+        ({"value": "-1"}, "line 2 (A1): value = '-1' must be a finite number above 0"),
+        ({"value": "nan"}, "line 2 (A1): value = 'nan' must be a finite number above 0"),
+        ({"value": ""}, "line 2 (A1): value is empty"),
+        ({"metric": "speed"}, "metric = 'speed' is unknown; fits: step_seconds"),
+        ({"mlp": "round"}, "mlp = 'round' is unknown; fits: gated, plain"),
+        ({"experts": "8"}, "experts and experts_per_token go together"),
+    ],
+)
+def test_a_bad_cell_is_named(tmp_path: Path, changes: dict[str, str], message: str):
+    with pytest.raises(PlanError, match=re.escape(message)):
+        read_rows(write(tmp_path / "rows.csv", cells(**changes)))
+
+
+def test_a_missing_column_is_named(tmp_path: Path):
+    path = write(tmp_path / "rows.csv", cells(), columns=[c for c in COLUMNS if c != "d_model"])
+    with pytest.raises(PlanError, match=r"lacks the column d_model"):
+        read_rows(path)
+
+
+def test_what_is_no_csv_is_refused(tmp_path: Path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"\xff\xfe\x00binary")
+    with pytest.raises(PlanError, match="is not UTF-8 text"):
+        read_rows(path)
+    with pytest.raises(PlanError, match=r"absent.csv: cannot be read: No such file"):
+        read_rows(tmp_path / "absent.csv")
+    path.write_text(",".join(COLUMNS) + "\nonly,three,cells\n")
+    with pytest.raises(PlanError, match=r"line 2 .* has not as many cells"):
+        read_rows(path)
+
+
+def test_rows_of_serving_are_skipped(tmp_path: Path):
+    columns = ["id", "source", "prompt_len", "metric", "value"]
+    path = write(tmp_path / "rows.csv", {"id": "I1", "source": "s", "value": "7"}, columns=columns)
+    (row,) = read_rows(path)
+    assert row == SkippedRow("I1", "s", 7.0, "serving is not validated yet")
+    (found,) = predict([row])
+    assert (found.predicted, found.skipped) == (None, "serving is not validated yet")
+
+
+# What a row means
+
+
+def test_units_are_the_rows_own():
+    assert LLAMA.num_tokens == 64 * 8192
+    assert LLAMA.seconds() == pytest.approx(64 * 8192 / 16 / 5000)
+    assert LLAMA.in_unit(LLAMA.seconds()) == pytest.approx(5000)
+    timed = replace(LLAMA, metric=STEP, value=3.5)
+    assert (timed.seconds(), timed.in_unit(2.0)) == (3.5, 2.0)
+    assert replace(LLAMA, hardware="2*v5e:16x16").chip == "v5e"
+
+
+def test_degrees_and_microbatches():
+    layout = only(LLAMA)
+    assert (layout.data, layout.fsdp, layout.tensor, layout.microbatches) == (2, 8, 1, 2)
+    assert (layout.remat, layout.weights_dtype, layout.compute_dtype) == ("full", "f32", "bf16")
+
+
+def test_zero_groups_are_fsdp_and_the_rest_data():
+    layout = only(replace(LLAMA, data=16, fsdp=1, zero=1, zero_group=8))
+    assert (layout.data, layout.fsdp, layout.zero) == (2, 8, 1)
+
+
+def test_an_empty_remat_is_the_least_that_fits():
+    remats = [group[0].remat for group in reproduce(replace(LLAMA, remat=None)).layouts]
+    assert remats[:4] == ["none", "attention", "matmuls", "full"]
+    assert only(replace(LLAMA, remat="selective+offload")).offload
+
+
+def test_a_local_batch_that_leaves_stages_empty_is_cut_into_sequences():
+    pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=32.0)
+    assert only(pipelined).microbatches == 32
+    assert only(replace(pipelined, micro_batch=2.0)).microbatches == 16
+
+
+def test_a_fraction_of_a_sequence_is_a_chips_share_of_it():
+    split = replace(LLAMA, data=1, fsdp=4, context=4, micro_batch=0.25, global_batch_sequences=4)
+    assert only(split).microbatches == 1
+
+
+def test_an_empty_interleave_leaves_it_to_the_planner():
+    pipelined = replace(LLAMA, data=1, fsdp=4, pipe=4, interleave=None)
+    assert [layout.interleave for layout in reproduce(pipelined).layouts[0]] == list(range(1, 9))
+
+
+def test_degrees_that_are_not_the_chips_skip_the_row():
+    (found,) = predict([replace(LLAMA, data=3)])
+    assert found.skipped == "data·fsdp·tensor·pipe·context = 3·8·1·1·1 = 24 is not the row's 16 chips"
+
+
+def test_a_preset_is_found_by_its_dimensions():
+    assert model_of(LLAMA).rope_theta == 500_000  # LLaMA 3's
+    assert model_of(replace(LLAMA, seq_len=262_144)).max_seq_len == 262_144
+    other = model_of(replace(LLAMA, d_ff=14000, params_total=7.9e9))
+    assert (other.d_ff, other.gated, other.tied_embeddings) == (14000, True, False)
+
+
+def test_parameters_tell_tied_embeddings():
+    gpt = replace(LLAMA, mlp="plain", d_ff=16384, n_kv_heads=32, vocab=50368, seq_len=2048)
+    tied = model_of(replace(gpt, params_total=6.659e9))
+    assert tied.tied_embeddings and tied.norm == "layer" and tied.positions == "learned"
+    assert count_params(tied).total == pytest.approx(6.659e9, rel=0.002)
+    assert not model_of(replace(gpt, params_total=6.865e9)).tied_embeddings
+
+
+def test_parameters_tell_shared_experts():
+    """LLaMA 4 Scout: 16 experts of which a token takes one, and one that all share."""
+    scout = replace(LLAMA, n_layers=48, d_model=5120, d_ff=8192, n_heads=40, vocab=202_048)
+    guessed = model_of(
+        replace(scout, experts=16, experts_per_token=1, params_total=1.09e11, params_active=1.7e10)
+    )
+    assert guessed.moe is not None and guessed.moe.num_shared_experts == 1
+    assert guessed.mla is None and guessed.moe.num_dense_layers == 0
+
+
+# Scores
+
+
+def predicted(row: PublishedRow, seconds: float, layout: str = "data=1", mfu: float = 0.5) -> Prediction:
+    return Prediction(row, row.in_unit(seconds), layout=layout, mfu=mfu)
+
+
+def test_errors_are_in_the_rows_unit():
+    slow = predicted(LLAMA, 2 * LLAMA.seconds())
+    assert slow.error == pytest.approx(-0.5)  # half the throughput
+    timed = replace(LLAMA, metric=STEP, value=3.0)
+    assert predicted(timed, 6.0).error == pytest.approx(1.0)
+
+
+def test_quantiles_interpolate():
+    values = [float(v) for v in range(11)]
+    assert (quantile(values, 0.5), quantile(values, 0.9), quantile([], 0.5)) == (5, 9, None)
+    found = score([predicted(replace(LLAMA, metric=STEP, value=1.0), 1 + e) for e in (0.05, 0.15, 0.3)])
+    assert found.median_abs_error == pytest.approx(0.15)
+    assert found.p90_abs_error == pytest.approx(0.27)
+    assert (found.within_10_percent, found.within_20_percent) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+
+
+def test_an_anchor_sets_one_factor_for_its_source_chip_and_dtype():
+    timed = replace(LLAMA, metric=STEP, value=4.0)
+    first, second = (
+        predicted(timed, 2.0, mfu=0.4),
+        predicted(replace(timed, id="A2", value=7.0), 3.0, mfu=0.3),
+    )
+    other = predicted(replace(timed, id="A3", dtype="fp8"), 5.0)
+    found = anchored([first, second, other])
+    assert [p.is_anchor for p in found] == [True, False, True]
+    assert found[1].predicted == pytest.approx(3.0 * 2)
+    # The anchor's MFU of 0.4 instead of its own 0.3.
+    assert found[1].baseline == pytest.approx(7.0 * 0.3 / 0.4)
+    assert [p.row.id for p in step_rows(found)] == ["A2"]
+
+
+def test_memory_is_not_scaled_by_an_anchor():
+    stored = Prediction(replace(LLAMA, metric=MEMORY, value=8e10), 7e10, layout="data=1")
+    assert anchored([predicted(LLAMA, 1.0), stored])[1] == stored
+
+
+def test_regret_is_what_the_layout_ranked_first_lost():
+    timed = replace(LLAMA, metric=STEP)
+    rows = [replace(timed, id=f"A{i}", value=value) for i, value in enumerate((4.0, 5.0, 6.0))]
+    found = [predicted(row, s, str(s)) for row, s in zip(rows, (3.0, 2.0, 4.0), strict=True)]
+    (lost,) = regrets(found)
+    assert (lost.best_id, lost.chosen_id, lost.regret) == ("A0", "A1", pytest.approx(0.25))
+    assert regrets(found[:1]) == []
+
+
+def test_groups_keep_their_order():
+    assert grouped([3, 1, 2, 5], lambda n: n % 2) == {1: [3, 1, 5], 0: [2]}
+
+
+# The command
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
+    from meshwright.cli.main import main
+
+    code = main(["validate", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_json_has_the_keys_of_the_contract(capsys, tmp_path: Path):
+    path = write(tmp_path / "rows.csv", cells(), cells(id="A2", n_layers="40", params_total="9.8e9"))
+    code, document = run(capsys, str(path), "--median-bar", "10", "--p90-bar", "10")
+    assert code == 0 and document["missed"] == []
+    keys = {"id", "source", "predicted", "published", "error", "skipped"}
+    assert all(row.keys() >= keys for row in document["rows"])
+    for key in ("median_abs_error", "p90_abs_error", "within_10_percent", "within_20_percent"):
+        assert document[key] is not None
+    assert document["baseline_median_abs_error"] >= 0 and document["baseline_p90_abs_error"] >= 0
+
+
+def test_a_missed_bar_exits_1(capsys, tmp_path: Path):
+    path = write(tmp_path / "rows.csv", cells(value="1"))
+    code, document = run(capsys, str(path))
+    assert code == 1 and document["missed"][0].startswith("median error is ")
+
+
+def test_nothing_to_predict_exits_1(capsys, tmp_path: Path):
+    path = write(tmp_path / "rows.csv", cells(hardware="abacus:4"))
+    code, document = run(capsys, str(path))
+    assert code == 1 and "'abacus' is unknown" in document["missed"][0]
+
+
+def test_bad_input_exits_2(capsys, tmp_path: Path):
+    from meshwright.cli.main import main
+
+    assert main(["validate", str(tmp_path / "absent.csv")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
