@@ -8,7 +8,7 @@ from meshwright.errors import MeshwrightError
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
-DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int4": 0.5, "i32": 4}
+DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "fp4": 0.5, "int4": 0.5, "i32": 4}
 
 
 def parse_count(text: str | int) -> int:

@@ -67,9 +67,10 @@ def test_the_median_ignores_one_slow_round(monkeypatch: pytest.MonkeyPatch) -> N
     assert measured == timing.Timing(seconds=1.0, spread=0.0)
 
 
-def _with_memory(bandwidth: float, **efficiency: float) -> Hardware:
+def _with_memory(bandwidth: float, **shares: float) -> Hardware:
     hardware = load("cpu:8")
-    chip = replace(hardware.chip, hbm_bytes_per_second=bandwidth, memory_efficiency=efficiency)
+    efficiency = replace(hardware.chip.step, memory_by_dtype=shares)
+    chip = replace(hardware.chip, hbm_bytes_per_second=bandwidth, step=efficiency)
     return replace(hardware, chip=chip)
 
 
@@ -86,7 +87,7 @@ def test_the_bandwidth_of_a_step_is_found_again(bandwidth: float) -> None:
     steps = [_step_in("f32", true), _step_in("bf16", true)]
     chip = step.with_effective_memory(steps, _with_memory(1e10)).chip
     assert chip.hbm_bytes_per_second == pytest.approx(bandwidth, rel=1e-6)
-    assert chip.memory_efficiency == {"bf16": pytest.approx(0.5, rel=1e-6)}
+    assert chip.step.memory_by_dtype == {"bf16": pytest.approx(0.5, rel=1e-6)}
 
 
 def test_a_step_faster_than_its_price_streams() -> None:
@@ -141,7 +142,7 @@ def test_the_figures_of_a_quick_run_are_positive_and_load_again(tmp_path: Path) 
     figures += [chip.network.costs[op].bytes_per_second for op in COLLECTIVES]
     assert all(math.isfinite(figure) and figure > 0 for figure in figures)
     assert set(chip.flops_per_second) == {"f32", "bf16"}
-    assert (chip.matmul_efficiency, chip.overlap) == (1.0, 0.0)
+    assert (chip.step.matmul, chip.overlap) == ({}, 0.0)
     assert messages[-1] == "timing 37 programs"
 
     assert {dtype: len(points) for dtype, points in chip.matmul_rates.items()} == {"f32": 1, "bf16": 1}
@@ -161,8 +162,9 @@ def test_accelerators_keep_their_peaks_and_gain_shares(
     measured = calibrate.measure_accelerators("h100:8", QUICK)
     chip, sheet = measured.chip, load("h100:8").chip
     assert chip.flops_per_second == sheet.flops_per_second
-    assert 0 < chip.matmul_efficiency < 1
-    assert chip.hbm_bytes_per_second < sheet.hbm_bytes_per_second
+    assert set(chip.step.matmul) == {"f32", "bf16"}
+    assert all(0 < share < 1 for share in (*chip.step.matmul.values(), chip.step.memory))
+    assert chip.hbm_bytes_per_second == sheet.hbm_bytes_per_second
     assert isinstance(chip.network, Switch)
     assert chip.network.collective_launch_seconds > 1e-5  # a host wakes its threads slower than NCCL starts
     file = tmp_path / "machine.toml"

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.errors import HardwareError
 from meshwright.hardware.catalog import chip, dump_toml, load, names
-from meshwright.hardware.chip import COLLECTIVES, SharedMemory, Switch, Torus
+from meshwright.hardware.chip import COLLECTIVES, SharedMemory, StepEfficiency, Switch, Torus
 
 # bf16 FLOP/s, int8 OP/s, HBM bytes/s, HBM bytes, one-way ICI bytes/s, pod.
 TPUS = {
@@ -73,10 +73,10 @@ def test_ironwood_follows_its_sheet() -> None:
 def test_every_figure_has_a_source(name: str) -> None:
     described = chip(name)
     unsourced = {"name", "kind", "aliases", "network", "sources", "chips_per_host", "price_per_chip_hour"}
-    unsourced |= {"matmul_rates", "memory_rates"}  # of measured files alone
-    figures = {field.name for field in fields(described)} - unsourced
-    if not described.memory_efficiency:
-        figures -= {"memory_efficiency"}
+    unsourced |= {"matmul_rates", "memory_rates", "power_limit_watts"}  # of one machine's file alone
+    figures = {field.name for field in fields(described)} - unsourced - {"step"}
+    if described.power_watts is None:
+        figures -= {"power_watts"}
     if isinstance(described.network, SharedMemory):
         figures = (figures - {"hbm_bytes", "host_bytes"}) | {"network"}
     else:
@@ -85,6 +85,8 @@ def test_every_figure_has_a_source(name: str) -> None:
         }
     assert figures <= set(described.sources)
     assert all(len(source) > 10 for source in described.sources.values())
+    fitted = {key for key, value in vars(described.step).items() if value != vars(StepEfficiency())[key]}
+    assert fitted <= {"sources"} | set(described.step.sources)
 
 
 def test_names_are_grouped_by_kind() -> None:
@@ -201,20 +203,20 @@ def _machine(tmp_path: Path, spec: str, old: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("spec", "old", "new", "message"),
     [
-        ("h100:8", "hbm_bytes = 80000000000\n", "", "machine.toml: hbm_bytes is missing"),
+        ("h100:8", "hbm_bytes = 80000000000\n", "", "toml:1: hbm_bytes is missing: bytes of one chip's"),
         (
             "h100:8",
             "hbm_bytes = 80000000000",
             "hbm_bytes = -1",
             "machine.toml:4: hbm_bytes = -1 must be above 0",
         ),
-        ("h100:8", "hbm_bytes = 80000000000", "hbm_bytes = nan", "hbm_bytes = nan must be above 0"),
+        ("h100:8", "hbm_bytes = 80000000000", "hbm_bytes = nan", "= nan must be above 0 and finite"),
         ("h100:8", "hbm_bytes = 80000000000", "hbm_bytes = 1.5", "hbm_bytes = 1.5 must be a whole number"),
         ("h100:8", "hbm_bytes = 80000000000", 'hbm_bytes = "80 GB"', "hbm_bytes is '80 GB', not a number"),
         ("h100:8", "hbm_bytes = 80000000000", "hbm_byte = 8", "hbm_byte is unknown; did you mean hbm_bytes"),
         ("h100:8", "overlap = 1.0", "overlap = 1.5", "overlap = 1.5 must be at most 1"),
         ("h100:8", "overlap = 1.0", "overlap = -0.5", "overlap = -0.5 must be 0 or more"),
-        ("h100:8", "overlap = 1.0", "overlap = ", "machine.toml: not TOML:"),
+        ("h100:8", "overlap = 1.0", "overlap = ", "machine.toml:21: not TOML: invalid value"),
         ("h100:8", "bf16 = ", "bf17 = ", "flops_per_second.bf17 is unknown; did you mean bf16"),
         ("h100:8", 'kind = "gpu"', 'kind = "fpga"', "machine.toml:2: kind is 'fpga'; it is tpu, gpu or cpu"),
         ("h100:8", "domain_size = 8\n", "", "network.domain_size is missing"),
@@ -319,11 +321,8 @@ def test_measured_rates_are_written_as_they_are_read(tmp_path: Path) -> None:
     again = tmp_path / "again.toml"
     again.write_text(dump_toml(read))
     assert load(str(again)).chip == read.chip
-    assert read.chip.matmul_seconds(1e6, "f32") == pytest.approx(1e-3)
-    assert read.chip.matmul_seconds(1e10, "f32") == pytest.approx(1.0)
+    assert read.chip.matmul_rates == {"f32": ((1e6, 1e9), (1e9, 1e10))}
     assert read.chip.memory_rates == {"bf16": ((1e6, 2e9),)}
-    plain = load("h100:8").chip
-    assert plain.matmul_seconds(989e12, "bf16") == pytest.approx(1.0)
 
 
 def test_a_faulty_rate_names_its_points(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 All devices work at once, as in a training step, so a figure is one device's share of the cores.
 All programs are timed in the same rounds, so figures stay in proportion where the machine is shared.
-On a host what is measured is what is achieved: matmul_efficiency is 1 and nothing is derived from a
-peak. On accelerators the peaks of the sheet stay, and what is measured is the share of them.
+On a host what is measured is what is achieved: products reach all of it, and nothing is derived from a
+peak. On accelerators the peaks of the sheet stay, and what is measured is the share of them ([step]).
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from meshwright.bench.model import with_collectives
 from meshwright.bench.sizes import CALIBRATION, group_mesh
 from meshwright.bench.timing import Prepared, report, run_together
 from meshwright.hardware import catalog
+from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 
@@ -62,9 +63,9 @@ def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Ha
 
 
 def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = None) -> Hardware:
-    """The GPUs or TPUs `spec` with matmul_efficiency, memory and links as measured.
+    """The GPUs or TPUs `spec` with the shares of their products, memory and links as measured.
 
-    matmul_efficiency: share of the bf16 peak over all shapes. Memory is what a multiply-add streams.
+    step.matmul: share of a dtype's peak over all shapes. step.memory: what a multiply-add streams.
     """
     hardware = local_hardware(spec)
     num_devices = hardware.num_chips
@@ -75,13 +76,20 @@ def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None
     ]
     report(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
     matmuls, streams, exchanged = run_together(prepared)
+    chip = hardware.chip
     chip = replace(
-        hardware.chip,
-        matmul_efficiency=min(1.0, matmul.rates_by_dtype(matmuls)["bf16"] / hardware.chip.flops("bf16")),
-        hbm_bytes_per_second=memory.streaming_bytes_per_second(streams),
+        chip,
         matmul_rates=matmul.rates_by_size(matmuls),
         memory_rates=memory.rates_by_size(streams),
-        sources=dict(hardware.chip.sources) | _measured_sources(num_devices),
+        step=StepEfficiency(
+            matmul={
+                dtype: min(1.0, rate / chip.flops(dtype))
+                for dtype, rate in matmul.rates_by_dtype(matmuls).items()
+            },
+            memory=min(1.0, memory.streaming_bytes_per_second(streams) / chip.hbm_bytes_per_second),
+            sources=_shares_sources(num_devices),
+        ),
+        sources=dict(chip.sources) | _links_sources(num_devices),
     )
     return with_collectives(replace(hardware, chip=chip), exchanged)
 
@@ -105,12 +113,10 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         flops_per_second=matmul.rates_by_dtype(matmuls),
         hbm_bytes_per_second=streaming,
         host_link_bytes_per_second=streaming,
-        matmul_efficiency=1.0,
-        overlap=0.0,
-        launch_seconds=launch,
         matmul_rates=matmul.rates_by_size(matmuls),
         memory_rates=memory.rates_by_size(streams),
-        sources=_sources(num_devices),
+        step=StepEfficiency(overlap=0.0, launch_seconds=launch, sources=_host_step_sources(num_devices)),
+        sources=_host_sources(num_devices),
     )
     hardware = step.with_effective_memory(steps, with_collectives(replace(host, chip=chip), exchanged))
     return Calibration(hardware, matmuls, streams, exchanged, steps)
@@ -127,24 +133,37 @@ def _launches(num_devices: int) -> Prepared[float]:
     return Prepared([launches], lambda timings: [timings[0].per(_NUM_LAUNCHES).seconds])
 
 
-def _measured_sources(num_devices: int) -> dict[str, str]:
-    where = f"measured by mw calibrate with {num_devices} devices at work, JAX {version('jax')}"
+def _where(num_devices: int, devices: str) -> str:
+    return f"measured by mw calibrate with {num_devices} {devices} at work, JAX {version('jax')}"
+
+
+def _links_sources(num_devices: int) -> dict[str, str]:
+    where = _where(num_devices, "devices")
+    return {"efficiency": f"{where}: bandwidth by size, over groups of several sizes"}
+
+
+def _shares_sources(num_devices: int) -> dict[str, str]:
+    where = _where(num_devices, "devices")
     return {
-        "hbm_bytes_per_second": f"{where}: a multiply-add over arrays beyond the caches",
-        "matmul_efficiency": f"{where}: forward and gradient products of a layer's shapes in bf16",
-        "efficiency": f"{where}: bandwidth by size, over groups of several sizes",
+        "matmul": f"{where}: forward and gradient products of a layer's shapes",
+        "memory": f"{where}: a multiply-add over arrays beyond the caches",
     }
 
 
-def _sources(num_devices: int) -> dict[str, str]:
-    where = f"measured by mw calibrate with {num_devices} virtual devices at work, JAX {version('jax')}"
+def _host_step_sources(num_devices: int) -> dict[str, str]:
+    where = _where(num_devices, "virtual devices")
+    return {
+        "memory_by_dtype": f"{where}: the step that gave the memory bandwidth, in the other dtypes",
+        "overlap": "0: device threads and collectives take turns on the same cores",
+        "launch_seconds": f"{where}: an almost empty program",
+    }
+
+
+def _host_sources(num_devices: int) -> dict[str, str]:
+    where = _where(num_devices, "virtual devices")
     return {
         "flops_per_second": f"{where}: forward and gradient products of {len(matmul.SHAPES)} shapes",
         "hbm_bytes_per_second": f"{where}: what memory-bound operations get in a two-layer training step",
-        "memory_efficiency": f"{where}: the same step in the other dtypes",
         "host_link_bytes_per_second": f"{where}: a multiply-add over arrays of 1 and 17 MB",
-        "matmul_efficiency": "1: flops_per_second is what was achieved, not a peak",
-        "overlap": "0: device threads and collectives take turns on the same cores",
-        "launch_seconds": f"{where}: an almost empty program",
         "network": f"{where}: latency, and bandwidth by size, over groups of several sizes",
     }

@@ -59,10 +59,9 @@ def chip_document(chip: Chip) -> dict:
         "chips_per_host": chip.chips_per_host,
         "host_bytes": chip.host_bytes,
         "host_link_bytes_per_second": chip.host_link_bytes_per_second,
-        "matmul_efficiency": chip.matmul_efficiency,
-        "overlap": chip.overlap,
-        "launch_seconds": chip.launch_seconds,
+        "power_watts": chip.power_watts,
         "price_per_chip_hour": chip.price_per_chip_hour,
+        "step": {key: value for key, value in vars(chip.step).items() if key != "sources"},
         "network": {"kind": type(network).__name__, **links},
         "sources": dict(chip.sources),
     }

@@ -149,7 +149,8 @@ def lower_bounds(q: Question, axes: Axes, table: RoleTable) -> Bounds:
     )
     flops = q.einsum.flops(q.sizes) / degrees[table.lhs | table.rhs]
     product = np.maximum(
-        flops / (chip.flops(q.dtype) * chip.matmul_efficiency), (lhs + rhs + made) / chip.hbm_bytes_per_second
+        flops / chip.matmul_flops_per_second(q.dtype),
+        (lhs + rhs + made) / chip.memory_bytes_per_second(q.dtype),
     )
     to_lhs = _arriving(machine, lhs, q.lhs, table.lhs, table, q.einsum, axes)
     to_rhs = _arriving(machine, rhs, q.rhs, table.rhs, table, q.einsum, axes)

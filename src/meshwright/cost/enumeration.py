@@ -94,8 +94,8 @@ class Enumeration:
         self.axes = tuple(axis for axis, size in q.mesh.sizes.items() if size > 1 or axis in used)
         self.orders = axis_orders(q.einsum.letters, given, self.axes)
         self.flops = q.einsum.flops(q.sizes)
-        self.flops_per_second = chip.flops(q.dtype) * chip.matmul_efficiency
-        self.hbm_bytes_per_second, self.overlap = chip.hbm_bytes_per_second, chip.overlap
+        self.flops_per_second = chip.matmul_flops_per_second(q.dtype)
+        self.hbm_bytes_per_second, self.overlap = chip.memory_bytes_per_second(q.dtype), chip.overlap
         self.out_dims = tuple(q.einsum.out)
         self.out_bytes = self._bytes(self.out_dims)
         self.lhs, self.rhs = (

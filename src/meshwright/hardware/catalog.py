@@ -91,6 +91,8 @@ def _file(path: str) -> Description:
         return read_chip(Path(path).read_text(encoding="utf-8"), path)
     except OSError as error:
         raise HardwareError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise HardwareError(f"{path}: not a text file: byte {error.start} is not UTF-8") from error
 
 
 def _dims(chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -163,16 +165,13 @@ def dump_toml(hardware: Hardware) -> str:
     """
     chip, network = hardware.chip, hardware.chip.network
     slices = f"{hardware.num_slices}*" if hardware.num_slices > 1 else ""
-    head = {key: getattr(chip, key) for key in _HEAD} | {
+    head = _present({key: getattr(chip, key) for key in _HEAD}) | {
         "aliases": list(chip.aliases),
         "devices": f"{slices}{chip.name}:{'x'.join(map(str, hardware.dims))}",
     }
-    if chip.price_per_chip_hour is not None:
-        head["price_per_chip_hour"] = chip.price_per_chip_hour
     tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
-    if chip.memory_efficiency:
-        tables["memory_efficiency"] = dict(chip.memory_efficiency)
     tables |= {key: dict(vars(chip)[key]) for key in ("matmul_rates", "memory_rates") if vars(chip)[key]}
+    tables |= _nested("step", _present(vars(chip.step)))
     if isinstance(network, SharedMemory):
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:
@@ -184,14 +183,20 @@ def dump_toml(hardware: Hardware) -> str:
     return "\n".join(_table(name, values) for name, values in tables.items())
 
 
+def _nested(name: str, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A table and the tables in it, by their headings."""
+    inner = {f"{name}.{key}": value for key, value in values.items() if isinstance(value, dict)}
+    return {name: {key: value for key, value in values.items() if not isinstance(value, dict)}, **inner}
+
+
 def _present(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is absent: no figure, no points."""
-    return {key: value for key, value in values.items() if value is not None and value != ()}
+    """Without what is absent: no figure, no points, nothing listed."""
+    return {key: value for key, value in values.items() if value not in (None, (), {})}
 
 
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_bytes_per_second", "host_bytes",
-    "host_link_bytes_per_second", "matmul_efficiency", "overlap", "launch_seconds",
+    "host_link_bytes_per_second", "power_watts", "power_limit_watts", "price_per_chip_hour",
 )  # fmt: skip
 
 

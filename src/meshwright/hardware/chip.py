@@ -1,7 +1,7 @@
 """What one chip offers, and the links that leave it. Figures come from catalog/*.toml."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.errors import HardwareError
 from meshwright.hardware.efficiency import Points, share_at
@@ -93,19 +93,61 @@ class SharedMemory:
 
 
 @dataclass(frozen=True)
+class StepEfficiency:
+    """What work in a training step reaches of a chip's ratings; the defaults are ideal.
+
+    matmul: by dtype, the share of the dense peak that a large product reaches.
+    attention: share of the bf16 peak of a flash kernel.
+    memory: share of the HBM bandwidth that memory-bound work reaches; memory_by_dtype: what a dtype
+    gets of that. (XLA:CPU widens bf16 to float32 and back, so half the bytes save no time.)
+    links: by kind of link, the share of its bandwidth that the step's collectives reach.
+    overlap: share of the compute under which transfers may hide.
+    kernel_seconds: fixed time of one kernel. launch_seconds: of one compiled program.
+    sources: where each figure comes from, by key.
+    """
+
+    matmul: Mapping[str, float] = field(default_factory=dict, hash=False)
+    attention: float = 1.0
+    memory: float = 1.0
+    memory_by_dtype: Mapping[str, float] = field(default_factory=dict, hash=False)
+    links: Mapping[str, float] = field(default_factory=dict, hash=False)
+    overlap: float = 1.0
+    kernel_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def matmul_share(self, dtype: str) -> float:
+        """The share of the peak in `dtype`; of a dtype not listed that of the next wider, or the widest.
+
+        >>> StepEfficiency(matmul={"bf16": 0.75, "fp8": 0.5}).matmul_share("fp4")
+        0.5
+        """
+        if dtype in self.matmul or not self.matmul:
+            return self.matmul.get(dtype, 1.0)
+        wider = [known for known in self.matmul if dtype_bytes(known) >= dtype_bytes(dtype)]
+        return self.matmul[min(wider, key=dtype_bytes) if wider else max(self.matmul, key=dtype_bytes)]
+
+    def memory_share(self, dtype: str) -> float:
+        """The share of the HBM bandwidth that memory-bound work in `dtype` reaches."""
+        return self.memory * self.memory_by_dtype.get(dtype, 1.0)
+
+    def link_share(self, kind: str) -> float:
+        """The share of its bandwidth that a kind of link gives to a step's collectives."""
+        return self.links.get(kind, 1.0)
+
+
+@dataclass(frozen=True)
 class Chip:
-    """One accelerator (or one virtual device of a host).
+    """One accelerator (or one virtual device of a host), as its vendor rates it.
 
     kind: tpu, gpu or cpu. flops_per_second: by dtype, dense peak.
     hbm_bytes: memory of the chip. host_bytes: memory of its host, which chips_per_host chips share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
-    matmul_efficiency: share of the peak that a large matmul reaches.
-    memory_efficiency: by dtype, the share of hbm_bytes_per_second that elementwise work in it reaches;
-    1 where nothing is listed. (XLA:CPU widens bf16 to float32 and back, so half the bytes save no time.)
-    overlap: share of the collective time that may hide under compute.
-    launch_seconds: fixed time of one step.
+    power_watts: the power it is rated for (TDP). power_limit_watts: what this machine gives it, where
+    that is less. price_per_chip_hour: in whatever currency the prices of all chips are.
     matmul_rates, memory_rates: as measured, by dtype: FLOPs a second by the FLOPs of a product, bytes a
     second by the bytes that an operation touches; nothing is listed where nothing was measured.
+    step: what a training step reaches of the ratings.
     sources: where each figure comes from, by key.
     """
 
@@ -117,15 +159,14 @@ class Chip:
     host_bytes: int
     host_link_bytes_per_second: float
     chips_per_host: int
-    matmul_efficiency: float
-    overlap: float
-    launch_seconds: float
     network: Torus | Switch | SharedMemory
     aliases: tuple[str, ...] = ()
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
     price_per_chip_hour: float | None = None
-    memory_efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
     matmul_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)
     memory_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)
+    step: StepEfficiency = StepEfficiency()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def flops(self, dtype: str) -> float:
@@ -141,15 +182,32 @@ class Chip:
             raise HardwareError(f"{self.name} lists no FLOPs for {dtype} or wider; it has {listed}")
         return self.flops_per_second[min(wider, key=dtype_bytes)]
 
+    def matmul_flops_per_second(self, dtype: str) -> float:
+        """FLOPs a second that a large product in `dtype` reaches."""
+        return self.flops(dtype) * self.step.matmul_share(dtype)
+
     def memory_bytes_per_second(self, dtype: str) -> float:
         """HBM bytes a second that memory-bound work in `dtype` gets."""
-        return self.hbm_bytes_per_second * self.memory_efficiency.get(dtype, 1.0)
+        return self.hbm_bytes_per_second * self.step.memory_share(dtype)
 
-    def matmul_seconds(self, flops: float, dtype: str) -> float:
-        """Seconds of one product: at the rate measured for its size, else at the share of the peak."""
-        if dtype in self.matmul_rates:
-            return flops / share_at(self.matmul_rates[dtype], flops)
-        return flops / (self.flops(dtype) * self.matmul_efficiency)
+    @property
+    def matmul_efficiency(self) -> float:
+        """Share of the bf16 peak that a large product reaches."""
+        return self.step.matmul_share("bf16")
+
+    @property
+    def overlap(self) -> float:
+        """Share of the compute under which transfers may hide."""
+        return self.step.overlap
+
+    @property
+    def launch_seconds(self) -> float:
+        """Fixed time of one compiled program."""
+        return self.step.launch_seconds
+
+    def ideal(self) -> "Chip":
+        """This chip with a step that reaches every rating."""
+        return replace(self, step=StepEfficiency())
 
     @property
     def link_bytes_per_second(self) -> float:

@@ -1,58 +1,43 @@
-"""Chips as TOML: read with every figure checked, and written back.
+"""Chips as TOML, every figure checked.
 
-A catalog file and a measured machine.toml share one form. Top-level keys are the fields of Chip;
-[flops_per_second] is by dtype; [network] holds the fields of Torus or Switch, or one
+A catalog file, a user's own chip and a measured machine.toml share one form. Top-level keys are the
+fields of Chip; [flops_per_second] is by dtype; [network] holds the fields of Torus or Switch, or one
 [network.<collective>] table each with latency_seconds, bytes_per_second and, where the bandwidth
 depends on the size, efficiency = [[bytes, share], ...]. For links the same points stand under
 [network.efficiency.<link>] as all_gather = [[bytes, share], ...]. [matmul_rates] and [memory_rates]
-list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [sources] says
-where each figure comes from. `devices = "cpu:8"` in a machine.toml is its topology.
-`per_core = true` says that the figures are those of one host core.
+list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] is what a
+training step reaches of the ratings (StepEfficiency); what it does not name is ideal. [sources] says
+where each figure comes from, [step.sources] those of [step]. `devices = "cpu:8"` in a machine.toml is
+its topology. `per_core = true` says that the figures are those of one host core.
 """
 
 import os
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
-from meshwright.errors import HardwareError, nearest
+from meshwright.hardware.checked import CheckedToml
 from meshwright.hardware.chip import (
     COLLECTIVES,
     Chip,
     LinearCost,
     LinkEfficiency,
     SharedMemory,
+    StepEfficiency,
     Switch,
     Torus,
 )
-from meshwright.hardware.efficiency import Points, fault
+from meshwright.hardware.efficiency import Points
 from meshwright.units import DTYPE_BYTES
 
-_FIGURES = (
-    "hbm_bytes_per_second",
-    "host_link_bytes_per_second",
-    "matmul_efficiency",
-    "overlap",
-    "launch_seconds",
-)
+_FIGURES = ("hbm_bytes_per_second", "host_link_bytes_per_second")
 _COUNTS = ("chips_per_host", "hbm_bytes", "host_bytes")
+_OPTIONAL = ("power_watts", "power_limit_watts", "price_per_chip_hour")
 _OTHER = (
-    "name",
-    "aliases",
-    "kind",
-    "devices",
-    "per_core",
-    "price_per_chip_hour",
-    "flops_per_second",
-    "memory_efficiency",
-    "matmul_rates",
-    "memory_rates",
-    "network",
-    "sources",
-)
+    "name", "aliases", "kind", "devices", "per_core", "flops_per_second", "matmul_rates", "memory_rates",
+    "network", "step", "sources",
+)  # fmt: skip
 _TORUS = ("one_way_bytes_per_second", "hop_seconds", "dcn_bytes_per_second", "dcn_hop_seconds")
 _WRAPAROUND = ("wraparound_multiple_of", "wraparound_exactly")
 _SWITCH = (
@@ -62,8 +47,9 @@ _SWITCH = (
     "nic_hop_seconds",
     "collective_launch_seconds",
 )
-_MAY_BE_ZERO = ("overlap", "launch_seconds", "collective_launch_seconds", "hop_seconds", "latency_seconds")
-_AT_MOST_ONE = ("overlap", "matmul_efficiency")
+_STEP_SHARES = ("attention", "memory", "overlap")
+_STEP_SECONDS = ("kernel_seconds", "launch_seconds")
+_LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
 
 
 @dataclass(frozen=True)
@@ -75,133 +61,86 @@ class Description:
     per_core: bool
 
 
-@dataclass(frozen=True)
-class _File:
-    origin: str
-    text: str
-
-    def error(self, key: str, what: str) -> HardwareError:
-        line = self._line(key)
-        where = f"{self.origin}:{line}" if line else self.origin
-        return HardwareError(f"{where}: {key} {what}")
-
-    def _line(self, key: str) -> int | None:
-        """The line that sets `key`, written `table.key` inside a table; None if no line does."""
-        table = ""
-        for number, line in enumerate(self.text.splitlines(), 1):
-            if header := re.match(r"\s*\[([\w.-]+)\]", line):
-                table = f"{header[1]}."
-                if header[1] == key:
-                    return number
-            elif (entry := re.match(r"\s*([\w-]+)\s*=", line)) and table + entry[1] == key:
-                return number
-        return None
-
-    def figure(self, table: Mapping[str, Any], key: str, prefix: str = "") -> float:
-        """The number at `key`: finite and above 0 (not below, for a latency)."""
-        name = prefix + key
-        if key not in table:
-            raise self.error(name, "is missing")
-        value = table[key]
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(name, f"is {value!r}, not a number")
-        if not (0 <= value < float("inf")) or (value == 0 and key not in _MAY_BE_ZERO):
-            raise self.error(name, f"= {value} must be {'0 or more' if key in _MAY_BE_ZERO else 'above 0'}")
-        if key in _AT_MOST_ONE and value > 1:
-            raise self.error(name, f"= {value} must be at most 1")
-        return value
-
-    def points(self, table: Mapping[str, Any], key: str, prefix: str, most: float = 1.0) -> Points:
-        """The points [[bytes, share], ...] at `key`; with most = inf [[size, rate], ...]."""
-        rows = table[key]
-        if not isinstance(rows, list) or not all(_is_pair(row) for row in rows):
-            raise self.error(prefix + key, f"is {rows!r}, not points such as [[65536, 0.5], [1048576, 1.0]]")
-        if wrong := fault(rows, most):
-            raise self.error(prefix + key, wrong)
-        return tuple((float(num_bytes), float(share)) for num_bytes, share in rows)
-
-    def count(self, table: Mapping[str, Any], key: str, prefix: str = "") -> int:
-        value = self.figure(table, key, prefix)
-        if value != int(value):
-            raise self.error(prefix + key, f"= {value} must be a whole number")
-        return int(value)
-
-    def table(self, parent: Mapping[str, Any], key: str, prefix: str = "") -> dict[str, Any]:
-        if not isinstance(parent.get(key), dict):
-            raise self.error(prefix + key, "is missing: it is a table")
-        return parent[key]
-
-    def text_of(self, parent: Mapping[str, Any], key: str) -> str:
-        if not isinstance(parent.get(key), str):
-            raise self.error(key, "is missing: it is a string")
-        return parent[key]
-
-    def refuse_unknown(self, table: Mapping[str, Any], known: tuple[str, ...], prefix: str = "") -> None:
-        for key in table:
-            if key not in known:
-                raise self.error(prefix + key, f"is unknown; {nearest(key, list(known))}")
-
-
 def read_chip(text: str, origin: str) -> Description:
     """The chip that TOML `text` describes.
 
     Raises HardwareError naming the file, the line and the key of a figure that is missing, not
     positive, or unknown.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise HardwareError(f"{origin}: not TOML: {error}") from error
-    file = _File(origin, text)
-    file.refuse_unknown(data, _FIGURES + _COUNTS + _OTHER)
+    file = CheckedToml(origin, text)
+    data = file.parse()
+    file.refuse_unknown(data, _FIGURES + _COUNTS + _OPTIONAL + _OTHER)
     per_core = data.get("per_core", False)
     if per_core is not True and per_core is not False:
         raise file.error("per_core", f"is {per_core!r}, not true or false")
     if per_core:
         data = {"hbm_bytes": host_memory_bytes(), "host_bytes": host_memory_bytes()} | data
-    price = "price_per_chip_hour"
-    figures = {key: file.figure(data, key) for key in _FIGURES}
     counts = {key: file.count(data, key) for key in _COUNTS}
     chip = Chip(
-        name=file.text_of(data, "name"),
+        name=file.string(data, "name"),
         kind=_kind(file, data),
-        flops_per_second=_by_dtype(file, data, "flops_per_second"),
+        flops_per_second=_flops(file, data),
         hbm_bytes=counts["hbm_bytes"],
-        hbm_bytes_per_second=figures["hbm_bytes_per_second"],
         host_bytes=counts["host_bytes"],
-        host_link_bytes_per_second=figures["host_link_bytes_per_second"],
         chips_per_host=counts["chips_per_host"],
-        matmul_efficiency=figures["matmul_efficiency"],
-        overlap=figures["overlap"],
-        launch_seconds=figures["launch_seconds"],
         network=_network(file, data),
-        aliases=tuple(data.get("aliases", ())),
-        price_per_chip_hour=file.figure(data, price) if price in data else None,
-        memory_efficiency=_by_dtype(file, data, "memory_efficiency") if "memory_efficiency" in data else {},
+        aliases=_aliases(file, data),
         matmul_rates=_rates(file, data, "matmul_rates"),
         memory_rates=_rates(file, data, "memory_rates"),
-        sources=file.table(data, "sources") if "sources" in data else {},
+        step=_step(file, data),
+        sources=file.strings(data, "sources"),
+        **{key: file.figure(data, key) for key in _FIGURES},
+        **{key: file.figure(data, key) for key in _OPTIONAL if key in data},
     )
-    devices = file.text_of(data, "devices") if "devices" in data else None
+    devices = file.string(data, "devices") if "devices" in data else None
     return Description(chip, devices, per_core)
 
 
-def _kind(file: _File, data: Mapping[str, Any]) -> str:
-    kind = file.text_of(data, "kind")
-    if kind not in ("tpu", "gpu", "cpu"):
+def _kind(file: CheckedToml, data: Mapping[str, Any]) -> str:
+    kind = file.string(data, "kind")
+    if kind not in _LINKS:
         raise file.error("kind", f"is {kind!r}; it is tpu, gpu or cpu")
     return kind
 
 
-def _by_dtype(file: _File, data: Mapping[str, Any], key: str) -> dict[str, float]:
-    table = file.table(data, key)
-    file.refuse_unknown(table, tuple(DTYPE_BYTES), f"{key}.")
+def _aliases(file: CheckedToml, data: Mapping[str, Any]) -> tuple[str, ...]:
+    aliases = data.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise file.error("aliases", f'is {aliases!r}, not a list of names such as ["v4"]')
+    return tuple(aliases)
+
+
+def _flops(file: CheckedToml, data: Mapping[str, Any]) -> dict[str, float]:
+    table, prefix = file.table(data, "flops_per_second"), "flops_per_second."
+    file.refuse_unknown(table, tuple(DTYPE_BYTES), prefix)
     if not table:
-        raise file.error(key, "is empty: give the figure of one dtype at least")
-    return {dtype: file.figure(table, dtype, f"{key}.") for dtype in table}
+        raise file.error("flops_per_second", "is empty: give the figure of one dtype at least")
+    return {dtype: file.figure(table, dtype, prefix) for dtype in table}
 
 
-def _rates(file: _File, data: Mapping[str, Any], key: str) -> dict[str, Points]:
+def _step(file: CheckedToml, data: Mapping[str, Any]) -> StepEfficiency:
+    if "step" not in data:
+        return StepEfficiency()
+    table, prefix, links = file.table(data, "step"), "step.", _LINKS[_kind(file, data)]
+    named = ("matmul", "memory_by_dtype", "links", "sources")
+    file.refuse_unknown(table, (*_STEP_SHARES, *_STEP_SECONDS, *named), prefix)
+    return StepEfficiency(
+        matmul=_shares(file, table, "matmul", tuple(DTYPE_BYTES)),
+        memory_by_dtype=_shares(file, table, "memory_by_dtype", tuple(DTYPE_BYTES)),
+        links=_shares(file, table, "links", links),
+        sources=file.strings(table, "sources", prefix),
+        **{key: file.share(table, key, prefix) for key in _STEP_SHARES if key in table},
+        **{key: file.figure(table, key, prefix) for key in _STEP_SECONDS if key in table},
+    )
+
+
+def _shares(file: CheckedToml, step: Mapping[str, Any], key: str, known: tuple[str, ...]) -> dict[str, float]:
+    table, prefix = (file.table(step, key, "step.") if key in step else {}), f"step.{key}."
+    file.refuse_unknown(table, known, prefix)
+    return {name: file.share(table, name, prefix) for name in table}
+
+
+def _rates(file: CheckedToml, data: Mapping[str, Any], key: str) -> dict[str, Points]:
     if key not in data:
         return {}
     table = file.table(data, key)
@@ -209,12 +148,12 @@ def _rates(file: _File, data: Mapping[str, Any], key: str) -> dict[str, Points]:
     return {dtype: file.points(table, dtype, f"{key}.", most=inf) for dtype in table}
 
 
-def _network(file: _File, data: Mapping[str, Any]) -> Torus | Switch | SharedMemory:
+def _network(file: CheckedToml, data: Mapping[str, Any]) -> Torus | Switch | SharedMemory:
     read = {"tpu": _torus, "gpu": _switch, "cpu": _shared_memory}[_kind(file, data)]
     return read(file, file.table(data, "network"))
 
 
-def _torus(file: _File, table: Mapping[str, Any]) -> Torus:
+def _torus(file: CheckedToml, table: Mapping[str, Any]) -> Torus:
     file.refuse_unknown(table, ("pod", *_TORUS, *_WRAPAROUND, "efficiency"), "network.")
     pod = table.get("pod")
     if not isinstance(pod, list) or not pod or not all(isinstance(size, int) and size > 0 for size in pod):
@@ -226,14 +165,14 @@ def _torus(file: _File, table: Mapping[str, Any]) -> Torus:
     return Torus(pod=tuple(pod), **figures, **rules, efficiency=_efficiency(file, table, ("ici", "dcn")))
 
 
-def _switch(file: _File, table: Mapping[str, Any]) -> Switch:
+def _switch(file: CheckedToml, table: Mapping[str, Any]) -> Switch:
     file.refuse_unknown(table, ("domain_size", *_SWITCH, "efficiency"), "network.")
     figures = {key: file.figure(table, key, "network.") for key in _SWITCH}
     domain_size = file.count(table, "domain_size", "network.")
     return Switch(domain_size, **figures, efficiency=_efficiency(file, table, ("nvlink", "network")))
 
 
-def _efficiency(file: _File, network: Mapping[str, Any], links: tuple[str, ...]) -> LinkEfficiency:
+def _efficiency(file: CheckedToml, network: Mapping[str, Any], links: tuple[str, ...]) -> LinkEfficiency:
     if "efficiency" not in network:
         return {}
     table, prefix = file.table(network, "efficiency", "network."), "network.efficiency."
@@ -246,7 +185,7 @@ def _efficiency(file: _File, network: Mapping[str, Any], links: tuple[str, ...])
     return by_link
 
 
-def _shared_memory(file: _File, network: Mapping[str, Any]) -> SharedMemory:
+def _shared_memory(file: CheckedToml, network: Mapping[str, Any]) -> SharedMemory:
     file.refuse_unknown(network, COLLECTIVES, "network.")
     costs: dict[str, LinearCost] = {}
     for op in COLLECTIVES:
@@ -258,14 +197,6 @@ def _shared_memory(file: _File, network: Mapping[str, Any]) -> SharedMemory:
             file.points(table, "efficiency", prefix) if "efficiency" in table else (),
         )
     return SharedMemory(costs)
-
-
-def _is_pair(row: object) -> bool:
-    return (
-        isinstance(row, list)
-        and len(row) == 2
-        and all(isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x) for x in row)
-    )
 
 
 def host_memory_bytes() -> int:

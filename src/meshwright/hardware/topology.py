@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import gcd, prod
+from math import gcd, inf, prod
 from typing import Literal
 
-from meshwright.errors import LayoutError
+from meshwright.errors import HardwareError, LayoutError
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.fold import Shares, fold
 from meshwright.notation.mesh import Mesh
@@ -111,6 +111,44 @@ class Hardware:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_chips", self.num_slices * prod(self.dims))
+
+    def ideal(self) -> "Hardware":
+        """This machine with chips whose step reaches every rating."""
+        return replace(self, chip=self.chip.ideal())
+
+    def with_figures(
+        self,
+        *,
+        nic_bytes_per_second: float | None = None,
+        hbm_bytes_per_second: float | None = None,
+        power_watts: float | None = None,
+    ) -> "Hardware":
+        """This machine with its own figures where it differs from the catalog's; None keeps a figure.
+
+        nic_bytes_per_second: one way, a GPU. power_watts: what a chip is given; its rating stays.
+        Raises HardwareError for a figure that is not positive, or a network card where chips have none.
+        """
+        given = {
+            "nic_bytes_per_second": nic_bytes_per_second,
+            "hbm_bytes_per_second": hbm_bytes_per_second,
+            "power_watts": power_watts,
+        }
+        for name, value in given.items():
+            if value is not None and not 0 < value < inf:
+                raise HardwareError(f"{self.spec}: {name} = {value} must be above 0 and finite")
+        chip = self.chip
+        if nic_bytes_per_second is not None:
+            if not isinstance(chip.network, Switch):
+                raise HardwareError(
+                    f"{self.spec}: nic_bytes_per_second is of GPUs; {chip.name} has no network card"
+                )
+            chip = replace(chip, network=replace(chip.network, nic_bytes_per_second=nic_bytes_per_second))
+        chip = replace(
+            chip,
+            hbm_bytes_per_second=hbm_bytes_per_second or chip.hbm_bytes_per_second,
+            power_limit_watts=power_watts or chip.power_limit_watts,
+        )
+        return replace(self, chip=chip)
 
     @property
     def wraparound(self) -> tuple[bool, ...]:

@@ -1,0 +1,117 @@
+"""What a step reaches of a chip's ratings: read, written, and left out for the ideal."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import HardwareError
+from meshwright.hardware.catalog import dump_toml, load
+from meshwright.hardware.chip import StepEfficiency, Switch
+
+STEP = """[step]
+attention = 0.5
+memory = 0.75
+overlap = 0.875
+kernel_seconds = 4e-6
+
+[step.matmul]
+bf16 = 0.75
+fp8 = 0.5
+
+[step.links]
+nvlink = 0.75
+network = 0.875
+
+[step.sources]
+matmul = "measured for this test"
+"""
+
+
+def _h100(tmp_path: Path, step: str) -> str:
+    head, rest = dump_toml(load("h100:8").ideal()).split("[step]\n")
+    path = tmp_path / "h100.toml"
+    path.write_text(f"{head}{step}\n[network]{rest.split('[network]')[1]}")
+    return str(path)
+
+
+def test_what_a_file_does_not_name_is_ideal(tmp_path: Path) -> None:
+    assert load(_h100(tmp_path, "")).chip.step == StepEfficiency()
+    assert load(_h100(tmp_path, "[step]\nmemory = 0.5\n")).chip.step == StepEfficiency(memory=0.5)
+
+
+def test_a_step_is_written_as_it_is_read(tmp_path: Path) -> None:
+    read = load(_h100(tmp_path, STEP))
+    assert read.chip.step == StepEfficiency(
+        matmul={"bf16": 0.75, "fp8": 0.5},
+        attention=0.5,
+        memory=0.75,
+        links={"nvlink": 0.75, "network": 0.875},
+        overlap=0.875,
+        kernel_seconds=4e-6,
+        sources={"matmul": "measured for this test"},
+    )
+    again = tmp_path / "again.toml"
+    again.write_text(dump_toml(read))
+    assert load(str(again)).chip == read.chip
+
+
+def test_rates_are_the_ratings_times_what_a_step_reaches(tmp_path: Path) -> None:
+    chip = load(_h100(tmp_path, STEP)).chip
+    assert chip.matmul_flops_per_second("fp8") == chip.flops("fp8") * 0.5
+    assert chip.memory_bytes_per_second("bf16") == chip.hbm_bytes_per_second * 0.75
+    slower = replace(chip.step, memory_by_dtype={"bf16": 0.5})
+    assert replace(chip, step=slower).memory_bytes_per_second("bf16") == chip.hbm_bytes_per_second * 0.375
+    assert (chip.step.link_share("nvlink"), chip.step.link_share("ici")) == (0.75, 1.0)
+    assert chip.ideal().matmul_flops_per_second("fp8") == chip.flops("fp8")
+    assert load("h100:8").ideal().chip.step == StepEfficiency()
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("f16", 0.75), ("f32", 0.75), ("fp4", 0.5), ("int8", 0.5)])
+def test_a_dtype_not_listed_reaches_what_its_neighbour_does(dtype: str, share: float) -> None:
+    step = StepEfficiency(matmul={"bf16": 0.75, "fp8": 0.5})
+    assert step.matmul_share(dtype) == share
+    assert StepEfficiency().matmul_share(dtype) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("memory = 0.75", "memory = 1.5", "step.memory = 1.5 must be at most 1"),
+        ("memory = 0.75", "memory = 0", "step.memory = 0 must be above 0"),
+        ("overlap = 0.875", "overlap = -1", "step.overlap = -1 must be 0 or more"),
+        ("kernel_seconds = 4e-6", "kernel_seconds = -4e-6", "step.kernel_seconds = -4e-06 must be 0 or more"),
+        ("fp8 = 0.5", "fp8 = inf", "step.matmul.fp8 = inf must be above 0 and finite"),
+        ("fp8 = 0.5", "fp9 = 0.5", "step.matmul.fp9 is unknown; did you mean fp8"),
+        ("nvlink = 0.75", "ici = 0.75", "step.links.ici is unknown; known: network, nvlink"),
+        ("attention = 0.5", "atention = 0.5", "step.atention is unknown; did you mean attention"),
+        ('"measured for this test"', "1", "step.sources.matmul is 1, not a string"),
+    ],
+)
+def test_a_faulty_share_names_its_line_and_key(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = Path(_h100(tmp_path, STEP))
+    assert path.read_text().count(old) == 1
+    before, after = path.read_text().split(old)
+    path.write_text(before + new + after)
+    with pytest.raises(HardwareError) as caught:
+        load(str(path))
+    assert str(caught.value).startswith(f"{path}:{before.count(chr(10)) + 1}: {message}")
+
+
+def test_a_machine_has_figures_of_its_own() -> None:
+    sheet = load("h100:2x8")
+    ours = sheet.with_figures(nic_bytes_per_second=25e9, hbm_bytes_per_second=2.4e12, power_watts=500)
+    assert isinstance(ours.chip.network, Switch)
+    assert ours.chip.network.nic_bytes_per_second == 25e9
+    assert (ours.chip.hbm_bytes_per_second, ours.chip.power_limit_watts) == (2.4e12, 500)
+    assert ours.chip.power_watts == sheet.chip.power_watts
+    assert sheet.with_figures() == sheet
+
+
+def test_figures_that_no_machine_has_are_refused() -> None:
+    with pytest.raises(HardwareError, match=r"^h100:8: hbm_bytes_per_second = 0 must be above 0 and finite$"):
+        load("h100:8").with_figures(hbm_bytes_per_second=0)
+    with pytest.raises(
+        HardwareError, match=r"^v5e:4x4: nic_bytes_per_second is of GPUs; v5e has no network card$"
+    ):
+        load("v5e:4x4").with_figures(nic_bytes_per_second=25e9)
