@@ -71,11 +71,13 @@ class StepCost:
     """The parts of one step on the busiest chip.
 
     executed_flops: of matmuls and attention, recomputation included, on the mean chip.
+    runs: how often the busiest chip runs each segment of the graph.
     """
 
     terms: tuple[Term, ...]
     transfers: tuple[PlannedTransfer, ...]
     executed_flops: float
+    runs: tuple[float, ...] = ()
 
     @cached_property
     def seconds(self) -> float:
@@ -120,7 +122,8 @@ class StepPricer:
         if self.layout.pipe > 1:
             sums.add("pipeline bubble", self._bubble(priced, stages), "bubble")
         self._add_update(sums, update, norm_axes)
-        return StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops)
+        runs = tuple(count * self.layout.microbatches for count in busiest.counts)
+        return StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops, runs)
 
     def _price(self, transfer: Transfer) -> "_Priced":
         key = (transfer.op, transfer.gathered_bytes, transfer.axes)
