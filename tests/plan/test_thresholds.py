@@ -6,7 +6,8 @@ Figures: How to Scale Your Model, "Training" and "Transformer Math", as correcte
 import pytest
 from tests.cost.recorded import BF16, TOKENS, D, F, layer_moves, ring_bytes
 
-from meshwright.cost.ops import Shape, record_loss
+from meshwright.cost.ops import record_loss
+from meshwright.cost.recorder import Shape
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout

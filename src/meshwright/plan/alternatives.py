@@ -1,0 +1,174 @@
+"""The usual layouts beside the chosen one, and why each was not chosen.
+
+Each takes the microbatches and the remat policy that suit it best, so that what is said of it is
+true of its best form.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from meshwright.errors import LayoutError
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import REMATS, Layout
+from meshwright.models.config import ModelConfig
+from meshwright.plan.comparison import Rejected, compare, too_large
+from meshwright.plan.thresholds import active_d_ff, links, mixed_batch_shards, nearest_divisor, sparsity
+from meshwright.plan.train import Candidate, Search, price
+from meshwright.plan_file import Workload
+
+
+def best_schedule(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Candidate:
+    """`layout` with the microbatches and remat policy that make it fastest of those that fit.
+
+    Where none fits, with those that need least memory. For each policy the fewest microbatches that
+    fit are the fastest, except with stages, where more of them leave fewer idle: all are priced.
+    Raises LayoutError where the layout does not divide.
+    """
+    priced = [
+        candidate
+        for remat in REMATS
+        for candidate in _until_it_fits(config, hardware, workload, layout.replace(remat=remat))
+    ]
+    fitting = [candidate for candidate in priced if candidate.fits]
+    if fitting:
+        return min(fitting, key=lambda candidate: candidate.step_seconds)
+    return min(priced, key=lambda candidate: candidate.memory.total)
+
+
+def _until_it_fits(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
+) -> Iterator[Candidate]:
+    microbatches = 1
+    while True:
+        candidate = price(config, hardware, workload, layout.replace(microbatches=microbatches))
+        yield candidate
+        microbatches *= 2
+        enough = candidate.fits and layout.pipe == 1
+        if enough or microbatches * layout.num_batch_shards > workload.num_sequences:
+            return
+
+
+def rejected(
+    config: ModelConfig, hardware: Hardware, workload: Workload, found: Search
+) -> tuple[Rejected, ...]:
+    """The next best mesh and the usual layouts, without those that the search chose."""
+    best = found.best
+    runner_up = _runner_up(found)
+    named = [compare("the next best", runner_up, best)] if runner_up else []
+    seen = {_shape(c.layout) for c in (best, runner_up) if c}
+    for name, layout in usual(config, hardware, workload):
+        dtypes = {"weights_dtype": best.layout.weights_dtype, "compute_dtype": best.layout.compute_dtype}
+        if _shape(layout) not in seen:
+            named.append(_judge(config, hardware, workload, name, layout.replace(**dtypes), best))
+            seen.add(_shape(layout))
+    return tuple(named)
+
+
+def _shape(layout: Layout) -> tuple:
+    """What makes two layouts different to a reader: the mesh, and what is sharded over the data ranks."""
+    return tuple(layout.mesh.sizes.items()), layout.zero_stage
+
+
+def _runner_up(found: Search) -> Candidate | None:
+    """The best candidate of another mesh, which says more than another schedule of the same."""
+    fitting = [c for c in found.candidates[1:] if c.fits]
+    mesh = found.best.layout.mesh
+    return next((c for c in fitting if c.layout.mesh != mesh), fitting[0] if fitting else None)
+
+
+def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterator[tuple[str, Layout]]:
+    """The layouts of the training chapter on these chips, by name, whether they divide or not."""
+    chips = hardware.num_chips
+    yield "data parallelism alone", Layout(data=chips)
+    if chips > 1:
+        yield "data parallelism with a sharded optimizer (ZeRO-1)", Layout(data=chips, zero=1)
+    yield "FSDP alone", Layout(fsdp=chips)
+    if chips > 1 and (tensor := _mixed_tensor(config, hardware, workload)) > 1:
+        yield "FSDP with tensor parallelism", Layout(fsdp=chips // tensor, tensor=tensor)
+
+
+def _mixed_tensor(config: ModelConfig, hardware: Hardware, workload: Workload) -> int:
+    """The tensor degree that the chapter's X = sqrt(B/F M_X/M_Y N) leaves; 1 where nothing is split."""
+    ideal = links(hardware)
+    if ideal is None:
+        return 1
+    chips, d_ff = hardware.num_chips, round(active_d_ff(config) * sparsity(config))
+    wanted = chips / mixed_batch_shards(workload.num_tokens, d_ff, chips, ideal.axes_ratio)
+    return max(2, nearest_divisor(chips, min(wanted, ideal.tensor_reach))) if chips % 2 == 0 else 1
+
+
+def _judge(
+    config: ModelConfig, hardware: Hardware, workload: Workload, name: str, layout: Layout, best: Candidate
+) -> Rejected:
+    """Why `layout` was not chosen: too few sequences, what does not divide, or its price."""
+    if layout.num_batch_shards > workload.num_sequences:
+        return _too_few_sequences(config, hardware, workload, name, layout, best)
+    try:
+        candidate = best_schedule(config, hardware, workload, layout)
+    except LayoutError as error:
+        what = f"does not divide: {str(error).partition(';')[0]}"
+        rejected = Rejected(name, str(layout), "divides", what, {})
+        return _with_nearest(config, hardware, workload, rejected, nearest_legal(layout), best)
+    return compare(name, candidate, best)
+
+
+def _too_few_sequences(
+    config: ModelConfig, hardware: Hardware, workload: Workload, name: str, layout: Layout, best: Candidate
+) -> Rejected:
+    """What batch `layout` would need, whether it would fit then, and the nearest that needs less."""
+    shards = layout.num_batch_shards
+    needed = Workload(shards, workload.seq_len)
+    text = (
+        f"needs {shards:,} sequences, one for each shard of the batch, which has "
+        f"{workload.num_sequences:,} (--batch-tokens {needed.num_tokens})"
+    )
+    numbers: dict[str, float | str] = {"num_sequences": workload.num_sequences, "needed": shards}
+    with suppress(LayoutError):
+        then = best_schedule(config, hardware, needed, layout)
+        numbers["bytes_per_chip"] = then.memory.total
+        if not then.fits:
+            text += f". Even then it {too_large(name, then).text}"
+    rejected = Rejected(name, str(layout), "batch", text, numbers, f"--batch-tokens {needed.num_tokens}")
+    if layout.tensor == 1:
+        return rejected
+    return _with_nearest(config, hardware, workload, rejected, wider_tensor(layout), best)
+
+
+def _with_nearest(
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    rejected: Rejected,
+    near: Iterable[Layout],
+    best: Candidate,
+) -> Rejected:
+    """`rejected` and what is to be said of the first of `near` that divides."""
+    for layout in near:
+        try:
+            candidate = best_schedule(config, hardware, workload, layout)
+        except LayoutError:
+            continue
+        judged = compare(rejected.name, candidate, best)
+        chosen = candidate.layout.mesh == best.layout.mesh
+        said = "is the one chosen" if chosen else judged.text
+        text = f"{rejected.text}. The nearest that divides, {candidate.layout}, {said}"
+        return replace(rejected, text=text, nearest=str(candidate.layout), numbers=judged.numbers)
+    return rejected
+
+
+def wider_tensor(layout: Layout) -> Iterator[Layout]:
+    """Layouts of as many chips with ever fewer batch shards and a wider tensor axis."""
+    for factor in (d for d in range(2, layout.fsdp + 1) if layout.fsdp % d == 0):
+        yield layout.replace(fsdp=layout.fsdp // factor, tensor=layout.tensor * factor)
+
+
+def nearest_legal(layout: Layout) -> Iterator[Layout]:
+    """Layouts of as many chips, ever further from `layout`: less fsdp and more data, then less tensor."""
+    tensors = [d for d in range(layout.tensor, 0, -1) if layout.tensor % d == 0]
+    for tensor in tensors:
+        whole = layout.fsdp * layout.tensor // tensor
+        for fsdp in (d for d in range(whole, 0, -1) if whole % d == 0):
+            near = layout.replace(fsdp=fsdp, data=layout.data * whole // fsdp, tensor=tensor)
+            if near != layout:
+                yield near

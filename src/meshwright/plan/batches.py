@@ -1,0 +1,169 @@
+"""The batches for which a layout stays bound by compute, and what a training run of so many tokens takes."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import ceil
+
+from meshwright.hardware.topology import Hardware
+from meshwright.models.config import ModelConfig
+from meshwright.plan.train import Candidate, price
+from meshwright.plan_file import Workload
+
+# How far beyond the asked batch a layout is tried.
+_MOST_DOUBLINGS = 12
+
+
+@dataclass(frozen=True)
+class BatchRange:
+    """Tokens of one step between which a layout computes longer than it waits for any one resource.
+
+    min_tokens: None where no batch tried is bound by compute. max_tokens: the most that fits with the
+    schedule's microbatches; more fit with more microbatches. bound: of the asked batch. tokens_per_chip:
+    of min_tokens.
+    """
+
+    min_tokens: int | None
+    max_tokens: int | None
+    tokens_per_chip: float | None
+    bound: str
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, chosen: Candidate) -> BatchRange:
+    """The range of `chosen`'s mesh and remat policy, re-priced by bisection over the sequences of a shard.
+
+    Smaller batches take fewer microbatches where that is faster.
+    """
+    shards, seq_len = chosen.layout.num_batch_shards, workload.seq_len
+
+    def is_compute_bound(per_shard: int) -> bool:
+        return _fastest(config, hardware, per_shard * shards, seq_len, chosen).cost.bound == "compute"
+
+    def fits(per_shard: int) -> bool:
+        batch = Workload(per_shard * shards, seq_len)
+        return price(config, hardware, batch, chosen.layout).fits
+
+    asked = max(1, round(workload.num_sequences / shards))
+    least = _first(is_compute_bound, asked)
+    most = _last(fits, max(asked, chosen.layout.microbatches)) if chosen.fits else None
+    tokens = least * shards * seq_len if least else None
+    return BatchRange(
+        min_tokens=tokens,
+        max_tokens=most * shards * seq_len if most else None,
+        tokens_per_chip=tokens / hardware.num_chips if tokens else None,
+        bound=chosen.cost.bound,
+    )
+
+
+def _fastest(
+    config: ModelConfig, hardware: Hardware, num_sequences: int, seq_len: int, chosen: Candidate
+) -> Candidate:
+    """`chosen`'s layout at another batch, with as many of its microbatches or half as often as is best."""
+    layout, batch = chosen.layout, Workload(num_sequences, seq_len)
+    priced = []
+    microbatches = layout.microbatches
+    while microbatches >= 1:
+        if microbatches * layout.num_batch_shards <= num_sequences:
+            priced.append(price(config, hardware, batch, layout.replace(microbatches=microbatches)))
+        microbatches //= 2
+    return min(priced, key=lambda candidate: (not candidate.fits, candidate.step_seconds))
+
+
+def _first(holds: Callable[[int], bool], start: int) -> int | None:
+    """The least positive number from which `holds` is true, if it is once true for ever; None if never."""
+    above = start
+    for _ in range(_MOST_DOUBLINGS):
+        if holds(above):
+            return _bisect(lambda number: not holds(number), 0, above)
+        above *= 2
+    return None
+
+
+def _last(holds: Callable[[int], bool], start: int) -> int | None:
+    """The largest number until which `holds` is true; None if it is true as far as is tried, or never."""
+    if not holds(start):
+        return None
+    above = start
+    for _ in range(_MOST_DOUBLINGS):
+        above *= 2
+        if not holds(above):
+            return _bisect(holds, above // 2, above) - 1
+    return None
+
+
+def _bisect(holds: Callable[[int], bool], below: int, above: int) -> int:
+    """The least number in (below, above] for which `holds` is false, as it is for `above`."""
+    while above - below > 1:
+        middle = (below + above) // 2
+        if holds(middle):
+            below = middle
+        else:
+            above = middle
+    return above
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A whole run of so many tokens. price: in the catalog's currency, None where no price is known."""
+
+    tokens: int
+    steps: int
+    seconds: float
+    days: float
+    chip_hours: float
+    flops: float
+    price: float | None
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def budget(candidate: Candidate, num_tokens: int) -> Budget:
+    """What `num_tokens` take at this step time, without restarts, evaluation or checkpoints."""
+    steps = ceil(num_tokens / candidate.num_tokens)
+    seconds = steps * candidate.step_seconds
+    hours = seconds * candidate.hardware.num_chips / 3600
+    hourly = candidate.hardware.chip.price_per_chip_hour
+    return Budget(
+        tokens=num_tokens,
+        steps=steps,
+        seconds=seconds,
+        days=seconds / 86_400,
+        chip_hours=hours,
+        flops=steps * candidate.model_flops,
+        price=None if hourly is None else hourly * hours,
+    )
+
+
+@dataclass(frozen=True)
+class CriticalBatch:
+    """The asked batch against the critical batch size, beyond which more tokens a step buy few steps.
+
+    times: the asked batch over it. more_tokens: how many times the tokens of a small batch the same loss
+    takes, 1 + B / B_crit (McCandlish et al., 2018, "An Empirical Model of Large-Batch Training").
+    max_chips: where the least batch that is bound by compute reaches it, at the same tokens a chip; None
+    where that batch is not known.
+    """
+
+    tokens: int
+    times: float
+    crossed: bool
+    more_tokens: float
+    max_chips: int | None
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def critical_batch(workload: Workload, critical_tokens: int, found: BatchRange) -> CriticalBatch:
+    """Where `critical_tokens` stand to this workload and to the batches that its machine needs."""
+    times, per_chip = workload.num_tokens / critical_tokens, found.tokens_per_chip
+    return CriticalBatch(
+        tokens=critical_tokens,
+        times=times,
+        crossed=times > 1,
+        more_tokens=1 + times,
+        max_chips=int(critical_tokens / per_chip) if per_chip else None,
+    )

@@ -1,0 +1,123 @@
+"""One priced layout beside the chosen one, in words: by how much it does not fit or is slower, and why."""
+
+from dataclasses import asdict, dataclass
+
+from meshwright.hardware.topology import Hardware
+from meshwright.plan.train import Candidate, usable_bytes
+from meshwright.units import format_bytes, format_seconds
+
+# What waits on each resource, as people say it.
+RESOURCES = {
+    "compute": "computing",
+    "hbm": "memory traffic",
+    "ici": "links between chips",
+    "dcn": "links between slices",
+    "bubble": "idle pipeline stages",
+    "launch": "launches",
+}
+_OF_KIND = {
+    "gpu": RESOURCES | {"ici": "NVLink", "dcn": "links between nodes"},
+    "cpu": RESOURCES | {"ici": "copies between devices"},
+}
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A layout that was not chosen.
+
+    name: what people call it. reason: "memory", "slower", "divides" or "batch". text: what is said of
+    it, to follow its name. numbers: what that rests on. nearest: a layout or an option that would work,
+    None where this layout does.
+    """
+
+    name: str
+    layout: str
+    reason: str
+    text: str
+    numbers: dict[str, float | str]
+    nearest: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def resource_name(bound: str, hardware: Hardware) -> str:
+    """`bound` in words that suit the machine."""
+    return _OF_KIND.get(hardware.chip.kind, RESOURCES).get(bound, bound)
+
+
+def compare(name: str, candidate: Candidate, best: Candidate) -> Rejected:
+    """`candidate` beside the chosen one: by how much it does not fit, or is slower, and through what."""
+    if not candidate.fits:
+        return too_large(name, candidate)
+    slower = candidate.step_seconds / best.step_seconds - 1
+    extra = bound_seconds(candidate)
+    for bound, seconds in bound_seconds(best).items():
+        extra[bound] = extra.get(bound, 0.0) - seconds
+    bound = max(extra, key=extra.__getitem__)
+    numbers: dict[str, float | str] = {
+        "step_seconds": candidate.step_seconds,
+        "slower": slower,
+        "bound": bound,
+        "extra_seconds": extra[bound],
+        "bytes_per_chip": candidate.memory.total,
+    }
+    if not best.fits:
+        text = f"would fit, in {format_seconds(candidate.step_seconds)} a step"
+    elif slower < 0.0005:
+        text = f"takes as long: {format_seconds(candidate.step_seconds)}"
+    else:
+        text = (
+            f"takes {format_seconds(candidate.step_seconds)}, {percent(slower)} longer: "
+            f"{format_seconds(extra[bound])} more for {resource_name(bound, candidate.hardware)}"
+            f"{_culprit(candidate, bound)}{_saving(extra, candidate.hardware)}"
+        )
+    return Rejected(name, str(candidate.layout), "slower", text, numbers)
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+
+
+def bound_seconds(candidate: Candidate) -> dict[str, float]:
+    """Seconds of a step by what they wait for."""
+    totals: dict[str, float] = {}
+    for term in candidate.cost.terms:
+        totals[term.bound] = totals.get(term.bound, 0.0) + term.seconds
+    return totals
+
+
+def _culprit(candidate: Candidate, bound: str) -> str:
+    """The largest term of a link or of memory, in brackets; that compute computes is clear."""
+    if bound in ("compute", "bubble", "launch"):
+        return ""
+    largest = max(
+        (t for t in candidate.cost.terms if t.bound == bound), key=lambda t: t.seconds, default=None
+    )
+    return f" ({largest.name})" if largest else ""
+
+
+def _saving(extra: dict[str, float], hardware: Hardware) -> str:
+    """What it spends less on, if that is a good part of what it spends more on."""
+    bound = min(extra, key=extra.__getitem__)
+    if -extra[bound] < 0.1 * max(extra.values()):
+        return ""
+    return f", {format_seconds(-extra[bound])} less for {resource_name(bound, hardware)}"
+
+
+def too_large(name: str, candidate: Candidate) -> Rejected:
+    usable = usable_bytes(candidate.hardware)
+    parts = {key: value for key, value in candidate.memory.to_dict().items() if key != "total"}
+    largest = max(parts, key=parts.__getitem__)
+    over = candidate.memory.total - usable
+    text = (
+        f"does not fit: it needs {format_bytes(candidate.memory.total)} a chip, {format_bytes(over)} more "
+        f"than the {format_bytes(usable)} there are; {format_bytes(parts[largest])} are {largest}"
+    )
+    numbers: dict[str, float | str] = {
+        "bytes_per_chip": candidate.memory.total,
+        "over_bytes": over,
+        "usable_bytes": usable,
+        "largest": largest,
+    }
+    return Rejected(name, str(candidate.layout), "memory", text, numbers)

@@ -1,0 +1,260 @@
+"""A plan in words that a newcomer to sharding can follow: what, where the time goes, why, and what next."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.errors import LayoutError
+from meshwright.hardware.topology import Hardware
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.plan.alternatives import best_schedule, rejected
+from meshwright.plan.batches import BatchRange, Budget, CriticalBatch, batch_range, budget, critical_batch
+from meshwright.plan.comparison import Rejected, bound_seconds, percent, resource_name
+from meshwright.plan.layout_words import describe, memory_words
+from meshwright.plan.thresholds import Threshold, thresholds
+from meshwright.plan.train import Candidate, Search, usable_bytes
+from meshwright.plan_file import Workload
+from meshwright.units import format_count, format_seconds
+
+# A term below this share of the step is not named.
+_WORTH_NAMING = 0.01
+# A resource below this share is not what to work on.
+_WORTH_ADVICE = 0.05
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and its paragraphs."""
+
+    title: str
+    paragraphs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join((self.title, *self.paragraphs))
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is to be said of a search, as figures and as prose."""
+
+    thresholds: tuple[Threshold, ...]
+    rejected: tuple[Rejected, ...]
+    batch_range: BatchRange
+    budget: Budget | None
+    critical_batch: CriticalBatch | None
+    sections: tuple[Section, ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.sections))
+
+    def to_dict(self) -> dict[str, object]:
+        """The keys that `mw plan train --json` adds; what was not asked for is null."""
+        return {
+            "explanation": str(self),
+            "thresholds": [threshold.to_dict() for threshold in self.thresholds],
+            "rejected": [one.to_dict() for one in self.rejected],
+            "batch_range": self.batch_range.to_dict(),
+            "budget": self.budget.to_dict() if self.budget else None,
+            "critical_batch": self.critical_batch.to_dict() if self.critical_batch else None,
+        }
+
+
+def explain(
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    found: Search,
+    *,
+    num_tokens: int | None = None,
+    critical_tokens: int | None = None,
+) -> Explanation:
+    """The explanation of a search's best layout.
+
+    num_tokens: of the whole run, for its time and chip-hours. critical_tokens: the critical batch size.
+    """
+    best = found.best
+    limits = thresholds(config, hardware, workload, best.layout)
+    others = rejected(config, hardware, workload, found)
+    batches = batch_range(config, hardware, workload, best)
+    run = budget(best, num_tokens) if num_tokens else None
+    critical = critical_batch(workload, critical_tokens, batches) if critical_tokens else None
+    sections = [
+        Section("The layout", tuple(describe(config, workload, best))),
+        Section("Where the time goes", tuple(_time(best))),
+        Section("Memory", (memory_words(best, usable_bytes(hardware)),)),
+        Section("Why not another", tuple(_others(others, best))),
+        Section("Rules of thumb", tuple(_rules(limits))),
+        Section("Batch", tuple(_batches(workload, best, batches, critical))),
+        Section("To go faster", tuple(_faster(config, hardware, workload, best))),
+    ]
+    if run:
+        sections.append(Section("Budget", tuple(_budget(run, best))))
+    sections = [section for section in sections if section.paragraphs]
+    return Explanation(limits, others, batches, run, critical, tuple(sections))
+
+
+def _time(best: Candidate) -> Iterator[str]:
+    seconds, hardware = best.step_seconds, best.hardware
+    peak = hardware.chip.flops(best.layout.compute_dtype)
+    yield (
+        f"A step takes {format_seconds(seconds)}: {format_count(best.num_tokens / seconds)} tokens a second. "
+        f"Its useful arithmetic is {best.mfu:.1%} of what the chips could do at their peak of "
+        f"{peak / 1e12:.4g} TFLOP/s (MFU)."
+    )
+    shares = bound_seconds(best)
+    for bound in sorted(shares, key=shares.__getitem__, reverse=True):
+        if shares[bound] / seconds >= _WORTH_NAMING:
+            name = resource_name(bound, hardware)
+            yield f"{percent(shares[bound] / seconds)} {name}: {_terms(best, bound)}."
+    hidden = sum(p.seconds * p.count * (1 - p.exposed) for p in best.cost.transfers)
+    if hidden / seconds >= _WORTH_NAMING:
+        yield (
+            f"Besides, transfers that would take {format_seconds(hidden)} run under the compute and cost "
+            "nothing."
+        )
+
+
+def _terms(candidate: Candidate, bound: str) -> str:
+    """The terms that wait for one resource with their shares of the step, largest first."""
+    seconds = candidate.step_seconds
+    terms = [t for t in candidate.cost.terms if t.bound == bound]
+    named = [t for t in terms if t.seconds / seconds >= _WORTH_NAMING] or terms[:1]
+    listed = [f"{t.name} {percent(t.seconds / seconds)}" for t in named]
+    rest = sum(t.seconds for t in terms) - sum(t.seconds for t in named)
+    if rest / seconds >= _WORTH_NAMING:
+        listed.append(f"the rest {percent(rest / seconds)}")
+    return ", ".join(listed)
+
+
+def _others(others: tuple[Rejected, ...], best: Candidate) -> Iterator[str]:
+    for one in others:
+        name = one.name[0].upper() + one.name[1:]
+        yield f"{name}, {one.layout}, {one.text}."
+    if not best.fits:
+        yield "None of these layouts fits either." if all(r.reason != "slower" for r in others) else ""
+
+
+def _rules(limits: tuple[Threshold, ...]) -> Iterator[str]:
+    yield (
+        "The textbook's closed forms for this case (ideal links, the MLP alone, every transfer hidden); the "
+        "search prices the whole step instead."
+    )
+    for limit in limits:
+        yield f"{threshold_line(limit)}: {limit.meaning}."
+
+
+def threshold_line(limit: Threshold) -> str:
+    """`B / N > alpha / n: 733 against 850 tokens a chip, does not hold`."""
+    verdict = {True: ", holds", False: ", does not hold", None: ""}[limit.holds]
+    figures = f"{_figure(limit.value)} against {_figure(limit.limit)} {limit.unit}"
+    return f"{limit.formula}: {figures}{verdict}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else format_count(value)
+
+
+def _batches(
+    workload: Workload, best: Candidate, batches: BatchRange, critical: CriticalBatch | None
+) -> Iterator[str]:
+    shards, hardware = best.layout.num_batch_shards, best.hardware
+    if batches.min_tokens is None or batches.tokens_per_chip is None:
+        yield (
+            f"No batch makes this layout bound by compute: {resource_name(batches.bound, hardware)} "
+            "stays the largest share."
+        )
+    else:
+        text = (
+            f"This layout is bound by compute from {format_count(batches.min_tokens)} tokens a step, "
+            f"{_figure(batches.tokens_per_chip)} a chip"
+        )
+        if batches.min_tokens == shards * workload.seq_len:
+            text += " (one sequence for each shard of the batch, the least that divides)"
+        if batches.max_tokens:
+            text += (
+                f"; its memory holds {format_count(batches.max_tokens)} with these microbatches, and more "
+                "with more of them"
+            )
+        yield f"{text}. The step asked for has {format_count(workload.num_tokens)}."
+    if critical:
+        yield _critical(critical)
+
+
+def _critical(critical: CriticalBatch) -> str:
+    side = "beyond" if critical.crossed else "within"
+    text = (
+        f"The batch is {critical.times:.2g} times the critical one of {format_count(critical.tokens)} "
+        f"tokens, {side} it: the same loss takes about {critical.more_tokens:.2g} times the tokens that very "
+        "small batches need"
+    )
+    if critical.max_chips:
+        text += (
+            f". At the least tokens a chip that keep this layout bound by compute, the critical batch is "
+            f"reached at {critical.max_chips:,} chips"
+        )
+    return f"{text}."
+
+
+def _faster(config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate) -> Iterator[str]:
+    """What to change, by the resources that take most; tried where it can be."""
+    shares = bound_seconds(best)
+    for bound in sorted(shares, key=shares.__getitem__, reverse=True)[:2]:
+        share = shares[bound] / best.step_seconds
+        if bound in _ADVICE and share >= _WORTH_ADVICE:
+            name = resource_name(bound, hardware)
+            yield f"{name[0].upper()}{name[1:]}, {percent(share)} of the step. {_ADVICE[bound]}"
+    again = sum(t.seconds for t in best.cost.terms if "recompute" in t.name)
+    if again / best.step_seconds >= _WORTH_NAMING:
+        yield (
+            f"Recomputing the forward pass takes {percent(again / best.step_seconds)} of the step; with more "
+            "memory a chip, or more chips, less of it is needed."
+        )
+    if twice := _twice_the_batch(config, hardware, workload, best):
+        yield (
+            f"Tried: with twice the batch a step of this mesh takes {format_seconds(twice.step_seconds)}, "
+            f"{twice.mfu:.1%} MFU against {best.mfu:.1%}."
+        )
+
+
+_ADVICE = {
+    "compute": "More chips, a faster chip or matmuls of a narrower type (matmul_dtype=fp8 where the chip has "
+    "it) shorten it; another layout of these chips does not.",
+    "hbm": "It is work that reads and writes more than it computes: larger microbatches, less recomputation "
+    "and fewer optimizer bytes (more shards, narrower moments) shorten it.",
+    "ici": "A larger batch gives every weight that travels more work; a narrower tensor axis moves fewer "
+    "activations; fewer chips for the same batch wait less.",
+    "dcn": "A larger batch a slice or node, or fewer of them, gives the slow links more time to hide.",
+    "bubble": "More microbatches, more chunks a stage (interleave), a zero-bubble schedule or fewer stages "
+    "leave less idle.",
+    "launch": "Larger microbatches launch fewer kernels for the same work.",
+}
+
+
+def _twice_the_batch(
+    config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
+) -> Candidate | None:
+    try:
+        batch = Workload(2 * workload.num_sequences, workload.seq_len)
+        twice = best_schedule(config, hardware, batch, best.layout)
+    except LayoutError:
+        return None
+    return twice if twice.fits else None
+
+
+def _budget(run: Budget, best: Candidate) -> Iterator[str]:
+    price = f", {run.price:,.0f} at the catalog's price" if run.price is not None else ""
+    time = f"{run.days:,.0f} days" if run.days >= 1000 else format_seconds(run.seconds)
+    yield (
+        f"{format_count(run.tokens)} tokens are {run.steps:,} steps and {run.flops:.3g} FLOPs: {time} on "
+        f"{best.hardware.num_chips:,} chips, {format_count(run.chip_hours)} chip-hours{price}. Restarts, "
+        "evaluation and checkpoints are not counted."
+    )
+
+
+def summary(config: ModelConfig, best: Candidate) -> str:
+    """One sentence: the model, the layout and its step."""
+    params = format_count(count_params(config).total)
+    return (
+        f"{config.name} ({params} parameters) on {best.hardware.spec}: {best.layout}, "
+        f"{format_seconds(best.step_seconds)} a step, {best.mfu:.1%} MFU"
+    )

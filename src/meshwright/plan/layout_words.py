@@ -1,0 +1,179 @@
+"""A layout in words: what every axis splits, what travels for it, and what that takes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.layout import DEGREES, Layout
+from meshwright.models.config import ModelConfig
+from meshwright.plan.train import Candidate
+from meshwright.plan_file import Workload, shardings
+from meshwright.units import format_bytes, format_count, format_seconds
+
+_REMATS = {
+    "none": "Everything that the backward pass reads is kept: nothing is recomputed (remat=none).",
+    "attention": "The backward pass recomputes attention's scores and keeps the rest (remat=attention).",
+    "matmuls": "Of the forward pass only the results of matmuls are kept; the rest is recomputed "
+    "(remat=matmuls).",
+    "full": "Of each layer only the input is kept, and the backward pass runs the layer again: a third more "
+    "arithmetic for the least memory (remat=full).",
+}
+_SCHEDULES = {
+    "gpipe": "all microbatches forward, then all backward (GPipe)",
+    "1f1b": "one forward, one backward in turn (1F1B)",
+    "interleaved": "one forward, one backward in turn, over several chunks a stage (interleaved 1F1B)",
+    "zb-h1": "the gradients of weights wait for idle slots (zero bubble, ZB-H1)",
+    "zb-v": "two chunks a stage in a V, the gradients of weights in idle slots (zero bubble, ZB-V)",
+    "dualpipe": "microbatches enter at both ends (DualPipe)",
+}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a step's collectives over one axis take, on one chip. hidden: share that runs under compute."""
+
+    seconds: float
+    num_bytes: float
+    hidden: float
+
+    def __str__(self) -> str:
+        hidden = (
+            f", {self.hidden:.0%} of it under compute" if self.hidden >= 0.005 else ", all of it waited for"
+        )
+        return f"{format_seconds(self.seconds)} a step{hidden}"
+
+
+def traffic(candidate: Candidate, axis: str) -> Traffic | None:
+    """Of the collectives that involve `axis`; None where there are none worth a word."""
+    found = [planned for planned in candidate.cost.transfers if axis in planned.transfer.axes]
+    seconds = sum(planned.seconds * planned.count for planned in found)
+    if not seconds:
+        return None
+    hidden = sum(planned.seconds * planned.count * (1 - planned.exposed) for planned in found)
+    num_bytes = sum(planned.transfer.gathered_bytes * planned.count for planned in found)
+    return Traffic(seconds, num_bytes, hidden / seconds)
+
+
+def describe(config: ModelConfig, workload: Workload, candidate: Candidate) -> Iterator[str]:
+    """Paragraphs: the mesh, each axis, the notation, the schedule."""
+    layout, chips = candidate.layout, candidate.hardware.num_chips
+    present = [axis for axis in DEGREES if getattr(layout, axis) > 1]
+    if not present:
+        yield "One chip does everything: nothing is split and nothing travels."
+    else:
+        product = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in present if axis != "expert")
+        yield f"The {chips:,} chips form a mesh, {product}."
+    for axis in present:
+        words = _AXES[axis](config, workload, layout)
+        moved = traffic(candidate, axis)
+        yield f"{axis}={getattr(layout, axis)}: {words}" + (f" ({moved})." if moved else ".")
+    yield _notation(config, layout)
+    yield _batch(workload, layout)
+    yield _REMATS.get(layout.remat, f"remat={layout.remat}.") + (
+        " What is kept waits in the host's memory (offload)." if layout.offload else ""
+    )
+
+
+def _data(config: ModelConfig, workload: Workload, layout: Layout) -> str:
+    state = {1: "a share of the optimizer", 2: "a share of the optimizer and the gradients"}
+    shared = state.get(layout.zero_stage) if layout.fsdp == 1 else None
+    keeps = (
+        f"the same weights, each keeps {shared} (ZeRO-{layout.zero_stage})" if shared else "the same weights"
+    )
+    return (
+        f"{layout.data} groups of chips hold {keeps} and take different sequences; they add up their "
+        "gradients after the backward pass"
+    )
+
+
+def _fsdp(config: ModelConfig, workload: Workload, layout: Layout) -> str:
+    if layout.zero_stage == 3:
+        return (
+            f"every weight lies in {layout.fsdp} shards, and who holds them takes different sequences. A "
+            "layer's weights are gathered just before they are used, forward and backward, and their "
+            "gradients return as shards (AllGather, ReduceScatter)"
+        )
+    what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
+    return (
+        f"{layout.fsdp} groups of chips take different sequences and share {what} (ZeRO-{layout.zero_stage})"
+    )
+
+
+def _tensor(config: ModelConfig, workload: Workload, layout: Layout) -> str:
+    summed = (
+        "summed and handed out by tokens, and gathered before the next product (sequence parallelism: "
+        "ReduceScatter, AllGather)"
+        if layout.sequence_parallel
+        else "summed before the next operation can begin (AllReduce)"
+    )
+    return (
+        f"heads and feed-forward width are split over {layout.tensor} chips, which work on the same tokens. "
+        f"The second matmul of attention and of the MLP leaves partial sums, {summed}"
+    )
+
+
+def _tensor2(config: ModelConfig, workload: Workload, layout: Layout) -> str:
+    return f"the model dimension of weights and activations is split over {layout.tensor2} chips (2D tensor)"
+
+
+def _context(config: ModelConfig, workload: Workload, layout: Layout) -> str:
+    how = "pass round a ring" if layout.context_method == "ring" else "are gathered"
+    piece = workload.seq_len // layout.context
+    return (
+        f"each sequence is cut into {layout.context} pieces of {piece:,} tokens; keys and values {how} for "
+        "attention"
+    )
+
+
+def _pipe(config: ModelConfig, workload: Workload, layout: Layout) -> str:
+    chunks = f", each in {layout.interleave} chunks" if layout.interleave > 1 else ""
+    order = _SCHEDULES.get(layout.schedule, layout.schedule)
+    return (
+        f"the {config.num_layers} layers lie in {layout.pipe} stages{chunks}; microbatches pass from stage "
+        f"to stage: {order}"
+    )
+
+
+def _expert(config: ModelConfig, workload: Workload, layout: Layout) -> str:
+    return (
+        f"the experts are shared out over {layout.expert} of the chips that hold different sequences; tokens "
+        "travel to their experts and back (AllToAll)"
+    )
+
+
+_AXES = {
+    "pipe": _pipe,
+    "data": _data,
+    "fsdp": _fsdp,
+    "expert": _expert,
+    "context": _context,
+    "tensor2": _tensor2,
+    "tensor": _tensor,
+}
+
+
+def _notation(config: ModelConfig, layout: Layout) -> str:
+    written = shardings(config, layout)
+    weights = [text for name, text in written["weights"].items() if name in ("w_in", "we_in", "w_out", "wq")]
+    activations = [text for name, text in written["activations"].items() if name in ("x", "h")]
+    return f"In the notation: weights {', '.join(weights)}; activations {', '.join(activations)}."
+
+
+def _batch(workload: Workload, layout: Layout) -> str:
+    per_shard = workload.num_sequences / layout.num_batch_shards
+    text = (
+        f"A step takes {workload.num_sequences:,} sequences of {workload.seq_len:,} tokens "
+        f"({format_count(workload.num_tokens)} tokens), {per_shard:.3g} for each of "
+        f"{layout.num_batch_shards:,} shards"
+    )
+    if layout.microbatches > 1:
+        text += f", in {layout.microbatches} microbatches of {per_shard / layout.microbatches:.3g}"
+    return text + "."
+
+
+def memory_words(candidate: Candidate, usable: int) -> str:
+    """What fills a chip's memory, largest first."""
+    parts = {key: value for key, value in candidate.memory.to_dict().items() if key != "total" and value}
+    ordered = sorted(parts, key=parts.__getitem__, reverse=True)
+    listed = ", ".join(f"{name} {format_bytes(parts[name])}" for name in ordered)
+    total = candidate.memory.total
+    return f"Each chip needs {format_bytes(total)} of the {format_bytes(usable)} it can use: {listed}."

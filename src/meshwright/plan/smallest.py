@@ -1,0 +1,186 @@
+"""The smallest slice of a chip on which a model trains, or trains fast enough."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from math import prod
+
+from meshwright.errors import PlanError
+from meshwright.hardware import catalog
+from meshwright.hardware.chip import SharedMemory, Torus
+from meshwright.hardware.topology import Hardware
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params, train_flops_per_token
+from meshwright.plan.train import Search, search, usable_bytes
+from meshwright.plan_file import Workload
+from meshwright.units import dtype_bytes, format_bytes, format_seconds
+
+# Beyond one pod: slices of the whole pod joined by the data-centre network.
+_MOST_SLICES = 8
+_MOST_GPUS = 32_768
+# Sizes tried between one that is too small and its double.
+_MOST_BETWEEN = 6
+_MOMENTS_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One size and why it is not the answer; None where it is."""
+
+    hardware: str
+    num_chips: int
+    step_seconds: float | None
+    why_not: str | None
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The machine, what was found on it, and the sizes tried."""
+
+    hardware: Hardware
+    found: Search
+    tried: tuple[Tried, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "hardware": self.hardware.spec,
+            "num_chips": self.hardware.num_chips,
+            "tried": [tried.to_dict() for tried in self.tried],
+        }
+
+
+def smallest(
+    config: ModelConfig,
+    spec: str,
+    workload: Workload,
+    *,
+    weights_dtype: str,
+    compute_dtypes: tuple[str, ...],
+    max_seconds: float | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Smallest:
+    """The fewest chips of `spec` that hold the model, and take at most `max_seconds` a step.
+
+    spec: a chip (`v5p`), or a machine (`v5p:16x20x28`) that bounds the sizes tried. Doubles the chips
+    until it works, then tries the sizes between. Raises PlanError where no size works.
+    """
+    tried: list[Tried] = []
+
+    def attempt(hardware: Hardware) -> Search | None:
+        if on_progress:
+            on_progress(hardware.spec)
+        why_not = _hopeless(config, hardware, workload, weights_dtype, compute_dtypes, max_seconds)
+        found = None
+        if why_not is None:
+            try:
+                found = search(
+                    config, hardware, workload, weights_dtype=weights_dtype, compute_dtypes=compute_dtypes
+                )
+                why_not = _why_not(found, max_seconds)
+            except PlanError as error:
+                why_not = str(error)
+        seconds = found.best.step_seconds if found else None
+        tried.append(Tried(hardware.spec, hardware.num_chips, seconds, why_not))
+        return None if why_not else found
+
+    machines = sizes(spec)
+    doubled = [m for m in machines if m.num_chips & (m.num_chips - 1) == 0 or m is machines[-1]]
+    too_small = 0
+    for machine in doubled:
+        if found := attempt(machine):
+            between = [m for m in machines if too_small < m.num_chips < machine.num_chips]
+            for smaller in between[:: max(1, -(-len(between) // _MOST_BETWEEN))]:
+                if better := attempt(smaller):
+                    return Smallest(smaller, better, tuple(tried))
+            return Smallest(machine, found, tuple(tried))
+        too_small = machine.num_chips
+    last = tried[-1]
+    raise PlanError(f"{config.name} on up to {last.hardware}: {last.why_not}")
+
+
+def sizes(spec: str) -> list[Hardware]:
+    """The machines of one chip by number of chips, one topology each, up to that of `spec`.
+
+    TPU: what a pod is cut into, nearest to a cube: doublings until rings close, then whole cubes; then pods
+    joined. GPUs: a domain's doublings, then domains.
+    """
+    name, _, topology = spec.partition(":")
+    most = catalog.load(spec) if topology or name.endswith(".toml") else None
+    chip = most.chip if most else catalog.chip(name)
+    if isinstance(chip.network, SharedMemory):
+        raise PlanError(f"--smallest needs a chip that comes in slices, such as v5p or h100, not {spec}")
+    name = name.partition("*")[2] or name
+    shapes = (
+        _torus_shapes(chip.network) if isinstance(chip.network, Torus) else _nodes(chip.network.domain_size)
+    )
+    limit = most.num_chips if most else None
+    by_chips: dict[int, str] = {}
+    for slices, dims in sorted(
+        shapes, key=lambda shape: (shape[0] * prod(shape[1]), shape[0], sum(shape[1]))
+    ):
+        prefix = f"{slices}*" if slices > 1 else ""
+        by_chips.setdefault(slices * prod(dims), f"{prefix}{name}:{'x'.join(map(str, dims))}")
+    machines = [catalog.load(text) for chips, text in by_chips.items() if limit is None or chips < limit]
+    return [*machines, most] if most else machines
+
+
+def _torus_shapes(torus: Torus) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(slices, sides ascending) that a pod can be cut into, and whole pods joined."""
+    step = torus.wraparound_multiple_of or torus.wraparound_exactly or max(torus.pod)
+    pod = sorted(torus.pod)
+
+    def sides(most: int) -> list[int]:
+        doublings = [2**n for n in range(most.bit_length()) if 2**n <= most]
+        return sorted({*doublings, *range(step, most + 1, step)})
+
+    for dims in product(*map(sides, pod)):
+        whole = all(side % step == 0 for side in dims)
+        if list(dims) == sorted(dims) and (whole or max(dims) <= step):
+            yield 1, dims
+    yield from ((slices, tuple(pod)) for slices in range(1, _MOST_SLICES + 1))
+
+
+def _nodes(domain: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(1, (domains, GPUs of each)): parts of one domain, then whole ones."""
+    for gpus in {*(2**n for n in range(domain.bit_length()) if 2**n <= domain), domain}:
+        yield 1, (1, gpus)
+    nodes = 1
+    while nodes * domain <= _MOST_GPUS:
+        yield 1, (nodes, domain)
+        nodes += max(1, 2 ** (nodes.bit_length() - 3))  # in steps of a quarter to an eighth
+
+
+def _hopeless(
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    weights_dtype: str,
+    compute_dtypes: tuple[str, ...],
+    max_seconds: float | None,
+) -> str | None:
+    """Why no layout can do, by bytes of weights and moments or FLOPs at the peak; None if one might."""
+    stored = count_params(config).total * (dtype_bytes(weights_dtype) + _MOMENTS_BYTES)
+    chips, usable = hardware.num_chips, usable_bytes(hardware)
+    if stored > chips * usable:
+        return (
+            f"weights and moments alone need {format_bytes(stored / chips)} a chip, "
+            f"{format_bytes(stored / chips - usable)} more than there are"
+        )
+    peak = max(hardware.chip.flops(dtype) for dtype in compute_dtypes)
+    least = train_flops_per_token(config, workload.seq_len) * workload.num_tokens / (chips * peak)
+    if max_seconds is not None and least > max_seconds:
+        return f"{format_seconds(least)} a step at the peak, more than {format_seconds(max_seconds)}"
+    return None
+
+
+def _why_not(found: Search, max_seconds: float | None) -> str | None:
+    best = found.best
+    if not best.fits:
+        over = best.memory.total - usable_bytes(best.hardware)
+        return f"the nearest layout, {best.layout}, needs {format_bytes(over)} a chip more than there are"
+    if max_seconds is not None and best.step_seconds > max_seconds:
+        return f"{format_seconds(best.step_seconds)} a step, more than {format_seconds(max_seconds)}"
+    return None
