@@ -62,11 +62,13 @@ def test_a_formatted_count_reads_back(quarters: int, suffix: str) -> None:
 
 
 def test_dtypes() -> None:
-    sizes = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int4": 0.5, "i32": 4}
+    sizes = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "fp4": 0.5, "int4": 0.5, "i32": 4}
     assert {dtype: dtype_bytes(dtype) for dtype in sizes} == sizes
     with pytest.raises(MeshwrightError) as caught:
         dtype_bytes("float32")
-    assert str(caught.value) == ("dtype 'float32' is unknown; known: f32, bf16, f16, fp8, int8, int4, i32")
+    assert str(caught.value) == (
+        "dtype 'float32' is unknown; known: f32, bf16, f16, fp8, int8, fp4, int4, i32"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,17 @@ from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.description import Description, read_chip, share_cores
 from meshwright.hardware.topology import Hardware
 
-_FORMS = "v5p:16x20x28, v5e:4x4, h100:64, h100:8x8 (nodes x GPUs), 2*v5p:16x16x16 (slices), cpu:8 or a .toml"
+_FORMS = (
+    "v5p:16x20x28, v5e:4x4, h100:64, h100:8x8 (domains x GPUs), 2*v5p:16x16x16 (slices), cpu:8 or a .toml"
+)
 
 
 def load(spec: str) -> Hardware:
     """The hardware that `spec` names: `[slices*]chip:topology`, or the path of a machine.toml.
 
-    A torus takes one size for each of its dimensions, GPUs a number or nodes x GPUs, a host a number
-    of devices. A machine.toml names its own topology; `machine.toml:8` gives another.
+    A torus takes one size for each of its dimensions, GPUs domains x GPUs, a host a number of devices.
+    A plain number of chips takes the torus nearest to a cube, or fills as few NVLink domains as it can.
+    A machine.toml names its own topology; `machine.toml:8` gives another.
     Raises HardwareError for an unknown chip, a topology that does not exist, or a faulty file.
     """
     slices, name, sizes = _parse(spec.strip())
@@ -29,8 +32,8 @@ def load(spec: str) -> Hardware:
     if sizes is None and description.devices is not None:
         slices, _, sizes = _parse(description.devices)
     if sizes is None:
-        raise HardwareError(f"hardware {spec!r} has no topology; write {_example(description.chip)}")
-    dims = _dims(description.chip, spec, slices, sizes)
+        raise HardwareError(f"hardware {spec!r} has no topology; write {_example(name, description.chip)}")
+    dims = _dims(name, description.chip, spec, slices, sizes)
     chip = share_cores(description.chip, dims[0]) if description.per_core else description.chip
     return Hardware(spec.strip(), chip, dims, slices)
 
@@ -95,17 +98,18 @@ def _file(path: str) -> Description:
         raise HardwareError(f"{path}: not a text file: byte {error.start} is not UTF-8") from error
 
 
-def _dims(chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def _dims(name: str, chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The topology that `sizes` give a chip called `name` in the spec."""
     if slices < 1 or 0 in sizes:
         raise HardwareError(f"hardware {spec!r}: every size is at least 1")
     if isinstance(chip.network, Torus):
-        return _torus_dims(chip.name, chip.network, spec, sizes)
+        return _torus_dims(name, chip.network, spec, sizes)
     if slices > 1:
-        raise HardwareError(f"hardware {spec!r}: only TPUs come in slices; write {_example(chip)}")
+        raise HardwareError(f"hardware {spec!r}: only TPUs come in slices; write {_example(name, chip)}")
     if isinstance(chip.network, Switch):
-        return _switch_dims(chip.name, chip.network, spec, sizes)
+        return _switch_dims(name, chip, chip.network.domain_size, spec, sizes)
     if len(sizes) != 1:
-        raise HardwareError(f"hardware {spec!r}: a host has one number of devices: {chip.name}:{prod(sizes)}")
+        raise HardwareError(f"hardware {spec!r}: a host has one number of devices: {name}:{prod(sizes)}")
     return sizes
 
 
@@ -113,6 +117,8 @@ def _torus_dims(name: str, torus: Torus, spec: str, sizes: tuple[int, ...]) -> t
     rank, largest = len(torus.pod), "x".join(map(str, torus.pod))
     if len(sizes) != rank:
         fit = _squarest(prod(sizes), torus.pod)
+        if fit and len(sizes) == 1:
+            return fit
         hint = f"write {name}:{'x'.join(map(str, fit))}" if fit else f"up to {name}:{largest}"
         raise HardwareError(f"hardware {spec!r}: {name} is a {rank}D torus, not {len(sizes)}D; {hint}")
     if any(size > most for size, most in zip(sorted(sizes), sorted(torus.pod), strict=True)):
@@ -135,27 +141,40 @@ def _squarest(num_chips: int, pod: tuple[int, ...]) -> tuple[int, ...] | None:
     return min(fits, key=sum, default=None)
 
 
-def _switch_dims(name: str, switch: Switch, spec: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    domain = switch.domain_size
+def _switch_dims(name: str, chip: Chip, domain: int, spec: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
     if len(sizes) == 1:
-        if sizes[0] > domain and sizes[0] % domain:
+        filled = _domains(sizes[0], domain, min(chip.chips_per_host, domain))
+        if filled is None:
             near = max(sizes[0] // domain, 1) * domain
             raise HardwareError(
                 f"hardware {spec!r}: {sizes[0]} GPUs do not fill NVLink domains of {domain}; "
-                f"write {name}:{near} or {name}:{near + domain}, or nodes x GPUs"
+                f"write {name}:{near} or {name}:{near + domain}, or domains x GPUs"
             )
-        return (max(sizes[0] // domain, 1), min(sizes[0], domain))
+        return filled
     if len(sizes) != 2:
-        raise HardwareError(f"hardware {spec!r}: write nodes x GPUs, such as {name}:8x{domain}")
+        raise HardwareError(f"hardware {spec!r}: write domains x GPUs, such as {name}:8x{domain}")
     if sizes[1] > domain:
         raise HardwareError(f"hardware {spec!r}: an NVLink domain of {name} holds {domain}, not {sizes[1]}")
     return sizes
 
 
-def _example(chip: Chip) -> str:
+def _domains(num_gpus: int, domain: int, host: int) -> tuple[int, int] | None:
+    """(domains, GPUs of each): the fewest domains, all alike and of whole hosts, at least half full.
+
+    >>> _domains(256, 72, 4), _domains(12, 8, 8), _domains(4, 8, 8)
+    ((4, 64), None, (1, 4))
+    """
+    if num_gpus <= domain:
+        return 1, num_gpus
+    fewest, most = -(-num_gpus // domain), 2 * num_gpus // domain
+    alike = (n for n in range(fewest, most + 1) if num_gpus % n == 0 and num_gpus // n % host == 0)
+    return next(((n, num_gpus // n) for n in alike), None)
+
+
+def _example(name: str, chip: Chip) -> str:
     if isinstance(chip.network, Torus):
-        return f"{chip.name}:{'x'.join('4' for _ in chip.network.pod)}"
-    return f"{chip.name}:8"
+        return f"{name}:{'x'.join('4' for _ in chip.network.pod)}"
+    return f"{name}:8"
 
 
 def dump_toml(hardware: Hardware) -> str:

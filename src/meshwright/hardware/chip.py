@@ -173,14 +173,22 @@ class Chip:
         """Peak FLOPs (or integer operations) a second in `dtype`.
 
         A type without units of its own computes in the narrowest wider type: fp8 on an A100 as bf16.
+        Integers may widen to floats, floats never to integers.
         """
         if dtype in self.flops_per_second:
             return self.flops_per_second[dtype]
-        wider = [known for known in self.flops_per_second if dtype_bytes(known) > dtype_bytes(dtype)]
+        wider = [
+            known
+            for known in self.flops_per_second
+            if dtype_bytes(known) > dtype_bytes(dtype) and (_is_integer(dtype) or not _is_integer(known))
+        ]
         if not wider:
             listed = ", ".join(self.flops_per_second)
             raise HardwareError(f"{self.name} lists no FLOPs for {dtype} or wider; it has {listed}")
-        return self.flops_per_second[min(wider, key=dtype_bytes)]
+        narrowest = min(
+            wider, key=lambda known: (dtype_bytes(known), _is_integer(known) != _is_integer(dtype))
+        )
+        return self.flops_per_second[narrowest]
 
     def matmul_flops_per_second(self, dtype: str) -> float:
         """FLOPs a second that a large product in `dtype` reaches."""
@@ -217,3 +225,7 @@ class Chip:
         if isinstance(self.network, Switch):
             return self.network.nvlink_bytes_per_second
         return self.network.costs["all_gather"].bytes_per_second
+
+
+def _is_integer(dtype: str) -> bool:
+    return dtype.startswith("i")
