@@ -1,8 +1,7 @@
 """mw plan: the layouts of a machine, ranked."""
 
-import json
-import os
 import time
+from math import ceil, inf
 from pathlib import Path
 from typing import Annotated
 
@@ -17,18 +16,22 @@ from meshwright.cli.common import (
     dtype_option,
     emit,
     note,
-    show,
+    progress,
 )
 from meshwright.cli.plan_document import plan_document
+from meshwright.cli.plan_output import misses, show_plan, write_plan
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
+from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import DTYPES, Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
-from meshwright.plan.train import Candidate, Search, assumptions, price, search, usable_bytes
-from meshwright.plan_file import Plan, Workload, save_plan
-from meshwright.units import format_bytes, format_count, format_seconds
+from meshwright.plan.explain import explain as explain_search
+from meshwright.plan.smallest import Smallest
+from meshwright.plan.smallest import smallest as find_smallest
+from meshwright.plan.train import Candidate, Search, assumptions, price, search
+from meshwright.plan_file import Plan, Workload
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -56,6 +59,24 @@ def train(
         str | None, dtype_option("--compute-dtype", help="Of matmuls. [bf16; on cpu the faster]")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many candidates to list.")] = 10,
+    tokens: Annotated[
+        int | None, count_option("--tokens", help="Of the whole run: its days, chip-hours and price.")
+    ] = None,
+    critical_batch: Annotated[
+        int | None, count_option("--critical-batch", help="Tokens: say where this batch size is crossed.")
+    ] = None,
+    smallest: Annotated[
+        bool, typer.Option("--smallest", help="Plan for the fewest chips that do; --hardware v5p will do.")
+    ] = False,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="With --smallest: the longest step allowed.", metavar="S")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(help="With --smallest and --tokens: the longest run allowed.", metavar="N")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say in words what was chosen, why, and what next.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the best plan here, and its .json beside it.")
     ] = None,
@@ -67,22 +88,86 @@ def train(
 
     \b
     mw plan train --model llama-3-70b --hardware v5p:16x20x28 --batch-tokens 4M --seq-len 4096
+    mw plan train --model llama-3-8b --hardware h100 --smallest --tokens 1T --days 30 --batch-tokens 4M \
+        --seq-len 8192
     """
-    config, machine = load_model(model), catalog.load(hardware)
+    config = load_model(model)
     workload = make_workload(config, batch_tokens, seq_len)
-    dtypes = _dtypes(machine, weights_dtype, compute_dtype)
-    found = _price_one(config, machine, workload, layout, *dtypes) if layout else None
-    found = found or search(config, machine, workload, weights_dtype=dtypes[0], compute_dtypes=dtypes[1])
-    document = plan_document(config, machine, workload, found, top)
+    sizing = None
+    if smallest:
+        _check_smallest(layout)
+        chip = catalog.load(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
+        dtypes = _dtypes(chip, weights_dtype, compute_dtype)
+        sizing = _find_smallest(
+            config, hardware, workload, dtypes, _longest_step(workload, tokens, max_seconds, days)
+        )
+        machine, found = sizing.hardware, sizing.found
+    else:
+        _check_not_smallest(max_seconds, days)
+        machine = catalog.load(hardware)
+        dtypes = _dtypes(machine.chip, weights_dtype, compute_dtype)
+        found = _price_one(config, machine, workload, layout, *dtypes) if layout else None
+        found = found or search(config, machine, workload, weights_dtype=dtypes[0], compute_dtypes=dtypes[1])
+    said = explain_search(config, machine, workload, found, num_tokens=tokens, critical_tokens=critical_batch)
+    document = plan_document(config, machine, workload, found, top, said, sizing)
     if output and found.best.fits:
-        _write(output, _runnable(config, machine, workload, found.best), workload, document)
+        write_plan(output, _runnable(config, machine, workload, found.best), workload, document)
     if as_json:
         emit(document)
     else:
-        _show(document, found, workload)
+        show_plan(document, found, workload, said, in_words=explain, sizing=sizing)
     if not found.best.fits:
-        note(f"mw: {config.name} on {hardware}: {_misses(found)}")
+        note(f"mw: {config.name} on {machine.spec}: {misses(found)}")
         raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _has_topology(hardware: str) -> bool:
+    return ":" in hardware or hardware.endswith(".toml")
+
+
+def _check_smallest(layout: str | None) -> None:
+    if layout:
+        raise PlanError("--smallest searches layouts; leave out --layout, or name the topology")
+
+
+def _check_not_smallest(max_seconds: float | None, days: float | None) -> None:
+    for option, value in (("--max-seconds", max_seconds), ("--days", days)):
+        if value is not None:
+            raise PlanError(f"{option} bounds what --smallest looks for; add --smallest")
+
+
+def _longest_step(
+    workload: Workload, tokens: int | None, max_seconds: float | None, days: float | None
+) -> float | None:
+    """Seconds of the longest step that both options allow. Raises PlanError for what is no limit."""
+    for option, value in (("--max-seconds", max_seconds), ("--days", days)):
+        if value is not None and not 0 < value < inf:
+            raise PlanError(f"{option} {value} is no time; write a number above 0")
+    limits = [] if max_seconds is None else [max_seconds]
+    if days is not None:
+        if tokens is None:
+            raise PlanError("--days needs the length of the run; add --tokens 1T")
+        limits.append(days * 86_400 / ceil(tokens / workload.num_tokens))
+    return min(limits, default=None)
+
+
+def _find_smallest(
+    config: ModelConfig,
+    hardware: str,
+    workload: Workload,
+    dtypes: tuple[str, tuple[str, ...]],
+    longest: float | None,
+) -> Smallest:
+    with progress() as update:
+        return find_smallest(
+            config,
+            hardware,
+            workload,
+            weights_dtype=dtypes[0],
+            compute_dtypes=dtypes[1],
+            max_seconds=longest,
+            on_progress=lambda spec: update(f"trying {spec}", None),
+        )
 
 
 def make_workload(config: ModelConfig, batch_tokens: int, seq_len: int) -> Workload:
@@ -100,17 +185,15 @@ def make_workload(config: ModelConfig, batch_tokens: int, seq_len: int) -> Workl
     return Workload(round(batch_tokens / seq_len), seq_len)
 
 
-def _dtypes(
-    hardware: Hardware, weights_dtype: str | None, compute_dtype: str | None
-) -> tuple[str, tuple[str, ...]]:
+def _dtypes(chip: Chip, weights_dtype: str | None, compute_dtype: str | None) -> tuple[str, tuple[str, ...]]:
     """The type of the weights, and those to compute in. What a CPU is fast in only its figures know."""
-    on_cpu = hardware.chip.kind == "cpu"
+    on_cpu = chip.kind == "cpu"
     weights = weights_dtype or ("f32" if on_cpu else "bf16")
     if compute_dtype:
         return weights, (compute_dtype,)
     if not on_cpu:
         return weights, ("bf16",)
-    return weights, tuple(dtype for dtype in DTYPES if dtype in hardware.chip.flops_per_second)
+    return weights, tuple(dtype for dtype in DTYPES if dtype in chip.flops_per_second)
 
 
 def _price_one(
@@ -140,49 +223,3 @@ def _runnable(config: ModelConfig, hardware: Hardware, workload: Workload, best:
     run = best if whole == workload else price(config, hardware, whole, best.layout)
     planned = {"step_seconds": run.step_seconds, "mfu": run.mfu, "bytes_per_chip": run.memory.total}
     return Plan(config, hardware.spec, whole, best.layout, planned)
-
-
-def _write(path: Path, written: Plan, asked: Workload, document: dict) -> None:
-    """plan.toml and, whole or not at all, its plan.json."""
-    beside = path.with_suffix(".json")
-    if beside == path:
-        raise PlanError(
-            f"-o {path}: the plan is TOML, and the .json beside it holds its figures; name a .toml"
-        )
-    save_plan(written, path)
-    partial = beside.with_name(f".{beside.name}.{os.getpid()}")
-    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    partial.replace(beside)
-    if written.workload != asked:
-        note(
-            f"{asked.num_sequences} sequences do not divide over the batch shards of {written.layout}; "
-            f"the plan takes {written.workload.num_sequences} ({written.workload.num_tokens:,} tokens)"
-        )
-    note(f"wrote {path} and {beside}")
-
-
-def _misses(found: Search) -> str:
-    best, needed = found.best, found.best.memory.total
-    usable = usable_bytes(best.hardware)
-    which = "nothing fits; nearest comes" if found.considered > 1 else "does not fit:"
-    return (
-        f"{which} {best.layout}, which needs {format_bytes(needed)} a chip, {format_bytes(needed - usable)} "
-        f"more than the {format_bytes(usable)} that there are; take more chips or fewer --batch-tokens"
-    )
-
-
-def _show(document: dict, found: Search, workload: Workload) -> None:
-    from meshwright.report.tables import breakdown_table, plan_table
-
-    best, layout = document["best"], found.best.layout
-    dtypes = f"weights {layout.weights_dtype}, compute {layout.compute_dtype}"
-    show(
-        f"{document['model']['name']} ({format_count(document['model']['params'])} parameters) on "
-        f"{document['hardware']['spec']} ({document['hardware']['num_chips']:,} devices), "
-        f"{workload.num_sequences:,} sequences of {workload.seq_len:,} tokens, {dtypes}",
-        "",
-        plan_table(document),
-        breakdown_table(best),
-        *(f"- {line}" for line in document["assumptions"]),
-        f"{found.considered:,} layouts priced in {format_seconds(found.seconds)}",
-    )

@@ -9,6 +9,8 @@ from meshwright import __version__
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
+from meshwright.plan.explain import Explanation
+from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search
 from meshwright.plan_file import Workload, shardings
 
@@ -16,14 +18,22 @@ _PACKAGES = ("jax", "jaxlib", "libtpu")
 
 
 def plan_document(
-    config: ModelConfig, hardware: Hardware, workload: Workload, found: Search, num_candidates: int
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    found: Search,
+    num_candidates: int,
+    said: Explanation,
+    sizing: Smallest | None = None,
 ) -> dict:
-    """The keys of contract.md (best, candidates, assumptions, search), then what they are about."""
+    """The keys of contract.md (best, candidates, assumptions, search), then why, then what they are about."""
     return {
         "best": found.best.to_dict(),
         "candidates": [candidate.to_dict() for candidate in found.candidates[:num_candidates]],
         "assumptions": list(found.assumptions),
         "search": {"considered": found.considered, "seconds": found.seconds},
+        **said.to_dict(),
+        **({"smallest": sizing.to_dict()} if sizing else {}),
         "model": asdict(config) | {"params": count_params(config).total},
         "hardware": {
             "spec": hardware.spec,

@@ -51,7 +51,7 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
     tokens = least * shards * seq_len if least else None
     return BatchRange(
         min_tokens=tokens,
-        max_tokens=most * shards * seq_len if most else None,
+        max_tokens=max(most * shards * seq_len, workload.num_tokens) if most else None,
         tokens_per_chip=tokens / hardware.num_chips if tokens else None,
         bound=chosen.cost.bound,
     )

@@ -1,0 +1,100 @@
+"""What `mw plan train` shows on a terminal, and the files that -o writes."""
+
+import json
+import os
+from pathlib import Path
+
+from meshwright.cli.common import note, show
+from meshwright.errors import PlanError
+from meshwright.plan.explain import Explanation
+from meshwright.plan.smallest import Smallest
+from meshwright.plan.train import Search, usable_bytes
+from meshwright.plan_file import Plan, Workload, save_plan
+from meshwright.units import format_bytes, format_count, format_seconds
+
+# Lines of prose longer than this tire the eye, however wide the terminal.
+_PROSE_WIDTH = 100
+
+
+def write_plan(path: Path, written: Plan, asked: Workload, document: dict) -> None:
+    """plan.toml and, whole or not at all, its plan.json."""
+    beside = path.with_suffix(".json")
+    if beside == path:
+        raise PlanError(
+            f"-o {path}: the plan is TOML, and the .json beside it holds its figures; name a .toml"
+        )
+    save_plan(written, path)
+    partial = beside.with_name(f".{beside.name}.{os.getpid()}")
+    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    partial.replace(beside)
+    if written.workload != asked:
+        note(
+            f"{asked.num_sequences} sequences do not divide over the batch shards of {written.layout}; "
+            f"the plan takes {written.workload.num_sequences} ({written.workload.num_tokens:,} tokens)"
+        )
+    note(f"wrote {path} and {beside}")
+
+
+def misses(found: Search) -> str:
+    """By how much the best layout does not fit."""
+    best, needed = found.best, found.best.memory.total
+    usable = usable_bytes(best.hardware)
+    which = "nothing fits; nearest comes" if found.considered > 1 else "does not fit:"
+    return (
+        f"{which} {best.layout}, which needs {format_bytes(needed)} a chip, {format_bytes(needed - usable)} "
+        f"more than the {format_bytes(usable)} that there are; take more chips or fewer --batch-tokens"
+    )
+
+
+def show_plan(
+    document: dict,
+    found: Search,
+    workload: Workload,
+    said: Explanation,
+    *,
+    in_words: bool,
+    sizing: Smallest | None,
+) -> None:
+    """The ranked layouts, where the best one's step goes, and what was asked for besides."""
+    from meshwright.report.tables import breakdown_table, plan_table
+
+    layout = found.best.layout
+    dtypes = f"weights {layout.weights_dtype}, compute {layout.compute_dtype}"
+    asked = ("Batch",) * bool(said.critical_batch) + ("Budget",)
+    sections = [s for s in said.sections if in_words or s.title in asked]
+    show(
+        f"{document['model']['name']} ({format_count(document['model']['params'])} parameters) on "
+        f"{document['hardware']['spec']} ({document['hardware']['num_chips']:,} devices), "
+        f"{workload.num_sequences:,} sequences of {workload.seq_len:,} tokens, {dtypes}",
+        *([_sizes(sizing)] if sizing else []),
+        "",
+        plan_table(document),
+        *([] if in_words else [breakdown_table(document["best"])]),
+        *(_prose(section.title, section.paragraphs) for section in sections),
+        _prose("Assumptions", tuple(document["assumptions"])),
+        f"{found.considered:,} layouts considered in {format_seconds(found.seconds)}"
+        + ("" if in_words else "; --explain says why in words"),
+    )
+
+
+def _sizes(sizing: Smallest) -> str:
+    """The sizes tried before the answer."""
+    others = [tried for tried in sizing.tried if tried.why_not]
+    text = f"the smallest of {len(sizing.tried)} sizes tried"
+    if others:
+        nearest = max(
+            others, key=lambda tried: (tried.num_chips < sizing.hardware.num_chips, tried.num_chips)
+        )
+        text += f"; on {nearest.hardware}: {nearest.why_not}"
+    return text
+
+
+def _prose(title: str, paragraphs: tuple[str, ...]) -> object:
+    """A heading and indented paragraphs, no wider than reads well."""
+    from rich.console import Group
+    from rich.constrain import Constrain
+    from rich.padding import Padding
+    from rich.text import Text
+
+    body = [Padding(Text(paragraph), (0, 0, 0, 2)) for paragraph in paragraphs]
+    return Constrain(Group(Text(title, style="bold"), *body, Text()), _PROSE_WIDTH)
