@@ -6,7 +6,7 @@ policy saves follows what is recomputed, and so every collective and FLOP of the
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from meshwright.cost.collectives import Op
@@ -110,6 +110,11 @@ class Graph:
     """The forward pass in order. Compared by identity: prices are kept by graph."""
 
     segments: tuple[Segment, ...]
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Runs of all segments that a stage of a pipeline may have some of."""
+        return sum(segment.count for segment in self.segments if segment.source)
 
     def nodes(self) -> Iterator[tuple[Segment, Node]]:
         for segment in self.segments:

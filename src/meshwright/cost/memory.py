@@ -18,7 +18,7 @@ from functools import lru_cache
 from math import ceil, prod
 
 from meshwright.cost.graph import Graph, Segment, Value, Work, saved_values
-from meshwright.cost.stages import Stage, in_flight, layers_of_stages, stages_of
+from meshwright.cost.stages import alive_microbatches, layers_of_stages, stage_counts
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import dimensions, parameters
@@ -74,7 +74,7 @@ def stored_parameters(config: ModelConfig, layout: Layout, stage: int = 0) -> St
     layers = layers_of_stages(config.num_layers, pipe, layout.interleave)[stage] / config.num_layers
     copies = 2 if layout.schedule == "dualpipe" else 1  # it runs the stages in both directions
     used = updated = 0.0
-    for name, count, sharded in _counts(config, layout.replace(microbatches=1, remat="none")):
+    for name, count, sharded in _counts(config, _sharing(layout)):
         if name.endswith("layers"):
             share = layers * copies
         elif name == "embed":
@@ -84,6 +84,18 @@ def stored_parameters(config: ModelConfig, layout: Layout, stage: int = 0) -> St
         used, updated = used + count * share, updated + sharded * share
     zero = layout.zero_stage
     return Stored(*map(ceil, (used, updated if zero >= 2 else used, updated if zero >= 1 else used)))
+
+
+def _sharing(layout: Layout) -> Layout:
+    """A layout with the degrees that say how weights are stored, so that others share the counts."""
+    return Layout(
+        data=layout.data,
+        fsdp=layout.fsdp,
+        tensor=layout.tensor,
+        tensor2=layout.tensor2,
+        expert=layout.expert,
+        zero=layout.zero,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -108,48 +120,63 @@ def _elements(array: ShardedArray, layout: Layout, sizes: Mapping[str, int]) -> 
 
 def train_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    stages = stages_of(graph, layout.pipe, layout.interleave)
-    return max(
-        (_stage_memory(config, layout, graph, stage) for stage in {stages[0], stages[-1]}),
-        key=lambda memory: memory.total,
-    )
+    ends = {0, layout.pipe - 1}
+    return max((_stage_memory(config, layout, graph, stage) for stage in ends), key=lambda m: m.total)
 
 
-def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, stage: Stage) -> Memory:
-    stored = stored_parameters(config, layout, stage.index)
-    here = [(s, count) for s, count in zip(graph.segments, stage.counts, strict=True) if count]
-    alive = in_flight(layout, stage.index)
-    saved = round(sum(_activations(segment, count, alive, layout.remat) for segment, count in here))
-    kept = saved
-    if layout.offload:
-        kept = min(saved, sum(_LAYERS_NOT_OFFLOADED * _saved(s, layout.remat) for s, _ in here))
-    weight_bytes = stored.weights * dtype_bytes(layout.weights_dtype)
+def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> Memory:
+    weights, gradients, optimizer = state_bytes(config, layout, index)
+    held = held_bytes(graph, layout.pipe, layout.interleave, index, layout.remat)
+    alive = alive_microbatches(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, index)
+    saved = held.saved(alive)
+    kept = min(saved, held.on_chip) if layout.offload else saved
+    return Memory(weights, gradients, optimizer, round(kept), held.buffers, round(saved - kept))
+
+
+def state_bytes(config: ModelConfig, layout: Layout, stage: int) -> tuple[int, int, int]:
+    """Bytes of (weights, gradients, optimizer) on one chip of a stage."""
+    stored = stored_parameters(config, layout, stage)
     master = stored.moments * dtype_bytes("f32") if layout.master_weights else 0
-    return Memory(
-        weights=round(weight_bytes + master),
-        gradients=round(stored.gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
-        optimizer=round(stored.moments * NUM_MOMENTS * dtype_bytes(layout.optimizer_dtype)),
-        activations=kept,
-        buffers=max(_working_set(segment, layout.remat) for segment, _ in here),
-        host=saved - kept,
+    return (
+        round(stored.weights * dtype_bytes(layout.weights_dtype) + master),
+        round(stored.gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
+        round(stored.moments * NUM_MOMENTS * dtype_bytes(layout.optimizer_dtype)),
     )
 
 
-def saved_bytes(layout: Layout, graph: Graph) -> int:
-    """Bytes that one microbatch's forward pass on the first stage saves for its backward pass."""
-    stage = stages_of(graph, layout.pipe, layout.interleave)[0]
-    counted = zip(graph.segments, stage.counts, strict=True)
-    return round(sum(count * _saved(segment, layout.remat) for segment, count in counted))
+@dataclass(frozen=True)
+class Held:
+    """Bytes that the passes of one stage hold.
 
-
-def _activations(segment: Segment, count: float, alive: float, remat: str) -> float:
-    """Bytes that all runs keep. A layer keeps its input; the last one's output is the head's.
-
-    alive: microbatches in flight; the embedding and the head run one at a time.
+    a_microbatch: that its layers save for one microbatch. once: that the embedding and the head save,
+    which run one at a time, and the last layer's output. on_chip: the part of all that stays on the
+    chip where the rest is offloaded. buffers: gathered weights and the working set.
     """
-    if not segment.source:
-        return count * _saved(segment, remat)
-    return count * alive * _saved(segment, remat) + segment.source.bytes_per_device
+
+    a_microbatch: float
+    once: float
+    on_chip: float
+    buffers: int
+
+    def saved(self, alive: float) -> float:
+        """With so many microbatches in flight."""
+        return alive * self.a_microbatch + self.once
+
+
+@lru_cache(maxsize=16384)
+def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, remat: str) -> Held:
+    """What the passes of one stage hold under one remat policy."""
+    counts = stage_counts(graph, pipe, interleave, stage)
+    here = [(segment, count) for segment, count in zip(graph.segments, counts, strict=True) if count]
+    layers = [(segment, count) for segment, count in here if segment.source]
+    last = layers[-1][0].source
+    return Held(
+        a_microbatch=sum(count * _saved(segment, remat) for segment, count in layers),
+        once=sum(count * _saved(segment, remat) for segment, count in here if not segment.source)
+        + (last.bytes_per_device if last else 0),
+        on_chip=sum(_LAYERS_NOT_OFFLOADED * _saved(segment, remat) for segment, _ in here),
+        buffers=max(_working_set(segment, remat) for segment, _ in here),
+    )
 
 
 @lru_cache(maxsize=16384)

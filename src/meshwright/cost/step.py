@@ -17,7 +17,8 @@ from functools import cached_property, lru_cache
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.graph import Direction, Graph, Transfer, Work
 from meshwright.cost.passes import Dtypes, Pass, passes, work_seconds
-from meshwright.cost.stages import Stage, pipeline_bubble, stages_of
+from meshwright.cost.pipeline import PassSeconds, Times, makespan
+from meshwright.cost.stages import Counts, num_chunks, stage_counts
 from meshwright.hardware.chip import Switch, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -107,10 +108,10 @@ class StepPricer:
         update: the optimizer's work. norm_axes: the mesh axes over which the gradient norm is summed.
         """
         priced = [self._price_segment(passes(s, remat, self.dtypes, self.chip)) for s in self.graph.segments]
-        stages = stages_of(self.graph, self.layout.pipe, self.layout.interleave)
-        busiest = max(stages, key=lambda stage: _seconds(priced, stage))
+        stages = self._stages()
+        busiest = max(stages, key=lambda counts: sum(_times(priced, counts)))
         sums = _Sums()
-        for count, directions in zip(busiest.counts, priced, strict=True):
+        for count, directions in zip(busiest, priced, strict=True):
             for one in directions:
                 sums.add_pass(one, count * self.layout.microbatches)
         sums.flops = sum(
@@ -122,8 +123,13 @@ class StepPricer:
         if self.layout.pipe > 1:
             sums.add("pipeline bubble", self._bubble(priced, stages), "bubble")
         self._add_update(sums, update, norm_axes)
-        runs = tuple(count * self.layout.microbatches for count in busiest.counts)
+        runs = tuple(count * self.layout.microbatches for count in busiest)
         return StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops, runs)
+
+    def _stages(self) -> list[Counts]:
+        """What every stage runs."""
+        pipe, interleave = self.layout.pipe, self.layout.interleave
+        return [stage_counts(self.graph, pipe, interleave, stage) for stage in range(pipe)]
 
     def _price(self, transfer: Transfer) -> "_Priced":
         key = (transfer.op, transfer.gathered_bytes, transfer.axes)
@@ -144,7 +150,7 @@ class StepPricer:
             for one in directions
         ]
 
-    def _add_once(self, sums: "_Sums", priced: "list[list[_PricedPass]]", stage: Stage) -> None:
+    def _add_once(self, sums: "_Sums", priced: "list[list[_PricedPass]]", counts: Counts) -> None:
         """What a step does once hides under what one microbatch's passes leave.
 
         Gradients are summed behind the last backward pass, updated weights gathered ahead of the first
@@ -154,7 +160,7 @@ class StepPricer:
         for direction, named in hiding:
             chosen = [
                 (count, one)
-                for count, directions in zip(stage.counts, priced, strict=True)
+                for count, directions in zip(counts, priced, strict=True)
                 for one in directions
                 if one.work.direction == direction
             ]
@@ -165,19 +171,35 @@ class StepPricer:
                 for item in one.once:
                     sums.add_transfer(item, named, count, exposed)
 
-    def _bubble(self, priced: "list[list[_PricedPass]]", stages: list[Stage]) -> float:
-        """Idle seconds of the busiest stage, from the schedule's table with the stages' mean times."""
-        layout = self.layout
+    def _bubble(self, priced: "list[list[_PricedPass]]", stages: list[Counts]) -> float:
+        """Seconds that the busiest stage waits: the schedule's makespan less all its passes."""
+        layout, chunks = self.layout, num_chunks(self.layout.schedule, self.layout.interleave)
+        most = max(stages, key=lambda counts: sum(self._layers(counts)))
+        layers = self._layers(most)
         source = next(segment.source for segment in self.graph.segments if segment.source)
         sent = source.bytes_per_device * layout.pipe
-        hop = collective_seconds("permute", sent, ("pipe",), self.placement).seconds
-        mean = [
-            sum(values) / layout.pipe for values in zip(*(_times(priced, s) for s in stages), strict=True)
-        ]
-        chunk = [seconds / layout.interleave for seconds in mean]
-        return pipeline_bubble(
-            layout.schedule, layout.pipe, layout.microbatches, layout.interleave, chunk, hop
+        times = Times(
+            body=PassSeconds(*_times(priced, tuple(count / chunks for count in layers))),
+            special={0: self._end(priced, stages[0], chunks), -1: self._end(priced, stages[-1], chunks)},
+            hop_seconds=collective_seconds("permute", sent, ("pipe",), self.placement).seconds,
         )
+        whole = makespan(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, times)
+        busy = layout.microbatches * max(sum(_times(priced, counts)) for counts in stages)
+        return max(0.0, whole - busy)
+
+    def _layers(self, counts: Counts) -> Counts:
+        """`counts` without the embedding and the head."""
+        return tuple(
+            count if segment.source else 0 for segment, count in zip(self.graph.segments, counts, strict=True)
+        )
+
+    def _end(self, priced: "list[list[_PricedPass]]", counts: Counts, chunks: int) -> PassSeconds:
+        """A chunk of the first or the last stage: the embedding or the head runs in one of its chunks."""
+        shared = tuple(
+            count / chunks if segment.source else count
+            for segment, count in zip(self.graph.segments, counts, strict=True)
+        )
+        return PassSeconds(*_times(priced, shared))
 
     def _add_update(self, sums: "_Sums", update: Work, norm_axes: Axes) -> None:
         sums.add("optimizer", *work_seconds(update, "elementwise", self.dtypes, self.chip))
@@ -230,15 +252,10 @@ class _PricedPass:
         self.seconds = work.seconds + stopped + waiting - hidden
 
 
-def _seconds(priced: list[list[_PricedPass]], stage: Stage) -> float:
-    """Of one microbatch on a stage."""
-    return sum(_times(priced, stage))
-
-
-def _times(priced: list[list[_PricedPass]], stage: Stage) -> tuple[float, float, float]:
+def _times(priced: list[list[_PricedPass]], counts: Counts) -> tuple[float, float, float]:
     """(forward, backward but for what may be put off, that) of one microbatch on a stage, in seconds."""
     forward = backward = put_off = 0.0
-    for count, directions in zip(stage.counts, priced, strict=True):
+    for count, directions in zip(counts, priced, strict=True):
         for one in directions:
             if one.work.direction == "forward":
                 forward += count * one.seconds
