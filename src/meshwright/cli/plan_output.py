@@ -90,11 +90,13 @@ def _sizes(sizing: Smallest) -> str:
 
 
 def _prose(title: str, paragraphs: tuple[str, ...]) -> object:
-    """A heading and indented paragraphs, no wider than reads well."""
+    """A heading and its points, no wider than reads well."""
     from rich.console import Group
     from rich.constrain import Constrain
-    from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
-    body = [Padding(Text(paragraph), (0, 0, 0, 2)) for paragraph in paragraphs]
-    return Constrain(Group(Text(title, style="bold"), *body, Text()), _PROSE_WIDTH)
+    points = Table.grid(padding=(0, 1, 0, 0))
+    for paragraph in paragraphs:
+        points.add_row("-", Text(paragraph, overflow="fold"))
+    return Constrain(Group(Text(title, style="bold"), points, Text()), _PROSE_WIDTH)

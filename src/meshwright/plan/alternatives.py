@@ -19,16 +19,20 @@ from meshwright.plan_file import Workload
 
 
 def best_schedule(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Candidate:
-    """`layout` with the microbatches and remat policy that make it fastest of those that fit.
+    """`layout` with the microbatches, remat policy and sequence parallelism that make it fastest.
 
-    Where none fits, with those that need least memory. For each policy the fewest microbatches that
-    fit are the fastest, except with stages, where more of them leave fewer idle: all are priced.
+    Of those that fit; where none does, the one that needs least memory. For each policy the fewest
+    microbatches that fit are the fastest, but with stages more of them leave fewer idle: all are priced.
     Raises LayoutError where the layout does not divide.
     """
+    variants = [layout]
+    if layout.tensor > 1 and workload.seq_len % (layout.context * layout.tensor) == 0:
+        variants.append(layout.replace(sequence_parallel=not layout.sequence_parallel))
     priced = [
         candidate
+        for variant in variants
         for remat in REMATS
-        for candidate in _until_it_fits(config, hardware, workload, layout.replace(remat=remat))
+        for candidate in _until_it_fits(config, hardware, workload, variant.replace(remat=remat))
     ]
     fitting = [candidate for candidate in priced if candidate.fits]
     if fitting:
@@ -39,13 +43,12 @@ def best_schedule(config: ModelConfig, hardware: Hardware, workload: Workload, l
 def _until_it_fits(
     config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
 ) -> Iterator[Candidate]:
-    microbatches = 1
-    while True:
+    most = max(1, workload.num_sequences // layout.num_batch_shards)
+    doublings = [2**n for n in range(most.bit_length()) if 2**n < most]
+    for microbatches in (*doublings, most):
         candidate = price(config, hardware, workload, layout.replace(microbatches=microbatches))
         yield candidate
-        microbatches *= 2
-        enough = candidate.fits and layout.pipe == 1
-        if enough or microbatches * layout.num_batch_shards > workload.num_sequences:
+        if candidate.fits and layout.pipe == 1:
             return
 
 
@@ -126,6 +129,7 @@ def _too_few_sequences(
     numbers: dict[str, float | str] = {"num_sequences": workload.num_sequences, "needed": shards}
     with suppress(LayoutError):
         then = best_schedule(config, hardware, needed, layout)
+        layout = then.layout
         numbers["bytes_per_chip"] = then.memory.total
         if not then.fits:
             text += f". Even then it {too_large(name, then).text}"

@@ -24,13 +24,13 @@ _WORTH_ADVICE = 0.05
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its paragraphs."""
+    """A heading and its points."""
 
     title: str
     paragraphs: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join((self.title, *self.paragraphs))
+        return "\n".join((self.title, *(f"- {paragraph}" for paragraph in self.paragraphs)))
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,9 @@ def _data(config: ModelConfig, workload: Workload, layout: Layout) -> str:
 def _fsdp(config: ModelConfig, workload: Workload, layout: Layout) -> str:
     if layout.zero_stage == 3:
         return (
-            f"every weight lies in {layout.fsdp} shards, and who holds them takes different sequences. A "
-            "layer's weights are gathered just before they are used, forward and backward, and their "
-            "gradients return as shards (AllGather, ReduceScatter)"
+            f"every weight lies in {layout.fsdp} shards, on chips that take different sequences. A layer's "
+            "weights are gathered just before they are used, forward and backward, and their gradients "
+            "return as shards (AllGather, ReduceScatter)"
         )
     what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
     return (

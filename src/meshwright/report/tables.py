@@ -3,11 +3,12 @@
 Text from documents is wrapped in `Text`, so that `[D_fsdp]` is never read as rich's markup.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -26,12 +27,13 @@ def plan_table(plan: Document) -> Table:
     """The ranked candidates of `mw plan train --json`, the chosen one in bold."""
     rows, known = candidate_rows(plan), len(plan.get("candidates") or [])
     table = _table("Layouts by planned step time", "#", "layout")
+    table.collapse_padding = True
     if known > len(rows):
         table.caption = f"the best {len(rows)} of {known:,}"
     for heading in ("step time", "MFU", "memory/chip"):
-        table.add_column(heading, justify="right")
-    table.add_column("fits")
-    table.add_column("bound")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
+    table.add_column("bound", no_wrap=True)
     for row in rows:
         table.add_row(*_candidate_cells(row), style="bold" if row.chosen else "" if row.fits else "dim")
     return table
@@ -103,10 +105,29 @@ def _table(title: str, *headings: str) -> Table:
     return Table(*headings, title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
 
 
-def _candidate_cells(row: CandidateRow) -> list[str | Text]:
+class _AtCommas:
+    """Text that a narrow column breaks after commas: a layout is there to be read and copied whole."""
+
+    def __init__(self, text: str) -> None:
+        self.parts = [f"{part}," for part in text.split(",")]
+        self.parts[-1] = self.parts[-1].removesuffix(",")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(max(map(len, self.parts)), sum(map(len, self.parts)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines = [""]
+        for part in self.parts:
+            if lines[-1] and len(lines[-1]) + len(part) > options.max_width:
+                lines.append("")
+            lines[-1] += part
+        yield Text("\n".join(lines), overflow="fold")
+
+
+def _candidate_cells(row: CandidateRow) -> list[str | Text | _AtCommas]:
     fits = Text("yes", style="green") if row.fits else Text("no", style="red")
     mark = f"{row.rank} *" if row.chosen else str(row.rank)
-    return [mark, Text(row.layout), row.step, row.mfu, row.memory, fits, Text(row.bound)]
+    return [mark, _AtCommas(row.layout), row.step, row.mfu, row.memory, fits, Text(row.bound)]
 
 
 def _audit_cells(row: AuditRow) -> list[str | Text]:
