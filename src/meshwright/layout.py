@@ -215,9 +215,13 @@ class Layout:
         return _split(name, letters, self._rules.activations)
 
     def routed(self, name: str) -> ShardedArray:
-        """d[E, C, D] as the tokens' own devices sort them by expert, before they travel."""
+        """d[E, C, D] as the tokens' own devices sort them by expert, before they travel.
+
+        An expert's tokens have no order: the axes that E takes are innermost, so one AllToAll moves them.
+        """
         tokens = self.activation(name, "BTD")
-        rows = tuple(axis for axes in tokens.axes[:2] for axis in axes)
+        taken = tuple(axis for axes in tokens.axes[:2] for axis in axes)
+        rows = tuple(sorted(taken, key=lambda axis: axis in self.expert_axes))
         return ShardedArray(name, ("E", "C", "D"), ((), rows, tokens.axes[2]))
 
     def tokens(self, name: str) -> ShardedArray:

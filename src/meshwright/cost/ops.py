@@ -157,14 +157,18 @@ class SymbolicOps(Recorder):
         return self.sizes[letter] / self.layout.mesh.size(array.axes_of(letter))
 
     def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
-        """Operands, and in the backward pass the cotangent, cast to the type of the products."""
+        """Operands, and in the backward pass the cotangent, cast to the type of the products.
+
+        Weights change once a step, so their cast serves all microbatches.
+        """
         matmul_dtype = self.layout.matmul_dtype
         if matmul_dtype in (None, self.layout.compute_dtype):
             return
+        times = {id(x): 1.0, id(w): 1 / self.layout.microbatches, id(product): 1.0}
         fresh = [value for value in (x, w) if id(value) not in self._quantised]
         self._quantised |= {id(value): value for value in fresh}
         forward, backward = (
-            tuple(Work(hbm_bytes=_CAST_BYTES * self.elements(value.array)) for value in values)
+            tuple(Work(hbm_bytes=_CAST_BYTES * times[id(v)] * self.elements(v.array)) for v in values)
             for values in (fresh, (product,))
         )
         self.add(Node(f"{name}_cast", "cast", (x, w), (product,), forward=forward, backward=backward))

@@ -90,7 +90,7 @@ def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
     if not work.flops:
         return 0.0
     if kind == "attention":
-        return work.flops / (chip.flops(dtypes.compute) * chip.step.attention)
+        return work.flops / (chip.flops(dtypes.compute) * chip.step.attention * chip.clock_share)
     if dtypes.matmul in chip.matmul_rates:
         return work.flops / share_at(chip.matmul_rates[dtypes.matmul], work.flops)
     return work.flops / chip.matmul_flops_per_second(dtypes.matmul)

@@ -1,13 +1,14 @@
 """The time of one training step: a sum over segments of compute, waiting and what could not hide.
 
-    pass   = work + critical transfers + max(0, other transfers - overlap . work)
+    pass   = work + critical transfers + other transfers - overlap . min(other transfers, work)
     stage  = its layers' passes, with the embedding on the first and the head on the last
     step   = microbatches . busiest stage + bubble + what is done once: sums of gradients that do not
              hide under the last backward pass, the update, weights gathered after it
 
 Critical transfers (a partial sum that the next operation reads) stop a pass. The others (weights
-gathered ahead, gradients reduced behind) hide under the work of the same pass as far as the hardware
-overlaps them. The bubble is that of the schedule's table (cost/pipeline).
+gathered ahead, gradients reduced behind) hide under the work of the same pass. `overlap` is the share
+of what hides that costs nothing: a transfer takes memory bandwidth, power and, on GPUs, processors from
+the work beside it. The bubble is that of the schedule's table (cost/pipeline).
 """
 
 from collections.abc import Iterable
@@ -166,7 +167,7 @@ class StepPricer:
             ]
             waiting = sum(count * item.seconds for count, one in chosen for item in one.once)
             room = sum(count * one.room for count, one in chosen)
-            exposed = 1 - min(1.0, room / waiting) if waiting else 0.0
+            exposed = 1 - self.chip.step.overlap * min(1.0, room / waiting) if waiting else 0.0
             for count, one in chosen:
                 for item in one.once:
                     sums.add_transfer(item, named, count, exposed)
@@ -245,9 +246,10 @@ class _PricedPass:
     def __init__(self, work: Pass, each: list[_Priced], once: list[_Priced], overlap: float) -> None:
         self.work, self.each, self.once = work, each, once
         waiting = sum(item.seconds for item in each if not item.transfer.critical)
-        hidden = min(overlap * work.seconds, waiting)
+        covered = min(work.seconds, waiting)
+        hidden = overlap * covered
         self.exposed = 1 - hidden / waiting if waiting else 0.0
-        self.room = overlap * work.seconds - hidden
+        self.room = work.seconds - covered
         stopped = sum(item.seconds for item in each if item.transfer.critical)
         self.seconds = work.seconds + stopped + waiting - hidden
 

@@ -9,6 +9,8 @@ from meshwright.units import dtype_bytes
 
 # By kind of link (ici, dcn, nvlink, network), then by collective.
 LinkEfficiency = Mapping[str, Mapping[str, Points]]
+# The exponent of clock_share.
+_CLOCK_OF_POWER = 0.4
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 
 
@@ -101,7 +103,8 @@ class StepEfficiency:
     memory: share of the HBM bandwidth that memory-bound work reaches; memory_by_dtype: what a dtype
     gets of that. (XLA:CPU widens bf16 to float32 and back, so half the bytes save no time.)
     links: by kind of link, the share of its bandwidth that the step's collectives reach.
-    overlap: share of the compute under which transfers may hide.
+    overlap: share of a transfer's time that hides where there is as much compute beside it; the rest is
+    what it takes from that compute.
     kernel_seconds: fixed time of one kernel. launch_seconds: of one compiled program.
     sources: where each figure comes from, by key.
     """
@@ -190,9 +193,20 @@ class Chip:
         )
         return self.flops_per_second[narrowest]
 
+    @property
+    def clock_share(self) -> float:
+        """Share of its clock that a chip keeps when it is given less than its rated power.
+
+        Dense products draw all power there is, which grows with the clock and the square of a voltage that
+        falls with it: the clock follows a root of the power, between the second and the third.
+        """
+        if self.power_watts is None or self.power_limit_watts is None:
+            return 1.0
+        return min(1.0, self.power_limit_watts / self.power_watts) ** _CLOCK_OF_POWER
+
     def matmul_flops_per_second(self, dtype: str) -> float:
         """FLOPs a second that a large product in `dtype` reaches."""
-        return self.flops(dtype) * self.step.matmul_share(dtype)
+        return self.flops(dtype) * self.step.matmul_share(dtype) * self.clock_share
 
     def memory_bytes_per_second(self, dtype: str) -> float:
         """HBM bytes a second that memory-bound work in `dtype` gets."""
