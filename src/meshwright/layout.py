@@ -282,10 +282,9 @@ class Layout:
 
     def _check_stages(self, config: ModelConfig) -> None:
         layers, chunks = config.num_layers, self.pipe * self.interleave
-        if chunks > layers:
-            most = (
-                f"interleave up to {layers // self.pipe}" if self.pipe <= layers else f"pipe up to {layers}"
-            )
+        if chunks > layers + _CHUNKS_WITHOUT_LAYERS:
+            fit = (layers + _CHUNKS_WITHOUT_LAYERS) // self.pipe
+            most = f"interleave up to {fit}" if self.pipe <= layers else f"pipe up to {layers}"
             raise LayoutError(
                 f"{config.name}: {layers} layers (L) are fewer than the chunks of pipe·interleave = "
                 f"{self.pipe}·{self.interleave} = {chunks}; fits: {most}"
@@ -351,6 +350,8 @@ class Layout:
         return ",".join([*parts, f"remat={self.remat}"])
 
 
+# The first chunk may hold the embedding alone, and the last the head.
+_CHUNKS_WITHOUT_LAYERS = 2
 _CHOICES = {"remat": REMATS, "schedule": SCHEDULES, "context_method": CONTEXT_METHODS}
 _DTYPE_FIELDS = {
     "weights_dtype": DTYPES,
