@@ -71,7 +71,12 @@ def reproduce(row: PublishedRow) -> Case:
 
 def machine_of(row: PublishedRow) -> Hardware:
     """The row's hardware with the figures that the source gives of its own machine."""
-    return catalog.load(row.hardware)
+    gigabits = row.nic_gbit_per_gpu
+    return catalog.load(row.hardware).with_figures(
+        nic_bytes_per_second=gigabits * 1e9 / 8 if gigabits else None,
+        hbm_bytes_per_second=row.hbm_bytes_per_second,
+        power_watts=row.power_watts,
+    )
 
 
 def _preferences(row: PublishedRow) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -111,7 +116,9 @@ def _layouts(
     compute, matmul = arithmetic(row.dtype, hardware)
     undecided = row.sequence_parallel is None and tensor > 1
     sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
-    for split, chunks in product(sequence_parallel, _chunks(row, config, pipe)):
+    for stage, split, chunks in product(
+        _zero_stages(zero, pipe), sequence_parallel, _chunks(row, config, pipe)
+    ):
         yield Layout.from_dict(
             {
                 "data": data,
@@ -120,7 +127,7 @@ def _layouts(
                 "pipe": pipe,
                 "context": context,
                 "expert": row.expert or 1,
-                "zero": zero,
+                "zero": stage,
                 "sequence_parallel": split and tensor > 1,
                 "microbatches": _microbatches(row, data * fsdp, pipe),
                 "interleave": chunks,
@@ -131,6 +138,11 @@ def _layouts(
                 **states,
             }
         )
+
+
+def _zero_stages(zero: int | None, pipe: int) -> tuple[int | None, ...]:
+    """ZeRO stages that a row may mean: with stages of layers, weights once gathered may stay for the step."""
+    return (zero, 1) if zero == 3 and pipe > 1 else (zero,)
 
 
 def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
@@ -150,15 +162,16 @@ def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
 
 
 def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:
-    """Of one step. A fractional micro_batch is of one chip where several share a sequence.
+    """Of one step.
 
-    A pipeline of which the microbatches would not fill half the stages cuts its local batch into single
-    sequences, since what is called a micro batch is then what one rank holds.
+    Programs that shard one array over all chips (JAX) count the batch of a chip, also where several chips
+    share a sequence: if that times the chips is the whole batch, nothing accumulates. A pipeline of which
+    the microbatches would not fill half the stages cuts its local batch into single sequences, since what
+    is called a micro batch is then what one rank holds.
     """
-    if row.micro_batch is None:
+    if row.micro_batch is None or (pipe == 1 and row.micro_batch * row.chips == row.global_batch_sequences):
         return 1
-    share = row.context or 1 if row.micro_batch < 1 else 1
-    count = max(1, round(row.global_batch_sequences / (ranks * row.micro_batch * share)))
+    count = max(1, round(row.global_batch_sequences / (ranks * row.micro_batch)))
     if pipe > 1 and 2 * count <= pipe:
         return max(1, row.global_batch_sequences // ranks)
     return count
