@@ -84,7 +84,7 @@ def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterat
     """The layouts of the training chapter on these chips, by name, whether they divide or not."""
     chips = hardware.num_chips
     yield "data parallelism alone", Layout(data=chips)
-    if chips > 1:
+    if chips > 1 and hardware.chip.kind != "cpu":  # where plans are run at once, and not with ZeRO-1 yet
         yield "data parallelism with a sharded optimizer (ZeRO-1)", Layout(data=chips, zero=1)
     yield "FSDP alone", Layout(fsdp=chips)
     if chips > 1 and (tensor := _mixed_tensor(config, hardware, workload)) > 1:

@@ -21,11 +21,16 @@ _OF_KIND = {
 }
 
 
+# Steps that differ by less take as long.
+_SAME = 0.0005
+
+
 @dataclass(frozen=True)
 class Rejected:
     """A layout that was not chosen.
 
-    name: what people call it. reason: "memory", "slower", "divides" or "batch". text: what is said of
+    name: what people call it. reason: "memory", "slower", "divides" or "batch" (beside a layout that was
+    asked for also "faster", and "fits" where that does not). text: what is said of
     it, to follow its name. numbers: what that rests on. nearest: a layout or an option that would work,
     None where this layout does.
     """
@@ -50,11 +55,11 @@ def compare(name: str, candidate: Candidate, best: Candidate) -> Rejected:
     """`candidate` beside the chosen one: by how much it does not fit, or is slower, and through what."""
     if not candidate.fits:
         return too_large(name, candidate)
-    slower = candidate.step_seconds / best.step_seconds - 1
     extra = bound_seconds(candidate)
     for bound, seconds in bound_seconds(best).items():
         extra[bound] = extra.get(bound, 0.0) - seconds
-    bound = max(extra, key=extra.__getitem__)
+    slower = candidate.step_seconds / best.step_seconds - 1
+    bound = (max if slower >= 0 else min)(extra, key=extra.__getitem__)
     numbers: dict[str, float | str] = {
         "step_seconds": candidate.step_seconds,
         "slower": slower,
@@ -62,17 +67,27 @@ def compare(name: str, candidate: Candidate, best: Candidate) -> Rejected:
         "extra_seconds": extra[bound],
         "bytes_per_chip": candidate.memory.total,
     }
+    text = f"takes {format_seconds(candidate.step_seconds)}"
     if not best.fits:
-        text = f"would fit, in {format_seconds(candidate.step_seconds)} a step"
-    elif slower < 0.0005:
-        text = f"takes as long: {format_seconds(candidate.step_seconds)}"
-    else:
-        text = (
-            f"takes {format_seconds(candidate.step_seconds)}, {percent(slower)} longer: "
-            f"{format_seconds(extra[bound])} more for {resource_name(bound, candidate.hardware)}"
-            f"{_culprit(candidate, bound)}{_saving(extra, candidate.hardware)}"
-        )
-    return Rejected(name, str(candidate.layout), "slower", text, numbers)
+        return Rejected(name, str(candidate.layout), "fits", f"{text} and fits", numbers)
+    if abs(slower) < _SAME:
+        return Rejected(name, str(candidate.layout), "slower", f"{text}, as long", numbers)
+    longer = "longer" if slower > 0 else "less"
+    text += f", {percent(abs(slower))} {longer}: {_difference(extra, bound, candidate)}"
+    return Rejected(name, str(candidate.layout), "slower" if slower > 0 else "faster", text, numbers)
+
+
+def _difference(extra: dict[str, float], bound: str, candidate: Candidate) -> str:
+    """What one resource takes more or less, and if that is a good part of it, what another gives back."""
+    text = f"{_more_or_less(extra, bound, candidate)}{_culprit(candidate, bound) if extra[bound] > 0 else ''}"
+    other = (min if extra[bound] > 0 else max)(extra, key=extra.__getitem__)
+    opposite = extra[other] * extra[bound] < 0 and abs(extra[other]) > 0.1 * abs(extra[bound])
+    return f"{text}, {_more_or_less(extra, other, candidate)}" if opposite else text
+
+
+def _more_or_less(extra: dict[str, float], bound: str, candidate: Candidate) -> str:
+    more = "more" if extra[bound] > 0 else "less"
+    return f"{format_seconds(abs(extra[bound]))} {more} for {resource_name(bound, candidate.hardware)}"
 
 
 def percent(share: float) -> str:
@@ -95,14 +110,6 @@ def _culprit(candidate: Candidate, bound: str) -> str:
         (t for t in candidate.cost.terms if t.bound == bound), key=lambda t: t.seconds, default=None
     )
     return f" ({largest.name})" if largest else ""
-
-
-def _saving(extra: dict[str, float], hardware: Hardware) -> str:
-    """What it spends less on, if that is a good part of what it spends more on."""
-    bound = min(extra, key=extra.__getitem__)
-    if -extra[bound] < 0.1 * max(extra.values()):
-        return ""
-    return f", {format_seconds(-extra[bound])} less for {resource_name(bound, hardware)}"
 
 
 def too_large(name: str, candidate: Candidate) -> Rejected:

@@ -82,7 +82,7 @@ def explain(
         Section("The layout", tuple(describe(config, workload, best))),
         Section("Where the time goes", tuple(_time(best))),
         Section("Memory", (memory_words(best, usable_bytes(hardware)),)),
-        Section("Why not another", tuple(_others(others, best))),
+        Section("Why not another" if found.considered > 1 else "Other layouts", tuple(_others(others, best))),
         Section("Rules of thumb", tuple(_rules(limits))),
         Section("Batch", tuple(_batches(workload, best, batches, critical))),
         Section("To go faster", tuple(_faster(config, hardware, workload, best))),
@@ -130,8 +130,8 @@ def _others(others: tuple[Rejected, ...], best: Candidate) -> Iterator[str]:
     for one in others:
         name = one.name[0].upper() + one.name[1:]
         yield f"{name}, {one.layout}, {one.text}."
-    if not best.fits:
-        yield "None of these layouts fits either." if all(r.reason != "slower" for r in others) else ""
+    if not best.fits and all(one.reason != "fits" for one in others):
+        yield "None of these layouts fits either."
 
 
 def _rules(limits: tuple[Threshold, ...]) -> Iterator[str]:

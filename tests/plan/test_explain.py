@@ -1,0 +1,294 @@
+"""What is said of a plan: true of the priced figures, whatever they are."""
+
+import json
+import re
+from functools import cache
+from itertools import pairwise
+from math import isfinite
+
+import pytest
+
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan.alternatives import best_schedule, nearest_legal, usual, wider_tensor
+from meshwright.plan.batches import BatchRange, batch_range, budget, critical_batch
+from meshwright.plan.comparison import bound_seconds, resource_name
+from meshwright.plan.explain import Explanation, explain
+from meshwright.plan.layout_words import describe, traffic
+from meshwright.plan.train import Candidate, Search, price, search, usable_bytes
+from meshwright.plan_file import Workload
+
+CASES = {
+    "8B on 32 v5e": ("llama-3-8b", "v5e:4x8", Workload(128, 4096)),
+    "13B on 64 v5p": ("llama-2-13b", "v5p:4x4x4", Workload(512, 4096)),
+    "8B on 2 nodes": ("llama-3-8b", "h100:2x8", Workload(128, 8192)),
+    "405B on a node": ("llama-3.1-405b", "h100:8", Workload(64, 4096)),
+    "tiny on a host": ("tiny", "cpu:8", Workload(16, 64)),
+}
+
+
+@cache
+def found(case: str) -> Search:
+    model, hardware, workload = CASES[case]
+    dtypes = ("f32",) if hardware.startswith("cpu") else ("bf16",)
+    return search(load_model(model), load(hardware), workload, weights_dtype=dtypes[0], compute_dtypes=dtypes)
+
+
+@cache
+def said(case: str) -> Explanation:
+    model, hardware, workload = CASES[case]
+    return explain(
+        load_model(model), load(hardware), workload, found(case), num_tokens=10**12, critical_tokens=4 * 10**6
+    )
+
+
+EVERY = pytest.mark.parametrize("case", CASES)
+
+
+@EVERY
+def test_figures_are_finite_and_json(case: str):
+    document = said(case).to_dict()
+    json.dumps(document, allow_nan=False)
+    assert document.keys() == {
+        *("explanation", "thresholds", "rejected", "batch_range", "budget", "critical_batch"),
+    }
+    assert not re.search(
+        r"\bnan\b|\binf\b|\bNone\b(?! of)|-\d+(\.\d+)? (s|ms|us)\b", str(document["explanation"])
+    )
+
+
+@EVERY
+def test_shares_of_the_step_are_those_of_its_terms(case: str):
+    best = found(case).best
+    assert sum(bound_seconds(best).values()) == pytest.approx(best.step_seconds)
+    section = next(s for s in said(case).sections if s.title == "Where the time goes")
+    largest = resource_name(best.cost.bound, best.hardware)
+    assert largest in section.paragraphs[1]
+    assert f"{best.mfu:.1%}" in section.paragraphs[0]
+
+
+@EVERY
+def test_every_axis_above_one_is_explained_and_no_other(case: str):
+    model, _, workload = CASES[case]
+    best = found(case).best
+    text = " ".join(describe(load_model(model), workload, best))
+    for axis in ("pipe", "data", "fsdp", "context", "tensor"):
+        degree = getattr(best.layout, axis)
+        assert (f"{axis}={degree}:" in text) == (degree > 1)
+    assert f"remat={best.layout.remat}" in text
+
+
+@EVERY
+def test_the_rejected_are_slower_or_do_not_work(case: str):
+    best = found(case).best
+    for one in said(case).rejected:
+        assert one.layout != str(best.layout)
+        assert one.reason != "faster", "the search missed a usual layout"
+        if one.reason == "slower" and best.fits:
+            assert one.numbers["step_seconds"] >= best.step_seconds * (1 - 1e-9)
+            assert one.numbers["slower"] == pytest.approx(
+                one.numbers["step_seconds"] / best.step_seconds - 1, abs=1e-12
+            )
+        if one.reason == "memory":
+            assert (
+                one.numbers["over_bytes"] == one.numbers["bytes_per_chip"] - usable_bytes(best.hardware) > 0
+            )
+        if one.reason in ("divides", "batch"):
+            assert one.text and (one.nearest is None or one.nearest)
+
+
+def test_pure_data_parallelism_does_not_fit_and_says_by_how_much():
+    """13e9 parameters: 130 GB of weights and moments, and gradients, in 91.2 GB."""
+    rejected = {one.name: one for one in said("13B on 64 v5p").rejected}
+    alone = rejected["data parallelism alone"]
+    assert alone.reason == "memory" and alone.numbers["largest"] == "optimizer"
+    assert "does not fit: it needs" in alone.text and "than the 91.2 GB there are" in alone.text
+    assert "104 GB are optimizer" in alone.text
+
+
+def test_too_few_sequences_say_how_many():
+    config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(732, 4096)
+    best = price(config, hardware, workload, Layout(fsdp=512, tensor=8, sequence_parallel=True))
+    result = explain(config, hardware, workload, Search((best,), 1, 0.0, ()))
+    rejected = {one.name: one for one in result.rejected}
+    alone = rejected["FSDP alone"]
+    assert alone.reason == "batch" and alone.nearest == "--batch-tokens 16777216"
+    assert "needs 4,096 sequences, one for each shard of the batch, which has 732" in alone.text
+    data = rejected["data parallelism alone"]
+    assert "Even then it does not fit: it needs" in data.text
+    mixed = rejected["FSDP with tensor parallelism"]
+    assert mixed.layout.startswith("fsdp=1024,tensor=4")  # the chapter's answer
+    assert mixed.nearest is not None and mixed.nearest.startswith("fsdp=512,tensor=8")
+    assert "is the one chosen" in mixed.text
+
+
+def test_what_does_not_divide_names_the_nearest_that_does():
+    """8,960 chips are 35 x 256, and D = 8,192 does not divide over 35."""
+    config, hardware, workload = load_model("llama-3-70b"), load("v5p:16x20x28"), Workload(16_384, 4096)
+    best = price(config, hardware, workload, Layout(data=35, fsdp=64, tensor=4, remat="full"))
+    result = explain(config, hardware, workload, Search((best,), 1, 0.0, ()))
+    alone = next(one for one in result.rejected if one.name == "FSDP alone")
+    assert alone.reason == "divides" and alone.nearest is not None
+    assert "8192 model dimension (D) do not divide over fsdp = 8960" in alone.text
+    near = Layout.parse(alone.nearest)
+    assert (near.data, near.fsdp) == (35, 256)
+
+
+def test_beside_a_layout_that_was_asked_for_others_may_be_faster():
+    config, hardware, workload = load_model("llama-3-8b"), load("h100:2x8"), Workload(128, 8192)
+    asked = price(config, hardware, workload, Layout(fsdp=2, tensor=8, remat="full", microbatches=8))
+    result = explain(config, hardware, workload, Search((asked,), 1, 0.0, ()))
+    alone = next(one for one in result.rejected if one.name == "FSDP alone")
+    assert alone.reason == "faster" and alone.numbers["slower"] < 0
+    assert re.search(r"takes [\d.]+ s, [\d.]+% less: ", alone.text)
+    assert [s.title for s in result.sections][3] == "Other layouts"
+
+
+def test_nothing_fits_says_so():
+    text = str(said("405B on a node"))
+    assert "None of these layouts fits either" in text
+    assert said("405B on a node").batch_range.max_tokens is None
+
+
+def test_nearest_legal_layouts_have_as_many_chips():
+    layout = Layout(fsdp=24, tensor=4)
+    for near in (*nearest_legal(layout), *wider_tensor(layout)):
+        assert near.num_chips == layout.num_chips and near != layout
+
+
+def test_usual_layouts_use_every_chip():
+    for model, hardware, workload in CASES.values():
+        machine = load(hardware)
+        for _, layout in usual(load_model(model), machine, workload):
+            assert layout.num_chips == machine.num_chips
+
+
+def test_the_best_schedule_is_the_best_of_all_that_are_tried():
+    config, hardware, workload = load_model("llama-3-8b"), load("v5e:4x8"), Workload(128, 4096)
+    best = best_schedule(config, hardware, workload, Layout(fsdp=32))
+    assert best.fits
+    for remat in ("attention", "matmuls", "full"):
+        for microbatches in (1, 2, 4):
+            other = price(config, hardware, workload, Layout(fsdp=32, remat=remat, microbatches=microbatches))
+            assert not other.fits or other.step_seconds >= best.step_seconds * (1 - 1e-9)
+
+
+def test_traffic_is_what_the_priced_transfers_take():
+    best = price(load_model("llama-2-13b"), load("v5p:4x4x4"), Workload(512, 4096), Layout(fsdp=16, tensor=4))
+    moved = traffic(best, "tensor")
+    assert moved is not None and moved.seconds > 0 and 0 <= moved.hidden <= 1
+    assert traffic(best, "context") is None
+
+
+class TestBatches:
+    def range_of(self, case: str) -> tuple[BatchRange, Candidate]:
+        return said(case).batch_range, found(case).best
+
+    @pytest.mark.parametrize("case", ["8B on 32 v5e", "13B on 64 v5p", "8B on 2 nodes"])
+    def test_the_least_batch_is_bound_by_compute_and_the_next_smaller_is_not(self, case: str):
+        workload = CASES[case][2]
+        batches, best = self.range_of(case)
+        shards = best.layout.num_batch_shards
+        assert batches.min_tokens is not None and batches.min_tokens % (shards * workload.seq_len) == 0
+        assert self.bound(case, batches.min_tokens) == "compute"
+        if batches.min_tokens > shards * workload.seq_len:
+            assert self.bound(case, batches.min_tokens - shards * workload.seq_len) != "compute"
+
+    def bound(self, case: str, tokens: int) -> str:
+        """Of the fastest number of microbatches that divides the plan's."""
+        model, hardware, workload = CASES[case]
+        layout = found(case).best.layout
+        batch = Workload(tokens // workload.seq_len, workload.seq_len)
+        halves = [layout.microbatches >> n for n in range(layout.microbatches.bit_length())]
+        priced = [
+            price(load_model(model), load(hardware), batch, layout.replace(microbatches=m))
+            for m in halves
+            if m * layout.num_batch_shards <= batch.num_sequences
+        ]
+        return min(priced, key=lambda c: (not c.fits, c.step_seconds)).cost.bound
+
+    def test_the_most_that_fits_fits_and_one_more_a_shard_does_not(self):
+        model, hardware, workload = CASES["13B on 64 v5p"]
+        batches, best = self.range_of("13B on 64 v5p")
+        assert batches.max_tokens is not None and batches.max_tokens >= workload.num_tokens
+        config, machine = load_model(model), load(hardware)
+        step = best.layout.num_batch_shards
+        most = batches.max_tokens // workload.seq_len
+        assert price(config, machine, Workload(most, workload.seq_len), best.layout).fits
+        assert not price(config, machine, Workload(most + step, workload.seq_len), best.layout).fits
+
+    def test_no_batch_helps_what_activations_bind(self):
+        """Tensor parallelism over 64 chips of a torus waits in proportion to the batch."""
+        config, hardware, workload = load_model("llama-2-7b"), load("v5e:4x8"), Workload(64, 4096)
+        layout = Layout(tensor=32, remat="full", microbatches=16)
+        chosen = price(config, hardware, workload, layout)
+        batches = batch_range(config, hardware, workload, chosen)
+        assert chosen.cost.bound == "ici"
+        assert (batches.min_tokens, batches.tokens_per_chip, batches.bound) == (None, None, "ici")
+
+
+class TestBudget:
+    def test_days_and_chip_hours(self):
+        best = found("8B on 32 v5e").best
+        run = budget(best, 10**12)
+        assert run.steps == -(-(10**12) // (128 * 4096))
+        assert run.seconds == pytest.approx(run.steps * best.step_seconds)
+        assert run.days == pytest.approx(run.seconds / 86_400)
+        assert run.chip_hours == pytest.approx(32 * run.seconds / 3600)
+        assert run.flops == pytest.approx(run.steps * best.model_flops)
+
+    def test_an_unknown_price_is_none_and_a_known_one_counts(self):
+        from dataclasses import replace
+
+        best = found("8B on 32 v5e").best
+        free = replace(best.hardware.chip, price_per_chip_hour=None)
+        dear = replace(best.hardware.chip, price_per_chip_hour=2.0)
+        unknown, known = (
+            budget(replace(best, hardware=replace(best.hardware, chip=chip)), 10**12) for chip in (free, dear)
+        )
+        assert unknown.price is None
+        assert known.price == pytest.approx(2 * known.chip_hours)
+
+
+class TestCriticalBatch:
+    RANGE = BatchRange(min_tokens=2**20, max_tokens=None, tokens_per_chip=1024.0, bound="compute")
+
+    def test_below_and_above(self):
+        below = critical_batch(Workload(512, 4096), 2**22, self.RANGE)
+        above = critical_batch(Workload(4096, 4096), 2**22, self.RANGE)
+        assert (below.times, below.crossed) == (0.5, False)
+        assert (above.times, above.crossed) == (4.0, True)
+        assert below.more_tokens == 1.5
+
+    def test_chips_at_which_it_is_reached(self):
+        assert critical_batch(Workload(512, 4096), 2**22, self.RANGE).max_chips == 4096
+
+    def test_unknown_where_no_batch_is_bound_by_compute(self):
+        never = BatchRange(None, None, None, "ici")
+        assert critical_batch(Workload(512, 4096), 2**22, never).max_chips is None
+
+
+def test_sections_come_in_reading_order():
+    titles = [section.title for section in said("8B on 32 v5e").sections]
+    assert titles == [
+        *("The layout", "Where the time goes", "Memory", "Why not another", "Rules of thumb"),
+        *("Batch", "To go faster", "Budget"),
+    ]
+
+
+def test_thresholds_grow_with_nothing_but_their_case():
+    limits = {t.name: t.limit for t in said("13B on 64 v5p").thresholds}
+    assert all(isfinite(limit) and limit > 0 for limit in limits.values())
+    overlapped, in_turn = (
+        limits["fsdp_with_tensor_tokens_per_chip"],
+        limits["fsdp_with_tensor_tokens_per_chip_in_turn"],
+    )
+    assert in_turn == pytest.approx(4 * overlapped)
+
+
+def test_rejected_keep_their_order():
+    names = [one.name for one in said("8B on 32 v5e").rejected]
+    order = ["the next best", "data parallelism alone", "data parallelism with", "FSDP alone", "FSDP with"]
+    places = [next(n for n, start in enumerate(order) if name.startswith(start)) for name in names]
+    assert all(one < other for one, other in pairwise(places))
