@@ -1,100 +1,17 @@
-"""ModelConfig: read from HF and TOML, written back, and what is refused."""
+"""ModelConfig: what it refuses, and how it is read from a TOML and from a folder."""
 
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from tests.models.hub_files import FILES
 
 from meshwright.errors import ModelError
-from meshwright.models.config import ModelConfig, RopeScaling
-from meshwright.models.hf import from_hf, to_hf
+from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
 from meshwright.models.presets import PRESETS, load_model
 
-HF = to_hf(PRESETS["llama-3.1-8b"])
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_hf_form_reads_back(name: str) -> None:
-    config = PRESETS[name]
-    assert from_hf(json.loads(json.dumps(to_hf(config))), name) == config
-
-
-def test_defaults_of_an_old_config() -> None:
-    old = {
-        "model_type": "llama",
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "vocab_size": 100,
-        "max_position_embeddings": 256,
-    }
-    config = from_hf(old, "old")
-    assert (config.num_kv_heads, config.d_head, config.norm_eps, config.rope_theta) == (8, 64, 1e-6, 1e4)
-    assert (config.tied_embeddings, config.rope_scaling) == (False, None)
-
-
-def test_transformers_5_keeps_rotary_settings_in_one_table() -> None:
-    new = {key: value for key, value in HF.items() if not key.startswith("rope_")}
-    new["rope_parameters"] = {"rope_theta": HF["rope_theta"]} | HF["rope_scaling"]
-    assert from_hf(new, "llama-3.1-8b") == PRESETS["llama-3.1-8b"]
-
-
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b", "mistral-7b", "tiny"])
-def test_transformers_reads_what_we_write(name: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.LlamaConfig(**to_hf(PRESETS[name]))
-    assert from_hf(theirs.to_dict(), name) == PRESETS[name]
-
-
-def test_missing_keys_are_named_at_once() -> None:
-    config = {key: value for key, value in HF.items() if key not in ("hidden_size", "vocab_size")}
-    with pytest.raises(ModelError) as caught:
-        from_hf(config, "mine")
-    assert str(caught.value) == "mine: config.json lacks hidden_size, vocab_size"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"architectures": ["Qwen2ForCausalLM"]},
-            "mine: architecture Qwen2ForCausalLM is not supported; "
-            "supported: LlamaForCausalLM, MistralForCausalLM",
-        ),
-        ({"architectures": None, "model_type": "gpt2"}, "mine: model_type 'gpt2' is not supported"),
-        ({"hidden_act": "gelu"}, "mine: hidden_act = 'gelu' is not supported; fits: 'silu'"),
-        ({"attention_bias": True}, "mine: attention_bias = True is not supported; fits: False"),
-        ({"sliding_window": 4096}, "mine: sliding_window = 4096 is not supported; fits: None"),
-        ({"rope_scaling": {"type": "yarn"}}, "mine: rope_type 'yarn' is not supported; fits: 'default'"),
-        (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-            "mine: rope scaling lacks low_freq_factor",
-        ),
-        (
-            {"head_dim": None, "hidden_size": 4100},
-            "hidden_size = 4100 does not divide over num_attention_heads",
-        ),
-        ({"num_key_value_heads": 5}, "mine: 32 query heads (N) do not divide over 5 KV heads (K)"),
-        ({"num_hidden_layers": 0}, "mine: num_layers = 0 must be a positive whole number"),
-        ({"vocab_size": "32k"}, "mine: vocab_size = '32k' must be a positive whole number"),
-        ({"rms_norm_eps": -1.0}, "mine: norm_eps = -1.0 must be a number above 0"),
-        ({"head_dim": 33}, "mine: d_head = 33 is odd"),
-        ({"tie_word_embeddings": "no"}, "mine: tied_embeddings = 'no' is not true or false"),
-    ],
-)
-def test_what_is_not_supported_is_named(changes: dict, message: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        from_hf(HF | changes, "mine")
-    assert message in str(caught.value)
-
-
-def test_unknown_keys_warn_by_name() -> None:
-    with pytest.warns(
-        UserWarning, match="mine: config.json keys not known and ignored: qk_norm, window_every"
-    ):
-        from_hf(HF | {"window_every": 2, "qk_norm": True}, "mine")
+HF = FILES["llama-3.1-8b"]
 
 
 @pytest.mark.parametrize(
@@ -162,3 +79,43 @@ def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ModelError, match=r"'llama-3-7b' is no preset and no path; did you mean llama-3-"):
         load_model("llama-3-7b")
     assert load_model("LLaMA-3-70B").name == "llama-3-70b"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm": "batch"}, "tiny: norm = 'batch' is not supported; fits: rms, layer"),
+        ({"activation": "swiglu"}, "tiny: activation = 'swiglu' is not supported; fits: silu, gelu"),
+        ({"sliding_window": 0}, "tiny: sliding_window = 0 must be a positive whole number"),
+        ({"global_every": -1}, "tiny: global_every = -1 must be a whole number of at least 0"),
+        ({"query_scale": float("nan")}, "tiny: query_scale = nan must be a number above 0"),
+        ({"gated": 1}, "tiny: gated = 1 is not true or false"),
+        ({"rotary_dim": 18}, "tiny: rotary_dim = 18 must be even and at most d_head = 16"),
+        ({"mla": MLA(8, 8, 4, 8)}, "tiny: d_head = 16 must be mla.nope_dim + mla.rope_dim = 8 + 4 = 12"),
+        ({"mla": MLA(8, 8, 8, 8)}, "tiny: num_kv_heads = 4, but latent attention has as many as query heads"),
+        ({"moe": MoE(4, 2, 8, num_dense_layers=2)}, "tiny: none of 2 layers has experts"),
+    ],
+)
+def test_a_config_that_makes_no_model(changes: dict, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        replace(PRESETS["tiny"], **changes)
+    assert message in str(caught.value)
+
+
+def test_nested_tables_of_a_toml(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.toml"
+    sizes = {key: value for key, value in asdict(PRESETS["tiny"]).items() if type(value) is int and value}
+    lines = [f"{key} = {value}" for key, value in sizes.items()]
+    path.write_text("\n".join([*lines, "[moe]", "num_experts = 8", "experts_per_token = 2", "d_ff = 32"]))
+    assert load_model(str(path)).moe == MoE(8, 2, 32)
+    path.write_text("\n".join([*lines, "[moe]", "experts = 8"]))
+    with pytest.raises(ModelError, match=r"mixed.toml: \[moe\]: 'experts' is unknown; did you mean"):
+        load_model(str(path))
+
+
+def test_which_layers_are_dense_and_which_local() -> None:
+    """Experts in every second layer but the first two; of the attention each third sees all."""
+    config = replace(PRESETS["tiny"], num_layers=6, moe=MoE(8, 2, 32, num_dense_layers=2, every=2))
+    assert config.num_dense_layers == 4
+    local = replace(PRESETS["tiny"], num_layers=6, sliding_window=16, global_every=3)
+    assert local.windows == (16, 16, None, 16, 16, None)

@@ -80,11 +80,11 @@ class MLA:
     a key; a value's head has value_dim (O).
     """
 
-    q_rank: int | None
     kv_rank: int
     nope_dim: int
     rope_dim: int
     value_dim: int
+    q_rank: int | None = None
 
     def __post_init__(self) -> None:
         _check_fields(self, "mla")
@@ -105,7 +105,8 @@ class ModelConfig:
     otherwise each global_every-th sees all. rope_theta_local: of local layers, where it differs.
     query_scale: what q . k is multiplied by (d_head ** -0.5 where None). attention_softcap, logit_softcap:
     c in c tanh(x / c). attention_sinks: a logit a head that takes weight from all keys (gpt-oss).
-    scale_embedding: by sqrt(d_model).
+    scale_embedding: by sqrt(d_model). layers_per_cache: how many consecutive layers read one cache of keys
+    and values; parameters and FLOPs are counted as if each had projections of its own.
     """
 
     name: str
@@ -141,6 +142,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     query_scale: float | None = None
     attention_sinks: bool = False
+    layers_per_cache: int = 1
     moe: MoE | None = None
     mla: MLA | None = None
 
@@ -212,7 +214,7 @@ def _check_fields(config: Any, where: str, may_be_zero: tuple[str, ...] = ()) ->
 def _fault(kind: Any, value: Any, least: int) -> str | None:
     """What is wrong with a value of this type; None where it is right."""
     if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        return "must be a positive whole number"
+        return "must be a whole number of at least 0" if least == 0 else "must be a positive whole number"
     if kind is float and (not _is_number(value) or value <= 0):
         return "must be a number above 0"
     if kind is bool and not isinstance(value, bool):

@@ -1,67 +1,120 @@
-"""Parameters, FLOPs and cache bytes of a model, counted from the parameters that run."""
+"""Parameters, FLOPs, cache bytes and arithmetic intensity of a model, counted from what runs."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions, parameters
+from meshwright.models.transformer import Param, dimensions, parameters
 from meshwright.units import dtype_bytes
 
-_COMPONENTS = {
-    "mlp": ("w_gate", "w_in", "w_out"),
-    "attention": ("wq", "wk", "wv", "wo"),
-    "vocab": ("embed", "unembed"),
-    "norms": ("attention_norm", "mlp_norm", "final_norm"),
-}
+PARTS = ("mlp", "attention", "vocab", "norms", "router")
 
 
 @dataclass(frozen=True)
 class ParamCount:
     """Parameters by component, over all layers; a tied table counts once.
 
-    active: those that one token uses. In a dense model that is all of them.
+    mlp: dense, routed and shared feed-forwards; router: what chooses among the routed. vocab: embedding,
+    output projection and learned positions. active: those that one token uses, k of E experts and all else.
     """
 
     mlp: int
     attention: int
     vocab: int
     norms: int
+    router: int
+    active: int
 
     @property
     def total(self) -> int:
-        return self.mlp + self.attention + self.vocab + self.norms
-
-    @property
-    def active(self) -> int:
-        return self.total
+        return self.mlp + self.attention + self.vocab + self.norms + self.router
 
 
 def count_params(config: ModelConfig) -> ParamCount:
-    """The parameters of `config`: per layer 3DF (MLP), 2D(N + K)H (attention), 2D (norms).
+    """The parameters of `config`.
 
-    Besides them DV for each of embed and unembed, and D for the last norm.
+    A layer of LLaMA's has 3DF (MLP), 2D(N + K)H (attention) and 2D (norms), one of experts 3EDM and DE
+    (router) instead of the first; besides them DV for each of embed and unembed, and D for the last norm.
     Source: How to Scale Your Model, "Transformer Math".
     """
-    sizes = dimensions(config)
-    counts = {path.rpartition("/")[2]: prod(p.shape(sizes)) for path, p in parameters(config).items()}
-    assert set(counts) <= {name for names in _COMPONENTS.values() for name in names}
-    return ParamCount(**{part: sum(counts.get(n, 0) for n in names) for part, names in _COMPONENTS.items()})
+    counts: dict[str, int] = dict.fromkeys(PARTS, 0)
+    sizes, unused = dimensions(config), 0
+    for path, param in parameters(config).items():
+        name, size = path.rpartition("/")[2], prod(param.shape(sizes))
+        counts[component(name)] += size
+        if config.moe and name.startswith("expert_"):
+            unused += size - size * config.moe.experts_per_token // config.moe.num_experts
+    return ParamCount(**counts, active=sum(counts.values()) - unused)
 
 
-def forward_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
-    """FLOPs of one token's forward pass at sequence length T, averaged over its positions.
+def component(name: str) -> str:
+    """The part of the model that the parameter `name` belongs to.
+
+    >>> component("wq"), component("expert_in_bias"), component("attention_post_norm")
+    ('attention', 'mlp', 'norms')
+    """
+    if name in ("embed", "positions", "unembed"):
+        return "vocab"
+    if name.startswith(("w_", "expert_", "shared_")):
+        return "mlp"
+    if "router" in name:
+        return "router"
+    return "norms" if "norm" in name else "attention"
+
+
+# FLOPs
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of one token's forward pass by component, averaged over the positions of a sequence.
+
+    attention: its projections; scores: q . k and the sum of values; vocab: the output projection.
+    """
+
+    mlp: float
+    attention: float
+    scores: float
+    vocab: float
+    router: float
+
+    @property
+    def total(self) -> float:
+        return self.mlp + self.attention + self.scores + self.vocab + self.router
+
+
+def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> Flops:
+    """FLOPs of one token's forward pass at sequence length T.
 
         2 (L (3DF + 2D(N + K)H) + DV)  +  L * 4 T N H   (half of this term when causal)
 
-    The first term is 2 FLOPs a matmul parameter (embedding look-ups and norms are free; the output
-    projection counts also where it is tied), the second the scores q.k and the values. causal: the
-    kernel skips what the mask hides; False counts the whole T x T square, as much published MFU does.
+    The first term is 2 FLOPs a matmul parameter that the token uses (of E experts k; look-ups, norms and
+    biases are free; the output projection counts also where it is tied), the second the scores q.k and the
+    values, 2 T N (H + O) where their head dimensions differ. causal: the kernel skips what the mask hides,
+    also beyond a local layer's window; False counts the whole T x T square, as much published MFU does.
     Source: How to Scale Your Model, "Transformer Math"; training is three times this.
     """
-    params = count_params(config)
-    matmul_params = params.mlp + params.attention + config.d_model * config.vocab_size
-    scores = 4 * config.num_layers * seq_len * config.num_heads * config.d_head
-    return 2 * matmul_params + (scores / 2 if causal else scores)
+    counts: dict[str, int] = dict.fromkeys(("mlp", "attention", "vocab", "router"), 0)
+    for matrix in _matrices(config):
+        counts[matrix.part] += 2 * matrix.num_used * matrix.rows * matrix.columns
+    keys = sum(seen_keys(seq_len, window) if causal else seq_len for window in config.windows)
+    return Flops(**counts, scores=2 * keys * config.num_heads * _widths(config))
+
+
+def seen_keys(seq_len: int, window: int | None) -> float:
+    """How many keys a query sees, averaged over T positions: T/2, or W (1 - W / 2T) under a window of W.
+
+    >>> seen_keys(4096, None), seen_keys(4096, 1024)
+    (2048.0, 896.0)
+    """
+    width = min(window or seq_len, seq_len)
+    return width * (1 - width / (2 * seq_len)) if seq_len else 0.0
+
+
+def forward_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
+    """FLOPs of one token's forward pass: `forward_flops` in all."""
+    return forward_flops(config, seq_len, causal=causal).total
 
 
 def train_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
@@ -69,10 +122,120 @@ def train_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = T
     return 3 * forward_flops_per_token(config, seq_len, causal=causal)
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
-    """Bytes of the KV cache for one token: 2 L K H, keys and values, in `dtype`.
+@dataclass(frozen=True)
+class _Matrix:
+    """Matrices [rows, columns] of one name: how many there are, and how many a token is multiplied by."""
 
-    The sources once print L K H alone; keys and values make two.
+    part: str
+    rows: int
+    columns: int
+    num_stored: int
+    num_used: int
+
+
+def _matrices(config: ModelConfig) -> Iterator[_Matrix]:
+    sizes = dimensions(config)
+    for path, param in parameters(config).items():
+        name = path.rpartition("/")[2]
+        if param.init == "normal" and component(name) != "vocab":
+            yield _matrix(config, name, param, sizes)
+    yield _Matrix("vocab", config.d_model, config.vocab_size, 1, 1)
+
+
+def _matrix(config: ModelConfig, name: str, param: Param, sizes: dict[str, int]) -> _Matrix:
+    num_layers = sizes[param.letters[0]]
+    routed = config.moe if name.startswith("expert_") else None
+    num_stored = num_layers * (routed.num_experts if routed else 1)
+    rows = prod(sizes[letter] for letter in param.fan_in)
+    columns = prod(param.shape(sizes)) // (num_stored * rows)
+    num_used = num_layers * (routed.experts_per_token if routed else 1)
+    return _Matrix(component(name), rows, columns, num_stored, num_used)
+
+
+def _widths(config: ModelConfig) -> int:
+    """H + O: of one head's key and of its value."""
+    return config.d_head + (config.mla.value_dim if config.mla else config.d_head)
+
+
+# The cache
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
+    """Bytes that one more token takes in the cache, in `dtype`, where no window is full yet.
+
+        2 L K H   keys and values;   L (R + A) with latent attention: the latent and one rotary key
+
+    Of layers that share a cache one counts. The sources once print L K H alone; keys and values make two.
     """
-    elements = 2 * config.num_layers * config.num_kv_heads * config.d_head
-    return int(elements * dtype_bytes(dtype))
+    num_caches = -(-config.num_layers // config.layers_per_cache)
+    return int(num_caches * _kv_elements(config) * dtype_bytes(dtype))
+
+
+def kv_cache_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
+    """Bytes of the cache of one sequence of S tokens: a local layer keeps those of its window alone."""
+    kept = config.windows[:: config.layers_per_cache]
+    return _cache_bytes(config, kept, seq_len, dtype)
+
+
+def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
+    """Bytes of the cache that one token after S reads: every layer reads, also one that shares."""
+    return _cache_bytes(config, config.windows, seq_len, dtype)
+
+
+def _cache_bytes(config: ModelConfig, windows: tuple[int | None, ...], seq_len: int, dtype: str) -> int:
+    num_tokens = sum(min(seq_len, window or seq_len) for window in windows)
+    return int(num_tokens * _kv_elements(config) * dtype_bytes(dtype))
+
+
+def _kv_elements(config: ModelConfig) -> int:
+    """Elements of one token's cache in one layer."""
+    if config.mla:
+        return config.mla.kv_rank + config.mla.rope_dim
+    return 2 * config.num_kv_heads * config.d_head
+
+
+# Arithmetic intensity
+
+
+def matmul_intensity(config: ModelConfig, part: str, num_tokens: int, dtype: str = "bf16") -> float:
+    """FLOPs a byte of a component's products with `num_tokens` tokens: 2 B D F / (2 (B D + D F + B F)).
+
+    It nears B where B is far below D and F. Of E experts as many are read as the tokens can choose.
+    Zero where the model has no such component.
+    """
+    flops = moved = 0
+    for m in (matrix for matrix in _matrices(config) if matrix.part == part):
+        flops += 2 * num_tokens * m.num_used * m.rows * m.columns
+        moved += min(m.num_stored, m.num_used * num_tokens) * m.rows * m.columns
+        moved += num_tokens * m.num_used * (m.rows + m.columns)
+    return flops / (moved * dtype_bytes(dtype)) if moved else 0.0
+
+
+def prefill_intensity(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> float:
+    """FLOPs a byte of attention over T queries and T keys: T G / (G + 1) in bf16, the mask not counted.
+
+    Latent attention spells keys and values out: G = 1.
+    """
+    widths = _widths(config)
+    return _intensity(seq_len, seq_len, config.num_heads, config.num_kv_heads * widths, widths, dtype)
+
+
+def generation_intensity(config: ModelConfig, num_keys: int, dtype: str = "bf16") -> float:
+    """FLOPs a byte of attention of one query over S keys: S G / (G + S) in bf16, towards G = N / K.
+
+    In latent attention all heads read one latent of R elements, the values, and A more of the keys, once:
+    towards N (2R + A) / (R + A), almost 2N.
+    """
+    if config.mla is None:
+        widths = _widths(config)
+        return _intensity(1, num_keys, config.num_heads, config.num_kv_heads * widths, widths, dtype)
+    read = config.mla.kv_rank + config.mla.rope_dim
+    return _intensity(1, num_keys, config.num_heads, read, read + config.mla.kv_rank, dtype)
+
+
+def _intensity(
+    num_queries: int, num_keys: int, num_heads: int, elements_a_key: int, widths: int, dtype: str
+) -> float:
+    flops = 2 * num_queries * num_keys * num_heads * widths
+    elements = num_queries * num_heads * widths + num_keys * elements_a_key
+    return flops / (elements * dtype_bytes(dtype))

@@ -1,48 +1,25 @@
-"""Models as Hugging Face's `config.json` describes them."""
+"""Models as Hugging Face's `config.json` describes them, read and written by `models/architectures.py`."""
 
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.config import ModelConfig, RopeScaling
+from meshwright.models.architectures import ARCHITECTURES, NO_EFFECT, Architecture, Key
+from meshwright.models.config import MLA, ModelConfig, MoE
+from meshwright.models.rope_settings import ROPE_KEYS, read_rope, write_rope
 
-# HF's key of each field that a LLaMA config.json must have.
-_REQUIRED = {
-    "num_layers": "num_hidden_layers",
-    "d_model": "hidden_size",
-    "d_ff": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "vocab_size": "vocab_size",
-    "max_seq_len": "max_position_embeddings",
+# HF's names of our activations, the first as we write it.
+_ACTIVATIONS = {
+    "silu": ("silu", "swish"),
+    "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
+    "gelu_erf": ("gelu",),
+    "relu": ("relu",),
+    "relu2": ("relu2",),
 }
-# Mistral's block is LLaMA's when its window is off.
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-# Keys that must say what the forward pass does; absent means the same.
-_FIXED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "sliding_window": (None,),
-    "quantization_config": (None,),
-}
-_OPTIONAL = (
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "tie_word_embeddings",
-)
-# Known, and without effect on the shape or the mathematics of a forward pass.
-_NO_EFFECT = (
-    "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache",
-    "attention_dropout", "initializer_range", "pretraining_tp", "bos_token_id", "eos_token_id",
-    "pad_token_id", "unk_token_id", "_name_or_path", "name_or_path", "output_attentions",
-    "output_hidden_states", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder",
-    "is_decoder", "id2label", "label2id", "problem_type", "auto_map", "tokenizer_class",
-)  # fmt: skip
+_WRITTEN_SCALING = ("llama3", "linear")
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_WINDOW_KEYS = ("sliding_window", "layer_types")
 
 
 def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
@@ -51,82 +28,176 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
     Raises ModelError naming every missing key at once, or the architecture or option that is not
     supported. Warns of keys it does not know: they may change what the model computes.
     """
-    _check_architecture(config, name)
-    missing = [key for key in _REQUIRED.values() if config.get(key) is None]
-    if missing:
-        raise ModelError(f"{name}: config.json lacks {', '.join(missing)}")
-    for key, supported in _FIXED.items():
-        if key in config and config[key] not in supported:
+    config = _text_config(config, name)
+    architecture = _architecture(config, name)
+    tables = (architecture.keys, architecture.moe, architecture.mla)
+    keys = [key for table in tables for key in table.values() if isinstance(key, Key)]
+    needed = dict.fromkeys(key.name for key in keys if key.needed and _value(config, key) is None)
+    if needed:
+        raise ModelError(f"{name}: config.json lacks {', '.join(needed)}")
+    for key, supported in architecture.fixed.items():
+        if config.get(key, supported[0]) not in supported:
             raise ModelError(f"{name}: {key} = {config[key]!r} is not supported; fits: {supported[0]!r}")
-    known = {*_REQUIRED.values(), *_FIXED, *_OPTIONAL, *_NO_EFFECT}
-    if unknown := sorted(set(config) - known):
-        warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=2)
-    sizes = {field: config[key] for field, key in _REQUIRED.items()}
-    rope = _rope(config)
-    return ModelConfig(
-        name=name,
-        **sizes,
-        num_kv_heads=_or_default(config.get("num_key_value_heads"), sizes["num_heads"]),
-        d_head=_or_default(config.get("head_dim"), 0) or _default_d_head(name, sizes),
-        norm_eps=_or_default(config.get("rms_norm_eps"), 1e-6),
-        rope_theta=_or_default(rope.get("rope_theta"), 10_000.0),
-        rope_scaling=_rope_scaling(rope, name),
-        tied_embeddings=_or_default(config.get("tie_word_embeddings"), False),
-    )
+    _warn_of_unknown(config, architecture, keys, name)
+    return _read(config, architecture, name)
+
+
+def _read(config: Mapping[str, Any], architecture: Architecture, name: str) -> ModelConfig:
+    fields = dict(architecture.traits) | {
+        field: _value(config, key) for field, key in architecture.keys.items()
+    }
+    if "activation" in architecture.keys:
+        fields["activation"] = _activation(fields["activation"], architecture.keys["activation"].name, name)
+    if scalar := fields.get("query_scale"):
+        fields["query_scale"] = scalar**-0.5
+    if architecture.moe:
+        fields["moe"] = MoE(**_nested(config, architecture.moe))
+    if architecture.mla:
+        fields["mla"] = mla = MLA(**_nested(config, architecture.mla))
+        fields["d_head"] = mla.nope_dim + mla.rope_dim
+    fields["num_kv_heads"] = _or_default(fields.get("num_kv_heads"), fields["num_heads"])
+    fields["d_ff"] = _or_default(fields["d_ff"], 4 * fields["d_model"])
+    fields["d_head"] = fields.get("d_head") or _default_d_head(name, fields)
+    fields |= _windows(config, architecture, fields, name)
+    fields |= read_rope(config, architecture, fields, name)
+    return ModelConfig(name=name, **fields)
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
-    """The `config.json` of an HF LlamaForCausalLM; `from_hf` reads it back."""
-    written: dict[str, Any] = {"architectures": [_ARCHITECTURES["llama"]], "model_type": "llama"}
-    written |= {key: getattr(config, field) for field, key in _REQUIRED.items()}
-    written |= {
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.d_head,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": None,
-        "tie_word_embeddings": config.tied_embeddings,
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
-    if scaling := config.rope_scaling:
-        written["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_seq_len,
-        }
-    return written
+    """The `config.json` of the HF model that computes the same; `from_hf` reads it back.
+
+    Raises ModelError where no HF architecture does, or where rotary positions are stretched in a way of
+    which a ModelConfig keeps too little to write it.
+    """
+    if config.rope_scaling and config.rope_scaling.kind not in _WRITTEN_SCALING:
+        raise ModelError(
+            f"{config.name}: rope_scaling of kind {config.rope_scaling.kind!r} cannot be written"
+        )
+    for architecture in ARCHITECTURES:
+        written = _write(config, architecture)
+        if written is not None and _reads_back(written, architecture, config):
+            return written
+    raise ModelError(f"{config.name}: no Hugging Face architecture has this combination of features")
 
 
-def _check_architecture(config: Mapping[str, Any], name: str) -> None:
-    supported = f"supported: {', '.join(_ARCHITECTURES.values())}"
-    listed = config.get("architectures") or []
-    for architecture in listed:
-        if architecture not in _ARCHITECTURES.values():
-            raise ModelError(f"{name}: architecture {architecture} is not supported; {supported}")
-    if not listed and config.get("model_type", "llama") not in _ARCHITECTURES:
-        raise ModelError(f"{name}: model_type {config['model_type']!r} is not supported; {supported}")
-
-
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings from either form: transformers 5 folds both old keys into `rope_parameters`."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return {"rope_theta": config.get("rope_theta")} | dict(scaling)
-
-
-def _rope_scaling(rope: Mapping[str, Any], name: str) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+def _write(config: ModelConfig, architecture: Architecture) -> dict[str, Any] | None:
+    """`config` in the keys of one architecture, which may say less than all of it."""
+    if bool(architecture.moe) != bool(config.moe) or bool(architecture.mla) != bool(config.mla):
         return None
-    if kind != "llama3":
-        raise ModelError(f"{name}: rope_type {kind!r} is not supported; fits: 'default', 'llama3'")
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    if missing := [key for key in keys if key not in rope]:
-        raise ModelError(f"{name}: rope scaling lacks {', '.join(missing)}")
-    return RopeScaling(*(rope[key] for key in keys))
+    written: dict[str, Any] = {
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
+    }
+    written |= {key: supported[0] for key, supported in architecture.fixed.items()}
+    written |= {key.name: getattr(config, field) for field, key in architecture.keys.items()}
+    if key := architecture.keys.get("activation"):
+        written[key.name] = _ACTIVATIONS.get(config.activation, (config.activation,))[0]
+    if key := architecture.keys.get("query_scale"):
+        scale = config.query_scale
+        written[key.name] = round(scale**-2) if scale else config.d_head
+    for nested, table in ((config.moe, architecture.moe), (config.mla, architecture.mla)):
+        written |= {key.name: getattr(nested, field) for field, key in table.items() if isinstance(key, Key)}
+    if architecture.local_layers:
+        written["sliding_window"] = config.sliding_window
+        kinds = [_GLOBAL if window is None else _LOCAL for window in config.windows]
+        written |= {"layer_types": kinds} if config.global_every else {}
+    return written | write_rope(config)
+
+
+def _reads_back(written: Mapping[str, Any], architecture: Architecture, config: ModelConfig) -> bool:
+    try:
+        return _read(written, architecture, config.name) == config
+    except ModelError:
+        return False
+
+
+def _text_config(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The language model of a config that also describes a vision tower."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        return config
+    if config.get("model_type") != "gemma3":
+        known = ", ".join(architecture.class_name for architecture in ARCHITECTURES)
+        raise ModelError(
+            f"{name}: model_type {config.get('model_type')!r} is not supported; supported: {known}"
+        )
+    return {"model_type": "gemma3_text"} | dict(text)
+
+
+def _architecture(config: Mapping[str, Any], name: str) -> Architecture:
+    by_class = {architecture.class_name: architecture for architecture in ARCHITECTURES}
+    by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
+    supported = f"supported: {', '.join(by_class)}"
+    for listed in config.get("architectures") or []:
+        if listed not in by_class:
+            raise ModelError(f"{name}: architecture {listed} is not supported; {supported}")
+        return by_class[listed]
+    model_type = config.get("model_type", "llama")
+    if model_type not in by_type:
+        raise ModelError(f"{name}: model_type {model_type!r} is not supported; {supported}")
+    return by_type[model_type]
+
+
+def _warn_of_unknown(
+    config: Mapping[str, Any], architecture: Architecture, keys: list[Key], name: str
+) -> None:
+    known = {name for key in keys for name in key.names}
+    known |= {*NO_EFFECT, *ROPE_KEYS, *architecture.fixed, *architecture.ignored, *_WINDOW_KEYS}
+    known |= {"quantization_config"}
+    if unknown := sorted(set(config) - known):
+        warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=3)
+    if config.get("quantization_config"):
+        warnings.warn(
+            f"{name}: quantization_config is ignored; a plan's dtypes are its own, and quantised weights "
+            "cannot be loaded",
+            stacklevel=3,
+        )
+
+
+def _windows(
+    config: Mapping[str, Any], architecture: Architecture, fields: Mapping[str, Any], name: str
+) -> dict[str, Any]:
+    """sliding_window and global_every, of `layer_types` where it is listed; no layer local is no window."""
+    if not architecture.local_layers:
+        return {}
+    window = config.get("sliding_window", architecture.default_window)
+    pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
+    every = _or_default(pattern, architecture.global_every)
+    if kinds := config.get("layer_types"):
+        every = _global_every(kinds, name)
+    if window is None or every == 1 or _at_least(window, fields["max_seq_len"]):
+        return {}
+    return {"sliding_window": window, "global_every": every}
+
+
+def _global_every(kinds: list[str], name: str) -> int:
+    """n where each n-th layer is global and the others local; 0 where all are local, 1 where none is."""
+    every = kinds.index(_GLOBAL) + 1 if _GLOBAL in kinds else 0
+    expected = [_GLOBAL if every and (layer + 1) % every == 0 else _LOCAL for layer in range(len(kinds))]
+    if kinds != expected:
+        raise ModelError(
+            f"{name}: this layer_types is not supported; fits: {_LOCAL!r}, every n-th {_GLOBAL!r}"
+        )
+    return every
+
+
+def _activation(value: str, key: str, name: str) -> str:
+    for ours, theirs in _ACTIVATIONS.items():
+        if value in theirs:
+            return ours
+    known = ", ".join(repr(theirs[0]) for theirs in _ACTIVATIONS.values())
+    raise ModelError(f"{name}: {key} = {value!r} is not supported; fits: {known}")
+
+
+def _nested(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: _value(config, key) if isinstance(key, Key) else key for field, key in table.items()}
+
+
+def _value(config: Mapping[str, Any], key: Key) -> Any:
+    for name in key.names:
+        if config.get(name) is not None:
+            return config[name]
+    return None if key.null_is_none and key.name in config else key.default
 
 
 def _default_d_head(name: str, sizes: Mapping[str, Any]) -> int:
@@ -137,6 +208,10 @@ def _default_d_head(name: str, sizes: Mapping[str, Any]) -> int:
             "add head_dim"
         )
     return d_model // num_heads
+
+
+def _at_least(window: Any, max_seq_len: Any) -> bool:
+    return isinstance(window, int) and isinstance(max_seq_len, int) and window >= max_seq_len
 
 
 def _or_default(value: Any, default: Any) -> Any:

@@ -1,0 +1,91 @@
+"""Rotary settings in HF's `config.json`: `rope_theta` and `rope_scaling`, or transformers 5's one table."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from meshwright.errors import ModelError
+from meshwright.models.architectures import Architecture
+from meshwright.models.config import ModelConfig, RopeKind, RopeScaling
+
+ROPE_KEYS = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "rope_local_base_freq",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
+_SCALING = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_seq_len": "original_max_position_embeddings",
+}
+
+
+def read_rope(
+    config: Mapping[str, Any], architecture: Architecture, fields: Mapping[str, Any], name: str
+) -> dict[str, Any]:
+    """The fields of a ModelConfig that say how positions turn queries and keys."""
+    if architecture.traits.get("positions", "rope") != "rope":
+        return {}
+    settings, local = _tables(config)
+    theta = settings.get("rope_theta", config.get("rope_theta"))
+    read: dict[str, Any] = {
+        "rope_theta": architecture.rope_theta if theta is None else theta,
+        "rope_scaling": _scaling(settings, config, fields, name),
+    }
+    if architecture.model_type == "gemma3_text":
+        read["rope_theta_local"] = local.get("rope_theta", config.get("rope_local_base_freq", 10_000.0))
+    share = settings.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if share != 1.0:
+        read["rotary_dim"] = int(fields["d_head"] * share)
+    return read
+
+
+def write_rope(config: ModelConfig) -> dict[str, Any]:
+    """The keys that `read_rope` reads, in the form that transformers 4 and 5 both take."""
+    if config.positions != "rope":
+        return {}
+    written: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_scaling": None}
+    if scaling := config.rope_scaling:
+        written["rope_scaling"] = {"rope_type": scaling.kind} | {
+            theirs: getattr(scaling, ours)
+            for ours, theirs in _SCALING.items()
+            if getattr(scaling, ours) is not None and (scaling.kind == "llama3" or "freq" not in ours)
+        }
+    if config.rope_theta_local is not None:
+        written["rope_local_base_freq"] = config.rope_theta_local
+    if config.rotary_dim is not None:
+        written["partial_rotary_factor"] = config.rotary_dim / config.d_head
+    return written
+
+
+def _tables(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The settings of global and of local layers; the latter is empty where all have the same."""
+    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if "full_attention" in settings:
+        return settings["full_attention"], settings.get("sliding_attention", {})
+    return settings, {}
+
+
+def _scaling(
+    settings: Mapping[str, Any], config: Mapping[str, Any], fields: Mapping[str, Any], name: str
+) -> RopeScaling | None:
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind == "default":
+        return None
+    kind = "longrope" if kind == "su" else kind
+    if kind not in get_args(RopeKind):
+        known = ", ".join(map(repr, ("default", *get_args(RopeKind))))
+        raise ModelError(f"{name}: rope_type {kind!r} is not supported; fits: {known}")
+    given = {ours: settings.get(theirs) for ours, theirs in _SCALING.items()}
+    if kind in ("yarn", "longrope"):
+        original = config.get("original_max_position_embeddings", fields["max_seq_len"])
+        given["original_max_seq_len"] = given["original_max_seq_len"] or original
+    if kind == "longrope":
+        given["factor"] = given["factor"] or fields["max_seq_len"] / given["original_max_seq_len"]
+    needed = list(_SCALING) if kind == "llama3" else ["factor"]
+    if missing := [_SCALING[ours] for ours in needed if given[ours] is None]:
+        raise ModelError(f"{name}: rope scaling lacks {', '.join(missing)}")
+    return RopeScaling(**{ours: value for ours, value in given.items() if value is not None}, kind=kind)

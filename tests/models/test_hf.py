@@ -1,0 +1,194 @@
+"""HF's config.json: read in the words of transformers 4 and 5, written back, and what is refused."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.models.hub_files import FILES
+
+from meshwright.errors import ModelError
+from meshwright.models.config import ModelConfig, RopeScaling
+from meshwright.models.hf import from_hf, to_hf
+from meshwright.models.presets import PRESETS
+
+HF = FILES["llama-3.1-8b"]
+PLANNED_ONLY = {"llama-4-scout", "llama-4-maverick"}
+WRITTEN = [
+    name
+    for name, config in PRESETS.items()
+    if name not in PLANNED_ONLY
+    and (config.rope_scaling is None or config.rope_scaling.kind in ("llama3", "linear"))
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_the_hub(name: str) -> None:
+    """Every key is known (a warning would be an error), and the preset says the same."""
+    assert from_hf(FILES[name], name) == PRESETS[name]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_hf_form_reads_back(name: str) -> None:
+    config = PRESETS[name]
+    assert from_hf(json.loads(json.dumps(to_hf(config))), name) == config
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_transformers_reads_what_we_write(name: str) -> None:
+    """And says it again in the words of its own version, 5."""
+    transformers = pytest.importorskip("transformers")
+    written = to_hf(PRESETS[name])
+    (class_name,) = written.pop("architectures")
+    kind = getattr(transformers, class_name).config_class
+    theirs = kind(**{key: value for key, value in written.items() if key != "model_type"})
+    assert from_hf(theirs.to_dict() | {"architectures": [class_name]}, name) == PRESETS[name]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gpt-oss-20b", "yarn"), ("phi-3-mini-128k", "longrope")])
+def test_what_cannot_be_written_is_refused(name: str, kind: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        to_hf(PRESETS[name])
+    assert str(caught.value) == f"{name}: rope_scaling of kind '{kind}' cannot be written"
+    with pytest.raises(ModelError, match="tiny: no Hugging Face architecture has this combination"):
+        to_hf(replace(PRESETS["tiny"], logit_softcap=30.0))
+
+
+def test_quantised_weights_are_planned_in_other_dtypes() -> None:
+    config = FILES["gpt-oss-20b"] | {"quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.warns(UserWarning, match="gpt-oss-20b: quantization_config is ignored; a plan's dtypes"):
+        assert from_hf(config, "gpt-oss-20b") == PRESETS["gpt-oss-20b"]
+
+
+def test_defaults_of_an_old_config() -> None:
+    old = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "vocab_size": 100,
+        "max_position_embeddings": 256,
+    }
+    config = from_hf(old, "old")
+    assert (config.num_kv_heads, config.d_head, config.norm_eps, config.rope_theta) == (8, 64, 1e-6, 1e4)
+    assert (config.tied_embeddings, config.rope_scaling) == (False, None)
+
+
+def test_transformers_5_keeps_rotary_settings_in_one_table() -> None:
+    new = {key: value for key, value in HF.items() if not key.startswith("rope_")}
+    new["rope_parameters"] = {"rope_theta": HF["rope_theta"]} | HF["rope_scaling"]
+    assert from_hf(new, "llama-3.1-8b") == PRESETS["llama-3.1-8b"]
+
+
+def test_missing_keys_are_named_at_once() -> None:
+    config = {key: value for key, value in HF.items() if key not in ("hidden_size", "vocab_size")}
+    with pytest.raises(ModelError) as caught:
+        from_hf(config, "mine")
+    assert str(caught.value) == "mine: config.json lacks hidden_size, vocab_size"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["FalconForCausalLM"]},
+            "mine: architecture FalconForCausalLM is not supported; "
+            "supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, ",
+        ),
+        ({"architectures": None, "model_type": "bert"}, "mine: model_type 'bert' is not supported"),
+        ({"model_type": "llava", "text_config": {}}, "mine: model_type 'llava' is not supported"),
+        ({"hidden_act": "mish"}, "mine: hidden_act = 'mish' is not supported; fits: 'silu', 'gelu_pytorch_"),
+        ({"attention_bias": "yes"}, "mine: qkv_bias = 'yes' is not true or false"),
+        ({"sliding_window": 4096}, "mine: sliding_window = 4096 is not supported; fits: None"),
+        ({"rope_scaling": {"type": "mrope"}}, "mine: rope_type 'mrope' is not supported; fits: 'default'"),
+        ({"rope_scaling": {"type": "linear"}}, "mine: rope scaling lacks factor"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "mine: rope scaling lacks low_freq_factor",
+        ),
+        (
+            {"head_dim": None, "hidden_size": 4100},
+            "hidden_size = 4100 does not divide over num_attention_heads",
+        ),
+        ({"num_key_value_heads": 5}, "mine: 32 query heads (N) do not divide over 5 KV heads (K)"),
+        ({"num_hidden_layers": 0}, "mine: num_layers = 0 must be a positive whole number"),
+        ({"vocab_size": "32k"}, "mine: vocab_size = '32k' must be a positive whole number"),
+        ({"rms_norm_eps": -1.0}, "mine: norm_eps = -1.0 must be a number above 0"),
+        ({"head_dim": 33}, "mine: d_head = 33 is odd"),
+        ({"tie_word_embeddings": "no"}, "mine: tied_embeddings = 'no' is not true or false"),
+    ],
+)
+def test_what_is_not_supported_is_named(changes: dict, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        from_hf(HF | changes, "mine")
+    assert message in str(caught.value)
+
+
+def test_unknown_keys_warn_by_name() -> None:
+    with pytest.warns(
+        UserWarning, match="mine: config.json keys not known and ignored: qk_norm, window_every"
+    ):
+        from_hf(HF | {"window_every": 2, "qk_norm": True}, "mine")
+
+
+def _changed(name: str, **changes: Any) -> ModelConfig:
+    return from_hf(FILES[name] | changes, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "qwen2.5-7b",
+            {"use_sliding_window": True},
+            "use_sliding_window = True is not supported; fits: False",
+        ),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [3]}, "mlp_only_layers = [3] is not supported; fits: []"),
+        ("qwen3-30b-a3b", {"num_experts_per_tok": 200}, "a token cannot go through 200 of 128 experts (E)"),
+        ("mixtral-8x7b", {"num_local_experts": None}, "mixtral-8x7b: config.json lacks num_local_experts"),
+        ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq = 2 is not supported; fits: 1"),
+        ("deepseek-v3", {"qk_rope_head_dim": 63}, "rope_dim = 63 is odd"),
+        ("deepseek-v3", {"first_k_dense_replace": 61}, "none of 61 layers has experts"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False is not supported; fits: True"),
+        ("gpt2", {"n_embd": 770}, "hidden_size = 770 does not divide over num_attention_heads = 12"),
+        (
+            "gpt-oss-20b",
+            {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
+            "this layer_types is not supported; fits: 'sliding_attention', every n-th 'full_attention'",
+        ),
+    ],
+)
+def test_values_of_one_architecture(name: str, changes: dict, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        _changed(name, **changes)
+    assert message in str(caught.value)
+
+
+def test_layer_types_say_which_layers_are_local() -> None:
+    local, whole = "sliding_attention", "full_attention"
+    assert _changed("gemma-2-27b", layer_types=[local] * 46).global_every == 0
+    assert _changed("gemma-2-27b", layer_types=[local, local, whole] * 15 + [local]).global_every == 3
+    assert _changed("gemma-2-27b", layer_types=[whole] * 46).windows == (None,) * 46
+
+
+def test_a_window_as_long_as_the_context_is_none() -> None:
+    assert _changed("mistral-7b-v0.1", sliding_window=32_768).sliding_window is None
+    assert _changed("mistral-7b-v0.1", sliding_window=None).sliding_window is None
+    without = {key: value for key, value in FILES["mistral-7b-v0.1"].items() if key != "sliding_window"}
+    assert from_hf(without, "mistral").sliding_window == 4096
+
+
+def test_rotary_forms() -> None:
+    linear = _changed("qwen2.5-7b", rope_scaling={"type": "linear", "factor": 2.0})
+    assert linear.rope_scaling == RopeScaling(2.0, kind="linear")
+    yarn = _changed("qwen2.5-7b", rope_scaling={"type": "yarn", "factor": 4.0})
+    assert yarn.rope_scaling == RopeScaling(4.0, original_max_seq_len=131_072, kind="yarn")
+    assert _changed("qwen2.5-7b", rope_scaling={"type": "dynamic", "factor": 4.0}).rope_scaling is not None
+    assert _changed("phi-3-mini", partial_rotary_factor=0.75).rotary_dim == 72
+
+
+def test_a_cap_written_null_is_off() -> None:
+    assert _changed("gemma-2-27b", attn_logit_softcapping=None).attention_softcap is None
+    without = {key: value for key, value in FILES["gemma-2-27b"].items() if "capping" not in key}
+    assert from_hf(without, "gemma-2-27b") == PRESETS["gemma-2-27b"]
