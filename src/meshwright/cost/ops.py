@@ -19,6 +19,7 @@ from meshwright.models.transformer import input_of, parameters
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Route, cotangent
 from meshwright.notation.operation import placed
+from meshwright.units import dtype_bytes
 
 # A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
 _CAST_BYTES = 4
@@ -161,8 +162,8 @@ class SymbolicOps(Recorder):
 
         Weights change once a step, so their cast serves all microbatches.
         """
-        matmul_dtype = self.layout.matmul_dtype
-        if matmul_dtype in (None, self.layout.compute_dtype):
+        matmul_dtype, compute_dtype = self.layout.matmul_dtype, self.layout.compute_dtype
+        if matmul_dtype is None or dtype_bytes(matmul_dtype) >= dtype_bytes(compute_dtype):
             return
         times = {id(x): 1.0, id(w): 1 / self.layout.microbatches, id(product): 1.0}
         fresh = [value for value in (x, w) if id(value) not in self._quantised]

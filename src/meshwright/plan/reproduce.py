@@ -24,8 +24,8 @@ _ARITHMETIC = {
     "f32": ("f32", None),
     "fp32": ("f32", None),
     "bf16": ("bf16", None),
-    "fp16": ("bf16", None),  # of the same width and rate
-    "f16": ("bf16", None),
+    "fp16": ("bf16", "f16"),  # activations of the same width
+    "f16": ("bf16", "f16"),
     "fp8": ("bf16", "fp8"),
     "mxfp8": ("bf16", "mxfp8"),
     "nvfp4": ("bf16", "nvfp4"),
@@ -116,9 +116,7 @@ def _layouts(
     compute, matmul = arithmetic(row.dtype, hardware)
     undecided = row.sequence_parallel is None and tensor > 1
     sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
-    for stage, split, chunks in product(
-        _zero_stages(zero, pipe), sequence_parallel, _chunks(row, config, pipe)
-    ):
+    for split, chunks in product(sequence_parallel, _chunks(row, config, pipe)):
         yield Layout.from_dict(
             {
                 "data": data,
@@ -127,7 +125,7 @@ def _layouts(
                 "pipe": pipe,
                 "context": context,
                 "expert": row.expert or 1,
-                "zero": stage,
+                "zero": zero,
                 "sequence_parallel": split and tensor > 1,
                 "microbatches": _microbatches(row, data * fsdp, pipe),
                 "interleave": chunks,
@@ -138,11 +136,6 @@ def _layouts(
                 **states,
             }
         )
-
-
-def _zero_stages(zero: int | None, pipe: int) -> tuple[int | None, ...]:
-    """ZeRO stages that a row may mean: with stages of layers, weights once gathered may stay for the step."""
-    return (zero, 1) if zero == 3 and pipe > 1 else (zero,)
 
 
 def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
