@@ -174,19 +174,27 @@ class StepPricer:
 
     def _bubble(self, priced: "list[list[_PricedPass]]", stages: list[Counts]) -> float:
         """Seconds that the busiest stage waits: the schedule's makespan less all its passes."""
-        layout, chunks = self.layout, num_chunks(self.layout.schedule, self.layout.interleave)
+        layout, times = self.layout, self._pipeline_times(priced, stages)
+        whole = makespan(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, times)
+        busy = layout.microbatches * max(sum(_times(priced, counts)) for counts in stages)
+        return max(0.0, whole - busy)
+
+    def pipeline_times(self, remat: str) -> Times:
+        """Seconds of the passes of one microbatch through the chunks of a pipeline, and of its hops."""
+        priced = [self._price_segment(passes(s, remat, self.dtypes, self.chip)) for s in self.graph.segments]
+        return self._pipeline_times(priced, self._stages())
+
+    def _pipeline_times(self, priced: "list[list[_PricedPass]]", stages: list[Counts]) -> Times:
+        chunks = num_chunks(self.layout.schedule, self.layout.interleave)
         most = max(stages, key=lambda counts: sum(self._layers(counts)))
         layers = self._layers(most)
         source = next(segment.source for segment in self.graph.segments if segment.source)
-        sent = source.bytes_per_device * layout.pipe
-        times = Times(
+        sent = source.bytes_per_device * self.layout.pipe
+        return Times(
             body=PassSeconds(*_times(priced, tuple(count / chunks for count in layers))),
             special={0: self._end(priced, stages[0], chunks), -1: self._end(priced, stages[-1], chunks)},
             hop_seconds=collective_seconds("permute", sent, ("pipe",), self.placement).seconds,
         )
-        whole = makespan(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, times)
-        busy = layout.microbatches * max(sum(_times(priced, counts)) for counts in stages)
-        return max(0.0, whole - busy)
 
     def _layers(self, counts: Counts) -> Counts:
         """`counts` without the embedding and the head."""
