@@ -1,30 +1,28 @@
 """The best layouts to train a model on a machine, ranked by the cost model, and why.
 
-Candidates are all products data x fsdp x context x tensor of the chips that divide the model and
-the batch, with and without sequence parallelism. Each takes the remat policy that recomputes least
-of those that fit, by number of microbatches, and is priced by cost/step.py from its contractions.
+Every layout of plan/space.py is considered; those whose bound is beaten already by as many as are
+asked for are not priced. The others are priced by cost/step.py from their contractions.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import heappush, heapreplace
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory, train_memory, update_work
-from meshwright.cost.ops import record_loss
-from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepCost, StepPricer
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import REMATS, Layout
+from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
-from meshwright.models.transformer import dimensions
+from meshwright.plan.space import RESERVED_SHARE, Choice, Space, divisors, record, usable_bytes
 from meshwright.plan_file import Workload
 from meshwright.units import format_bytes
 
-# HBM that the runtime and the compiler keep for themselves.
-RESERVED_SHARE = 0.05
+# Candidates that are priced and ranked, at least.
+NUM_RANKED = 20
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,8 @@ class Candidate:
 
     @property
     def _peak_flops(self) -> float:
-        return self.hardware.num_chips * self.hardware.chip.flops(self.layout.compute_dtype)
+        layout = self.layout
+        return self.hardware.num_chips * self.hardware.chip.flops(layout.matmul_dtype or layout.compute_dtype)
 
     def to_dict(self) -> dict:
         """The keys of `mw plan train` in contract.md."""
@@ -96,18 +95,13 @@ class Search:
         return self.candidates[0]
 
 
-def usable_bytes(hardware: Hardware) -> int:
-    """HBM of one chip less what the runtime keeps."""
-    return round(hardware.chip.hbm_bytes * (1 - RESERVED_SHARE))
-
-
 def price(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Candidate:
     """One layout, priced. Raises LayoutError where it does not divide or has another chip count."""
-    layout.check(config, seq_len=workload.seq_len)
+    layout.check(config, seq_len=workload.seq_len, pad_vocabulary=True)
     _check_batch(workload, layout)
-    graph = _record(config, hardware, workload, layout)
-    memory = train_memory(config, layout, graph)
-    return _price(layout, graph, memory, hardware, workload, config)
+    sequences = workload.num_sequences / layout.microbatches
+    graph = record(config, hardware, layout, sequences, workload.seq_len)
+    return _price(layout, graph, hardware, workload, config)
 
 
 def search(
@@ -117,28 +111,54 @@ def search(
     *,
     weights_dtype: str,
     compute_dtypes: tuple[str, ...],
+    base: Layout | None = None,
+    runnable: bool | None = None,
+    num_ranked: int = NUM_RANKED,
     on_progress: Callable[[int], None] | None = None,
 ) -> Search:
-    """Every layout priced and ranked by step time. Raises PlanError where none divides."""
+    """The `num_ranked` best layouts by step time, or those that come nearest to fitting.
+
+    base: gives the other dtypes. runnable: only what `nn/` runs; by default on CPUs, where a plan is run
+    at once. Raises PlanError where no layout divides.
+    """
     started = time.perf_counter()
-    found: list[Candidate] = []
-    considered = 0
-    for mesh in _meshes(config, hardware.num_chips, workload):
-        for compute_dtype in compute_dtypes:
-            base = mesh.replace(weights_dtype=weights_dtype, compute_dtype=compute_dtype)
-            schedules = list(_schedules(config, hardware, workload, base))
-            considered += len(schedules)
-            found += [
-                _price(*schedule, hardware, workload, config)
-                for schedule in _worth_pricing(schedules, hardware)
-            ]
-        if on_progress:
-            on_progress(considered)
-    if not found:
-        raise PlanError(_nothing_divides(config, hardware, workload))
+    base = (base or Layout()).replace(weights_dtype=weights_dtype)
+    runnable = hardware.chip.kind == "cpu" if runnable is None else runnable
+    choices: list[Choice] = []
+    for compute_dtype in compute_dtypes:
+        typed = base.replace(compute_dtype=compute_dtype)
+        space = Space(config, hardware, workload, typed, runnable=runnable)
+        for mesh in space.meshes():
+            choices += space.choices(mesh)
+            if on_progress:
+                on_progress(len(choices))
+    if not choices:
+        raise PlanError(_nothing_divides(config, hardware, workload, runnable))
+    found = _priced(choices, config, hardware, workload, num_ranked)
     found.sort(key=_rank)
     said = tuple(assumptions(hardware, workload, found[0]))
-    return Search(tuple(found), considered, time.perf_counter() - started, said)
+    return Search(tuple(found), len(choices), time.perf_counter() - started, said)
+
+
+def _priced(
+    choices: list[Choice], config: ModelConfig, hardware: Hardware, workload: Workload, num_ranked: int
+) -> list[Candidate]:
+    """The choices that fit, in the order of their bounds, until the rest cannot rank any more."""
+    usable = usable_bytes(hardware)
+    fitting = [choice for choice in choices if choice.bytes_per_chip <= usable]
+    if not fitting:
+        nearest = sorted(choices, key=lambda choice: choice.bytes_per_chip)[:num_ranked]
+        return [price(config, hardware, workload, choice.layout) for choice in nearest]
+    found: list[Candidate] = []
+    worst: list[float] = []  # a heap of the best times, negated
+    for choice in sorted(fitting, key=lambda choice: choice.least_seconds):
+        if len(worst) == num_ranked and choice.least_seconds > -worst[0]:
+            break
+        found.append(price(config, hardware, workload, choice.layout))
+        push = heapreplace if len(worst) == num_ranked else heappush
+        if len(worst) < num_ranked or found[-1].step_seconds < -worst[0]:
+            push(worst, -found[-1].step_seconds)
+    return found
 
 
 def _rank(candidate: Candidate) -> tuple:
@@ -147,79 +167,14 @@ def _rank(candidate: Candidate) -> tuple:
     return (over, candidate.step_seconds)
 
 
-def _meshes(config: ModelConfig, num_chips: int, workload: Workload) -> Iterator[Layout]:
-    """Every division of the chips into axes that divides the model, the batch and the sequence."""
-    sizes = dimensions(config)
-    tensors = [d for d in _divisors(num_chips) if all(sizes[letter] % d == 0 for letter in "NKFV")]
-    for tensor in tensors:
-        for context in _divisors(num_chips // tensor):
-            batch = num_chips // tensor // context
-            if (
-                workload.seq_len % context
-                or batch > workload.num_sequences
-                or (context > 1 and context > _MAX_CONTEXT)
-            ):
-                continue
-            for fsdp in _divisors(batch):
-                if config.d_model % fsdp:
-                    continue
-                layout = Layout(data=batch // fsdp, fsdp=fsdp, context=context, tensor=tensor)
-                yield layout
-                if tensor > 1 and workload.seq_len % (context * tensor) == 0:
-                    yield layout.replace(sequence_parallel=True)
-
-
-# Splitting a sequence further leaves too few queries a device for a matmul's rows.
-_MAX_CONTEXT = 64
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
-_Schedule = tuple[Layout, Graph, Memory]
-
-
-def _schedules(
-    config: ModelConfig, hardware: Hardware, workload: Workload, base: Layout
-) -> Iterator[_Schedule]:
-    """Remat policies by microbatches of one mesh, until nothing need be recomputed to fit."""
-    per_shard = workload.num_sequences / base.num_batch_shards
-    microbatches = 1
-    while microbatches <= per_shard:
-        layout = base.replace(microbatches=microbatches)
-        graph = _record(config, hardware, workload, layout)
-        for remat in REMATS:
-            schedule = layout.replace(remat=remat)
-            memory = train_memory(config, schedule, graph)
-            yield schedule, graph, memory
-            if memory.total <= usable_bytes(hardware):
-                if remat == REMATS[0]:
-                    return
-                break
-        microbatches *= 2
-
-
-def _worth_pricing(schedules: list[_Schedule], hardware: Hardware) -> list[_Schedule]:
-    """Those that fit; where none does, the one that comes nearest."""
-    fitting = [s for s in schedules if s[2].total <= usable_bytes(hardware)]
-    return fitting or [min(schedules, key=lambda schedule: schedule[2].total)]
-
-
-def _record(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Graph:
-    sequences = workload.num_sequences / layout.microbatches
-    shape = Shape(sequences, workload.seq_len, workload.seq_len)
-    return record_loss(config, layout, shape, flash_attention=hardware.chip.kind != "cpu")
-
-
 def _price(
-    layout: Layout, graph: Graph, memory: Memory, hardware: Hardware, workload: Workload, config: ModelConfig
+    layout: Layout, graph: Graph, hardware: Hardware, workload: Workload, config: ModelConfig
 ) -> Candidate:
-    update = update_work(config, layout)
+    pricer = StepPricer(graph, layout, hardware)
     return Candidate(
         layout=layout,
-        cost=StepPricer(graph, layout, hardware).cost(layout.remat, update, layout.weight_axes),
-        memory=memory,
+        cost=pricer.cost(layout.remat, update_work(config, layout), layout.weight_axes),
+        memory=train_memory(config, layout, graph),
         model_flops=train_flops_per_token(config, workload.seq_len) * workload.num_tokens,
         num_tokens=workload.num_tokens,
         hardware=hardware,
@@ -235,17 +190,19 @@ def _check_batch(workload: Workload, layout: Layout) -> None:
         )
 
 
-def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload) -> str:
-    sizes = dimensions(config)
-    widest = max(d for d in _divisors(hardware.num_chips) if all(sizes[x] % d == 0 for x in "NKFV"))
-    context = max(
-        d for d in _divisors(hardware.num_chips // widest) if workload.seq_len % d == 0 and d <= _MAX_CONTEXT
+def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload, runnable: bool) -> str:
+    chips = hardware.num_chips
+    space = Space(config, hardware, workload, Layout(), runnable=runnable)
+    widest = max(space.tensors)
+    context = max(d for d in divisors(chips // widest) if d == 1 or space.splits_sequences(d))
+    stages = max(
+        d for d in divisors(chips // widest // context) if d <= (1 if runnable else config.num_layers)
     )
-    least = hardware.num_chips // widest // context
+    least = chips // widest // context // stages
     return (
         f"{config.name} on {hardware.spec}: {workload.num_sequences} sequences of {workload.seq_len} tokens "
-        f"do not divide over {hardware.num_chips} chips; with tensor at most {widest} and context at most "
-        f"{context} it takes {least} sequences; fits: --batch-tokens {least * workload.seq_len}"
+        f"do not divide over {chips} chips; with tensor at most {widest}, context at most {context} and pipe "
+        f"at most {stages} it takes {least} sequences; fits: --batch-tokens {least * workload.seq_len}"
     )
 
 
