@@ -17,6 +17,9 @@ from typing import NamedTuple
 from meshwright.cost.pipeline.schedule import check_schedule, routes
 from meshwright.cost.pipeline.simulate import Times
 
+# Of F, B, W and a hop.
+_Seconds = tuple[float, float, float, float]
+
 
 class Chain(NamedTuple):
     """How many passes and hops stand one after another."""
@@ -30,25 +33,29 @@ class Chain(NamedTuple):
 def makespan(name: str, num_stages: int, num_microbatches: int, num_chunks: int, times: Times) -> float:
     """Seconds of one step of the schedule, without the optimizer.
 
-        max over chains (n_F F + n_B B + n_W W + n_hop hop), and where depths differ from the body
-        + sum over those depths of (their F + B + W less the body's)
-        + (m - 1) times the most that they add to one stage's work on a microbatch
+        max over chains (n_F F + n_B B + n_W W + n_hop hop)
 
-    The second part is exact for a slow last stage of GPipe and 1F1B without hops, and close for the
-    rest (tests/cost/test_pipeline.py). A hop that is not hidden counts as part of each F and B.
+    Where some depths differ from the body, the chain may as well stay on the stage that they slow most:
+    exact for a slow last stage of GPipe and 1F1B, within a few percent for others
+    (tests/cost/test_pipeline.py). A hop that is not hidden counts as part of each F and B.
     Raises LayoutError for numbers with which the schedule does not exist.
     """
+    p, m, v = num_stages, num_microbatches, num_chunks
     forward, backward, weight = times.body
     hop = times.hop_seconds
     if not times.hops_hidden:
-        forward, backward, hop = forward + hop, backward + hop, 0.0
-    seconds = max(
-        f * forward + b * backward + w * weight + h * hop
-        for f, b, w, h in critical_chains(name, num_stages, num_microbatches, num_chunks)
+        held = hop * _sent_share(name, p)
+        forward, backward, hop = forward + held, backward + held, 0.0
+    body = forward, backward, weight, hop
+    seconds = max(_seconds(chain, body) for chain in critical_chains(name, p, m, v))
+    if not times.special:
+        return seconds
+    once, slowest = _extra_seconds(name, p, v, times)
+    if slowest < 0:
+        return seconds + once + (m - 1) * slowest
+    return max(
+        seconds + _passing_seconds(name, p, m, once, slowest), _staying(name, p, m, v, body, once, slowest)
     )
-    if times.special:
-        seconds += _special_seconds(name, num_stages, num_microbatches, num_chunks, times)
-    return seconds
 
 
 @lru_cache(maxsize=65536)
@@ -131,8 +138,20 @@ def _dualpipe(p: int, m: int) -> list[Chain]:
     ]
 
 
-def _special_seconds(name: str, p: int, m: int, v: int, times: Times) -> float:
-    """What depths that differ from the body add to the makespan."""
+def _sent_share(name: str, p: int) -> float:
+    """Of the passes F and B of the busiest stage, the share whose result goes to another stage.
+
+    Of two stages one sends forward and the other back, unless all F come first or chunks form a loop.
+    """
+    return min(p - 1, 2) / 2 if name not in ("gpipe", "interleaved") else min(p - 1, 1)
+
+
+def _seconds(chain: Chain, body: _Seconds) -> float:
+    return sum(count * seconds for count, seconds in zip(chain, body, strict=True))
+
+
+def _extra_seconds(name: str, p: int, v: int, times: Times) -> tuple[float, float]:
+    """What the special depths add: to one microbatch's way, and at most to one stage's work on it."""
     directions = routes(name, p, v)
     by_stage: defaultdict[int, float] = defaultdict(float)
     once = 0.0
@@ -142,8 +161,34 @@ def _special_seconds(name: str, p: int, m: int, v: int, times: Times) -> float:
         for route in directions:
             by_stage[route[depth].stage] += extra / len(directions)
     # A stage without special depths adds nothing.
-    loads = [*by_stage.values(), *([0.0] if len(by_stage) < p else [])]
-    return once + (m - 1) * max(loads)
+    return once, max([*by_stage.values(), *([0.0] if len(by_stage) < p else [])])
+
+
+def _passing_seconds(name: str, p: int, m: int, once: float, slowest: float) -> float:
+    """What the special depths add to the longest chain of equal stages, which passes them now and then."""
+    if name == "1f1b":  # on every round trip
+        return once * -(-m // p)
+    if name == "zb-h1":  # every F and B of the last stage, but not the W that it leaves for later
+        return max(once, (m - p / 3) * slowest)
+    return once
+
+
+def _staying(name: str, p: int, m: int, v: int, body: _Seconds, once: float, slowest: float) -> float:
+    """The chain of all the work of the slowest stage, the way to it and the way from it."""
+    n, inner = p - 1, (p - 1) // 2
+    work = m * (sum(body[:3]) * _chunks(name, v) + slowest)
+    if name == "zb-h1":
+        return work + _seconds(Chain(n, 0, 0, n), body)
+    if name == "zb-v":  # the first stage waits for the turn, the less the slower it is
+        return work + max(_seconds(Chain(p // 2, inner, -inner, 3 * n), body) - slowest * p / 12, 0.0)
+    if name == "dualpipe":
+        return work + _seconds(Chain(0, inner, -inner, n), body)
+    return work + _seconds(_whole(n, 2 * (v * p - 1)), body) + once - slowest
+
+
+def _chunks(name: str, v: int) -> int:
+    """Chunks of one stage that a microbatch visits."""
+    return 2 if name == "zb-v" else v if name == "interleaved" else 1
 
 
 @lru_cache(maxsize=65536)
