@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from meshwright.errors import LayoutError
 from meshwright.hardware.catalog import load
-from meshwright.hardware.fold import factorisations, fold
-from meshwright.hardware.topology import Link
+from meshwright.hardware.fold import factorisations, fold, foldings
+from meshwright.hardware.links import Link, gather_figure
+from meshwright.hardware.orders import choosing_orders
+from meshwright.hardware.topology import Placement
 from meshwright.notation.mesh import Mesh
 
 
@@ -102,8 +104,9 @@ def test_stretches_that_continue_each_other_are_one_ring() -> None:
 
 def test_a_mesh_of_another_size_is_refused() -> None:
     message = "mesh data=2, tensor=4 has 8 devices and v5e:4x4 has 16 chips; the axes must multiply to 16"
-    with pytest.raises(LayoutError, match=message):
-        load("v5e:4x4").place(Mesh({"data": 2, "tensor": 4}))
+    for place in (load("v5e:4x4").place, load("v5e:4x4").placements):
+        with pytest.raises(LayoutError, match=message):
+            place(Mesh({"data": 2, "tensor": 4}))
 
 
 def test_an_unknown_axis_is_refused() -> None:
@@ -131,15 +134,101 @@ def _foldings(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
 @given(_foldings(), st.booleans())
 def test_a_folding_uses_every_chip_once(case: tuple[tuple[int, ...], tuple[int, ...]], wraps: bool) -> None:
     dims, sizes = case
-    folded = fold(sizes, dims, tuple(wraps for _ in dims))
-    assert [prod(share.size for share in shares) for shares in folded] == list(sizes)
-    for dim, length in enumerate(dims):
-        parts = sorted((s.stride, s.size) for shares in folded for s in shares if s.dim == dim)
-        reach = 1
-        for stride, size in parts:
-            assert stride == reach
-            reach *= size
-        assert reach == length
+    wraparound = tuple(wraps for _ in dims)
+    found = list(foldings(sizes, dims, wraparound))
+    assert found[0] == fold(sizes, dims, wraparound)
+    assert len(found) == len(set(found))
+    for folded in found:
+        assert [prod(share.size for share in shares) for shares in folded] == list(sizes)
+        for dim, length in enumerate(dims):
+            parts = sorted((s.stride, s.size) for shares in folded for s in shares if s.dim == dim)
+            reach = 1
+            for stride, size in parts:
+                assert stride == reach
+                reach *= size
+            assert reach == length
+
+
+def _kinds(placement: Placement) -> dict[str, list[tuple]]:
+    return {
+        axis: sorted((link.kind, link.size, link.stride, link.ring) for link in links)
+        for axis, links in placement.links.items()
+    }
+
+
+def _placements(spec: str, **sizes: int) -> list[dict[str, list[tuple]]]:
+    return [_kinds(placement) for placement in load(spec).placements(Mesh(sizes))]
+
+
+def test_a_small_axis_may_leave_the_others_whole_rings() -> None:
+    found = _placements("v5p:16x16x16", fsdp=1024, tensor=4)
+    assert found[0] == {
+        "fsdp": [("ici", 8, 2, True), ("ici", 8, 2, True), ("ici", 16, 1, True)],
+        "tensor": [("ici", 2, 1, False), ("ici", 2, 1, False)],
+    }
+    assert found[1:] == [
+        {
+            "fsdp": [("ici", 4, 4, True), ("ici", 16, 1, True), ("ici", 16, 1, True)],
+            "tensor": [("ici", 4, 1, False)],
+        },
+        {
+            "fsdp": [("ici", 4, 1, False), ("ici", 16, 1, True), ("ici", 16, 1, True)],
+            "tensor": [("ici", 4, 4, True)],
+        },
+    ]
+
+
+def test_another_axis_may_take_the_nvlink_domain() -> None:
+    assert _placements("h100:4x8", data=4, tensor=8) == [
+        {"data": [("network", 4, 1, False)], "tensor": [("nvlink", 8, 1, False)]},
+        {"data": [("nvlink", 4, 1, False)], "tensor": [("network", 4, 1, False), ("nvlink", 2, 1, False)]},
+    ]
+
+
+def test_another_axis_may_go_between_slices() -> None:
+    found = _placements("2*v5e:16x16", data=2, fsdp=16, tensor=16)
+    assert found[0] == {
+        "data": [("dcn", 2, 1, False)],
+        "fsdp": [("ici", 16, 1, True)],
+        "tensor": [("ici", 16, 1, True)],
+    }
+    assert any(("dcn", 2, 1, False) in one["fsdp"] for one in found[1:])
+
+
+def test_one_placement_where_nothing_is_to_choose() -> None:
+    assert _placements("v5e:4x4", data=1, tensor=16) == [_links("v5e:4x4", data=1, tensor=16)]
+    assert len(_placements("cpu:8", data=4, tensor=2)) == 1
+
+
+@pytest.mark.parametrize("spec", ["v5p:4x8x12", "2*v5e:4x16", "h100:16x8", "gb200-nvl72:2x72", "cpu:96"])
+@given(st.data())
+def test_every_placement_is_worth_pricing(spec: str, data: st.DataObject) -> None:
+    hardware = load(spec)
+    left, sizes = hardware.num_chips, {}
+    for axis in ("pipe", "data", "fsdp", "expert"):
+        sizes[axis] = data.draw(st.sampled_from([d for d in range(1, left + 1) if left % d == 0]))
+        left //= sizes[axis]
+    mesh = Mesh({**sizes, "tensor": left})
+    found = hardware.placements(mesh)
+    assert found[0] is hardware.place(mesh)
+    assert found is hardware.placements(mesh)
+    assert 1 <= len(found) <= 24
+    figures = [[gather_figure(placement.links[axis]) for axis in mesh.sizes] for placement in found]
+    for placement in found:
+        taken = {axis: prod(link.size for link in links) for axis, links in placement.links.items()}
+        assert taken == dict(mesh.sizes)
+    for one in figures[1:]:
+        for other in figures:
+            assert one is other or any(a < b for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("num_axes", range(7))
+def test_every_axis_chooses_first_once(num_axes: int) -> None:
+    orders = choosing_orders(num_axes)
+    assert orders[0] == tuple(reversed(range(num_axes)))
+    assert {order[0] for order in orders if order} == set(range(num_axes))
+    assert all(sorted(order) == list(range(num_axes)) for order in orders)
+    assert len(orders) == len(set(orders))
 
 
 @given(st.integers(1, 64), st.lists(st.sampled_from([1, 2, 3, 4, 8, 12]), max_size=3).map(tuple))

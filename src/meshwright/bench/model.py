@@ -9,7 +9,8 @@ from meshwright.bench.collectives import Measured
 from meshwright.bench.fit import fit_cost, monotone
 from meshwright.cost.collectives import CollectivePrice, Op, collective_seconds
 from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory, Switch, Torus
-from meshwright.hardware.topology import Hardware, LinkKind
+from meshwright.hardware.links import LinkKind
+from meshwright.hardware.topology import Hardware
 
 
 def with_collectives(hardware: Hardware, measured: Sequence[Measured]) -> Hardware:

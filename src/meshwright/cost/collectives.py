@@ -10,7 +10,8 @@ from typing import Literal
 
 from meshwright.hardware.chip import LinearCost, SharedMemory, Switch, Torus
 from meshwright.hardware.efficiency import share_at
-from meshwright.hardware.topology import Link, LinkKind, Placement
+from meshwright.hardware.links import Link, LinkKind
+from meshwright.hardware.topology import Placement
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
 Bound = Literal["bandwidth", "latency"]

@@ -20,25 +20,15 @@ class Share:
     ring: bool
     whole: bool
 
-    @property
-    def inbound(self) -> float:
-        """Links over which a chip receives at full speed: both directions of a ring, one of a line.
-
-        At the end of a line only one direction brings anything new. Chips that lie between two
-        neighbours of the axis belong to other groups, which use the same links at the same time:
-        each gets 1 / stride.
-        """
-        return (2 if self.ring else 1) / self.stride
-
 
 Shares = tuple[Share, ...]
 
 
 @lru_cache(maxsize=65536)
 def fold(sizes: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...]) -> tuple[Shares, ...]:
-    """For each axis size, innermost first, the parts of the torus that it takes.
+    """For each axis size the parts of the torus that it takes; the sizes in the order in which they choose.
 
-    The innermost axis (`tensor`) chooses first and lies on neighbouring chips. An axis prefers whole
+    The first to choose (the innermost, `tensor`) lies on neighbouring chips. An axis prefers whole
     dimensions, as JAX's own device mesh does, since there XLA knows the rings; then the parts over
     which a gather is fastest; among equals, whatever serves the next axis best. The product of the
     sizes must be the number of chips; then prime by prime a folding always exists.
@@ -47,9 +37,27 @@ def fold(sizes: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, 
     return _best(sizes, dims, wraparound, tuple(1 for _ in dims))[1]
 
 
+def foldings(
+    sizes: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...]
+) -> Iterator[tuple[Shares, ...]]:
+    """The folding of `fold`, then one for every other part of the torus that the first axis could take.
+
+    A small axis may lie along one dimension, or across several to leave the others whole lines.
+    """
+    best = fold(sizes, dims, wraparound)
+    yield best
+    if len(sizes) > 1:
+        untaken = tuple(1 for _ in dims)
+        for option in factorisations(sizes[0], dims):
+            shares = _shares(option, dims, wraparound, untaken)
+            if shares != best[0]:
+                yield (shares, *_best(sizes[1:], dims, wraparound, option)[1])
+
+
 _Key = tuple[float, ...]
 
 
+@lru_cache(maxsize=65536)
 def _best(
     sizes: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...], taken: tuple[int, ...]
 ) -> tuple[_Key, tuple[Shares, ...]]:
@@ -57,34 +65,30 @@ def _best(
     if not sizes:
         return (), ()
     free = tuple(size // used for size, used in zip(dims, taken, strict=True))
-    options = [free] if len(sizes) == 1 else list(factorisations(sizes[0], free))
-    shares = [_shares(option, dims, wraparound, taken) for option in options]
-    keys = [_preference(share) for share in shares]
+    options = (free,) if len(sizes) == 1 else factorisations(sizes[0], free)
+    keys = [_preference(option, dims, wraparound, taken) for option in options]
     best = min(keys)
     found: list[tuple[_Key, tuple[Shares, ...]]] = []
-    for option, share, key in zip(options, shares, keys, strict=True):
+    for option, key in zip(options, keys, strict=True):
         if key == best:
             used = tuple(a * b for a, b in zip(taken, option, strict=True))
             rest_key, rest = _best(sizes[1:], dims, wraparound, used)
-            found.append((key + rest_key, (share, *rest)))
+            found.append((key + rest_key, (_shares(option, dims, wraparound, taken), *rest)))
     return min(found, key=lambda one: one[0])
 
 
-def factorisations(size: int, free: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+@lru_cache(maxsize=65536)
+def factorisations(size: int, free: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Every way to write `size` as a product of one divisor of each entry of `free`.
 
-    >>> list(factorisations(4, (2, 4)))
-    [(1, 4), (2, 2)]
+    >>> factorisations(4, (2, 4))
+    ((1, 4), (2, 2))
     """
     if not free:
-        if size == 1:
-            yield ()
-        return
+        return ((),) if size == 1 else ()
     limit = gcd(size, free[0])
-    for divisor in range(1, limit + 1):
-        if limit % divisor == 0:
-            for rest in factorisations(size // divisor, free[1:]):
-                yield (divisor, *rest)
+    divisors = [divisor for divisor in range(1, limit + 1) if limit % divisor == 0]
+    return tuple((first, *rest) for first in divisors for rest in factorisations(size // first, free[1:]))
 
 
 def _shares(
@@ -97,12 +101,20 @@ def _shares(
     )
 
 
-def _preference(shares: Shares) -> _Key:
+def _preference(
+    option: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...], taken: tuple[int, ...]
+) -> _Key:
     """Sorts first what an axis likes best: whole dimensions, then the fastest gather.
 
-    A chip receives (n - 1) / n of the gathered array over its inbound links.
+    A chip receives (n - 1) / n of the gathered array over its inbound links: over both directions of a
+    ring, and one of a line, since at its end only one brings anything new. Chips that lie between two
+    neighbours of the axis belong to other groups, which use the same links at the same time: each gets
+    1 / stride.
     """
-    size = prod(share.size for share in shares)
-    whole = prod(share.size for share in shares if share.whole)
-    inbound = sum(share.inbound for share in shares)
-    return (-whole, (size - 1) / size / inbound if shares else 0.0)
+    size, whole, inbound = 1, 1, 0.0
+    for part, length, wraps, stride in zip(option, dims, wraparound, taken, strict=True):
+        if part > 1:
+            size *= part
+            whole *= part if part == length else 1
+            inbound += (2 if wraps and stride * part == length else 1) / stride
+    return (-whole, (size - 1) / size / inbound if inbound else 0.0)

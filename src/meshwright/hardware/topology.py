@@ -1,43 +1,15 @@
-"""A machine: how many chips, how they are joined, and which links each axis of a mesh takes."""
+"""A machine: how many chips, how they are joined, and where the axes of a mesh lie on it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import gcd, inf, prod
-from typing import Literal
+from math import inf, prod
 
 from meshwright.errors import HardwareError, LayoutError
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
-from meshwright.hardware.fold import Shares, fold
+from meshwright.hardware.links import Link, Links, Network, continues, gather_figure, join, link_choices
+from meshwright.hardware.orders import choosing_orders, undominated
 from meshwright.notation.mesh import Mesh
-
-LinkKind = Literal["ici", "dcn", "nvlink", "network", "host"]
-
-
-@dataclass(frozen=True)
-class Link:
-    """A stretch of physical links that a mesh axis takes.
-
-    kind: `ici` joins TPU chips, `dcn` TPU slices, `nvlink` the GPUs of a domain, `network` the
-    domains, `host` the virtual devices of one host. size: devices along it.
-    one_way_bytes_per_second: of one device in one direction.
-    dim, stride, ring: its place on a torus (see fold.Share); a switch has none.
-    two_way: whether a ring is used in both directions at once.
-    """
-
-    kind: LinkKind
-    size: int
-    one_way_bytes_per_second: float
-    hop_seconds: float
-    dim: int = 0
-    stride: int = 1
-    ring: bool = False
-    two_way: bool = True
-
-    @property
-    def is_outer(self) -> bool:
-        """Whether it joins slices or NVLink domains, and so takes what the inner links leave."""
-        return self.kind in ("dcn", "network")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,30 +41,11 @@ class Placement:
         )
         joined: list[Link] = []
         for link in links:
-            if joined and _continues(joined[-1], link):
-                joined[-1] = _join(joined[-1], link)
+            if joined and continues(joined[-1], link):
+                joined[-1] = join(joined[-1], link)
             else:
                 joined.append(link)
         return tuple(joined)
-
-
-def _continues(inner: Link, outer: Link) -> bool:
-    if inner.kind != outer.kind:
-        return False
-    return inner.kind != "ici" or (inner.dim == outer.dim and inner.stride * inner.size == outer.stride)
-
-
-def _join(inner: Link, outer: Link) -> Link:
-    return Link(
-        kind=inner.kind,
-        size=inner.size * outer.size,
-        one_way_bytes_per_second=inner.one_way_bytes_per_second,
-        hop_seconds=inner.hop_seconds,
-        dim=inner.dim,
-        stride=inner.stride,
-        ring=outer.ring,
-        two_way=outer.two_way,
-    )
 
 
 @dataclass(frozen=True)
@@ -170,61 +123,51 @@ class Hardware:
                 f"mesh {sizes} has {mesh.num_devices} devices and {self.spec} has {self.num_chips} chips; "
                 f"the axes must multiply to {self.num_chips}"
             )
-        return _place(self, tuple(mesh.sizes.items()))
+        return _place(self.chip.network, self.num_slices, self.dims, tuple(mesh.sizes.items()))
+
+    def placements(self, mesh: Mesh) -> tuple[Placement, ...]:
+        """`place`, then the other placements from which some axis gains: at most 24, always the same.
+
+        Axes may choose their links in another order than innermost first, and the first to choose may
+        take another part of the torus. A placement is left out where another gathers no slower over any
+        axis. They take some milliseconds to find the first time: price `place` for every layout, and
+        these for the few best. Raises LayoutError as `place` does.
+        """
+        return _placements(self.chip.network, self.num_slices, self.dims, self.place(mesh))
+
+
+_MOST_PLACEMENTS = 24
 
 
 @lru_cache(maxsize=65536)
-def _place(hardware: Hardware, axes: tuple[tuple[str, int], ...]) -> Placement:
-    network = hardware.chip.network
-    sizes = tuple(size for _, size in axes)
-    if isinstance(network, Torus):
-        links = _torus_links(hardware, network, sizes)
-    elif isinstance(network, Switch):
-        links = _switch_links(hardware.dims[1], network, sizes)
-    else:
-        links = [(Link("host", size, 0.0, 0.0),) if size > 1 else () for size in sizes]
-    names = [name for name, _ in axes]
-    return Placement(dict(axes), dict(zip(names, links, strict=True)), network)
-
-
-def _torus_links(hardware: Hardware, torus: Torus, sizes: tuple[int, ...]) -> list[tuple[Link, ...]]:
-    over_slices = _split(sizes, hardware.num_slices)
-    within = tuple(size // slices for size, slices in zip(sizes, over_slices, strict=True))
-    folded = fold(within[::-1], hardware.dims, hardware.wraparound)[::-1]
-    return [
-        _ici(shares, torus) + _switched("dcn", slices, torus.dcn_bytes_per_second, torus.dcn_hop_seconds)
-        for shares, slices in zip(folded, over_slices, strict=True)
-    ]
-
-
-def _ici(shares: Shares, torus: Torus) -> tuple[Link, ...]:
-    return tuple(
-        Link("ici", s.size, torus.one_way_bytes_per_second, torus.hop_seconds, s.dim, s.stride, s.ring)
-        for s in shares
+def _place(
+    network: Network, num_slices: int, dims: tuple[int, ...], axes: tuple[tuple[str, int], ...]
+) -> Placement:
+    sizes = tuple(size for _, size in axes if size > 1)
+    innermost_first = choosing_orders(len(sizes))[0]
+    return _placement(
+        network, axes, next(iter(link_choices(network, num_slices, dims, sizes, innermost_first)))
     )
 
 
-def _switch_links(domain: int, switch: Switch, sizes: tuple[int, ...]) -> list[tuple[Link, ...]]:
-    inside = _split(sizes[::-1], domain)[::-1]
-    return [
-        _switched("nvlink", inner, switch.nvlink_bytes_per_second, switch.nvlink_hop_seconds)
-        + _switched("network", size // inner, switch.nic_bytes_per_second, switch.nic_hop_seconds)
-        for size, inner in zip(sizes, inside, strict=True)
-    ]
+def _placement(network: Network, axes: tuple[tuple[str, int], ...], links: Links) -> Placement:
+    """links: of each axis longer than one, in their order."""
+    taken = iter(links)
+    return Placement(dict(axes), {axis: next(taken) if size > 1 else () for axis, size in axes}, network)
 
 
-def _switched(kind: LinkKind, size: int, bytes_per_second: float, hop_seconds: float) -> tuple[Link, ...]:
-    return (Link(kind, size, bytes_per_second, hop_seconds),) if size > 1 else ()
-
-
-def _split(sizes: tuple[int, ...], total: int) -> tuple[int, ...]:
-    """How much of `total` each size takes, the first as much as it can.
-
-    Prime by prime all of `total` is taken, since it divides the product of the sizes.
-    """
-    parts: list[int] = []
-    for size in sizes:
-        parts.append(gcd(size, total))
-        total //= parts[-1]
-    assert total == 1
-    return tuple(parts)
+@lru_cache(maxsize=4096)
+def _placements(
+    network: Network, num_slices: int, dims: tuple[int, ...], first: Placement
+) -> tuple[Placement, ...]:
+    """`first`, and the placements that no other beats."""
+    sizes = tuple(size for size in first.sizes.values() if size > 1)
+    links = [tuple(first.links[axis] for axis, size in first.sizes.items() if size > 1)]
+    links += (
+        found
+        for order in choosing_orders(len(sizes))
+        for found in link_choices(network, num_slices, dims, sizes, order)
+    )
+    best = undominated(((one, [gather_figure(axis) for axis in one]) for one in links), _MOST_PLACEMENTS)
+    next(best)
+    return (first, *(_placement(network, tuple(first.sizes.items()), one) for one in best))

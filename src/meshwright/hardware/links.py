@@ -1,0 +1,138 @@
+"""Physical links, and those that each axis of a mesh takes where the axes choose in a given order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Literal
+
+from meshwright.hardware.chip import SharedMemory, Switch, Torus
+from meshwright.hardware.fold import Shares, foldings
+
+LinkKind = Literal["ici", "dcn", "nvlink", "network", "host"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A stretch of physical links that a mesh axis takes.
+
+    kind: `ici` joins TPU chips, `dcn` TPU slices, `nvlink` the GPUs of a domain, `network` the
+    domains, `host` the virtual devices of one host. size: devices along it.
+    one_way_bytes_per_second: of one device in one direction.
+    dim, stride, ring: its place on a torus (see fold.Share); a switch has none.
+    two_way: whether a ring is used in both directions at once.
+    """
+
+    kind: LinkKind
+    size: int
+    one_way_bytes_per_second: float
+    hop_seconds: float
+    dim: int = 0
+    stride: int = 1
+    ring: bool = False
+    two_way: bool = True
+
+    @property
+    def is_outer(self) -> bool:
+        """Whether it joins slices or NVLink domains, and so takes what the inner links leave."""
+        return self.kind in ("dcn", "network")
+
+
+Network = Torus | Switch | SharedMemory
+Links = tuple[tuple[Link, ...], ...]
+
+
+def continues(inner: Link, outer: Link) -> bool:
+    """Whether `outer` goes on where `inner` ends, so that both together are one line or ring."""
+    if inner.kind != outer.kind:
+        return False
+    return inner.kind != "ici" or (inner.dim == outer.dim and inner.stride * inner.size == outer.stride)
+
+
+def join(inner: Link, outer: Link) -> Link:
+    """The one stretch of two links that continue each other."""
+    return Link(
+        kind=inner.kind,
+        size=inner.size * outer.size,
+        one_way_bytes_per_second=inner.one_way_bytes_per_second,
+        hop_seconds=inner.hop_seconds,
+        dim=inner.dim,
+        stride=inner.stride,
+        ring=outer.ring,
+        two_way=outer.two_way,
+    )
+
+
+def gather_figure(links: tuple[Link, ...]) -> float:
+    """In proportion to the seconds a byte of an all-gather over one axis, inside and then between domains."""
+    figure, devices = 0.0, 1
+    for outer in (False, True):
+        phase = [link for link in links if link.is_outer == outer and link.one_way_bytes_per_second]
+        size = prod(link.size for link in phase)
+        if size > 1:
+            inbound = sum(
+                link.one_way_bytes_per_second * (2 if link.ring else 1) / link.stride for link in phase
+            )
+            figure += (size - 1) / size / inbound / devices
+        devices *= size
+    return figure
+
+
+def link_choices(
+    network: Network, num_slices: int, dims: tuple[int, ...], sizes: tuple[int, ...], order: tuple[int, ...]
+) -> Iterator[Links]:
+    """The links of each axis where they choose in this order, the preferred ones first."""
+    chosen = tuple(sizes[axis] for axis in order)
+    if isinstance(network, Torus):
+        found = _torus_links(network, num_slices, dims, chosen)
+    elif isinstance(network, Switch):
+        found = iter([_switch_links(dims[1], network, chosen)])
+    else:
+        found = iter([tuple((Link("host", size, 0.0, 0.0),) if size > 1 else () for size in chosen)])
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return (tuple(links[place] for place in back) for links in found)
+
+
+def _torus_links(
+    torus: Torus, num_slices: int, dims: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[Links]:
+    """Slices are taken by the last to choose; the torus is folded."""
+    over_slices = _split(sizes[::-1], num_slices)[::-1]
+    within = tuple(size // slices for size, slices in zip(sizes, over_slices, strict=True))
+    between = [
+        _switched("dcn", slices, torus.dcn_bytes_per_second, torus.dcn_hop_seconds) for slices in over_slices
+    ]
+    for folded in foldings(within, dims, torus.wraparound(dims)):
+        yield tuple(_ici(shares, torus) + outer for shares, outer in zip(folded, between, strict=True))
+
+
+def _ici(shares: Shares, torus: Torus) -> tuple[Link, ...]:
+    return tuple(
+        Link("ici", s.size, torus.one_way_bytes_per_second, torus.hop_seconds, s.dim, s.stride, s.ring)
+        for s in shares
+    )
+
+
+def _switch_links(domain: int, switch: Switch, sizes: tuple[int, ...]) -> Links:
+    inside = _split(sizes, domain)
+    return tuple(
+        _switched("nvlink", inner, switch.nvlink_bytes_per_second, switch.nvlink_hop_seconds)
+        + _switched("network", size // inner, switch.nic_bytes_per_second, switch.nic_hop_seconds)
+        for size, inner in zip(sizes, inside, strict=True)
+    )
+
+
+def _switched(kind: LinkKind, size: int, bytes_per_second: float, hop_seconds: float) -> tuple[Link, ...]:
+    return (Link(kind, size, bytes_per_second, hop_seconds),) if size > 1 else ()
+
+
+def _split(sizes: tuple[int, ...], total: int) -> tuple[int, ...]:
+    """How much of `total` each size takes, the first as much as it can.
+
+    Prime by prime all of `total` is taken, since it divides the product of the sizes.
+    """
+    parts: list[int] = []
+    for size in sizes:
+        parts.append(gcd(size, total))
+        total //= parts[-1]
+    assert total == 1
+    return tuple(parts)
