@@ -50,7 +50,7 @@ def run(tmp_path):
 
 def test_every_document_has_its_section(run):
     page = Page(build_report(run))
-    expected = ["The mesh", "The plan", "The run", "The audit", "The model speaks", "The fine print"]
+    expected = ["The plan", "The mesh", "The run", "The audit", "The model speaks", "The fine print"]
     assert page.headings == expected
     assert page.open == []
 
@@ -148,7 +148,7 @@ def test_keys_are_text_too(run):
 
 def test_a_lone_plan_is_a_report(run):
     page = Page(build_report(run / "plan.toml"))
-    assert page.headings == ["The mesh", "The plan", "The fine print"]
+    assert page.headings == ["The plan", "The mesh", "The fine print"]
 
 
 def test_an_audit_without_rows_lists_what_one_side_lacks(run):

@@ -1,30 +1,56 @@
-"""mw report: one HTML file of a run or a plan."""
+"""mw report: one HTML file of a run or a plan, and its figures as files."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshwright.cli.common import Json, emit
+from meshwright.errors import PlanError
+
+if TYPE_CHECKING:
+    from meshwright.report.plan_figures import Priced
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_NUM_CANDIDATES = 10
 
 
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a plan.toml with its .json beside it.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("report.html"),
+    plots: Annotated[
+        Path | None,
+        typer.Option("--plots", help="A folder for the figures of the plan, a file each.", metavar="DIR"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a run, or a plan, as one HTML file that opens without a network.
 
     \b
     mw report runs/demo -o report.html
+    mw report plan.toml -o report.html --plots figures
     """
-    from meshwright.report.html import write_report
+    from meshwright.report.figure import write_figures
+    from meshwright.report.files import write_whole
+    from meshwright.report.html import read_report, render
 
-    path = write_report(run, output)
+    found = read_report(run, _describe)
+    if plots and not found.figures:
+        raise PlanError(f"{run}: {found.missing or 'it holds no plan.toml'}, so there is nothing for --plots")
+    path = write_whole(output, render(found))
+    drawn = write_figures(found.figures, plots) if plots else []
     if as_json:
-        emit({"path": str(path)})
+        emit({"path": str(path), "plots": [str(one) for one in drawn]})
     else:
-        print(path)
+        print(path, *drawn, sep="\n")
+
+
+def _describe(priced: "Priced") -> dict:
+    """What `mw plan train --json` would have said of a plan that has no .json beside it."""
+    from meshwright.cli.plan_document import plan_document
+    from meshwright.plan.explain import explain
+
+    plan, found = priced.plan, priced.found
+    said = explain(plan.model, priced.hardware, plan.workload, found)
+    return plan_document(plan.model, priced.hardware, plan.workload, found, _NUM_CANDIDATES, said)

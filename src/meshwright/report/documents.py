@@ -76,7 +76,7 @@ def layout_degrees(layout: str | Document) -> dict[str, str]:
 def layout_text(layout: str | Document) -> str:
     """The layout without the degrees and switches that change nothing: `fsdp=4,tensor=2`."""
     degrees = layout_degrees(layout)
-    kept = {key: value for key, value in degrees.items() if value not in _IDLE}
+    kept = {key: value for key, value in degrees.items() if value not in _IDLE or key == "zero"}
     return ",".join(f"{key}={value}" for key, value in (kept or degrees).items())
 
 

@@ -4,8 +4,8 @@ The file holds its own styles, scripts and drawings; it opens without a network 
 """
 
 import json
-import os
-import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -15,42 +15,73 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from meshwright import __version__
+from meshwright.errors import MeshwrightError
 from meshwright.notation.mesh import Mesh
+from meshwright.plan_file import load_plan
 from meshwright.report import audit_view, mesh_view, plan_view, summary
 from meshwright.report.documents import Document, Run, planned_step_seconds, read_run
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
+from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
+from meshwright.report.files import write_whole
+from meshwright.report.plan_figures import Priced, plan_figures, price_plan
 from meshwright.report.plots import loss_figure, step_time_figure
 from meshwright.units import format_bytes, format_seconds
 
+# Makes the document of a plan that has none beside it: what `mw plan train --json` prints.
+Describe = Callable[[Priced], Document]
 
-def build_report(run: Path) -> str:
-    """The report of a run folder (or of a lone plan) as HTML: a section for each document that is there.
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows: the documents and, where there is a plan, its figures.
+
+    missing: why there are no figures, though there is a plan.
+    """
+
+    run: Run
+    figures: tuple[Figure, ...] = ()
+    missing: str = ""
+
+
+def read_report(path: Path, describe: Describe | None = None) -> Report:
+    """The documents of a run folder (or of a lone plan), and the figures of its plan priced anew.
 
     Raises PlanError where there is neither a plan nor metrics, DataError for a file that is not JSON.
     """
-    return render(read_run(run))
-
-
-def write_report(run: Path, output: Path) -> Path:
-    """The path of the report, written whole or not at all."""
-    html = build_report(run)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+    run = read_run(path)
+    if run.plan_text is None:
+        return Report(run)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(html)
-        # mkstemp makes files that only their owner reads; a report is made to be passed on.
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(output)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return output
+        priced = read_plan(path)
+        figures = tuple(plan_figures(priced))
+    except MeshwrightError as error:
+        if run.plan is None and not run.metrics:
+            raise
+        return Report(run, missing=str(error))
+    if run.plan is None and describe:
+        run = replace(run, plan=describe(priced))
+    return Report(run, figures)
 
 
-def render(run: Run) -> str:
-    """The page of these documents."""
+def build_report(path: Path, describe: Describe | None = None) -> str:
+    """The report of a run folder (or of a lone plan) as HTML: a section for each document that is there."""
+    return render(read_report(path, describe))
+
+
+def write_report(path: Path, output: Path, describe: Describe | None = None) -> Path:
+    """The path of the report, written whole or not at all. Raises DataError where it cannot be written."""
+    return write_whole(output, build_report(path, describe))
+
+
+def read_plan(path: Path) -> Priced:
+    """The plan that a run folder or a plan.toml holds, on its machine."""
+    return price_plan(load_plan(path / "plan.toml" if path.is_dir() else path.with_suffix(".toml")))
+
+
+def render(report: Report) -> str:
+    """The page of these documents and figures."""
+    run = report.run
     environment = Environment(
         loader=PackageLoader("meshwright.report"),
         autoescape=True,
@@ -73,6 +104,8 @@ def render(run: Run) -> str:
         cards=summary.cards(run),
         plan=_plan_context(run.plan),
         plan_text=run.plan_text,
+        figures=report.figures,
+        missing_figures=report.missing,
         training=_training_context(run),
         audit=_audit_context(run.audit),
         completion=run.completion,
@@ -101,6 +134,7 @@ def _plan_context(plan: Document | None) -> dict[str, Any] | None:
         "memory": plan_view.memory_segments(plan),
         "memory_total": plan_view.chosen_memory(plan),
         "memory_capacity": plan_view.memory_capacity(plan),
+        "explanation": plan_view.explanation(plan),
         "assumptions": [str(line) for line in plan.get("assumptions") or []],
         "workload": plan.get("workload") or {},
     }

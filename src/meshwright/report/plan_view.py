@@ -110,3 +110,13 @@ def _breakdown(candidate: Document, colours: Mapping[str, int], percent: float) 
         Segment(names[colour], format_seconds(seconds[colour]), percent * seconds[colour] / total, colour)
         for colour in sorted(seconds)
     )
+
+
+def explanation(plan: Document) -> list[tuple[str, list[str]]]:
+    """Headings and their points, as `mw plan train --explain` prints them; [] where the plan has none."""
+    sections = []
+    for block in str(plan.get("explanation") or "").split("\n\n"):
+        title, *points = block.splitlines() or [""]
+        if points:
+            sections.append((title, [point.removeprefix("- ") for point in points]))
+    return sections

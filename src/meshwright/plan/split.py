@@ -1,0 +1,66 @@
+"""Where a step goes, in the few parts that a picture shows: work, waiting, and what hides.
+
+    step = compute + memory-bound work + waiting for activations + weights and gradients that do not hide
+       + pipeline bubble + rest
+
+The rest is what neither computes nor moves bytes, as launches.
+"""
+
+from dataclasses import dataclass
+
+from meshwright.plan.train import Candidate
+
+LINK_BOUNDS = ("ici", "dcn")
+
+
+@dataclass(frozen=True)
+class StepSplit:
+    """Seconds of one step by part; hidden_seconds run under the others and are no part of the step.
+
+    waiting: collectives that the next operation needs. exposed: the share of the others (weights gathered
+    ahead, gradients reduced behind) that finds no compute to hide under.
+    """
+
+    compute_seconds: float
+    memory_seconds: float
+    waiting_seconds: float
+    exposed_seconds: float
+    bubble_seconds: float
+    rest_seconds: float
+    hidden_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The step."""
+        return (
+            self.compute_seconds
+            + self.memory_seconds
+            + self.waiting_seconds
+            + self.exposed_seconds
+            + self.bubble_seconds
+            + self.rest_seconds
+        )
+
+    @property
+    def communication_seconds(self) -> float:
+        """All collectives, hidden or not: what the links are busy for."""
+        return self.waiting_seconds + self.exposed_seconds + self.hidden_seconds
+
+
+def split_step(candidate: Candidate) -> StepSplit:
+    """The parts of the step of `candidate`; they add up to its step time."""
+    by_bound: dict[str, float] = {}
+    for term in candidate.cost.terms:
+        by_bound[term.bound] = by_bound.get(term.bound, 0.0) + term.seconds
+    links = sum(by_bound.pop(bound, 0.0) for bound in LINK_BOUNDS)
+    compute, memory, bubble = (by_bound.pop(bound, 0.0) for bound in ("compute", "hbm", "bubble"))
+    waiting = hidden = 0.0
+    for planned in candidate.cost.transfers:
+        seconds = planned.seconds * planned.count
+        if planned.transfer.critical:
+            waiting += seconds * planned.exposed
+        hidden += seconds * (1 - planned.exposed)
+    # What the links add to the step beyond the waiting; rounding must not make it negative.
+    exposed = max(0.0, links - waiting)
+    rest = sum(by_bound.values())
+    return StepSplit(compute, memory, links - exposed, exposed, bubble, rest, hidden)

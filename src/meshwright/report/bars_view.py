@@ -1,0 +1,190 @@
+"""The candidates as stacked bars: where the step of each goes, and what fills the memory of its chips."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from markupsafe import Markup
+
+from meshwright.layout import DEGREES, Layout
+from meshwright.plan.split import StepSplit, split_step
+from meshwright.plan.train import Candidate, usable_bytes
+from meshwright.report.chart import SMALL, TEXT_SIZE, bar, label, line, text_width
+from meshwright.report.figure import Panel
+from meshwright.units import format_bytes, format_seconds
+
+WIDTH = 506
+_LABELS, _FIGURES = 182, 60  # pixels at the left and at the right of the bars
+_BAR, _ROW_GAP = 16, 14
+_KEY = 16  # pixels of one line of the key
+
+# Part of a step: its words and its colour, in the order of the bar.
+STEP_PARTS = (
+    ("compute_seconds", "compute", "compute"),
+    ("memory_seconds", "HBM-bound work", "memory"),
+    ("waiting_seconds", "waiting for activations", "waiting"),
+    ("exposed_seconds", "weights and gradients, exposed", "exposed"),
+    ("bubble_seconds", "pipeline bubble", "bubble"),
+    ("rest_seconds", "launch", "rest"),
+)
+# State in blues, what a microbatch leaves in greens.
+MEMORY_COLOURS = {
+    "weights": "compute",
+    "gradients": "gradients",
+    "optimizer": "memory",
+    "activations": "fsdp",
+    "buffers": "buffers",
+}
+_OTHER_CAUSES = ("exposed", "waiting", "dp", "tp", "rest")
+
+
+@dataclass(frozen=True)
+class _Piece:
+    words: str
+    value: float
+    text: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One candidate's bar; below: a thinner bar under it; end: the figure after it."""
+
+    title: str
+    subtitle: str
+    pieces: tuple[_Piece, ...]
+    end: str
+    bold: bool
+    below: _Piece | None = None
+
+
+def step_panel(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
+    """The step of each candidate by part, and under it the communication that hides."""
+    rows = [_step_row(candidate, split_step(candidate), candidate is chosen) for candidate in candidates]
+    longest = max(sum(piece.value for piece in row.pieces) for row in rows)
+    return _panel(rows, longest, "step time", ())
+
+
+def memory_panel(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
+    """The bytes of a chip by cause for each candidate, and the lines they must stay under."""
+    hardware = chosen.hardware
+    rows = [_memory_row(candidate, candidate is chosen) for candidate in candidates]
+    capacity, usable = hardware.chip.hbm_bytes, usable_bytes(hardware)
+    longest = max(capacity, *(candidate.memory.total for candidate in candidates)) * 1.02
+    lines = ((usable, "usable", "muted"), (capacity, f"HBM {format_bytes(capacity)}", "waiting"))
+    return _panel(rows, longest, "memory of one chip", lines)
+
+
+def layout_lines(layout: Layout) -> tuple[str, str]:
+    """A layout in two lines for people: its degrees, then how a step is scheduled.
+
+    >>> layout_lines(Layout(data=2, fsdp=64, tensor=4, sequence_parallel=True))
+    ('data 2 · fsdp 64 · tensor 4', 'sequence parallel')
+    """
+    degrees = [f"{axis} {getattr(layout, axis)}" for axis in DEGREES if getattr(layout, axis) > 1]
+    default = Layout()
+    schedule = [
+        _setting(name, value)
+        for name, value in layout.to_dict().items()
+        if name not in DEGREES and not name.endswith("_dtype") and value != getattr(default, name)
+    ]
+    return " · ".join(degrees) or "one device", ", ".join(schedule)
+
+
+def _setting(name: str, value: object) -> str:
+    words = name.replace("_", " ")
+    return words if value is True else f"{words} {value}"
+
+
+def _step_row(candidate: Candidate, split: StepSplit, bold: bool) -> _Row:
+    pieces = tuple(
+        _Piece(words, getattr(split, key), format_seconds(getattr(split, key)), colour)
+        for key, words, colour in STEP_PARTS
+        if getattr(split, key) > 0
+    )
+    hidden = split.hidden_seconds
+    below = (
+        _Piece("communication that hides", hidden, format_seconds(hidden), "hidden") if hidden > 0 else None
+    )
+    title, subtitle = layout_lines(candidate.layout)
+    return _Row(title, subtitle, pieces, format_seconds(candidate.step_seconds), bold, below)
+
+
+def _memory_row(candidate: Candidate, bold: bool) -> _Row:
+    # What waits on the host takes no memory of the chip.
+    causes = {
+        name: size for name, size in candidate.memory.to_dict().items() if name not in ("total", "host")
+    }
+    others = dict(zip((name for name in causes if name not in MEMORY_COLOURS), _OTHER_CAUSES, strict=False))
+    colours = MEMORY_COLOURS | others
+    pieces = tuple(
+        _Piece(name.replace("_", " "), size, format_bytes(size), colours.get(name, "rest"))
+        for name, size in causes.items()
+        if size > 0
+    )
+    title, subtitle = layout_lines(candidate.layout)
+    return _Row(title, subtitle, pieces, format_bytes(candidate.memory.total), bold)
+
+
+def _panel(
+    rows: Sequence[_Row], longest: float, heading: str, lines: Sequence[tuple[float, str, str]]
+) -> Panel:
+    """Rows of bars to one scale; lines: values marked across all bars, with their names."""
+    key, top = _key(rows)
+    top += 18 if lines else 4
+    scale = (WIDTH - _LABELS - _FIGURES) / longest
+    body, y = [label(heading, 0, 12, weight=600), key], top
+    for row in rows:
+        body.append(_bars(row, y, scale))
+        y += _height(row)
+    for number, (value, words, colour) in enumerate(lines):
+        x = _LABELS + value * scale
+        body.append(line([(x, top - 6), (x, y - _ROW_GAP + 4)], colour, dashes="3 2"))
+        # The first name leans away from the second: they are often only pixels apart.
+        anchor, shift = ("end", -4) if number == 0 else ("start", -2)
+        body.append(label(words, x + shift, top - 9, colour, anchor=anchor, size=SMALL))
+    return Panel(WIDTH, y, Markup().join(body))
+
+
+def _key(rows: Sequence[_Row]) -> tuple[Markup, float]:
+    """The words of all pieces with their colours, in the order of the bars; and where the key ends."""
+    pieces = [piece for row in rows for piece in (*row.pieces, *((row.below,) if row.below else ()))]
+    names = {piece.words: piece.colour for piece in sorted(pieces, key=lambda p: p.colour == "hidden")}
+    x, y, parts = 0.0, 34.0, []
+    for words, colour in names.items():
+        width = 14 + text_width(words, SMALL) + 12
+        if x + width > WIDTH:
+            x, y = 0.0, y + _KEY
+        parts += [bar(x, y - 8, 9, 9, colour), label(words, x + 14, y, "muted", size=SMALL)]
+        x += width
+    return Markup().join(parts), y + 10
+
+
+def _words(row: _Row) -> tuple[list[str], list[str]]:
+    """The lines of the title and of what stands under it, as they fit at the left of the bar."""
+    most = int((_LABELS - 8) / (TEXT_SIZE * 0.5))
+    return wrap(row.title, most), wrap(row.subtitle, most + 2)
+
+
+def _height(row: _Row) -> float:
+    title, subtitle = _words(row)
+    return max(_BAR + 6, 14 * (len(title) + len(subtitle))) + _ROW_GAP
+
+
+def _bars(row: _Row, y: float, scale: float) -> Markup:
+    weight = 600 if row.bold else 400
+    title, subtitle = _words(row)
+    baseline = y + _BAR / 2 + 4
+    parts = [label(words, 0, baseline + 14 * n, weight=weight) for n, words in enumerate(title)]
+    for number, words in enumerate(subtitle, start=len(title)):
+        parts.append(label(words, 0, baseline + 14 * number, "muted", size=SMALL))
+    x = float(_LABELS)
+    for piece in row.pieces:
+        width = piece.value * scale
+        parts.append(bar(x, y, width, _BAR, piece.colour, title=f"{piece.words}: {piece.text}"))
+        x += width
+    parts.append(label(row.end, WIDTH, baseline, anchor="end", weight=weight))
+    if row.below:
+        text = f"{row.below.words}: {row.below.text}"
+        parts.append(bar(_LABELS, y + _BAR + 2, row.below.value * scale, 4, row.below.colour, title=text))
+    return Markup().join(parts)

@@ -1,0 +1,112 @@
+"""The figures of a plan: everything in them is priced anew by the planner from the plan's own words."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from meshwright.errors import PlanError
+from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
+from meshwright.plan.scaling import Point, Sweep, rank, shapes, sweep
+from meshwright.plan.train import Candidate, Search, price, search
+from meshwright.plan_file import Plan
+from meshwright.report.bars_view import memory_panel, step_panel
+from meshwright.report.candidates_view import candidates_figure
+from meshwright.report.figure import Figure
+from meshwright.report.roofline_view import roofline_figure
+from meshwright.report.scaling_view import scaling_figure
+
+_TOP = 8  # candidates side by side
+_SEARCHED = 6  # layouts of a search that stand for it at other batches
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A plan with all that its figures need: the layout that it chose, and the search about it."""
+
+    plan: Plan
+    hardware: Hardware
+
+    @cached_property
+    def chosen(self) -> Candidate:
+        """The plan's own layout."""
+        return price(self.plan.model, self.hardware, self.plan.workload, self.plan.layout)
+
+    @cached_property
+    def search(self) -> Search:
+        """What the planner finds for this model, machine and batch: at least the plan's own layout."""
+        found = _search(self.plan, self.hardware)
+        return found or Search((self.chosen,), 1, 0.0, ())
+
+    @property
+    def found(self) -> Search:
+        """The search as if it had chosen the plan's layout."""
+        others = tuple(one for one in self.search.candidates if one.layout != self.plan.layout)
+        return replace(self.search, candidates=(self.chosen, *others))
+
+    @cached_property
+    def top(self) -> list[Candidate]:
+        """The best candidates, the plan's own among them."""
+        best = [one for one in self.search.candidates if one.layout != self.plan.layout][: _TOP - 1]
+        found = [*best, self.chosen]
+        return sorted(found, key=rank)
+
+    @cached_property
+    def sweeps(self) -> list[Sweep]:
+        """Every strategy by batch, on this machine and its neighbours in size."""
+        plan, found = self.plan, []
+        for machine in shapes(self.hardware):
+            searched = self.search if machine is self.hardware else _search(plan, machine)
+            layouts = [one.layout for one in searched.candidates[:_SEARCHED]] if searched else []
+            if machine is self.hardware:
+                layouts.append(plan.layout)
+            found.append(sweep(plan.model, machine, plan.workload, plan.layout, layouts))
+        return [one for one in found if one.points]
+
+    @property
+    def usual(self) -> list[Point]:
+        """The strategies at the plan's own batch on its own machine."""
+        own = next(one for one in self.sweeps if one.hardware is self.hardware)
+        return [p for p in own.points if p.num_sequences == self.plan.workload.num_sequences]
+
+
+def price_plan(plan: Plan) -> Priced:
+    """The plan with its machine. Raises HardwareError where that cannot be loaded."""
+    return Priced(plan, catalog.load(plan.hardware))
+
+
+def plan_figures(priced: Priced) -> list[Figure]:
+    """Every figure of a plan, in the order of a page."""
+    plan, chosen = priced.plan, priced.chosen
+    figures = [
+        candidates_figure(priced.search.candidates, chosen, priced.usual, priced.search.considered),
+        Figure.of(
+            "step",
+            "Where the step goes",
+            "The best layouts, each bar one step. Under a bar, the communication that runs beneath it.",
+            step_panel(priced.top, chosen),
+        ),
+        Figure.of(
+            "memory",
+            "What fills a chip",
+            "Bytes on one chip at the peak of the step, by cause.",
+            memory_panel(priced.top, chosen),
+        ),
+        scaling_figure(priced.sweeps, priced.hardware.spec),
+        roofline_figure(plan.model, plan.workload, chosen),
+    ]
+    return figures
+
+
+def _search(plan: Plan, hardware: Hardware) -> Search | None:
+    """The search of `mw plan train` in the plan's dtypes; None where nothing divides."""
+    layout = plan.layout
+    try:
+        return search(
+            plan.model,
+            hardware,
+            plan.workload,
+            weights_dtype=layout.weights_dtype,
+            compute_dtypes=(layout.compute_dtype,),
+        )
+    except PlanError:
+        return None

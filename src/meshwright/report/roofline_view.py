@@ -1,0 +1,192 @@
+"""The roofline of a step: operations by arithmetic intensity, under the roofs of HBM and of the links."""
+
+from collections.abc import Callable, Sequence
+from math import atan2, degrees
+
+from markupsafe import Markup
+
+from meshwright.cost.passes import Dtypes
+from meshwright.models.config import ModelConfig
+from meshwright.plan.roofline import LinkRoof, Operation, link_roofs, operations
+from meshwright.plan.train import Candidate
+from meshwright.plan_file import Workload
+from meshwright.report.chart import SMALL, Axes, Scale, dot, label, line, padded, text_width
+from meshwright.report.figure import Figure, Panel
+from meshwright.units import format_bytes, format_count, format_seconds
+
+_WIDTH, _HEIGHT = 522, 380
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 48, 42
+_MAX_LABELS = 12
+_LEAST_SHARE_OF_TRAFFIC = 0.05
+COLOUR = {"matmul": "compute", "attention": "tp"}
+
+_Place = Callable[[Operation], tuple[float, float]]
+
+
+def roofline_figure(config: ModelConfig, workload: Workload, candidate: Candidate) -> Figure:
+    """HBM's roof at the left, the links' at the right."""
+    found = operations(config, workload, candidate)
+    step = candidate.step_seconds
+    caption = (
+        "Operations of the planned step on one chip; an area is a share of the step. Left, FLOPs for each "
+        "byte of HBM traffic and what is achieved while computing. Right, FLOPs for each byte that the "
+        "operation's collectives move, and what is achieved with the time waited for them: an operation on "
+        "its roof is bound by it, one under both waits for bytes that do not hide."
+    )
+    return Figure.of(
+        "roofline",
+        "Roofline of the step",
+        caption,
+        _hbm_panel(found, candidate, step),
+        _link_panel(found, candidate, step),
+    )
+
+
+def _peak(candidate: Candidate) -> tuple[float, str]:
+    dtype = Dtypes.of(candidate.layout).matmul
+    return candidate.hardware.chip.flops(dtype), dtype
+
+
+def _hbm_panel(found: Sequence[Operation], candidate: Candidate, step: float) -> Panel:
+    shown = [operation for operation in found if operation.flops and operation.hbm_bytes]
+    (peak, dtype), chip = _peak(candidate), candidate.hardware.chip
+    rate = chip.hbm_bytes_per_second
+    x, y = _scales([(o.intensity, o.flops_per_second) for o in shown], peak, [rate])
+    axes = Axes(x, y, "FLOPs per byte of HBM", "FLOP/s of a chip", format_count, format_count)
+    body = [
+        label("Against HBM", 0, 12, weight=600),
+        axes.svg(),
+        _roof(x, y, rate, peak, f"HBM {format_bytes(rate)}/s"),
+        _ceiling(x, y, peak, dtype),
+        _points(shown, step, x, y, lambda o: (o.intensity, o.flops_per_second)),
+        _without_flops([operation for operation in found if not operation.flops], step),
+    ]
+    return Panel(_WIDTH, _HEIGHT, Markup().join(body))
+
+
+def _link_panel(found: Sequence[Operation], candidate: Candidate, step: float) -> Panel:
+    shown = [operation for operation in found if operation.flops and operation.link_bytes]
+    if not shown:
+        words = "No operation of this step communicates."
+        return Panel(_WIDTH, 40, label("Against the links", 0, 12, weight=600) + label(words, 0, 34, "muted"))
+    peak, dtype = _peak(candidate)
+    roofs = _worth_drawing(link_roofs(candidate))
+    rates = [roof.bytes_per_second for roof in roofs]
+    x, y = _scales([(o.link_intensity, o.linked_flops_per_second) for o in shown], peak, rates)
+    axes = Axes(x, y, "FLOPs per byte moved between chips", "FLOP/s of a chip", format_count, format_count)
+    body = [label("Against the links", 0, 12, weight=600), axes.svg(), _ceiling(x, y, peak, dtype)]
+    for number, roof in enumerate(roofs):
+        words = f"{'·'.join(roof.axes)} {format_bytes(roof.bytes_per_second)}/s"
+        # The slowest links' words lie under their line, clear of those above.
+        below = number == 0 and len(roofs) > 1
+        body.append(_roof(x, y, roof.bytes_per_second, peak, words, below=below))
+    body.append(_points(shown, step, x, y, lambda o: (o.link_intensity, o.linked_flops_per_second)))
+    return Panel(_WIDTH, _HEIGHT, Markup().join(body))
+
+
+def _worth_drawing(roofs: Sequence[LinkRoof]) -> list[LinkRoof]:
+    """The roofs of the axes that carry most: a collective of a few bytes is all latency, and no roof."""
+    whole = sum(roof.seconds for roof in roofs)
+    kept = [roof for roof in roofs if roof.seconds > _LEAST_SHARE_OF_TRAFFIC * whole]
+    return sorted(kept, key=lambda roof: roof.bytes_per_second)
+
+
+def _scales(
+    places: Sequence[tuple[float, float]], peak: float, rates: Sequence[float]
+) -> tuple[Scale, Scale]:
+    """Axes that hold the points and the knee of every roof."""
+    knees = [peak / rate for rate in rates]
+    _, high = padded([*(x for x, _ in places), *knees], 0.1)
+    # So much to the left that each roof is seen to rise.
+    low = min(min(x for x, _ in places) / 2, min(knees) / 8)
+    bottom = min(min(y for _, y in places) / 8, peak / 12)
+    x = Scale(low, high, _LEFT, _WIDTH - _RIGHT, True)
+    return x, Scale(bottom, peak * 1.7, _HEIGHT - _BOTTOM, _TOP, True)
+
+
+def _roof(x: Scale, y: Scale, rate: float, peak: float, words: str, *, below: bool = False) -> Markup:
+    """The slope that a bandwidth allows up to the peak, its words along the lower part."""
+    first, last = max(x.low, y.low / rate), min(x.high, peak / rate)
+    if first >= last:
+        return Markup()
+    start, end = (x.place(first), y.place(first * rate)), (x.place(last), y.place(last * rate))
+    turned = degrees(atan2(end[1] - start[1], end[0] - start[0]))
+    text = Markup('<g transform="translate({:.1f} {:.1f}) rotate({:.2f})">{}</g>').format(
+        *start, turned, label(words, 14, 14 if below else -6, "muted", size=SMALL)
+    )
+    return line([start, end], "muted", width=1.3) + text
+
+
+def _ceiling(x: Scale, y: Scale, peak: float, dtype: str) -> Markup:
+    height = y.place(peak)
+    words = f"{dtype} peak, {format_count(peak)[:-1]} {format_count(peak)[-1]}FLOP/s"
+    return line([(x.start, height), (x.end, height)], "muted", width=1.3) + label(
+        words, x.start + 4, height - 8, "muted", size=SMALL, halo=True
+    )
+
+
+def _points(found: Sequence[Operation], step: float, x: Scale, y: Scale, place: _Place) -> Markup:
+    """A disc for each operation, the largest first so that small ones stay in sight; and their names."""
+    parts = []
+    for operation in sorted(found, key=lambda o: -o.seconds):
+        at = place(operation)
+        share = operation.seconds / step
+        title = (
+            f"{operation.name} ({operation.direction}): "
+            f"{format_seconds(operation.seconds)} a step, {share:.1%}\n"
+            f"{format_count(at[0])} FLOPs a byte, {format_count(at[1])} FLOP/s"
+        )
+        colour = COLOUR.get(operation.kind, "fsdp")
+        parts.append(dot(x.place(at[0]), y.place(at[1]), _radius(share), colour, title=title))
+    return _names(found, x, y, place) + Markup().join(parts)
+
+
+def _radius(share: float) -> float:
+    return max(2.5, 26 * share**0.5)
+
+
+def _names(found: Sequence[Operation], x: Scale, y: Scale, place: _Place) -> Markup:
+    """Names under the points, one for all that lie together, spread so that none covers another."""
+    groups: list[tuple[float, float, list[Operation]]] = []
+    for operation in sorted(found, key=lambda o: -o.seconds):
+        at = x.place(place(operation)[0]), y.place(place(operation)[1])
+        near = next((g for g in groups if abs(g[0] - at[0]) < 14 and abs(g[1] - at[1]) < 10), None)
+        if near is None:
+            groups.append((*at, [operation]))
+        else:
+            near[2].append(operation)
+    shown = sorted(groups[:_MAX_LABELS], key=lambda group: -group[0])
+    top = max(height for _, height, _ in shown) + 34
+    gap = min(15.0, (y.start - 8 - top) / max(1, len(shown) - 1))
+    lines, words = [], []
+    for number, (px, py, members) in enumerate(shown):
+        row, written = top + gap * number, _written(members, groups)
+        fits = px - text_width(written, SMALL) > x.start
+        lines.append(line([(px, py), (px, row - 9)], "hidden", width=0.8))
+        words.append(
+            label(
+                written,
+                px + 3 if fits else x.start + 4,
+                row,
+                size=SMALL,
+                anchor="end" if fits else "start",
+                halo=True,
+            )
+        )
+    return Markup().join(lines + words)
+
+
+def _written(members: Sequence[Operation], groups: Sequence[tuple[float, float, list[Operation]]]) -> str:
+    """Names of the members, each once; with the direction where the same name stands elsewhere too."""
+    elsewhere = {o.name for *_, others in groups if others is not members for o in others}
+    names = [f"{o.name} {o.direction}" if o.name in elsewhere else o.name for o in members]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _without_flops(found: Sequence[Operation], step: float) -> Markup:
+    """A line on what has no FLOPs to draw."""
+    seconds = sum(operation.seconds for operation in found)
+    if not seconds:
+        return Markup()
+    words = f"no FLOPs counted, HBM alone: {format_seconds(seconds)} a step ({seconds / step:.1%})"
+    return label(words, _LEFT, _HEIGHT - 6, "muted", size=SMALL)
