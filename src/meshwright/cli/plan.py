@@ -19,7 +19,7 @@ from meshwright.cli.common import (
     progress,
 )
 from meshwright.cli.plan_document import plan_document
-from meshwright.cli.plan_output import misses, show_plan, write_plan
+from meshwright.cli.plan_output import check_output, misses, show_plan, write_plan
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip
@@ -93,6 +93,8 @@ def train(
     """
     config = load_model(model)
     workload = make_workload(config, batch_tokens, seq_len)
+    if output:
+        check_output(output)
     sizing = None
     if smallest:
         _check_smallest(layout)
@@ -108,7 +110,11 @@ def train(
         dtypes = _dtypes(machine.chip, weights_dtype, compute_dtype)
         found = _price_one(config, machine, workload, layout, *dtypes) if layout else None
         found = found or search(config, machine, workload, weights_dtype=dtypes[0], compute_dtypes=dtypes[1])
-    said = explain_search(config, machine, workload, found, num_tokens=tokens, critical_tokens=critical_batch)
+    said = None
+    if explain or as_json or output or tokens or critical_batch:
+        said = explain_search(
+            config, machine, workload, found, num_tokens=tokens, critical_tokens=critical_batch
+        )
     document = plan_document(config, machine, workload, found, top, said, sizing)
     if output and found.best.fits:
         write_plan(output, _runnable(config, machine, workload, found.best), workload, document)

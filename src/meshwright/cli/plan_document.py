@@ -23,7 +23,7 @@ def plan_document(
     workload: Workload,
     found: Search,
     num_candidates: int,
-    said: Explanation,
+    said: Explanation | None,
     sizing: Smallest | None = None,
 ) -> dict:
     """The keys of contract.md (best, candidates, assumptions, search), then why, then what they are about."""
@@ -32,7 +32,7 @@ def plan_document(
         "candidates": [candidate.to_dict() for candidate in found.candidates[:num_candidates]],
         "assumptions": list(found.assumptions),
         "search": {"considered": found.considered, "seconds": found.seconds},
-        **said.to_dict(),
+        **(said.to_dict() if said else {}),
         **({"smallest": sizing.to_dict()} if sizing else {}),
         "model": asdict(config) | {"params": count_params(config).total},
         "hardware": {

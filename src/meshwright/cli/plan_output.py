@@ -16,13 +16,17 @@ from meshwright.units import format_bytes, format_count, format_seconds
 _PROSE_WIDTH = 100
 
 
-def write_plan(path: Path, written: Plan, asked: Workload, document: dict) -> None:
-    """plan.toml and, whole or not at all, its plan.json."""
-    beside = path.with_suffix(".json")
-    if beside == path:
+def check_output(path: Path) -> None:
+    """Raises PlanError where the plan's figures would overwrite it."""
+    if path.suffix == ".json":
         raise PlanError(
             f"-o {path}: the plan is TOML, and the .json beside it holds its figures; name a .toml"
         )
+
+
+def write_plan(path: Path, written: Plan, asked: Workload, document: dict) -> None:
+    """plan.toml and, whole or not at all, its plan.json."""
+    beside = path.with_suffix(".json")
     save_plan(written, path)
     partial = beside.with_name(f".{beside.name}.{os.getpid()}")
     partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
@@ -50,7 +54,7 @@ def show_plan(
     document: dict,
     found: Search,
     workload: Workload,
-    said: Explanation,
+    said: Explanation | None,
     *,
     in_words: bool,
     sizing: Smallest | None,
@@ -60,8 +64,7 @@ def show_plan(
 
     layout = found.best.layout
     dtypes = f"weights {layout.weights_dtype}, compute {layout.compute_dtype}"
-    asked = ("Batch",) * bool(said.critical_batch) + ("Budget",)
-    sections = [s for s in said.sections if in_words or s.title in asked]
+    sections = [s for s in said.sections if in_words or s.title in _asked(said)] if said else []
     show(
         f"{document['model']['name']} ({format_count(document['model']['params'])} parameters) on "
         f"{document['hardware']['spec']} ({document['hardware']['num_chips']:,} devices), "
@@ -75,6 +78,11 @@ def show_plan(
         f"{found.considered:,} layouts considered in {format_seconds(found.seconds)}"
         + ("" if in_words else "; --explain says why in words"),
     )
+
+
+def _asked(said: Explanation) -> tuple[str, ...]:
+    """The sections that options asked for without --explain."""
+    return (*(("Batch",) if said.critical_batch else ()), *(("Budget",) if said.budget else ()))
 
 
 def _sizes(sizing: Smallest) -> str:

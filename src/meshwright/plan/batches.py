@@ -34,7 +34,7 @@ class BatchRange:
 def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, chosen: Candidate) -> BatchRange:
     """The range of `chosen`'s mesh and remat policy, re-priced by bisection over the sequences of a shard.
 
-    Smaller batches take fewer microbatches where that is faster.
+    Other batches take as many microbatches or as large ones, whichever is faster.
     """
     shards, seq_len = chosen.layout.num_batch_shards, workload.seq_len
 
@@ -60,14 +60,14 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
 def _fastest(
     config: ModelConfig, hardware: Hardware, num_sequences: int, seq_len: int, chosen: Candidate
 ) -> Candidate:
-    """`chosen`'s layout at another batch, with as many of its microbatches or half as often as is best."""
+    """`chosen`'s layout at another batch: with its microbatches' size or their number, as is faster."""
     layout, batch = chosen.layout, Workload(num_sequences, seq_len)
-    priced = []
-    microbatches = layout.microbatches
-    while microbatches >= 1:
-        if microbatches * layout.num_batch_shards <= num_sequences:
-            priced.append(price(config, hardware, batch, layout.replace(microbatches=microbatches)))
-        microbatches //= 2
+    same_size = round(layout.microbatches * batch.num_tokens / chosen.num_tokens)
+    most = num_sequences // layout.num_batch_shards
+    priced = [
+        price(config, hardware, batch, layout.replace(microbatches=microbatches))
+        for microbatches in {min(max(1, number), most) for number in (same_size, layout.microbatches)}
+    ]
     return min(priced, key=lambda candidate: (not candidate.fits, candidate.step_seconds))
 
 

@@ -3,16 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
-from meshwright.plan.alternatives import best_schedule, rejected
+from meshwright.plan.alternatives import rejected
 from meshwright.plan.batches import BatchRange, Budget, CriticalBatch, batch_range, budget, critical_batch
 from meshwright.plan.comparison import Rejected, bound_seconds, percent, resource_name
 from meshwright.plan.layout_words import describe, memory_words
 from meshwright.plan.thresholds import Threshold, thresholds
-from meshwright.plan.train import Candidate, Search, usable_bytes
+from meshwright.plan.train import Candidate, Search, price, usable_bytes
 from meshwright.plan_file import Workload
 from meshwright.units import format_count, format_seconds
 
@@ -233,12 +232,13 @@ _ADVICE = {
 def _twice_the_batch(
     config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
 ) -> Candidate | None:
-    try:
-        batch = Workload(2 * workload.num_sequences, workload.seq_len)
-        twice = best_schedule(config, hardware, batch, best.layout)
-    except LayoutError:
-        return None
-    return twice if twice.fits else None
+    """With as many microbatches or twice as many, whichever is faster; None where neither fits."""
+    batch, layout = Workload(2 * workload.num_sequences, workload.seq_len), best.layout
+    tried = [
+        price(config, hardware, batch, layout.replace(microbatches=factor * layout.microbatches))
+        for factor in (1, 2)
+    ]
+    return min((c for c in tried if c.fits), key=lambda c: c.step_seconds, default=None)
 
 
 def _budget(run: Budget, best: Candidate) -> Iterator[str]:

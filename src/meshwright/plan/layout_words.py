@@ -76,13 +76,11 @@ def describe(config: ModelConfig, workload: Workload, candidate: Candidate) -> I
 def _data(config: ModelConfig, workload: Workload, layout: Layout) -> str:
     state = {1: "a share of the optimizer", 2: "a share of the optimizer and the gradients"}
     shared = state.get(layout.zero_stage) if layout.fsdp == 1 else None
-    keeps = (
-        f"the same weights, each keeps {shared} (ZeRO-{layout.zero_stage})" if shared else "the same weights"
+    text = (
+        f"{layout.data:,} groups of chips hold the same weights and take different sequences; they add up "
+        "their gradients after the backward pass"
     )
-    return (
-        f"{layout.data} groups of chips hold {keeps} and take different sequences; they add up their "
-        "gradients after the backward pass"
-    )
+    return f"{text}, and each keeps {shared} (ZeRO-{layout.zero_stage})" if shared else text
 
 
 def _fsdp(config: ModelConfig, workload: Workload, layout: Layout) -> str:

@@ -292,5 +292,5 @@ def _pipeline(layout: Layout) -> Iterator[Threshold]:
             layout.microbatches,
             "microbatches",
             layout.microbatches >= needed,
-            f"the bubble (p - 1) / (v m + p - 1) is {bubble:.1%} of the step; a tenth needs {needed}",
+            f"1F1B idles for (p - 1) / (v m + p - 1) = {bubble:.1%} of the step; a tenth needs {needed}",
         )
