@@ -2,7 +2,7 @@
 
 import time
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -414,8 +414,8 @@ def test_what_does_not_exist(wrong: tuple[Any, ...], message: str):
     with pytest.raises(LayoutError) as raised:
         schedule(*wrong)
     assert str(raised.value) == message
-    all_four: list[Any] = [*wrong, 1][:4]
+    name, p, m, v = cast(Numbers, (*wrong, 1)[:4])
     with pytest.raises(LayoutError):
-        makespan(*all_four, UNIT)
+        makespan(name, p, m, v, UNIT)
     with pytest.raises(LayoutError):
-        in_flight(*all_four)
+        in_flight(name, p, m, v)

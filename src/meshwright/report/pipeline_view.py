@@ -12,14 +12,14 @@ from functools import cached_property
 
 from markupsafe import Markup
 
-from meshwright.cost.pipeline import Event, Timeline
+from meshwright.cost.pipeline import Event, Schedule, Timeline
 from meshwright.report.chart import COLOURS, SMALL, Scale, bar, label, line, text_width
 from meshwright.report.figure import Figure, Panel
 from meshwright.units import format_seconds
 
 _KINDS = {"F": "#3f63a3", "B": "#0f7f8c", "W": "#d3a548"}
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1064, 62, 118, 52, 30
-_PALEST = 0.55  # share of white in the last chunk's colour
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1064, 62, 118, 30, 24
+_PALEST = 0.5  # share of white in the last chunk's colour
 _SIZES = (11, 10, 9, 8)  # of numbers, in pixels
 _LEAST = 1.2  # pixels of a pass below which a row shows only when it is busy
 
@@ -35,7 +35,8 @@ def pipeline_caption(timeline: Timeline) -> str:
     table = timeline.schedule
     stage = max(range(table.num_stages), key=timeline.peak_in_flight.__getitem__)
     alive, when = timeline.peak_in_flight[stage], format_seconds(timeline.peak_at_seconds[stage])
-    what = "microbatches" if table.num_chunks == 1 else "chunks of microbatches"
+    parts = table.num_chunks // table.weight_copies
+    what = "microbatches" if parts == 1 else f"chunks of microbatches, {parts} a stage,"
     copies = f"; {table.weight_copies} copies of the weights" if table.weight_copies > 1 else ""
     return (
         f"{table.num_stages} stages, {table.num_microbatches} microbatches: "
@@ -47,32 +48,29 @@ def pipeline_caption(timeline: Timeline) -> str:
 def pipeline_panel(timeline: Timeline) -> Panel:
     """The rows, a legend above and seconds below; idle share and peak of every stage at the right."""
     chart = _Gantt(timeline)
-    parts = [_legend(timeline), *chart.rows(), chart.axis()]
+    parts = [chart.legend(), *chart.rows(), chart.axis()]
     return Panel(_WIDTH, chart.bottom + _BOTTOM, Markup().join(parts))
 
 
-def _legend(timeline: Timeline) -> Markup:
-    """What each colour is, in the order of a microbatch's way."""
-    table = timeline.schedule
-    kinds = {event.kind for event in timeline.events}
-    words = {
-        "F": "forward",
-        "B": "backward" if "W" not in kinds else "backward, to the input if its W is apart",
-        "W": "gradient of the weights",
-    }
+def _entries(table: Schedule) -> list[tuple[list[str], str]]:
+    """The legend: colours and what they mean, in the order of a microbatch's way."""
     chunks = "" if table.num_chunks == 1 else f", chunk 0 to {table.num_chunks - 1}"
     if len(table.routes) > 1:
-        chunks = ", entered at the first and at the last stage"
-    parts, x = [], float(_LEFT)
-    for kind in (kind for kind in _KINDS if kind in kinds):
-        for chunk in range(min(table.num_chunks, 8)):
-            parts.append(_block(x, 3, 12, 12, _shade(kind, chunk, min(table.num_chunks, 8))))
-            x += 13
-        said = words[kind] + (chunks if kind == "F" else "")
-        parts.append(label(said, x + 5, 13, size=SMALL))
-        x += text_width(said, SMALL) + 26
-    parts += [bar(x, 3, 12, 12, "band"), label("idle", x + 18, 13, size=SMALL)]
-    return Markup().join(parts)
+        chunks = f", from stage 0 and from stage {table.num_stages - 1}"
+    words = {"F": f"forward{chunks}", "B": _backward(table)}
+    if any(table.split):
+        words["W"] = "gradient of the weights"
+    shown = min(table.num_chunks, 8)
+    return [([_shade(kind, chunk, shown) for chunk in range(shown)], said) for kind, said in words.items()]
+
+
+def _backward(table: Schedule) -> str:
+    """What a B of the schedule computes."""
+    num_split = sum(len(split) for split in table.split)
+    if not num_split:
+        return "backward"
+    num_passes = table.num_microbatches * table.num_depths
+    return "gradient of the input" if num_split == num_passes else "backward (narrow: of the input alone)"
 
 
 @dataclass(frozen=True)
@@ -115,8 +113,8 @@ class _Gantt:
 
     def rows(self) -> list[Markup]:
         parts = [
-            label("idle", _WIDTH - _RIGHT + 52, _TOP - 10, "muted", anchor="end", size=SMALL),
-            label("alive", _WIDTH - 8, _TOP - 10, "muted", anchor="end", size=SMALL),
+            label("idle", _WIDTH - _RIGHT + 52, 13, "muted", anchor="end", size=SMALL),
+            label("alive", _WIDTH - 8, 13, "muted", anchor="end", size=SMALL),
         ]
         every = max(1, round(14 / self.pitch + 0.49))  # rows whose words stay apart
         for stage in range(self.timeline.schedule.num_stages):
@@ -175,6 +173,19 @@ class _Gantt:
         high = self.height / (2 if self.joined else 1) + 1
         return next((size for size in _SIZES if size * most <= room and size <= high), 0)
 
+    def legend(self) -> Markup:
+        """What each colour is."""
+        narrow = self._narrowest < _LEAST
+        entries = [([_KINDS["F"]], "computing")] if narrow else _entries(self.timeline.schedule)
+        parts, x = [], float(_LEFT)
+        for colours, words in [*entries, ([COLOURS["band"]], "idle")]:
+            for colour in colours:
+                parts.append(_block(x, colour))
+                x += 13
+            parts.append(label(words, x + 5, 13, size=SMALL))
+            x += text_width(words, SMALL) + 26
+        return Markup().join(parts)
+
     def axis(self) -> Markup:
         """Seconds under the rows."""
         parts = [line([(_LEFT, self.bottom), (self.scale.end, self.bottom)], "muted")]
@@ -204,10 +215,11 @@ def _number(number: int, x: float, y: float, size: int, fill: str) -> Markup:
     ).format(x - 0.4, y + size * 0.36, size, ink, number)
 
 
-def _block(x: float, y: float, width: float, height: float, fill: str) -> Markup:
-    return Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}"/>').format(
-        x, y, width, height, fill
-    )
+def _block(x: float, fill: str) -> Markup:
+    """A square of the legend; the bare row's is recoloured in the dark, as the row is."""
+    if fill == COLOURS["band"]:
+        return bar(x, 3, 12, 12, "band")
+    return Markup('<rect x="{:.1f}" y="3" width="12" height="12" fill="{}"/>').format(x, fill)
 
 
 def _shade(kind: str, chunk: int, num_chunks: int) -> str:

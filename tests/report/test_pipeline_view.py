@@ -1,0 +1,100 @@
+"""The Gantt chart of a pipeline: every pass is drawn where it runs, and the figures are the simulation's."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from meshwright.cost.pipeline import SCHEDULES, PassSeconds, Timeline, Times, schedule, simulate
+from meshwright.report.pipeline_view import pipeline_caption, pipeline_figure, pipeline_panel
+
+SVG = "{http://www.w3.org/2000/svg}"
+TIMES = Times(PassSeconds(0.01, 0.01, 0.01))
+BLOCK = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)H[\d.]+z")
+
+
+def timeline(name: str, p: int, m: int, times: Times = TIMES) -> Timeline:
+    return simulate(schedule(name, p, m, 2 if name == "interleaved" else 1), times)
+
+
+def blocks(found: Timeline) -> list[tuple[float, ...]]:
+    """x, y, width and height of every pass drawn."""
+    page = ElementTree.fromstring(pipeline_panel(found).svg("a pipeline"))
+    paths = [path.attrib["d"] for path in page.iter("path")]
+    return [tuple(map(float, block)) for path in paths for block in BLOCK.findall(path)]
+
+
+def words(svg: str) -> list[str]:
+    return [text.text or "" for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_pass_is_drawn_where_it_runs(name: str):
+    found = timeline(name, 4, 8)
+    drawn = blocks(found)
+    assert len(drawn) == len(found.events)
+    left, right = min(x for x, _, _, _ in drawn), max(x + width for x, _, width, _ in drawn)
+    pixels_a_second = (right - left) / found.makespan_seconds
+    starts = sorted((x - left) / pixels_a_second for x, _, _, _ in drawn)
+    assert starts == pytest.approx(sorted(event.start for event in found.events), abs=0.001)
+
+
+def test_joined_passes_share_a_row():
+    found = timeline("dualpipe", 4, 8)
+    heights = sorted({height for _, _, _, height in blocks(found)})
+    assert len(heights) == 2 and heights[0] < heights[1] / 2
+    num_joined = sum(one.joined for row in found.schedule.rows for one in row)
+    assert sum(height == heights[0] for _, _, _, height in blocks(found)) == 2 * num_joined
+
+
+def test_the_words_are_the_simulation_s():
+    found = timeline("1f1b", 4, 8)
+    assert pipeline_caption(found) == (
+        "4 stages, 8 microbatches: 330 ms, of which stages idle 27.3%. "
+        "At most 4 microbatches alive, first on stage 0 after 40 ms."
+    )
+    said = words(pipeline_figure(found, "1F1B"))
+    assert said[0] == "1F1B"
+    assert said.count("27.3%") == 4
+    numbers = [word for word in said if word.isdigit()]
+    assert len(numbers) == 2 * 4 * 8 + 4 + 1  # of passes, of microbatches alive, and 0 s
+    assert {"stage 0", "stage 3", "forward", "backward", "idle", "300 ms"} <= set(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("zb-v", {"forward, chunk 0 to 1", "gradient of the input", "gradient of the weights"}),
+        ("dualpipe", {"forward, from stage 0 and from stage 3", "backward (narrow: of the input alone)"}),
+    ],
+)
+def test_the_legend_says_what_a_b_is(name: str, wanted: set[str]):
+    assert wanted <= set(words(pipeline_figure(timeline(name, 4, 8), name)))
+
+
+def test_two_chunks_and_two_copies_are_said():
+    assert "At most 8 chunks of microbatches, 2 a stage, alive" in pipeline_caption(timeline("zb-v", 4, 8))
+    said = pipeline_caption(timeline("dualpipe", 4, 8))
+    assert "At most 5 microbatches alive" in said and said.endswith("; 2 copies of the weights.")
+
+
+def test_numbers_go_where_there_is_no_room():
+    said = words(pipeline_figure(timeline("zb-v", 8, 64), "ZB-V"))
+    assert sum(word.isdigit() for word in said) == 8 + 1  # microbatches alive, and 0 s
+
+
+def test_a_long_step_shows_when_a_stage_is_busy():
+    """Passes narrower than a pixel run together; the idle time stays."""
+    found = timeline("gpipe", 2, 2000)
+    assert blocks(found) == []
+    svg = pipeline_figure(found, "GPipe")
+    page = ElementTree.fromstring(svg)
+    assert len(svg) < 10_000
+    bars = [rect for rect in page.iter(f"{SVG}rect") if rect.attrib.get("class") == "f-compute"]
+    # Stage 0 stops between its last F and its first B; stage 1 does not.
+    assert len(bars) == 3
+    assert "computing" in words(svg)
+
+
+def test_a_title_is_escaped():
+    assert "<b>" not in pipeline_figure(timeline("gpipe", 2, 2), "<b>")
