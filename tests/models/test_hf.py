@@ -45,6 +45,11 @@ def test_transformers_reads_what_we_write(name: str) -> None:
     assert from_hf(theirs.to_dict() | {"architectures": [class_name]}, name) == PRESETS[name]
 
 
+def test_the_default_of_transformers_5_is_gpt_oss_120b() -> None:
+    transformers = pytest.importorskip("transformers")
+    assert from_hf(transformers.GptOssConfig().to_dict(), "gpt-oss-120b") == PRESETS["gpt-oss-120b"]
+
+
 @pytest.mark.parametrize(("name", "kind"), [("gpt-oss-20b", "yarn"), ("phi-3-mini-128k", "longrope")])
 def test_what_cannot_be_written_is_refused(name: str, kind: str) -> None:
     with pytest.raises(ModelError) as caught:

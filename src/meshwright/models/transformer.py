@@ -16,7 +16,7 @@ rotary part (H = J + A), O head dimension of values.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from meshwright.models.config import ModelConfig
 
@@ -163,15 +163,13 @@ def input_of(*names: str) -> str:
 
 
 class Ops(Protocol):
-    """What a reader of the forward pass must offer. Values are its own (arrays or symbols).
+    """What every reader of the forward pass offers. Values are its own (arrays or symbols).
 
     norm: over the last letter; scale and bias have that letter alone. bias: b has the last letters of y,
     or of an expert's E besides. rope: the whole of H, or what `rotary_dim` says; with latent attention
     the last A of it. attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees the last
     `window` positions, its own included. activation: `up` is None where the feed-forward is not gated.
-    router: gates[B, T, E], what each expert adds of a token, zero but for its k. dispatch: d[E, C, D] of
-    x[B, T, D]; combine: back, like `like`, weighted by the gates. join_rope: k[B,T,N,J] and rope[B,T,A],
-    the same for all heads, to [B,T,N,H]. layers: block on each layer, with its window.
+    layers: block on each layer, with its window.
     """
 
     def embed(self, name: str, tokens: Any, table: Any) -> Any: ...
@@ -181,7 +179,6 @@ class Ops(Protocol):
     def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
     def bias(self, name: str, y: Any, b: Any) -> Any: ...
     def rope(self, name: str, x: Any, positions: Any, local: bool = False) -> Any: ...
-    def join_rope(self, name: str, k: Any, rope: Any) -> Any: ...
     def attention(
         self,
         name: str,
@@ -197,9 +194,6 @@ class Ops(Protocol):
         sinks: Any = None,
     ) -> tuple[Any, Any]: ...
     def activation(self, name: str, gate: Any, up: Any, kind: str) -> Any: ...
-    def router(self, name: str, x: Any, w: Any, b: Any = None) -> Any: ...
-    def dispatch(self, name: str, x: Any, gates: Any) -> Any: ...
-    def combine(self, name: str, y: Any, gates: Any, like: Any) -> Any: ...
     def residual(self, name: str, x: Any, y: Any) -> Any: ...
     def layers(
         self,
@@ -215,6 +209,24 @@ class Ops(Protocol):
     def loss(self, name: str, logits: Any, targets: Any) -> Any: ...
 
 
+class LatentOps(Ops, Protocol):
+    """And of latent attention. join_rope: k[B,T,N,J] and rope[B,T,A], alike in all heads, to [B,T,N,H]."""
+
+    def join_rope(self, name: str, k: Any, rope: Any) -> Any: ...
+
+
+class ExpertOps(Ops, Protocol):
+    """And of a mixture of experts.
+
+    router: gates[B, T, E], what each expert adds of a token, zero but for its k. dispatch: d[E, C, D] of
+    x[B, T, D]. combine: back, like `like`, weighted by the gates.
+    """
+
+    def router(self, name: str, x: Any, w: Any, b: Any = None) -> Any: ...
+    def dispatch(self, name: str, x: Any, gates: Any) -> Any: ...
+    def combine(self, name: str, y: Any, gates: Any, like: Any) -> Any: ...
+
+
 def _block(
     config: ModelConfig,
     kind: Kind,
@@ -228,8 +240,11 @@ def _block(
     """One layer: x[B, T, D] -> x[B, T, D], and the layer's cache."""
     norm = partial(_apply_norm, config, ops, w)
     h = norm("attention_norm", x)
-    qkv = _latent_qkv if config.mla else _qkv
-    q, k, v = qkv(config, ops, w, h, positions, local=window is not None)
+    local = window is not None
+    if config.mla:
+        q, k, v = _latent_qkv(config, cast(LatentOps, ops), w, h, positions, local)
+    else:
+        q, k, v = _qkv(config, ops, w, h, positions, local)
     a, cache = ops.attention(
         "attention",
         q,
@@ -252,7 +267,7 @@ def _block(
     if kind == "dense":
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     else:
-        y = _mixture(config, ops, w, h)
+        y = _mixture(config, cast(ExpertOps, ops), w, h)
     if config.post_norms:
         y = norm("mlp_post_norm", y)
     return ops.residual("mlp_residual", x, y), cache
@@ -269,7 +284,7 @@ def _biased(ops: Ops, w: Mapping[str, Any], name: str, y: Any) -> Any:
 
 
 def _qkv(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, positions: Any, *, local: bool
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, positions: Any, local: bool
 ) -> tuple[Any, Any, Any]:
     """q[B, T, N, H] and k, v[B, T, K, H] of the normed h[B, T, D]."""
     q, k, v = ops.einsums(h, w, wq="BTD,DNH->BTNH", wk="BTD,DKH->BTKH", wv="BTD,DKH->BTKH")
@@ -282,7 +297,7 @@ def _qkv(
 
 
 def _latent_qkv(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, positions: Any, *, local: bool
+    config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, positions: Any, local: bool
 ) -> tuple[Any, Any, Any]:
     """q, k[B, T, N, H] and v[B, T, N, O] by way of latents (DeepSeek-V2, 2024).
 
@@ -316,7 +331,7 @@ def _feed_forward(
     return _biased(ops, w, f"{prefix}_out", y)
 
 
-def _mixture(config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any) -> Any:
+def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) -> Any:
     """y[B, T, D] of h[B, T, D]: each token through its k experts, and through those that all share."""
     gates = ops.router("router", h, w["router"], w.get("router_bias"))
     d = ops.dispatch("dispatch", h, gates)

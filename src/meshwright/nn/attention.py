@@ -1,24 +1,42 @@
 """Causal grouped-query attention and its cache. Heads are split over `tensor`, never T or S."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.layout import Layout
+from meshwright.nn.elementwise import softcap
 from meshwright.nn.mesh import partition_spec
 
 
-def _attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout) -> Array:
+class Scores(NamedTuple):
+    """How a layer scores keys: window is how many positions a query sees, its own included (None: all).
+
+    softcap: c in c tanh(x / c); scale: of q . k, H ** -0.5 where None.
+    """
+
+    window: int | None = None
+    softcap: float | None = None
+    scale: float | None = None
+
+
+def _attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout, how: Scores) -> Array:
     batch, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     spec = partition_spec(layout.activation("q", "BTKGH"))
     q = jnp.reshape(q, (batch, length, kv_heads, heads // kv_heads, head_dim), out_sharding=spec)
     with jax.named_scope("k"):
         scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32)
-    scores *= head_dim**-0.5
-    visible = jnp.arange(k.shape[1])[None, None, :] <= positions[:, :, None]
+    scores *= head_dim**-0.5 if how.scale is None else how.scale
+    if how.softcap:
+        scores = softcap(scores, how.softcap)
+    keys, queries = jnp.arange(k.shape[1])[None, None, :], positions[:, :, None]
+    visible = keys <= queries
+    if how.window:
+        visible &= keys > queries - how.window
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     with jax.named_scope("v"):
@@ -28,30 +46,31 @@ def _attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout) -> A
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout, how: Scores) -> Array:
     """out[B, T, N, H] of q[B, T, N, H] over k, v[B, S, K, H].
 
         softmax(q . k / sqrt(H)) . v, each K serving G = N/K query heads
 
     positions[B, T] are those of the queries; key s stands at position s, so a query sees the keys
-    at s <= its position. Scores and softmax are float32. The backward pass computes the scores
-    again rather than keep B N T S of them, as flash attention does (Dao et al., 2022).
+    at s <= its position, of these the last `how.window`. Scores and softmax are float32. The backward
+    pass computes the scores again rather than keep B N T S of them, as flash attention does (Dao et
+    al., 2022).
     """
-    return _attend(q, k, v, positions, layout)
+    return _attend(q, k, v, positions, layout, how)
 
 
 def _attend_forward(
-    q: Array, k: Array, v: Array, positions: Array, layout: Layout
+    q: Array, k: Array, v: Array, positions: Array, layout: Layout, how: Scores
 ) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-    return _attend(q, k, v, positions, layout), (q, k, v, positions)
+    return _attend(q, k, v, positions, layout, how), (q, k, v, positions)
 
 
 def _attend_backward(
-    layout: Layout, saved: tuple[Array, Array, Array, Array], d_out: Array
+    layout: Layout, how: Scores, saved: tuple[Array, Array, Array, Array], d_out: Array
 ) -> tuple[Array, Array, Array, None]:
     *operands, positions = saved
-    _, pull_back = jax.vjp(lambda q, k, v: _attend(q, k, v, positions, layout), *operands)
+    _, pull_back = jax.vjp(lambda q, k, v: _attend(q, k, v, positions, layout, how), *operands)
     return (*pull_back(d_out), None)
 
 

@@ -8,9 +8,33 @@ ids outside the shard give zero rows, so x[B, T, D]{U_tensor} is finished by an 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import reshard
 
 from meshwright.layout import Layout
 from meshwright.nn.mesh import partition_spec
+from meshwright.notation.array import ShardedArray
+
+
+def embed_positions(positions: Array, table: Array, layout: Layout) -> Array:
+    """x[B, T, D] of positions[B, T] and table[W, D_fsdp]: gathered over fsdp, each device its own rows."""
+    stored, out = layout.weight("positions", "WD"), layout.activation("x", "BTD")
+    mine = ShardedArray("positions", ("B", "T"), out.axes[:2])
+
+    def local(positions_local: Array, table_local: Array) -> Array:
+        return _gathered(table_local, stored)[positions_local]
+
+    specs = (partition_spec(mine), partition_spec(stored))
+    looked_up = jax.shard_map(local, in_specs=specs, out_specs=partition_spec(out))
+    return looked_up(reshard(positions, specs[0]), table)
+
+
+def _gathered(table_local: Array, stored: ShardedArray) -> Array:
+    """Whole rows of a table's shard."""
+    for axis in stored.axes_of("D"):
+        # [V, n, D/n]: so that its gradient stays a reduce-scatter (see scatter.py).
+        parts = lax.all_gather(table_local, axis, axis=1)
+        table_local = jnp.reshape(parts, (parts.shape[0], -1))
+    return table_local
 
 
 def embed(tokens: Array, table: Array, layout: Layout) -> Array:
@@ -20,10 +44,7 @@ def embed(tokens: Array, table: Array, layout: Layout) -> Array:
     split_vocab = stored.axes_of("V")
 
     def local(tokens_local: Array, table_local: Array) -> Array:
-        for axis in stored.axes_of("D"):
-            # [V, n, D/n]: so that its gradient stays a reduce-scatter (see scatter.py).
-            parts = lax.all_gather(table_local, axis, axis=1)
-            table_local = jnp.reshape(parts, (parts.shape[0], -1))
+        table_local = _gathered(table_local, stored)
         if not split_vocab:
             return table_local[tokens_local]
         (axis,) = split_vocab

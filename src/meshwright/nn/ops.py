@@ -12,16 +12,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import input_of
-from meshwright.nn.attention import attend, read_cache, write_cache
+from meshwright.nn.attention import Scores, attend, read_cache, write_cache
 from meshwright.nn.contract import local_product
-from meshwright.nn.embedding import embed
+from meshwright.nn.elementwise import activate, norm, softcap
+from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import move
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
+from meshwright.nn.stack import scan_cached_layers, scan_layers
+from meshwright.nn.supported import check_runs
 from meshwright.notation.einsum import Contraction
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
@@ -38,6 +42,7 @@ class JaxOps:
     """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`."""
 
     def __init__(self, config: ModelConfig, layout: Layout) -> None:
+        check_runs(config)
         self.config, self.layout = config, layout
         self.dtype = JAX_DTYPES[layout.compute_dtype]
 
@@ -45,15 +50,21 @@ class JaxOps:
         with jax.named_scope(name):
             return embed(tokens, table.astype(self.dtype), self.layout)
 
+    def add_positions(self, name: str, x: Array, positions: Array, table: Array) -> Array:
+        with jax.named_scope(name):
+            return checkpoint_name(
+                x + embed_positions(positions, table.astype(self.dtype), self.layout), OPERATION
+            )
+
+    def scale(self, name: str, x: Array, factor: float) -> Array:
+        with jax.named_scope(name):
+            return x * jnp.asarray(factor, x.dtype)
+
     def norm(
         self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
     ) -> Array:
-        """RMSNorm: x / rms(x) * scale; sums stay float32, since bfloat16 stops counting at 256."""
         with jax.named_scope(name):
-            wide = x.astype(jnp.float32)
-            inverse = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.config.norm_eps)
-            out = (wide * inverse).astype(self.dtype) * scale.astype(self.dtype)[None, None, :]
-            return checkpoint_name(out, OPERATION)
+            return checkpoint_name(norm(x, scale, bias, kind, self.config), OPERATION)
 
     def einsums(self, x: Array, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
         """Several contractions of one input with the weights so named; the input is moved once."""
@@ -69,9 +80,16 @@ class JaxOps:
             y = move(plan.out_route, local_product(plan, self.dtype, x, w))
             return checkpoint_name(y, MATMUL)
 
+    def bias(self, name: str, y: Array, b: Array) -> Array:
+        """y plus b along y's last dimensions, b split as they are."""
+        with jax.named_scope(name):
+            split = jax.typeof(y).sharding.spec[y.ndim - b.ndim :]
+            b = reshard(b.astype(self.dtype), PartitionSpec(*split))
+            return checkpoint_name(y + b[(None,) * (y.ndim - b.ndim)], OPERATION)
+
     def rope(self, name: str, x: Array, positions: Array, local: bool = False) -> Array:
         with jax.named_scope(name):
-            return checkpoint_name(apply_rope(x, positions, self.config), OPERATION)
+            return checkpoint_name(apply_rope(x, positions, self.config, local=local), OPERATION)
 
     def attention(
         self,
@@ -87,6 +105,8 @@ class JaxOps:
         scale: float | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, Any]:
+        assert sinks is None, "check_runs refuses attention sinks"
+        how = Scores(window, softcap, scale)
         with jax.named_scope(name):
             if cache is None:
                 k, v = self._gather_positions("k", k), self._gather_positions("v", v)
@@ -98,7 +118,7 @@ class JaxOps:
                 }
                 k, v = (read_cache(arrays[name], layer).astype(self.dtype) for name in ("k", "v"))
                 cache = arrays, layer
-            return checkpoint_name(attend(q, k, v, positions, self.layout), OPERATION), cache
+            return checkpoint_name(attend(q, k, v, positions, self.layout, how), OPERATION), cache
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
@@ -107,7 +127,7 @@ class JaxOps:
 
     def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
         with jax.named_scope(name):
-            return checkpoint_name(jax.nn.silu(gate) * up, OPERATION)
+            return checkpoint_name(activate(gate, up, kind), OPERATION)
 
     def residual(self, name: str, x: Array, y: Array) -> Array:
         with jax.named_scope(name):
@@ -122,31 +142,29 @@ class JaxOps:
         cache: Any,
         windows: tuple[int | None, ...],
     ) -> tuple[Array, Any]:
-        """The layers as one scan; without a cache each is rematerialised by the Layout's policy.
+        """The layers as one scan; without a cache each is rematerialised by the Layout's policy."""
 
-        The cache of all layers is carried whole, each layer writing its new positions alone: scanned
-        over, every step would copy it once and need its memory twice.
-        """
+        def layer(x: Array, w: Any, window: int | None) -> Array:
+            return block(self, w, x, positions, None, window)[0]
 
-        def body(x: Array, layer: Any) -> tuple[Array, None]:
-            return block(self, layer, x, positions, None, windows[0])
-
-        def cached_body(carry: tuple[Array, Any], layer: tuple[Any, Array]) -> tuple[tuple[Array, Any], None]:
-            x, (arrays, _) = block(self, layer[0], carry[0], positions, (carry[1], layer[1]), windows[0])
-            return (x, arrays), None
+        def cached_layer(x: Array, w: Any, cache: Any, window: int | None) -> tuple[Array, Any]:
+            x, (arrays, _) = block(self, w, x, positions, cache, window)
+            return x, arrays
 
         with jax.named_scope("layers"):
             if cache is None:
-                return lax.scan(jax.checkpoint(body, policy=_POLICIES[self.layout.remat]), x, weights)
-            numbers = jnp.arange(self.config.num_layers)
-            (x, cache), _ = lax.scan(cached_body, (x, cache), (weights, numbers))
-            return x, cache
+                return scan_layers(layer, weights, x, windows, _POLICIES[self.layout.remat]), None
+            return scan_cached_layers(cached_layer, weights, x, cache, windows)
 
     def last(self, name: str, x: Array, lengths: Array) -> Array:
         """x[B, 1, D]: each sequence's state at its last token."""
         with jax.named_scope(name):
             index = (lengths - 1)[:, None, None]
             return jnp.take_along_axis(x, index, axis=1)
+
+    def softcap(self, name: str, logits: Array, cap: float) -> Array:
+        with jax.named_scope(name):
+            return softcap(logits, cap).astype(logits.dtype)
 
     def loss(self, name: str, logits: Array, targets: Array) -> Array:
         """Mean of logsumexp(logits) - logits[target]; over a split V only [B, T] arrays are reduced.

@@ -53,8 +53,8 @@ def init_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, se
 
     def leaf(path: str, param: Param) -> jax.Array:
         shape = param.shape(sizes)
-        if param.init == "ones":
-            return jnp.ones(shape, dtype)
+        if param.init in ("ones", "zeros"):
+            return jnp.full(shape, float(param.init == "ones"), dtype)
         key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
         scale = prod(sizes[letter] for letter in param.fan_in) ** -0.5
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)

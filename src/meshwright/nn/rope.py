@@ -7,27 +7,40 @@ from jax import Array
 from meshwright.models.config import ModelConfig
 
 
-def apply_rope(x: Array, positions: Array, config: ModelConfig) -> Array:
-    """x[B, T, N, H] rotated by positions[B, T]; angles are float32."""
-    angles = positions.astype(jnp.float32)[:, :, None] * jnp.asarray(frequencies(config))[None, None, :]
-    cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
-    half = x.shape[-1] // 2
-    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+def apply_rope(x: Array, positions: Array, config: ModelConfig, *, local: bool = False) -> Array:
+    """x[B, T, N, H] rotated by positions[B, T]; angles are float32. local: of a layer with a window.
 
-
-def frequencies(config: ModelConfig) -> np.ndarray:
-    """H/2 angular frequencies: theta ** (-2i / H), stretched as LLaMA 3.1 does where asked.
-
-    With scaling, wavelengths beyond the original context are divided by `factor`, those well
-    inside stay, and between the two it is interpolated.
+    With `rotary_dim` the rest of each head stays as it is.
     """
-    exponents = np.arange(0, config.d_head, 2, dtype=np.float64) / config.d_head
+    turning = jnp.asarray(frequencies(config, local=local))
+    angles = positions.astype(jnp.float32)[:, :, None] * turning[None, None, :]
+    cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
+    half = turning.shape[0]
+    first, second = (x[..., part].astype(jnp.float32) for part in (slice(half), slice(half, 2 * half)))
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    if 2 * half < x.shape[-1]:
+        rotated.append(x[..., 2 * half :].astype(jnp.float32))
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def frequencies(config: ModelConfig, *, local: bool = False) -> np.ndarray:
+    """H/2 angular frequencies: theta ** (-2i / H), stretched where asked.
+
+    As LLaMA 3.1 stretches, wavelengths beyond the original context are divided by `factor`, those well
+    inside stay, and between the two it is interpolated; linear scaling divides all. Local layers with a
+    theta of their own are not stretched.
+    """
+    num_turned = config.rotary_dim or config.d_head
+    exponents = np.arange(0, num_turned, 2, dtype=np.float64) / num_turned
+    if local and config.rope_theta_local is not None:
+        return (config.rope_theta_local**-exponents).astype(np.float32)
     base = config.rope_theta**-exponents
     scaling = config.rope_scaling
     if scaling is None:
         return base.astype(np.float32)
+    if scaling.kind == "linear":
+        return (base / scaling.factor).astype(np.float32)
+    assert scaling.original_max_seq_len is not None
     turns = scaling.original_max_seq_len * base / (2 * np.pi)
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     smooth = np.clip(smooth, 0.0, 1.0)

@@ -1,0 +1,50 @@
+"""Norms, activations and caps on arrays: what the forward pass does between its products."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from meshwright.models.config import ModelConfig
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
+    "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
+
+
+def norm(x: Array, scale: Array, bias: Array | None, kind: str, config: ModelConfig) -> Array:
+    """x / rms(x) * scale over the last dimension, from which a layer norm takes the mean first.
+
+    Sums stay float32, since bfloat16 stops counting at 256. scale[D] (1 + scale with norm_offset) and
+    bias[D] are whole.
+    """
+    wide = x.astype(jnp.float32)
+    if kind == "layer":
+        wide -= jnp.mean(wide, axis=-1, keepdims=True)
+    inverse = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
+    if config.norm_offset:
+        # 1 + scale is rounded to bfloat16 after the product, as Gemma does.
+        return (wide * inverse * (1 + _over(x, scale.astype(jnp.float32)))).astype(x.dtype)
+    out = (wide * inverse).astype(x.dtype) * _over(x, scale.astype(x.dtype))
+    return out if bias is None else out + _over(x, bias.astype(x.dtype))
+
+
+def activate(gate: Array, up: Array | None, kind: str) -> Array:
+    """f(gate) * up, or f(gate) alone where the feed-forward is not gated."""
+    active = _ACTIVATIONS[kind](gate)
+    return active if up is None else active * up
+
+
+def softcap(x: Array, cap: float) -> Array:
+    """cap tanh(x / cap): x where it is small, never beyond the cap. In float32."""
+    return cap * jnp.tanh(x.astype(jnp.float32) / cap)
+
+
+def _over(x: Array, vector: Array) -> Array:
+    """`vector` along the last dimension of x, to be broadcast over the others."""
+    return vector[(None,) * (x.ndim - 1)]
