@@ -35,7 +35,7 @@ NOTHING = CollectivePrice(0.0, "bandwidth", 0, None)
 
 
 def collective_seconds(
-    op: Op, gathered_bytes: float, axes: str | tuple[str, ...], placement: Placement
+    op: Op, gathered_bytes: float, axes: str | tuple[str, ...], placement: Placement, *, copies: int = 1
 ) -> CollectivePrice:
     """The price of one collective over one or several mesh axes at once.
 
@@ -45,6 +45,8 @@ def collective_seconds(
     they are a second one on the array that the first leaves: V over the devices of the first. Where
     the hardware was calibrated, a phase's bandwidth is the share that its bytes reach. On GPUs the
     launch of the kernel counts into the latency of the first phase.
+    copies: of each row of an all-to-all, for different devices: those for one slice or domain cross to it
+    as one, and are copied there (DeepEP, DeepSeek-V3, 2024).
     gathered_bytes: V. An all-reduce is a reduce-scatter and an all-gather.
     Raises LayoutError for an axis that the mesh does not have.
     Source: How to Scale Your Model, "Sharded Matrices"; each phase says its own formula.
@@ -64,11 +66,20 @@ def collective_seconds(
     inner_bytes = gathered_bytes / num_outer if op == "all_to_all" else gathered_bytes
     phases = (
         _phase_price(op, inner_bytes, inner, network, launch),
-        _phase_price(op, gathered_bytes / num_inner, outer, network, 0.0),
+        _phase_price(op, gathered_bytes / num_inner * _crossing(num_outer, copies), outer, network, 0.0),
     )
     slower = max(phases, key=lambda price: price.seconds)
     seconds = sum(price.seconds for price in phases)
     return CollectivePrice(seconds, slower.bound, sum(price.hops for price in phases), slower.link)
+
+
+def _crossing(num_domains: int, copies: int) -> float:
+    """Share of `copies` rows left if those for one of `num_domains` cross as one: its mean over random ways.
+
+    >>> _crossing(4, 1), round(_crossing(4, 8), 3)
+    (1.0, 0.45)
+    """
+    return num_domains * (1 - (1 - 1 / num_domains) ** copies) / copies
 
 
 @lru_cache(maxsize=65536)

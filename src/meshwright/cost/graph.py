@@ -36,7 +36,8 @@ class Transfer:
     gathered_bytes: V, as cost/collectives.py prices it. critical: compute waits for it; the others
     (weights gathered, gradients reduced) may hide under compute. step: in the notation, where a
     contraction asked for it. once: of a step, not of every microbatch, as gradients that accumulate
-    where they are made are reduced. repeat: times in a row, as the blocks of a ring.
+    where they are made are reduced. repeat: times in a row, as the blocks of a ring. copies: of each
+    row that go to different devices, as a token goes to several experts.
     """
 
     op: Op
@@ -48,6 +49,7 @@ class Transfer:
     step: Collective | None = None
     once: bool = False
     repeat: int = 1
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Node:
     """One operation on one device.
 
     kind groups nodes in a breakdown: "matmul", "attention", "elementwise", "cast", "embed", "loss"
-    compute; "gather" (a weight), "move" (an activation) and "reduce" (a partial sum) only communicate.
+    compute; "gather" (a weight), "move" (an activation), "exchange" (tokens to and from
+    experts) and "reduce" (a partial sum) only communicate.
     forward, backward: its pieces of work, one after another. weight_gradient: the piece of the backward
     pass that nothing in it waits for, which a zero-bubble schedule puts off.
     update_transfers: of the weight, after the optimizer (ZeRO 1 and 2 gather what they updated).
@@ -127,8 +130,8 @@ def saved_values(segment: Segment, remat: str) -> list[Value]:
     """What the backward pass of one run of `segment` finds in memory.
 
     none: everything it reads but gathered arrays, which are gathered again. attention: all of that but
-    the scores between its products. matmuls: the results of matmuls. full: only the segment's input. A value
-    that nothing needs is not counted.
+    the scores between its products. matmuls: the results of matmuls and of exchanges. full: only
+    the segment's input. A value that nothing needs is not counted.
     """
     kept = {id(segment.source)}
     for node in segment.nodes:
@@ -138,7 +141,7 @@ def saved_values(segment: Segment, remat: str) -> list[Value]:
             kept |= {id(value) for value in node.outputs}
         if remat == "attention" and node.kind not in ("gather", "move", "softmax"):
             kept |= {id(value) for value in node.outputs}
-        if remat == "matmuls" and node.kind in ("matmul", "reduce"):
+        if remat == "matmuls" and node.kind in ("matmul", "reduce", "exchange"):
             kept |= {id(value) for value in node.outputs}
     read = {id(value): value for value in _read_by_backward(segment, kept)}
     return [value for key, value in read.items() if key in kept]

@@ -8,7 +8,7 @@ is priced by the bytes it reads and writes, fused as compilers fuse it.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import Recorder, Shape
@@ -129,6 +129,7 @@ class SymbolicOps(Recorder):
         partial = self.value(plan.product, dtype)
         self._quantise(name, x, w, partial)
         rows, inner, columns, batch = self._product_shape(plan, x, w)
+        kernels = ceil(batch)  # one of each expert here
         flops = plan.flops_per_device(self.layout.mesh, self.sizes)
         traffic = x.bytes_per_device + w.bytes_per_device + partial.bytes_per_device
         self.add(
@@ -138,9 +139,9 @@ class SymbolicOps(Recorder):
                 (x, w),
                 (partial,),
                 (x, w),
-                forward=(Work(flops, traffic, 1, (rows, inner, columns), batch),),
-                backward=(Work(flops, traffic, 1, (rows, columns, inner), batch),),
-                weight_gradient=(Work(flops, traffic, 1, (inner, rows, columns), batch),),
+                forward=(Work(flops, traffic, kernels, (rows, inner, columns), batch),),
+                backward=(Work(flops, traffic, kernels, (rows, columns, inner), batch),),
+                weight_gradient=(Work(flops, traffic, kernels, (inner, rows, columns), batch),),
             )
         )
         return self.travel(name, "reduce", partial, plan.out_route, dtype, critical=True)
@@ -275,14 +276,27 @@ class SymbolicOps(Recorder):
         sorted_rows = self.value(self.layout.routed("d"), x.dtype)
         rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, (gates,))
         there = self.layout.activation("d", "ECD")
-        return self.travel(name, "move", rows, _route(rows.array, there), x.dtype, critical=True)
+        return self._exchange(name, rows, there)
 
     def combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
         """[B, T, D]: back to the tokens' devices, and summed by gate there."""
         home = self.layout.routed("y")
-        rows = self.travel(name, "move", y, _route(y.array, home), y.dtype, critical=True)
+        rows = self._exchange(name, y, home)
         out = self.value(like.array, like.dtype)
         return self.elementwise(f"{name}_sum", (rows, gates), out, (rows, gates))
+
+    def _exchange(self, name: str, rows: Value, there: ShardedArray) -> Value:
+        """Rows of tokens to or from the experts' devices, k of each token.
+
+        With several microbatches one's rows travel beside another's compute (DeepSeek-V3, 2024).
+        """
+        moe, waits = self.config.moe, self.layout.microbatches == 1
+        assert moe is not None, "only a mixture of experts has experts"
+        before = len(self.nodes)
+        out = self.travel(name, "exchange", rows, _route(rows.array, there), rows.dtype, critical=waits)
+        for place in range(before, len(self.nodes)):
+            self.nodes[place] = _with_copies(self.nodes[place], moe.experts_per_token)
+        return out
 
     # The rest
 
@@ -322,6 +336,17 @@ class SymbolicOps(Recorder):
 def _route(given: ShardedArray, used: ShardedArray) -> Route:
     """There, and the cotangent back the same way."""
     return Route(given, used.replace(name=given.name), cotangent(used).replace(name=f"d{given.name}"))
+
+
+def _with_copies(node: Node, copies: int) -> Node:
+    def copied(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+        return tuple(replace(t, copies=copies) if t.op == "all_to_all" else t for t in transfers)
+
+    return replace(
+        node,
+        forward_transfers=copied(node.forward_transfers),
+        backward_transfers=copied(node.backward_transfers),
+    )
 
 
 def record_loss(config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool) -> Graph:

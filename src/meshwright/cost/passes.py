@@ -15,6 +15,9 @@ from meshwright.hardware.chip import Chip
 from meshwright.hardware.efficiency import share_at
 from meshwright.layout import Layout
 
+# Kinds of work whose bytes one kernel reads and writes as they are counted.
+_STREAMED = ("matmul", "attention", "update")
+
 
 @dataclass(frozen=True)
 class Dtypes:
@@ -78,6 +81,8 @@ def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[flo
     """(seconds, "compute" or "hbm", whichever takes longer)."""
     compute = compute_seconds(work, kind, dtypes, chip)
     hbm = work.hbm_bytes / chip.memory_bytes_per_second(dtypes.compute)
+    if kind not in _STREAMED:
+        hbm /= chip.step.elementwise
     overhead = work.kernels * chip.step.kernel_seconds
     return max(compute, hbm) + overhead, "compute" if compute >= hbm else "hbm"
 

@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from meshwright.cost.collectives import collective_seconds
+from meshwright.cost.collectives import CollectivePrice, collective_seconds
 from meshwright.cost.graph import Direction, Graph, Transfer, Work
 from meshwright.cost.passes import Dtypes, Pass, passes, work_seconds
 from meshwright.cost.pipeline import PassSeconds, Times, makespan
 from meshwright.cost.stages import Counts, num_chunks, stage_counts
 from meshwright.hardware.chip import Switch, Torus
-from meshwright.hardware.topology import Hardware
+from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.notation.array import Axes
 
@@ -133,9 +133,9 @@ class StepPricer:
         return [stage_counts(self.graph, pipe, interleave, stage) for stage in range(pipe)]
 
     def _price(self, transfer: Transfer) -> "_Priced":
-        key = (transfer.op, transfer.gathered_bytes, transfer.axes)
+        key = (transfer.op, transfer.gathered_bytes, transfer.axes, transfer.copies)
         if key not in self._prices:
-            price = collective_seconds(*key, self.placement)
+            price = transfer_price(transfer, self.placement)
             self._prices[key] = price.seconds, "dcn" if price.link in OUTER_LINKS else "ici"
         seconds, bound = self._prices[key]
         return _Priced(transfer, seconds * transfer.repeat, bound)
@@ -211,12 +211,19 @@ class StepPricer:
         return PassSeconds(*_times(priced, shared))
 
     def _add_update(self, sums: "_Sums", update: Work, norm_axes: Axes) -> None:
-        sums.add("optimizer", *work_seconds(update, "elementwise", self.dtypes, self.chip))
+        sums.add("optimizer", *work_seconds(update, "update", self.dtypes, self.chip))
         if norm_axes:
             norm = Transfer("all_reduce", norm_axes, "grad_norm", 4, "f32", critical=True)
             sums.add_transfer(self._price(norm), "update", 1, 1.0)
         if self.chip.step.launch_seconds:
             sums.add("launch", self.chip.step.launch_seconds * self.layout.microbatches, "launch")
+
+
+def transfer_price(transfer: Transfer, placement: Placement) -> CollectivePrice:
+    """The price of one run of a transfer."""
+    return collective_seconds(
+        transfer.op, transfer.gathered_bytes, transfer.axes, placement, copies=transfer.copies
+    )
 
 
 @lru_cache(maxsize=256)

@@ -100,8 +100,10 @@ class StepEfficiency:
 
     matmul: by dtype, the share of the dense peak that a large product reaches.
     attention: share of the bf16 peak of a flash kernel.
-    memory: share of the HBM bandwidth that memory-bound work reaches; memory_by_dtype: what a dtype
-    gets of that. (XLA:CPU widens bf16 to float32 and back, so half the bytes save no time.)
+    memory: share of the HBM bandwidth that memory-bound work reaches; elementwise: what norms, activations,
+    casts and the like get of that, which no compiler fuses as far as they are counted (operands and results
+    once); memory_by_dtype: what a dtype gets of that. (XLA:CPU widens bf16 to float32 and back, so half the
+    bytes save no time.)
     links: by kind of link, the share of its bandwidth that the step's collectives reach.
     overlap: share of a transfer's time that hides where there is as much compute beside it; the rest is
     what it takes from that compute.
@@ -112,6 +114,7 @@ class StepEfficiency:
     matmul: Mapping[str, float] = field(default_factory=dict, hash=False)
     attention: float = 1.0
     memory: float = 1.0
+    elementwise: float = 1.0
     memory_by_dtype: Mapping[str, float] = field(default_factory=dict, hash=False)
     links: Mapping[str, float] = field(default_factory=dict, hash=False)
     overlap: float = 1.0

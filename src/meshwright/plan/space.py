@@ -17,7 +17,7 @@ from meshwright.cost.passes import Dtypes, passes
 from meshwright.cost.pipeline import PassSeconds, Times, makespan
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import alive_microbatches, layers_of_stages, num_chunks
-from meshwright.cost.step import at_step_rates
+from meshwright.cost.step import at_step_rates, transfer_price
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware, Placement
@@ -123,11 +123,11 @@ class Space:
 
     def _variants(self, mesh: Layout) -> Iterator[Layout]:
         """With and without sequence parallelism; experts over more or fewer devices; D split too."""
-        experts = [1] if self.runnable else divisors(self.sizes.get("E", 1))
-        splits = (False, True) if mesh.tensor > 1 else (False,)
+        experts = [1] if self.runnable else _spread(divisors(self.sizes.get("E", 1)))
+        divides = mesh.tensor > 1 and self.workload.seq_len % (mesh.context * mesh.tensor) == 0
+        # Experts get each token once only where sequences are split over `tensor` as well.
+        splits = [True] if divides and self.config.moe else [False, True] if divides else [False]
         for split in splits:
-            if split and self.workload.seq_len % (mesh.context * mesh.tensor):
-                continue
             for expert in experts:
                 if expert > mesh.num_batch_shards * mesh.tensor:
                     break
@@ -209,7 +209,7 @@ class _Local:
     """One microbatch on one chip: what it saves, and how long it computes and waits for its group's chips.
 
     few: the layout that it is recorded under. mesh: one of those that share it: the axes inside a layer
-    (tensor, context) are innermost, so they lie on the same links in all.
+    (tensor, context, expert) are innermost, so they lie on the same links in all.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class _Local:
         """Seconds that compute waits for a transfer inside the layer."""
         if not transfer.critical or not set(transfer.axes) <= _INNERMOST:
             return 0.0
-        return collective_seconds(transfer.op, transfer.gathered_bytes, transfer.axes, self.placement).seconds
+        return transfer_price(transfer, self.placement).seconds
 
     def fsdp_seconds(self, mesh: Layout, placement: Placement) -> float:
         """Seconds of one microbatch's gathers of weights, which compute may hide but not shorten."""
@@ -288,7 +288,7 @@ class _Local:
         return sum(t.gathered_bytes for t in transfers)
 
 
-_INNERMOST = {"context", "tensor2", "tensor"}
+_INNERMOST = {"expert", "context", "tensor2", "tensor"}
 
 
 def record(
@@ -311,6 +311,19 @@ RESERVED_SHARE = 0.05
 def usable_bytes(hardware: Hardware) -> int:
     """HBM of one chip less what the runtime keeps."""
     return round(hardware.chip.hbm_bytes * (1 - RESERVED_SHARE))
+
+
+def _spread(degrees: list[int]) -> list[int]:
+    """Of ascending degrees every one that is at least four times the one before, and the last.
+
+    >>> _spread([1, 2, 4, 8, 16, 32, 64, 128])
+    [1, 4, 16, 64, 128]
+    """
+    chosen = degrees[:1]
+    for degree in degrees:
+        if degree >= 4 * chosen[-1]:
+            chosen.append(degree)
+    return list(dict.fromkeys([*chosen, degrees[-1]]))
 
 
 def divisors(number: int) -> list[int]:
