@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from meshwright.cost.pipeline.schedule import Pass, Schedule
@@ -89,121 +90,114 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
     for its own F), W for its B, which stands before it in the row. A stage makes one pass at a time,
     two where they are joined: then both start when both can, and end together.
     """
-    run = _Run(schedule, times)
-    rows = [run.steps(stage) for stage in range(schedule.num_stages)]
-    position, free = [0] * len(rows), [0.0] * len(rows)
-    events: list[Event] = []
-    arrived: dict[_Key, float] = {}
-    waiting: dict[_Key, int] = {}
-    ready = list(range(len(rows)))
-    while ready:
-        stage = ready.pop()
-        while position[stage] < len(rows[stage]):
-            step = rows[stage][position[stage]]
-            missing = next((key for key in step.needs if key not in arrived), None)
-            if missing is not None:
-                waiting[missing] = stage
-                break
-            start = max([free[stage], *(arrived[key] for key in step.needs)])
-            end = start + step.seconds
-            position[stage] += 1
-            free[stage] = end + step.held_seconds
-            for one, key, hop in step.results:
-                events.append(Event(stage, one.kind, one.microbatch, one.chunk, start, end))
-                arrived[key] = end + hop
-                if key in waiting:
-                    ready.append(waiting.pop(key))
-    assert all(at == len(row) for at, row in zip(position, rows, strict=True)), "the table deadlocks"
-    return _timeline(schedule, rows, events)
-
-
-_Key = tuple[str, int, int]
-
-
-class _Step(NamedTuple):
-    """One pass of a row, or two that are joined."""
-
-    needs: tuple[_Key, ...]
-    seconds: float
-    held_seconds: float
-    results: tuple[tuple[Pass, _Key, float], ...]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The rows of a schedule as steps that know what they wait for."""
-
-    schedule: Schedule
-    times: Times
-
-    @cached_property
-    def _by_depth(self) -> tuple[PassSeconds, ...]:
-        return self.times.at(self.schedule.num_depths)
-
-    @cached_property
-    def _turns(self) -> frozenset[int]:
-        """Depths whose next depth lies on the same stage."""
-        route = self.schedule.routes[0]
-        return frozenset(d for d in range(len(route) - 1) if route[d].stage == route[d + 1].stage)
-
-    def steps(self, stage: int) -> list[_Step]:
-        steps: list[_Step] = []
-        row = iter(self.schedule.rows[stage])
-        for one in row:
-            steps.append(self._step(stage, (one, next(row)) if one.joined else (one,)))
-        return steps
-
-    def _step(self, stage: int, passes: Iterable[Pass]) -> _Step:
-        needs: list[_Key] = []
-        results: list[tuple[Pass, _Key, float]] = []
-        seconds = 0.0
-        for one in passes:
-            depth = self.schedule.depths[stage, one.chunk]
-            needs += self._needs(one, depth)
-            results.append((one, (one.kind, one.microbatch, depth), self._hop_seconds(one, depth)))
-            seconds += self._seconds(stage, one, depth)
-        held = 0.0 if self.times.hops_hidden else sum(hop for _, _, hop in results)
-        return _Step(tuple(needs), seconds, held, tuple(results))
-
-    def _needs(self, one: Pass, depth: int) -> list[_Key]:
-        if one.kind == "F":
-            return [("F", one.microbatch, depth - 1)] if depth else []
-        if one.kind == "B":
-            last = depth == self.schedule.num_depths - 1
-            return [("F", one.microbatch, depth) if last else ("B", one.microbatch, depth + 1)]
-        return []
-
-    def _seconds(self, stage: int, one: Pass, depth: int) -> float:
-        seconds = self._by_depth[depth]
-        if one.kind == "F":
-            return seconds.forward
-        if one.kind == "W":
-            return seconds.weight
-        split = (one.microbatch, one.chunk) in self.schedule.split[stage]
-        return seconds.backward if split else seconds.backward + seconds.weight
-
-    def _hop_seconds(self, one: Pass, depth: int) -> float:
-        """Seconds until the next stage has what the pass made."""
-        if one.kind == "F":
-            sends = depth < self.schedule.num_depths - 1 and depth not in self._turns
-        else:
-            sends = one.kind == "B" and depth > 0 and depth - 1 not in self._turns
-        return self.times.hop_seconds if sends else 0.0
-
-
-def _timeline(schedule: Schedule, rows: list[list[_Step]], events: list[Event]) -> Timeline:
-    by_stage: list[list[Event]] = [[] for _ in rows]
-    for event in events:
-        by_stage[event.stage].append(event)
-    peaks = [_peak(found, schedule.split[stage]) for stage, found in enumerate(by_stage)]
+    run = _Run(schedule, _links(schedule, times), times.hops_hidden)
+    run.advance(range(schedule.num_stages))
+    peaks = [_peak(found, split) for found, split in zip(run.events, schedule.split, strict=True)]
+    events = [event for found in run.events for event in found]
     return Timeline(
         schedule=schedule,
         events=tuple(sorted(events, key=lambda event: (event.start, event.stage, event.end))),
         makespan_seconds=max(event.end for event in events),
-        busy_seconds=tuple(sum(step.seconds for step in row) for row in rows),
+        busy_seconds=tuple(run.busy),
         peak_in_flight=tuple(peak for peak, _ in peaks),
         peak_at_seconds=tuple(at for _, at in peaks),
     )
+
+
+class _Link(NamedTuple):
+    """What a pass takes, waits for and makes. A result is the number of its place plus its microbatch's.
+
+    needs: None where nothing is waited for but the passes before in the row. hop: until the next stage
+    has the result.
+    """
+
+    seconds: float
+    needs: int | None
+    makes: int
+    hop: float
+
+
+# By stage, for (kind, chunk, whether the backward pass is split).
+_Links = list[dict[tuple[str, int, bool], _Link]]
+
+
+def _links(schedule: Schedule, times: Times) -> _Links:
+    """The links of every kind of pass on every stage."""
+    by_depth, m = times.at(schedule.num_depths), schedule.num_microbatches
+    last = schedule.num_depths - 1
+    stage_of = [place.stage for place in schedule.routes[0]]
+    hops = [times.hop_seconds if one != two else 0.0 for one, two in pairwise(stage_of)]
+    after, before = [*hops, 0.0], [0.0, *hops]
+    found: _Links = [{} for _ in schedule.rows]
+    for (stage, chunk), depth in schedule.depths.items():
+        forward, backward, weight = (m * (kind * schedule.num_depths + depth) for kind in range(3))
+        seconds, given = by_depth[depth], forward if depth == last else backward + m
+        for split, taken in ((True, seconds.backward), (False, seconds.backward + seconds.weight)):
+            came = forward - m if depth else None
+            found[stage]["F", chunk, split] = _Link(seconds.forward, came, forward, after[depth])
+            found[stage]["B", chunk, split] = _Link(taken, given, backward, before[depth])
+        found[stage]["W", chunk, True] = _Link(seconds.weight, None, weight, 0.0)
+    return found
+
+
+@dataclass
+class _Run:
+    """The state of a simulation: how far each stage is, and when each result is where it is needed."""
+
+    schedule: Schedule
+    links: _Links
+    hops_hidden: bool
+    arrived: dict[int, float] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        num_stages = self.schedule.num_stages
+        self.position, self.free, self.busy = [0] * num_stages, [0.0] * num_stages, [0.0] * num_stages
+        self.events: list[list[Event]] = [[] for _ in range(num_stages)]
+
+    def advance(self, stages: Iterable[int]) -> None:
+        """Runs every stage as far as it gets; a result wakes the stage that waits for it."""
+        awake = list(stages)
+        while awake:
+            stage = awake.pop()
+            row = self.schedule.rows[stage]
+            while self.position[stage] < len(row):
+                one = row[self.position[stage]]
+                passes = (one, row[self.position[stage] + 1]) if one.joined else (one,)
+                woken = self._run(stage, passes)
+                if woken is None:
+                    break
+                awake += woken
+        at_end = (at == len(row) for at, row in zip(self.position, self.schedule.rows, strict=True))
+        assert all(at_end), "the table deadlocks"
+
+    def _run(self, stage: int, passes: tuple[Pass, ...]) -> list[int] | None:
+        """Runs one pass, or two together; the stages that waited for them, or None if they cannot start."""
+        split, links = self.schedule.split[stage], self.links[stage]
+        start, seconds, hops = self.free[stage], 0.0, 0.0
+        found: list[tuple[Pass, _Link]] = []
+        for one in passes:
+            link = links[one.kind, one.chunk, (one.microbatch, one.chunk) in split]
+            if link.needs is not None:
+                came = self.arrived.get(link.needs + one.microbatch)
+                if came is None:
+                    self.waiting[link.needs + one.microbatch] = stage
+                    return None
+                start = max(start, came)
+            seconds, hops = seconds + link.seconds, hops + link.hop
+            found.append((one, link))
+        end = start + seconds
+        self.free[stage] = end if self.hops_hidden else end + hops
+        self.busy[stage] += seconds
+        self.position[stage] += len(passes)
+        woken: list[int] = []
+        for one, link in found:
+            self.events[stage].append(Event(stage, one.kind, one.microbatch, one.chunk, start, end))
+            made = link.makes + one.microbatch
+            self.arrived[made] = end + link.hop
+            if made in self.waiting:
+                woken.append(self.waiting.pop(made))
+        return woken
 
 
 def _peak(events: list[Event], split: frozenset[tuple[int, int]]) -> tuple[int, float]:
