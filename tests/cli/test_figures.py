@@ -30,6 +30,34 @@ def test_model_in_words(capsys):
     assert "at T = 128, causal attention counted half" in capsys.readouterr().out
 
 
+def test_model_by_component(capsys):
+    found = document(capsys, "model", "deepseek-v3", "--seq-len", "8192")
+    params, flops = found["params"], found["forward_flops"]
+    parts = ("mlp", "attention", "vocab", "norms", "router")
+    assert sum(params[part] for part in parts) == params["total"] > params["active"]
+    assert sum(flops.values()) == found["forward_flops_per_token"]
+    assert found["kv_bytes"] == 8192 * found["kv_bytes_per_token"] == 8192 * 61 * 576 * 2
+    assert found["flops_per_byte"]["prefill"]["scores"] == 8192 / 2
+    assert main(["model", "deepseek-v3"]) == 0
+    text = capsys.readouterr().out
+    assert "8 of E = 256 experts and 1 shared a token, M = 2,048; 3 layers are dense" in text
+    assert "latent attention: Q = 1,536, R = 512, heads of 128 + 64" in text
+
+
+def test_local_layers_in_words(capsys):
+    assert main(["model", "gemma-3-1b"]) == 0
+    assert "22 of 26 layers see the last 512 positions" in capsys.readouterr().out
+
+
+def test_all_models_are_listed(capsys):
+    listed = document(capsys, "model")["models"]
+    assert len(listed) >= 40
+    assert {"name", "params", "num_layers", "d_model", "max_seq_len"} <= listed[0].keys()
+    assert main(["model"]) == 0
+    text = capsys.readouterr().out
+    assert all(model["name"] in text for model in listed)
+
+
 def test_model_longer_than_its_context(capsys):
     assert main(["model", "tiny", "--seq-len", "129"]) == 2
     assert "longer than tiny's context of 128; fits: --seq-len 128" in capsys.readouterr().err

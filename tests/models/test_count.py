@@ -238,6 +238,14 @@ def test_attention_intensity_closed_forms(num_kv_heads: int) -> None:
     assert generation_intensity(config, 2048, "int8") == 2 * generation_intensity(config, 2048)
 
 
+def test_a_window_bounds_what_attention_does_for_a_byte() -> None:
+    """Of Gemma 3 1b's 26 layers 22 see 512 of 4096 keys: prefill T G / (G + 1) a layer, of each its share."""
+    config, group = PRESETS["gemma-3-1b"], 4
+    mean_keys = (22 * 512 + 4 * 4096) / 26
+    assert prefill_intensity(config, 4096) == pytest.approx(mean_keys * group / (group + 1))
+    assert generation_intensity(config, 4096) == pytest.approx(mean_keys * group / (group + mean_keys))
+
+
 def test_latent_attention_reads_a_key_once_for_all_heads() -> None:
     config = PRESETS["deepseek-v3"]
     assert generation_intensity(config, 10**8) == pytest.approx(128 * (512 + 576) / 576, rel=1e-4)

@@ -1,42 +1,49 @@
 """mw model: what a model counts to."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from meshwright.cli.common import Json, count_option, dtype_option, emit, show
 from meshwright.errors import ModelError
+from meshwright.models import count as counted
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import (
-    count_params,
-    forward_flops_per_token,
-    kv_bytes_per_token,
-    train_flops_per_token,
-)
-from meshwright.models.presets import load_model
+from meshwright.models.presets import PRESETS, load_model
 from meshwright.units import format_bytes, format_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DEFAULT_SEQ_LEN = 4096
+_COMPONENTS = {
+    "mlp": "feed-forward",
+    "attention": "attention projections",
+    "scores": "attention scores, values",
+    "vocab": "vocabulary",
+    "router": "router",
+    "norms": "norms",
+}
 
 
 @app.command()
 def count(
     model: Annotated[
-        str,
-        typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML."),
-    ],
+        str | None,
+        typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML. Without: all presets."),
+    ] = None,
     seq_len: Annotated[
         int | None, count_option("--seq-len", help="Sequence length T of the attention FLOPs. [4096]")
     ] = None,
     kv_dtype: Annotated[str, dtype_option("--kv-dtype", help="Type of the KV cache.")] = "bf16",
     as_json: Json = False,
 ) -> None:
-    """Count a model's parameters, FLOPs a token and cache bytes a token.
+    """Count a model's parameters, FLOPs a token, cache bytes and arithmetic intensity.
 
     \b
     mw model llama-3-70b --seq-len 8192 --kv-dtype int8
     """
+    if model is None:
+        models = [_listed(config) for config in PRESETS.values()]
+        return emit({"models": models}) if as_json else show(_list(models))
     config = load_model(model)
     length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
     if length > config.max_seq_len:
@@ -48,33 +55,132 @@ def count(
     if as_json:
         emit(document)
     else:
-        show(_table(document))
+        show(_shape(config), _components(document), _totals(document))
+    return None
 
 
 def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
     """The keys of `mw model` in contract.md."""
-    params = count_params(config)
-    parts = ("total", "active", "mlp", "attention", "vocab", "norms")
+    params = counted.count_params(config)
+    flops = counted.forward_flops(config, seq_len)
     return {
         "name": config.name,
-        "params": {part: getattr(params, part) for part in parts},
+        "params": {"total": params.total, **asdict(params)},
         "seq_len": seq_len,
-        "train_flops_per_token": train_flops_per_token(config, seq_len),
-        "forward_flops_per_token": forward_flops_per_token(config, seq_len),
+        "train_flops_per_token": 3 * flops.total,
+        "forward_flops_per_token": flops.total,
+        "forward_flops": asdict(flops),
         "kv_dtype": kv_dtype,
-        "kv_bytes_per_token": kv_bytes_per_token(config, kv_dtype),
+        "kv_bytes_per_token": counted.kv_bytes_per_token(config, kv_dtype),
+        "kv_bytes": counted.kv_cache_bytes(config, seq_len, kv_dtype),
+        "kv_read_bytes": counted.kv_read_bytes(config, seq_len, kv_dtype),
+        "flops_per_byte": {
+            "prefill": _intensities(config, seq_len, counted.prefill_intensity(config, seq_len)),
+            "generate": _intensities(config, 1, counted.generation_intensity(config, seq_len)),
+        },
     }
 
 
-def _table(document: dict) -> object:
+def _intensities(config: ModelConfig, num_tokens: int, scores: float) -> dict[str, float]:
+    """FLOPs a byte of every component in bf16, one sequence at a time."""
+    parts = ("mlp", "attention", "vocab", "router")
+    return {part: counted.matmul_intensity(config, part, num_tokens) for part in parts} | {"scores": scores}
+
+
+def _shape(config: ModelConfig) -> str:
+    """The model in a few lines: its dimensions, and what differs from LLaMA."""
+    lines = [
+        f"{config.name}: {config.num_layers} layers (L), D = {config.d_model:,}, F = {config.d_ff:,}, "
+        f"N = {config.num_heads} heads of H = {config.d_head}, K = {config.num_kv_heads} of keys and values, "
+        f"V = {config.vocab_size:,}, context {config.max_seq_len:,}"
+    ]
+    if moe := config.moe:
+        shared = f" and {moe.num_shared_experts} shared" if moe.num_shared_experts else ""
+        dense = f"; {config.num_dense_layers} layers are dense" if config.num_dense_layers else ""
+        lines.append(
+            f"{moe.experts_per_token} of E = {moe.num_experts} experts{shared} a token, "
+            f"M = {moe.d_ff:,}{dense}"
+        )
+    if mla := config.mla:
+        rank = f"Q = {mla.q_rank:,}, " if mla.q_rank else ""
+        lines.append(f"latent attention: {rank}R = {mla.kv_rank}, heads of {mla.nope_dim} + {mla.rope_dim}")
+    num_local = sum(window is not None for window in config.windows)
+    if num_local:
+        lines.append(
+            f"{num_local} of {config.num_layers} layers see the last {config.sliding_window:,} positions"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _components(document: dict) -> object:
     from rich.table import Table
 
-    table = Table(title=document["name"], title_justify="left", box=None, show_header=False, padding=(0, 2))
-    for part, count in document["params"].items():
-        table.add_row(f"parameters, {part}", format_count(count), f"{count:,}")
-    at = f"at T = {document['seq_len']:,}, causal attention counted half"
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("")
+    for name in ("parameters", "share", "FLOPs a token", "share", "FLOPs/byte, prefill", "generation"):
+        table.add_column(name, justify="right")
+    params, flops, at = document["params"], document["forward_flops"], document["flops_per_byte"]
+    for part, name in _COMPONENTS.items():
+        if params.get(part) or flops.get(part):
+            table.add_row(
+                name,
+                *_with_share(params.get(part), params["total"]),
+                *_with_share(flops.get(part), document["forward_flops_per_token"]),
+                *(
+                    f"{at[phase][part]:,.1f}" if part in at[phase] else ""
+                    for phase in ("prefill", "generate")
+                ),
+            )
+    return table
+
+
+def _with_share(value: float | None, total: float) -> tuple[str, str]:
+    return ("", "") if not value else (format_count(value), f"{value / total:.1%}")
+
+
+def _totals(document: dict) -> object:
+    from rich.table import Table
+
+    params, seq_len = document["params"], f"T = {document['seq_len']:,}"
+    table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=False)
+    table.add_row("\nparameters", "\n" + format_count(params["total"]), f"\n{params['total']:,}")
+    if params["active"] != params["total"]:
+        table.add_row("  of which a token uses", format_count(params["active"]), f"{params['active']:,}")
+    at = f"at {seq_len}, causal attention counted half"
     table.add_row("forward FLOPs a token", format_count(document["forward_flops_per_token"]), at)
     table.add_row("training FLOPs a token", format_count(document["train_flops_per_token"]), at)
-    cache = f"keys and values in {document['kv_dtype']}, over all layers"
+    cache = f"in {document['kv_dtype']}, over all layers"
     table.add_row("KV cache a token", format_bytes(document["kv_bytes_per_token"]), cache)
+    table.add_row("KV cache of a sequence", format_bytes(document["kv_bytes"]), f"at {seq_len}")
+    return table
+
+
+def _listed(config: ModelConfig) -> dict:
+    params = counted.count_params(config)
+    return {
+        "name": config.name,
+        "params": {"total": params.total, "active": params.active},
+        "num_layers": config.num_layers,
+        "d_model": config.d_model,
+        "max_seq_len": config.max_seq_len,
+    }
+
+
+def _list(models: list[dict]) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("model")
+    for name in ("parameters", "active", "layers", "D", "context"):
+        table.add_column(name, justify="right")
+    for model in models:
+        total, active = model["params"]["total"], model["params"]["active"]
+        table.add_row(
+            model["name"],
+            format_count(total),
+            format_count(active) if active != total else "",
+            str(model["num_layers"]),
+            f"{model['d_model']:,}",
+            f"{model['max_seq_len']:,}",
+        )
     return table

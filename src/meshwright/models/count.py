@@ -214,28 +214,25 @@ def matmul_intensity(config: ModelConfig, part: str, num_tokens: int, dtype: str
 def prefill_intensity(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> float:
     """FLOPs a byte of attention over T queries and T keys: T G / (G + 1) in bf16, the mask not counted.
 
-    Latent attention spells keys and values out: G = 1.
+    A query of a local layer sees its window alone. Latent attention spells keys and values out: G = 1.
     """
     widths = _widths(config)
-    return _intensity(seq_len, seq_len, config.num_heads, config.num_kv_heads * widths, widths, dtype)
+    seen = sum(min(seq_len, window or seq_len) for window in config.windows)
+    flops = 2 * seq_len * seen * config.num_heads * widths
+    elements = config.num_layers * seq_len * (config.num_heads + config.num_kv_heads) * widths
+    return flops / (elements * dtype_bytes(dtype))
 
 
 def generation_intensity(config: ModelConfig, num_keys: int, dtype: str = "bf16") -> float:
     """FLOPs a byte of attention of one query over S keys: S G / (G + S) in bf16, towards G = N / K.
 
-    In latent attention all heads read one latent of R elements, the values, and A more of the keys, once:
-    towards N (2R + A) / (R + A), almost 2N.
+    A local layer reads its window alone. In latent attention all heads read one latent of R elements, the
+    values, and A more of the keys, once: towards N (2R + A) / (R + A), almost 2N.
     """
-    if config.mla is None:
-        widths = _widths(config)
-        return _intensity(1, num_keys, config.num_heads, config.num_kv_heads * widths, widths, dtype)
-    read = config.mla.kv_rank + config.mla.rope_dim
-    return _intensity(1, num_keys, config.num_heads, read, read + config.mla.kv_rank, dtype)
-
-
-def _intensity(
-    num_queries: int, num_keys: int, num_heads: int, elements_a_key: int, widths: int, dtype: str
-) -> float:
-    flops = 2 * num_queries * num_keys * num_heads * widths
-    elements = num_queries * num_heads * widths + num_keys * elements_a_key
+    widths = _widths(config)
+    if config.mla:
+        widths = 2 * config.mla.kv_rank + config.mla.rope_dim
+    read = sum(min(num_keys, window or num_keys) for window in config.windows)
+    flops = 2 * read * config.num_heads * widths
+    elements = config.num_layers * config.num_heads * widths + read * _kv_elements(config)
     return flops / (elements * dtype_bytes(dtype))
