@@ -290,6 +290,10 @@ class Layout:
                 f"{self.pipe}·{self.interleave} = {chunks}; fits: {most}"
             )
         experts = dimensions(config).get("E", 1)
+        if experts == 1 and self.expert > 1:
+            raise LayoutError(
+                f"{config.name} has no experts (E) for expert = {self.expert}; fits: expert in {{1}}"
+            )
         if experts % self.expert:
             fits = ", ".join(map(str, dividing_degrees(experts, experts)))
             raise LayoutError(

@@ -199,9 +199,10 @@ class TestBatches:
         layout = found(case).best.layout
         batch = Workload(tokens // workload.seq_len, workload.seq_len)
         most = batch.num_sequences // layout.num_batch_shards
-        as_large = round(layout.microbatches * tokens / workload.num_tokens)
+        rounds = round(layout.microbatches * tokens / workload.num_tokens / layout.pipe)
+        as_large = max(1, rounds) * layout.pipe
         priced = [
-            price(load_model(model), load(hardware), batch, layout.replace(microbatches=min(most, max(1, m))))
+            price(load_model(model), load(hardware), batch, layout.replace(microbatches=min(most, m)))
             for m in (layout.microbatches, as_large)
         ]
         return min(priced, key=lambda c: (not c.fits, c.step_seconds)).cost.bound

@@ -171,7 +171,7 @@ class TestTheDerivedAlgorithmMovesTheSameBytes:
 class TestTheDerivedAlgorithmTakesTheSameTime:
     """4,096 v5p with ideal links: bytes over n axes of W, or over M_X and M_Y of them."""
 
-    HARDWARE, WORKLOAD = load("v5p:16x16x16"), Workload(4096, 1024)
+    HARDWARE, WORKLOAD = load("v5p:16x16x16").ideal(), Workload(4096, 1024)
     D, F, TOKENS = 4096, 16_384, 4096 * 1024
     CONFIG = ModelConfig(
         name="round",
@@ -283,6 +283,23 @@ class TestCases:
         assert found["tensor_degree"].limit == pytest.approx(53_248 * 450e9 / 989e12)
         assert "NVLink joins 8" in found["tensor_degree"].meaning
         assert "near 2048 x 8" in found["fsdp_with_tensor_degree"].meaning
+
+    def test_experts_move_for_the_few_that_a_token_uses(self):
+        """E / k times the tokens: Mixtral has 8 experts of which a token goes through 2."""
+        dense = self.case("llama-3-8b", "v5p:4x4x4", Workload(512, 4096), Layout(fsdp=64))
+        sparse = self.case("mixtral-8x7b", "v5p:4x4x4", Workload(512, 4096), Layout(fsdp=64))
+        alone = "data_parallel_tokens_per_chip"
+        assert sparse[alone].limit == pytest.approx(4 * dense[alone].limit)
+        assert sparse[alone].formula.endswith("E / k")
+        assert sparse["tensor_degree"].limit == pytest.approx(2 * dense["tensor_degree"].limit)
+
+    def test_a_pipelines_bubble(self):
+        layout = Layout(pipe=4, fsdp=16, microbatches=8)
+        found = self.case("llama-3-8b", "v5p:4x4x4", Workload(512, 4096), layout)["microbatches"]
+        assert "(v m + p - 1) = 27.3%" in found.meaning and (found.limit, found.holds) == (27, False)
+        chunks = layout.replace(interleave=4)
+        found = self.case("llama-3-8b", "v5p:4x4x4", Workload(512, 4096), chunks)["microbatches"]
+        assert "= 8.6%" in found.meaning and (found.limit, found.holds) == (7, True)
 
     def test_one_node(self):
         ideal = links(load("h100:8"))

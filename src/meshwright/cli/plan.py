@@ -27,6 +27,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import DTYPES, Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
+from meshwright.plan.degrees import check_chips
 from meshwright.plan.explain import explain as explain_search
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.smallest import smallest as find_smallest
@@ -215,6 +216,8 @@ def _price_one(
         Layout.parse(f"weights_dtype={weights_dtype},compute_dtype={compute_dtype},{text}")
         for compute_dtype in compute_dtypes
     }
+    for one in layouts:
+        check_chips(hardware, one)
     started = time.perf_counter()
     priced = [price(config, hardware, workload, layout) for layout in layouts]
     best = min(priced, key=lambda candidate: candidate.step_seconds)

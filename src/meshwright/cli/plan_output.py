@@ -46,7 +46,8 @@ def misses(found: Search) -> str:
     which = "nothing fits; nearest comes" if found.considered > 1 else "does not fit:"
     return (
         f"{which} {best.layout}, which needs {format_bytes(needed)} a chip, {format_bytes(needed - usable)} "
-        f"more than the {format_bytes(usable)} that there are; take more chips or fewer --batch-tokens"
+        f"more than the {format_bytes(usable)} that there are; take more chips (--smallest finds how many) "
+        "or fewer --batch-tokens"
     )
 
 

@@ -1,9 +1,11 @@
 """The batches for which a layout stays bound by compute, and what a training run of so many tokens takes."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import ceil
 
+from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.plan.train import Candidate, price
@@ -39,7 +41,8 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
     shards, seq_len = chosen.layout.num_batch_shards, workload.seq_len
 
     def is_compute_bound(per_shard: int) -> bool:
-        return _fastest(config, hardware, per_shard * shards, seq_len, chosen).cost.bound == "compute"
+        fastest = _fastest(config, hardware, Workload(per_shard * shards, seq_len), chosen)
+        return fastest is not None and fastest.cost.bound == "compute"
 
     def fits(per_shard: int) -> bool:
         batch = Workload(per_shard * shards, seq_len)
@@ -57,18 +60,21 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
     )
 
 
-def _fastest(
-    config: ModelConfig, hardware: Hardware, num_sequences: int, seq_len: int, chosen: Candidate
-) -> Candidate:
-    """`chosen`'s layout at another batch: with its microbatches' size or their number, as is faster."""
-    layout, batch = chosen.layout, Workload(num_sequences, seq_len)
-    same_size = round(layout.microbatches * batch.num_tokens / chosen.num_tokens)
-    most = num_sequences // layout.num_batch_shards
-    priced = [
-        price(config, hardware, batch, layout.replace(microbatches=microbatches))
-        for microbatches in {min(max(1, number), most) for number in (same_size, layout.microbatches)}
-    ]
-    return min(priced, key=lambda candidate: (not candidate.fits, candidate.step_seconds))
+def _fastest(config: ModelConfig, hardware: Hardware, batch: Workload, chosen: Candidate) -> Candidate | None:
+    """`chosen`'s layout at another batch: with its microbatches' size or their number, as is faster.
+
+    None where its schedule runs with neither number.
+    """
+    layout = chosen.layout
+    same_size = layout.microbatches * batch.num_tokens / chosen.num_tokens
+    # Whole rounds of the stages, which is what interleaved schedules ask for.
+    rounded = max(1, round(same_size / layout.pipe)) * layout.pipe
+    most = batch.num_sequences // layout.num_batch_shards
+    priced = []
+    for microbatches in {min(number, most) for number in (rounded, layout.microbatches)}:
+        with suppress(LayoutError):
+            priced.append(price(config, hardware, batch, layout.replace(microbatches=microbatches)))
+    return min(priced, key=lambda candidate: (not candidate.fits, candidate.step_seconds), default=None)
 
 
 def _first(holds: Callable[[int], bool], start: int) -> int | None:

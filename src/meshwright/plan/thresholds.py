@@ -176,16 +176,14 @@ def thresholds(
 
 def sparsity(config: ModelConfig) -> float:
     """E / k: how many times more expert weights a model stores than a token uses; 1 without experts."""
-    moe = getattr(config, "moe", None)
+    moe = config.moe
     return moe.num_experts / moe.experts_per_token if moe else 1.0
 
 
 def active_d_ff(config: ModelConfig) -> int:
     """The feed-forward width that one token uses: F, or its k experts' and the shared ones'."""
-    moe = getattr(config, "moe", None)
-    if moe is None:
-        return config.d_ff
-    return moe.experts_per_token * moe.d_ff + (moe.d_ff_shared if moe.num_shared_experts else 0)
+    moe = config.moe
+    return moe.experts_per_token * moe.d_ff + moe.d_ff_all_shared if moe else config.d_ff
 
 
 def nearest_divisor(number: int, wanted: float) -> int:
@@ -281,7 +279,7 @@ def _slices(hardware: Hardware, workload: Workload, layout: Layout) -> Iterator[
 
 
 def _pipeline(layout: Layout) -> Iterator[Threshold]:
-    stages, chunks = getattr(layout, "pipe", 1), getattr(layout, "interleave", 1)
+    stages, chunks = layout.pipe, layout.interleave
     if stages > 1:
         bubble = pipeline_bubble(stages, layout.microbatches, chunks)
         needed = -(-9 * (stages - 1) // chunks)
