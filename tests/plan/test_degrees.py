@@ -1,0 +1,48 @@
+"""Degrees that do not multiply to the chips: the message holds layouts that do."""
+
+import re
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import LayoutError
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.plan.degrees import check_chips
+
+DEGREE = st.sampled_from([1, 2, 3, 4, 8])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fsdp=32", "fsdp=32 has 32 devices and v5p:4x4x4 has 64 chips; fits: data=2,fsdp=32 or fsdp=64"),
+        ("fsdp=48", "fsdp=48 has 48 devices and v5p:4x4x4 has 64 chips; fits: fsdp=64"),
+        (
+            "pipe=4,tensor=8",
+            "pipe=4,tensor=8 has 32 devices and v5p:4x4x4 has 64 chips; "
+            "fits: data=2,pipe=4,tensor=8 or pipe=8,tensor=8 or pipe=4,tensor=16",
+        ),
+        ("tensor=3,fsdp=5", "fsdp=5,tensor=3 has 15 devices and v5p:4x4x4 has 64 chips; fits: data=64"),
+        ("remat=full", "data=1 has 1 devices and v5p:4x4x4 has 64 chips; fits: data=64"),
+    ],
+)
+def test_the_nearest_that_fit(text: str, message: str):
+    with pytest.raises(LayoutError) as error:
+        check_chips(load("v5p:4x4x4"), Layout.parse(text))
+    assert str(error.value) == f"layout: {message}"
+
+
+@given(st.builds(Layout, data=DEGREE, fsdp=DEGREE, context=DEGREE, tensor=DEGREE, pipe=DEGREE))
+def test_what_is_said_to_fit_has_as_many_devices(layout: Layout):
+    hardware = load("v5p:4x4x4")
+    if layout.num_chips == hardware.num_chips:
+        check_chips(hardware, layout)
+        return
+    with pytest.raises(LayoutError) as error:
+        check_chips(hardware, layout)
+    for written in str(error.value).partition("fits: ")[2].split(" or "):
+        assert prod(map(int, re.findall(r"=(\d+)", written))) == hardware.num_chips
+        assert Layout.parse(written).num_chips == hardware.num_chips
