@@ -30,6 +30,7 @@ class Mesh:
             if not isinstance(size, int) or size < 1:
                 raise NotationError(f"mesh axis {axis} = {size!r}: a size is a positive integer")
         object.__setattr__(self, "sizes", dict(self.sizes))
+        object.__setattr__(self, "_products", {})  # asked for again and again while pricing
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -41,9 +42,12 @@ class Mesh:
 
     def size(self, axes: str | tuple[str, ...]) -> int:
         """Devices along `axes` (one name, or several whose sizes multiply)."""
+        products: dict[str | tuple[str, ...], int] = self.__dict__["_products"]
+        if axes in products:
+            return products[axes]
         names = (axes,) if isinstance(axes, str) else axes
         try:
-            return prod([self.sizes[name] for name in names])
+            return products.setdefault(axes, prod(self.sizes[name] for name in names))
         except KeyError as error:
             known = ", ".join(list(self.sizes)[:12]) + (", ..." if len(self.sizes) > 12 else "")
             raise NotationError(

@@ -197,7 +197,9 @@ class Space:
     def _local_of(self, mesh: Layout, sequences: float) -> "_Local":
         """What meshes share that differ in data ranks and stages alone, and in whether they gather."""
         shared = "fsdp" if mesh.zero_stage == 3 else "data"
-        ranks = {"data": 1, "fsdp": 1} | {shared: mesh.expert * min(2, mesh.num_batch_shards)}
+        cut = mesh.mesh.sizes.get("expert", 1)
+        # Three: twice `cut` could be the whole of `expert` where that takes two of `tensor` as well.
+        ranks = {"data": 1, "fsdp": 1} | {shared: cut * (1 if mesh.num_batch_shards == cut else 3)}
         few = mesh.replace(**ranks, zero=None, pipe=1)
         key = (few, sequences)
         if key not in self._local:
