@@ -58,7 +58,7 @@ def format_bytes(value: float) -> str:
     >>> format_bytes(1.3e9), format_bytes(17)
     ('1.3 GB', '17 B')
     """
-    units = ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
+    units = ((1e15, " PB"), (1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
     return _with_unit(value, units) or f"{value:.0f} B"
 
 

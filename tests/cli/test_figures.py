@@ -1,14 +1,12 @@
-"""mw model, mw hardware, mw collective: published figures through the command line."""
+"""mw model, mw collective: published figures through the command line."""
 
 import json
 
 import pytest
 
-from meshwright.cli import hardware
 from meshwright.cli.collective import parse_collective
 from meshwright.cli.main import main
 from meshwright.errors import NotationError
-from meshwright.hardware import catalog
 from meshwright.notation.mesh import Mesh
 
 
@@ -61,27 +59,6 @@ def test_all_models_are_listed(capsys):
 def test_model_longer_than_its_context(capsys):
     assert main(["model", "tiny", "--seq-len", "129"]) == 2
     assert "longer than tiny's context of 128; fits: --seq-len 128" in capsys.readouterr().err
-
-
-def test_hardware_lists_the_catalog(capsys):
-    listed = document(capsys, "hardware")["hardware"]
-    assert [chip["name"] for chip in listed] == catalog.names()
-    assert main(["hardware"]) == 0
-    text = capsys.readouterr().out
-    assert all(name in text for name in catalog.names())
-
-
-def test_hardware_in_detail_has_sources(capsys):
-    found = document(capsys, "hardware", "v5p:16x20x28")
-    assert (found["num_chips"], found["dims"], found["kind"]) == (8960, [16, 20, 28], "tpu")
-    assert found["sources"].keys() >= {"flops_per_second", "hbm_bytes", "one_way_bytes_per_second"}
-    assert main(["hardware", "cpu:8"]) == 0
-    assert "us + bytes /" in capsys.readouterr().out
-
-
-def test_unknown_hardware_names_the_nearest(capsys):
-    assert main(["hardware", "h10"]) == 2
-    assert capsys.readouterr().err == "mw: hardware 'h10' is unknown; did you mean h100 or h200?\n"
 
 
 CUBE = ["--mesh", "X=4,Y=4,Z=4", "--dims", "B=1024,D=4096", "--dtype", "bf16", "--hardware", "v4p:4x4x4"]
@@ -142,12 +119,3 @@ def test_sizes_that_are_missing_or_do_not_divide(capsys):
     assert "the size of D is missing" in capsys.readouterr().err
     assert main(["collective", "AllGather_X([B_X, D])", *options, "B=12,D=8"]) == 2
     assert "B = 12 does not divide over X = 8" in capsys.readouterr().err
-
-
-def test_measured_efficiency_is_shown_by_its_ends():
-    cost = {"latency_seconds": 1e-4, "bytes_per_second": 1e9, "efficiency": [(65536.0, 0.5), (1e6, 1.0)]}
-    shown = "100 us + bytes / 1 GB/s, 50% of it at 65.5 kB to 100% of it at 1 MB"
-    assert hardware._inner_figure("all_gather", cost) == shown
-    links = {"nvlink": {"all_gather": [(65536.0, 0.5), (1e6, 1.0)]}}
-    shown = "all_gather over nvlink, 50% of it at 65.5 kB to 100% of it at 1 MB"
-    assert hardware._inner_figure("efficiency", links) == shown

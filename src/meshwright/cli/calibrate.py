@@ -8,7 +8,7 @@ import typer
 
 from meshwright.cli.common import Json, LocalHardwareOption, emit, note, progress, show
 from meshwright.cli.devices import use_devices_of
-from meshwright.cli.hardware import detail_table, hardware_document
+from meshwright.cli.hardware import detail, hardware_document
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 
@@ -36,7 +36,7 @@ def calibrate(
     if as_json:
         emit(hardware_document(measured))
     else:
-        show(detail_table(hardware_document(measured)))
+        show(*detail(measured))
     note(f"wrote {output}")
 
 

@@ -1,15 +1,15 @@
-"""mw hardware: the catalog, and one machine with the sources of its figures."""
+"""mw hardware: the catalog, and one chip or machine: its topology, its roofs, the source of each figure."""
 
 from typing import Annotated
 
 import typer
 
 from meshwright.cli.common import Json, emit, show
+from meshwright.cli.hardware_tables import catalog_table, figures_table, num_hosts, roofs_table, shape
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip, SharedMemory
-from meshwright.hardware.efficiency import Points
+from meshwright.hardware.roofs import largest, roofs
 from meshwright.hardware.topology import Hardware
-from meshwright.units import format_bytes, format_count, format_seconds
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -21,28 +21,34 @@ def hardware(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the known chips, or show one with the source of each figure.
+    """List the known chips, or show one: how it is joined, what bounds it, where each figure comes from.
 
     \b
     mw hardware
     mw hardware v5p:16x20x28
+    mw hardware mychip.toml:8x8
     """
     if name is None:
-        documents = [chip_document(catalog.chip(known)) for known in catalog.names()]
+        chips = [catalog.chip(known) for known in catalog.names()]
         if as_json:
-            emit({"hardware": documents})
+            emit({"hardware": [chip_document(chip) for chip in chips]})
         else:
-            show(_catalog_table(documents))
+            show(catalog_table(chips))
         return
-    document = _one(name)
+    machine = _machine(name)
     if as_json:
-        emit(document)
+        emit(hardware_document(machine) if machine else chip_document(catalog.chip(name)))
     else:
-        show(detail_table(document))
+        show(*detail(machine or largest(catalog.chip(name))))
+
+
+def _machine(name: str) -> Hardware | None:
+    """The machine that `name` is; None for a chip of the catalog."""
+    return catalog.load(name) if ":" in name or name.endswith(".toml") else None
 
 
 def chip_document(chip: Chip) -> dict:
-    """The figures of one chip, per chip, with their sources."""
+    """The figures of one chip with their sources, and its roofs in the largest slice or NVLink domain."""
     network = chip.network
     links = (
         {op: vars(cost) for op, cost in network.costs.items()}
@@ -51,6 +57,7 @@ def chip_document(chip: Chip) -> dict:
     )
     return {
         "name": chip.name,
+        "aliases": list(chip.aliases),
         "kind": chip.kind,
         "flops_per_second": dict(chip.flops_per_second),
         "hbm_bytes": chip.hbm_bytes,
@@ -60,95 +67,29 @@ def chip_document(chip: Chip) -> dict:
         "host_bytes": chip.host_bytes,
         "host_link_bytes_per_second": chip.host_link_bytes_per_second,
         "power_watts": chip.power_watts,
+        "power_limit_watts": chip.power_limit_watts,
         "price_per_chip_hour": chip.price_per_chip_hour,
-        "step": {key: value for key, value in vars(chip.step).items() if key != "sources"},
+        "step": dict(vars(chip.step)),
         "network": {"kind": type(network).__name__, **links},
+        "roofs": [roof.to_dict() for roof in roofs(largest(chip))],
         "sources": dict(chip.sources),
     }
 
 
 def hardware_document(machine: Hardware) -> dict:
-    """One machine: its topology and its chip."""
+    """One machine: its topology, its roofs and its chip."""
     return {
         "spec": machine.spec,
         "num_chips": machine.num_chips,
         "num_slices": machine.num_slices,
+        "num_hosts": num_hosts(machine),
         "dims": list(machine.dims),
         "wraparound": list(machine.wraparound),
         **chip_document(machine.chip),
+        "roofs": [roof.to_dict() for roof in roofs(machine)],
     }
 
 
-def _one(name: str) -> dict:
-    if ":" in name or name.endswith(".toml"):
-        return hardware_document(catalog.load(name))
-    return chip_document(catalog.chip(name))
-
-
-def _catalog_table(documents: list[dict]) -> object:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table("name", "kind", title="Figures of one chip", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("bf16 FLOP/s", "memory", "memory/s", "link/s, one way"):
-        table.add_column(heading, justify="right")
-    for chip in documents:
-        flops = chip["flops_per_second"].get("bf16") or max(chip["flops_per_second"].values())
-        memory, link = chip["hbm_bytes_per_second"], chip["link_bytes_per_second"]
-        figures = (format_flops(flops), *(format_bytes(value) for value in (chip["hbm_bytes"], memory, link)))
-        table.add_row(chip["name"], chip["kind"], *figures)
-    table.caption = "mw hardware NAME shows the sources"
-    return table
-
-
-def detail_table(document: dict) -> object:
-    """Every figure of a chip or machine, with its source."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    sources = document["sources"]
-    title = document.get("spec", document["name"])
-    table = Table("figure", "value", "source", title=title, title_justify="left", box=SIMPLE_HEAD)
-    for key, value in document.items():
-        if key == "sources" or value is None:
-            continue
-        inner = value if isinstance(value, dict) else {}
-        table.add_row(key, "" if inner else _figure(key, value), Text(sources.get(key, "")))
-        for name, figure in inner.items():
-            if figure is not None and figure != {}:
-                table.add_row(f"  {name}", _inner_figure(name, figure), Text(sources.get(name, "")))
-    return table
-
-
-def _inner_figure(name: str, figure: object) -> str:
-    if not isinstance(figure, dict):
-        return _figure(name, figure)
-    if name == "efficiency":
-        curves = (f"{op} over {link}{_range(by_op[op])}" for link, by_op in figure.items() for op in by_op)
-        return "; ".join(curves)
-    latency, bandwidth = figure["latency_seconds"], figure["bytes_per_second"]
-    return f"{format_seconds(latency)} + bytes / {format_bytes(bandwidth)}/s{_range(figure['efficiency'])}"
-
-
-def _range(points: Points) -> str:
-    """The shares of a bandwidth that messages reach, from the smallest to the largest size."""
-    ends = [f"{share:.0%} of it at {format_bytes(int(size))}" for size, share in (points[:1] + points[-1:])]
-    return f", {' to '.join(ends)}" if points else ""
-
-
-def _figure(key: str, value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ("x" if key in ("dims", "pod") else ", ").join(map(str, value)).lower()
-    if not isinstance(value, int | float):
-        return str(value)
-    if key.endswith("bytes_per_second"):
-        return f"{format_bytes(value)}/s"
-    if key.endswith("bytes"):
-        return format_bytes(value)
-    return format_flops(value) if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def format_flops(value: float) -> str:
-    """FLOP/s in three digits: `459T`, `2.31P`."""
-    return f"{value / 1e15:.3g}P" if value >= 1e15 else format_count(value)
+def detail(machine: Hardware) -> list[object]:
+    """What to print of one machine: its shape in words, its roofs, every figure with its source."""
+    return [shape(machine), roofs_table(machine), figures_table(machine.chip)]
