@@ -1,0 +1,141 @@
+"""Every architecture recorded: its FLOPs are those that are counted, its collectives those of its layout."""
+
+from collections import Counter
+
+import pytest
+
+from meshwright.cost.graph import Graph, Node
+from meshwright.cost.ops import record_loss
+from meshwright.cost.recorder import Shape
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import forward_flops_per_token
+from meshwright.models.presets import load_model
+
+MODELS = [
+    "gpt2", "gpt-3-6.7b", "llama-2-7b", "llama-3.1-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "gemma-2-9b",
+    "gemma-3-12b", "phi-3-mini", "mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite",
+    "deepseek-v3",
+]  # fmt: skip
+B, T = 16, 1024
+
+
+def _record(config: ModelConfig, layout: Layout) -> Graph:
+    return record_loss(config, layout, Shape(B, T, T), flash_attention=True)
+
+
+def _nodes(graph: Graph, kind: str) -> list[tuple[float, Node]]:
+    return [(segment.count, node) for segment, node in graph.nodes() if node.kind == kind]
+
+
+def _forward_flops(graph: Graph) -> float:
+    return sum(
+        count * work.flops
+        for kind in ("matmul", "attention")
+        for count, node in _nodes(graph, kind)
+        for work in node.forward
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layout", [Layout(), Layout(fsdp=8), Layout(data=4, context=2)], ids=str)
+def test_recorded_flops_are_the_counted_ones(name: str, layout: Layout) -> None:
+    """No layout repeats a product; a token goes through its k experts, a query sees its window."""
+    config = load_model(name)
+    recorded = _forward_flops(_record(config, layout)) * layout.num_chips
+    assert recorded == pytest.approx(forward_flops_per_token(config, T) * B * T, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_backward_pass_has_two_products_for_each(name: str) -> None:
+    for _, node in _nodes(_record(load_model(name), Layout(data=2)), "matmul"):
+        flops = [sum(w.flops for w in works) for works in (node.forward, node.backward, node.weight_gradient)]
+        assert flops[0] == flops[1] == flops[2] > 0
+
+
+class TestExperts:
+    """Mixtral: E = 8, k = 2, D = 4096, M = 14336."""
+
+    CONFIG = load_model("mixtral-8x7b")
+    ROWS_BYTES = 2 * B * T * 4096 * 2  # k copies of every token, bf16
+
+    def _all_to_alls(self, layout: Layout) -> list[tuple[str, int]]:
+        graph = _record(self.CONFIG, layout)
+        return [
+            (direction, transfer.gathered_bytes)
+            for _, node in graph.nodes()
+            for direction in ("forward", "backward")
+            for transfer in getattr(node, f"{direction}_transfers")
+            if transfer.op == "all_to_all"
+        ]
+
+    def test_tokens_go_to_their_experts_and_back_and_so_do_cotangents(self) -> None:
+        """Two AllToAlls forward and two backward, of kBTD over the other data ranks (GShard, 2020)."""
+        found = self._all_to_alls(Layout(data=8, expert=4))
+        assert Counter(direction for direction, _ in found) == {"forward": 2, "backward": 2}
+        assert {num_bytes for _, num_bytes in found} == {self.ROWS_BYTES // 2}  # over data = 2
+
+    def test_without_expert_parallelism_no_token_moves(self) -> None:
+        assert self._all_to_alls(Layout(data=8)) == []
+
+    def test_an_experts_gradient_is_summed_over_the_other_data_ranks_alone(self) -> None:
+        graph = _record(self.CONFIG, Layout(data=8, expert=4))
+        axes = {
+            transfer.axes
+            for _, node in graph.nodes()
+            if node.name == "expert_in"
+            for transfer in node.backward_transfers
+        }
+        assert axes == {("data",)}
+
+    def test_weights_of_experts_are_divided(self) -> None:
+        whole, shared = (
+            next(n for _, n in _record(self.CONFIG, layout).nodes() if n.name == "expert_in").inputs
+            for layout in (Layout(data=8), Layout(data=8, expert=8))
+        )
+        assert whole[-1].bytes_per_device == 8 * shared[-1].bytes_per_device
+
+
+def test_a_window_hides_what_lies_outside() -> None:
+    """Gemma 3: five local layers to a global one; w (1 - w/2T) keys against T/2."""
+    graph = record_loss(load_model("gemma-3-12b"), Layout(), Shape(1, 8192, 8192), flash_attention=True)
+    (local, global_) = (node.forward[0].flops for _, node in _nodes(graph, "attention"))
+    assert local / global_ == pytest.approx(1024 * (1 - 1024 / 16384) / 4096)
+    assert [s.count for s in graph.segments if s.source] == [40, 8]
+
+
+def test_a_ring_passes_blocks_in_place_of_a_gather() -> None:
+    """c - 1 permutes of keys and of values forward, twice as many backward (Liu et al., 2023)."""
+    config, layout = load_model("llama-3.1-8b"), Layout(context=4, context_method="ring")
+    layer = next(s for s in _record(config, layout).segments if s.source)
+    passed = [
+        (t.tensor, t.repeat, direction)
+        for node in layer.nodes
+        for direction in ("forward", "backward")
+        for t in getattr(node, f"{direction}_transfers")
+        if t.op == "permute"
+    ]
+    assert sorted(passed) == [
+        ("k", 3, "forward"),
+        ("k", 6, "backward"),
+        ("v", 3, "forward"),
+        ("v", 6, "backward"),
+    ]
+
+
+def test_narrow_products_cast_their_operands() -> None:
+    config = load_model("llama-3.1-8b")
+    assert not _nodes(_record(config, Layout()), "cast")
+    graph = _record(config, Layout(matmul_dtype="fp8"))
+    assert len(_nodes(graph, "cast")) == len(_nodes(graph, "matmul"))
+
+
+def test_a_second_tensor_axis_divides_work_and_sums_over_it() -> None:
+    """x[B, T, D_tensor2] . w[D_tensor2, F_tensor]: a partial sum over tensor2 (2D tensor parallelism)."""
+    config = load_model("llama-3.1-8b")
+    one, two = (_record(config, layout) for layout in (Layout(), Layout(tensor=4, tensor2=2)))
+    for name in ("wq", "wo", "w_in", "w_out", "unembed"):
+        alone, split = (next(n for _, n in graph.nodes() if n.name == name) for graph in (one, two))
+        assert split.forward[0].flops == alone.forward[0].flops / 8
+    summed = [t.axes for _, n in two.nodes() if n.name == "w_in" for t in n.forward_transfers]
+    assert summed == [("tensor2",)]
