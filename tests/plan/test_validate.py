@@ -168,9 +168,9 @@ def test_an_empty_remat_is_the_least_that_fits():
     assert only(replace(LLAMA, remat="selective+offload")).offload
 
 
-def test_a_local_batch_that_leaves_stages_empty_is_cut_into_sequences():
+def test_a_local_batch_that_leaves_stages_empty_is_cut_for_them():
     pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=32.0)
-    assert only(pipelined).microbatches == 32
+    assert (only(pipelined).microbatches, only(pipelined).zero) == (8, 1)
     assert only(replace(pipelined, micro_batch=2.0)).microbatches == 16
 
 

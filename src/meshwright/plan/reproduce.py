@@ -37,10 +37,10 @@ _PLAIN_FORMAT = {"mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 
 # The parameters' states, the roomiest first: f32 weights, or bf16 ones with an f32 copy, beside f32
 # moments (mixed precision, Micikevicius et al., 2018); then bf16 weights alone; then bf16 throughout.
-_SHARDED_F32 = {"weights_dtype": "f32", "gradients_dtype": "f32"}
-_MASTER_COPY = {"weights_dtype": "bf16", "gradients_dtype": "f32", "master_weights": True}
-_BF16_WEIGHTS = {"weights_dtype": "bf16", "gradients_dtype": "bf16"}
-_BF16 = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
+_SHARDED_F32: dict[str, object] = {"weights_dtype": "f32", "gradients_dtype": "f32"}
+_MASTER_COPY: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "f32", "master_weights": True}
+_BF16_WEIGHTS: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "bf16"}
+_BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
 
 _REMATS = {"none": ("none",), "selective": ("matmuls",), "full": ("full",)}
 _ANY_REMAT = ("none", "attention", "matmuls", "full")
@@ -94,12 +94,14 @@ def _states(row: PublishedRow) -> list[Mapping[str, object]]:
     """The dtypes that the parameters' states may have, the roomiest first.
 
     What is sharded can afford float32 weights; one chip alone holds all states, so bf16 throughout is
-    what fine-tuning there uses.
+    what fine-tuning there uses. The stages of a pipeline keep the weights that they gathered, where there
+    is room, since every microbatch would gather them again: in time and memory that is ZeRO 1.
     """
     if row.chips == 1:
         return [_BF16]
     sharded = row.zero == 3 or (row.zero is None and (row.fsdp or 1) > 1)
-    return [_SHARDED_F32 if sharded else _MASTER_COPY, _BF16_WEIGHTS, _BF16]
+    kept = [_MASTER_COPY | {"zero": 1}] if sharded and (row.pipe or 1) > 1 and (row.fsdp or 1) > 1 else []
+    return [*kept, _SHARDED_F32 if sharded else _MASTER_COPY, _BF16_WEIGHTS, _BF16]
 
 
 def _layouts(
@@ -159,14 +161,14 @@ def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:
 
     Programs that shard one array over all chips (JAX) count the batch of a chip, also where several chips
     share a sequence: if that times the chips is the whole batch, nothing accumulates. A pipeline of which
-    the microbatches would not fill half the stages cuts its local batch into single sequences, since what
-    is called a micro batch is then what one rank holds.
+    the microbatches would not fill half the stages cuts its local batch into as many as there are stages,
+    since what is called a micro batch is then what one rank holds.
     """
     if row.micro_batch is None or (pipe == 1 and row.micro_batch * row.chips == row.global_batch_sequences):
         return 1
     count = max(1, round(row.global_batch_sequences / (ranks * row.micro_batch)))
     if pipe > 1 and 2 * count <= pipe:
-        return max(1, row.global_batch_sequences // ranks)
+        return max(1, min(pipe, row.global_batch_sequences // ranks))
     return count
 
 

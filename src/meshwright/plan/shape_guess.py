@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from math import log, prod
+from math import log
 
 from meshwright.models.config import MLA, ModelConfig, MoE
+from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS
-from meshwright.models.transformer import dimensions, parameters
 from meshwright.plan.published import PublishedRow
 
 # How far a preset's parameters may be from the published count, which is often rounded to two digits.
@@ -69,22 +69,9 @@ def _has(
 
 def _distance(config: ModelConfig, total: float | None, active: float | None) -> float:
     """How far its parameters are from the published counts, as logarithms."""
-    counted, used = _counts(config)
-    pairs = ((counted, total), (used, active))
+    counted = count_params(config)
+    pairs = ((counted.total, total), (counted.active, active))
     return sum(abs(log(count / published)) for count, published in pairs if published)
-
-
-def _counts(config: ModelConfig) -> tuple[int, int]:
-    """(parameters, those that one token uses)."""
-    sizes = dimensions(config)
-    total = active = 0
-    for param in parameters(config).values():
-        count = prod(param.shape(sizes))
-        total += count
-        if config.moe and "E" in param.letters and "M" in param.letters:
-            count = count * config.moe.experts_per_token // config.moe.num_experts
-        active += count
-    return total, active
 
 
 def _plain(gated: bool, sizes: tuple[int, ...], seq_len: int) -> ModelConfig:

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.count import train_flops_per_token
+from meshwright.plan.choice import choose
 from meshwright.plan.published import MEMORY, PublishedRow, SkippedRow
 from meshwright.plan.reproduce import Case, reproduce
-from meshwright.plan.train import Candidate, price
 
 _Item = TypeVar("_Item")
 
@@ -95,26 +95,8 @@ def _predict(row: PublishedRow | SkippedRow) -> Prediction:
         chosen = choose(case)
     except MeshwrightError as error:
         return Prediction(row, skipped=str(error))
-    predicted = chosen.memory.total if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
-    return Prediction(row, predicted, layout=str(chosen.layout), mfu=_mfu(row, case))
-
-
-def choose(case: Case) -> Candidate:
-    """The layout that a case means: the fastest of the first group of which one fits.
-
-    Where none does, though someone ran it, the one that comes nearest.
-    """
-    nearest: Candidate | None = None
-    for group in case.layouts:
-        priced = [price(case.config, case.hardware, case.workload, layout) for layout in group]
-        fitting = [candidate for candidate in priced if candidate.fits]
-        if fitting:
-            return min(fitting, key=lambda candidate: candidate.step_seconds)
-        closest = min(priced, key=lambda candidate: candidate.memory.total)
-        if nearest is None or closest.memory.total < nearest.memory.total:
-            nearest = closest
-    assert nearest is not None, "a case has layouts"
-    return nearest
+    predicted = chosen.bytes_per_chip if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
+    return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case))
 
 
 def anchored(predictions: Sequence[Prediction]) -> list[Prediction]:

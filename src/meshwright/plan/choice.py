@@ -1,0 +1,109 @@
+"""Which of the layouts that a published row may mean is taken, from the memory that each needs.
+
+A policy that saves more than fits is mixed with full rematerialisation: so many layers keep what it
+saves as there is room for on the chip, and on the host where activations are offloaded.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshwright.cost.memory import Memory, train_memory
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.plan.reproduce import Case
+from meshwright.plan.space import record, usable_bytes
+from meshwright.plan.train import Candidate, price
+
+# Of the host's memory, what saved activations may take.
+_HOST_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Layouts that differ in remat alone, each for a share of the layers. The first is what was asked for."""
+
+    parts: tuple[tuple[float, Layout], ...]
+
+    @cached_property
+    def layout(self) -> Layout:
+        return self.parts[0][1]
+
+    def __str__(self) -> str:
+        if len(self.parts) == 1:
+            return str(self.layout)
+        (share, layout), (_, other) = self.parts
+        return f"{layout} for {share:.0%} of the layers, remat={other.remat} for the rest"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A mix with its prices."""
+
+    mix: Mix
+    candidates: tuple[Candidate, ...]
+
+    @cached_property
+    def step_seconds(self) -> float:
+        return sum(
+            share * candidate.step_seconds
+            for (share, _), candidate in zip(self.mix.parts, self.candidates, strict=True)
+        )
+
+    @cached_property
+    def bytes_per_chip(self) -> float:
+        return sum(
+            share * candidate.memory.total
+            for (share, _), candidate in zip(self.mix.parts, self.candidates, strict=True)
+        )
+
+
+def choose(case: Case) -> Choice:
+    """The fastest of the mixes that a case means."""
+    return min((_priced(case, mix) for mix in mixes(case)), key=lambda choice: choice.step_seconds)
+
+
+def _priced(case: Case, mix: Mix) -> Choice:
+    candidates = (price(case.config, case.hardware, case.workload, layout) for _, layout in mix.parts)
+    return Choice(mix, tuple(candidates))
+
+
+def mixes(case: Case) -> list[Mix]:
+    """Those of the first group of which some fit; if none does, though it was run, the nearest one mixed."""
+    nearest: tuple[float, Layout] | None = None
+    for group in case.layouts:
+        excess = [(_excess(case.hardware, memory_of(case, layout)), layout) for layout in group]
+        if fitting := [Mix(((1.0, layout),)) for over, layout in excess if over == 0]:
+            return fitting
+        closest = min(excess, key=lambda pair: pair[0])
+        nearest = closest if nearest is None or closest[0] < nearest[0] else nearest
+    assert nearest is not None, "a case has layouts"
+    return [_with_full(case, nearest[1])]
+
+
+def memory_of(case: Case, layout: Layout) -> Memory:
+    """What a layout needs on a chip."""
+    sequences = case.workload.num_sequences / layout.microbatches
+    graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
+    return train_memory(case.config, layout, graph)
+
+
+def _excess(hardware: Hardware, memory: Memory) -> float:
+    """Bytes that do not fit, on the chip and on its share of the host."""
+    return max(0, memory.total - usable_bytes(hardware)) + max(0, memory.host - _host_bytes(hardware))
+
+
+def _host_bytes(hardware: Hardware) -> float:
+    return hardware.chip.host_bytes / hardware.chip.chips_per_host * _HOST_SHARE
+
+
+def _with_full(case: Case, layout: Layout) -> Mix:
+    """`layout` for as many layers as there is room for, and full rematerialisation for the rest."""
+    other = layout.replace(remat="full")
+    if layout.remat in ("full", "none"):
+        return Mix(((1.0, layout),))
+    asked, least = memory_of(case, layout), memory_of(case, other)
+    room = max(0.0, usable_bytes(case.hardware) - least.total)
+    if layout.offload:
+        room += max(0.0, _host_bytes(case.hardware) - least.host)
+    share = min(1.0, room / max(1.0, asked.total + asked.host - least.total - least.host))
+    return Mix(((share, layout), (1 - share, other)))
