@@ -169,7 +169,7 @@ def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, remat: str)
     counts = stage_counts(graph, pipe, interleave, stage)
     here = [(segment, count) for segment, count in zip(graph.segments, counts, strict=True) if count]
     layers = [(segment, count) for segment, count in here if segment.source]
-    last = layers[-1][0].source
+    last = layers[-1][0].source if layers else None  # a stage may hold the embedding or the head alone
     return Held(
         a_microbatch=sum(count * _saved(segment, remat) for segment, count in layers),
         once=sum(count * _saved(segment, remat) for segment, count in here if not segment.source)
