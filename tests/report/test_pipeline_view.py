@@ -1,6 +1,8 @@
 """The Gantt chart of a pipeline: every pass is drawn where it runs, and the figures are the simulation's."""
 
+import os
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -9,6 +11,10 @@ from meshwright.cost.pipeline import SCHEDULES, PassSeconds, Timeline, Times, sc
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_figure, pipeline_panel
 
 SVG = "{http://www.w3.org/2000/svg}"
+PICTURES = Path(__file__).parents[2] / "docs" / "pipeline"
+TITLES: dict[str, str] = dict(
+    zip(SCHEDULES, ("GPipe", "1F1B", "Interleaved 1F1B", "ZB-H1", "ZB-V", "DualPipe"), strict=True)
+)
 TIMES = Times(PassSeconds(0.01, 0.01, 0.01))
 BLOCK = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)H[\d.]+z")
 
@@ -98,3 +104,15 @@ def test_a_long_step_shows_when_a_stage_is_busy():
 
 def test_a_title_is_escaped():
     assert "<b>" not in pipeline_figure(timeline("gpipe", 2, 2), "<b>")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_pictures_of_the_document(name: str):
+    """docs/pipeline.md shows what is drawn today; UPDATE_PICTURES=1 writes it."""
+    chunks = 2 if name in ("interleaved", "zb-v") else 1
+    times = Times(PassSeconds(*[0.01 / chunks] * 3))
+    drawn = pipeline_figure(timeline(name, 4, 8, times), TITLES[name])
+    picture = PICTURES / f"{name}.svg"
+    if os.environ.get("UPDATE_PICTURES"):
+        picture.write_text(drawn)
+    assert picture.read_text() == drawn
