@@ -33,6 +33,57 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LOCAL = {"sliding_window": 7}
+ALTERNATING = ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
+# Of other families than LLaMA: transformers' class, and what differs from SHAPE.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0}}),
+    "local": ("Mistral", LOCAL),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"attention_bias": True}),
+    "gemma": ("Gemma", {"tie_word_embeddings": True}),
+    "gemma2": (
+        "Gemma2",
+        LOCAL
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": ALTERNATING,
+            "query_pre_attn_scalar": 9,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        LOCAL
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": ALTERNATING,
+            "query_pre_attn_scalar": 9,
+            "rope_theta": 5000.0,
+            "rope_local_base_freq": 20.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3": ("Phi3", {"head_dim": 4, "pad_token_id": None}),
+    "partial": ("Phi3", LOCAL | {"head_dim": 4, "partial_rotary_factor": 0.5, "pad_token_id": None}),
+    "gpt2": (
+        "GPT2",
+        {
+            "n_positions": 64,
+            "n_embd": 32,
+            "n_layer": 3,
+            "n_head": 8,
+            "n_inner": 48,
+            "tie_word_embeddings": True,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+    ),
+}
 MODELS = {
     "grouped": {},
     "tied": {"tie_word_embeddings": True},
@@ -43,16 +94,25 @@ MODELS = {
 
 
 def make(kind: str) -> Any:
-    """The model of this kind, with random weights; those of its norms too, since ones hide mistakes."""
-    family = ("Mistral", "mistral") if kind == "mistral" else ("Llama", "llama")
-    config = getattr(transformers, f"{family[0]}Config")(**SHAPE | MODELS[kind])
+    """The model of this kind, with random weights; those of norms and biases too: ones hide mistakes."""
+    family, changes = FAMILIES.get(kind) or ("Mistral" if kind == "mistral" else "Llama", MODELS[kind])
+    shape = {k: v for k, v in SHAPE.items() if family != "GPT2" or k in ("vocab_size", "initializer_range")}
+    config = getattr(transformers, f"{family}Config")(**shape | changes)
     torch.manual_seed(7)
-    model = getattr(transformers, f"{family[0]}ForCausalLM")(config).eval()
+    # Only the eager form of attention applies soft caps.
+    model = _class(family)._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or ".ln_" in name:
                 parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.uniform_(-0.5, 0.5)
     return model
+
+
+def _class(family: str) -> Any:
+    named = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+    return getattr(transformers, named.get(family, f"{family}ForCausalLM"))
 
 
 def save(kind: str, folder: Path) -> Any:

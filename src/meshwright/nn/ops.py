@@ -25,7 +25,7 @@ from meshwright.nn.execute import move
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
 from meshwright.nn.stack import scan_cached_layers, scan_layers
-from meshwright.nn.supported import check_runs
+from meshwright.nn.supported import check_layout_runs, check_runs
 from meshwright.notation.einsum import Contraction
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
@@ -43,6 +43,7 @@ class JaxOps:
 
     def __init__(self, config: ModelConfig, layout: Layout) -> None:
         check_runs(config)
+        check_layout_runs(layout)
         self.config, self.layout = config, layout
         self.dtype = JAX_DTYPES[layout.compute_dtype]
 

@@ -1,6 +1,7 @@
-"""Which models `nn/` runs. The others can be planned: `cost/` knows every operation."""
+"""Which models and layouts `nn/` runs. The others can be planned: `cost/` knows every operation."""
 
-from meshwright.errors import ModelError
+from meshwright.errors import LayoutError, ModelError
+from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 
 
@@ -19,6 +20,31 @@ def check_runs(config: ModelConfig) -> None:
     for feature, used in features.items():
         if used:
             raise ModelError(f"{config.name}: {feature} can be planned, not yet run")
+
+
+def check_layout_runs(layout: Layout) -> None:
+    """Raises LayoutError naming the first thing in a layout that cannot be run yet."""
+    plain = Layout()
+    features = {
+        f"pipe={layout.pipe}": layout.pipe > 1,
+        f"expert={layout.expert}": layout.expert > 1,
+        f"tensor2={layout.tensor2}": layout.tensor2 > 1,
+        f"zero={layout.zero}": layout.zero_stage in (1, 2),
+        f"context_method={layout.context_method}": layout.context_method != plain.context_method,
+        f"remat={layout.remat}": layout.remat == "attention",
+        "offload=true": layout.offload,
+        f"matmul_dtype={layout.matmul_dtype}": layout.matmul_dtype not in (None, layout.compute_dtype),
+        f"gradients_dtype={layout.gradients_dtype}": layout.gradients_dtype
+        not in (None, layout.weights_dtype),
+        f"optimizer_dtype={layout.optimizer_dtype}": layout.optimizer_dtype != plain.optimizer_dtype,
+        "master_weights=true": layout.master_weights,
+    }
+    for feature, used in features.items():
+        if used:
+            raise LayoutError(
+                f"layout {layout}: {feature} can be planned, not yet run; "
+                "mw plan train --runnable ranks what runs"
+            )
 
 
 def _beyond_llama3(config: ModelConfig) -> bool:

@@ -1,13 +1,8 @@
-"""Weights of Hugging Face LLaMA checkpoints, read onto our shards and written back.
-
-HF stores a linear layer as [out, in] with its heads flattened, one tensor a layer; ours keep every
-letter and stack the layers: q_proj[N·H, D] of layers 0..L-1 <-> wq[L, D, N, H].
-"""
+"""Weights of Hugging Face checkpoints, read onto our shards and written back."""
 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,45 +19,15 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
 from meshwright.models.transformer import Param, dimensions, parameters
+from meshwright.nn.hf_tensors import UNEMBED, HfTensor, hf_tensors, passed_over
 from meshwright.nn.params import abstract_params, build, flatten
+from meshwright.nn.supported import check_runs
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _FILE_BYTES = 5_000_000_000
 # HF's names of the types we can read; the quantised ones need scales that the model has not.
 _READABLE = ("F32", "BF16", "F16")
-
-
-@dataclass(frozen=True)
-class HfTensor:
-    """An HF tensor's name, `{}` standing for its layer, and the letters along each of its dimensions."""
-
-    name: str
-    dims: tuple[str, ...]
-
-    @property
-    def letters(self) -> str:
-        return "".join(self.dims)
-
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(prod(sizes[letter] for letter in dim) for dim in self.dims)
-
-
-_LAYER = "model.layers.{}"
-_TENSORS = {
-    "embed": HfTensor("model.embed_tokens.weight", ("V", "D")),
-    "layers/attention_norm": HfTensor(f"{_LAYER}.input_layernorm.weight", ("D",)),
-    "layers/wq": HfTensor(f"{_LAYER}.self_attn.q_proj.weight", ("NH", "D")),
-    "layers/wk": HfTensor(f"{_LAYER}.self_attn.k_proj.weight", ("KH", "D")),
-    "layers/wv": HfTensor(f"{_LAYER}.self_attn.v_proj.weight", ("KH", "D")),
-    "layers/wo": HfTensor(f"{_LAYER}.self_attn.o_proj.weight", ("D", "NH")),
-    "layers/mlp_norm": HfTensor(f"{_LAYER}.post_attention_layernorm.weight", ("D",)),
-    "layers/w_gate": HfTensor(f"{_LAYER}.mlp.gate_proj.weight", ("F", "D")),
-    "layers/w_in": HfTensor(f"{_LAYER}.mlp.up_proj.weight", ("F", "D")),
-    "layers/w_out": HfTensor(f"{_LAYER}.mlp.down_proj.weight", ("D", "F")),
-    "final_norm": HfTensor("model.norm.weight", ("D",)),
-    "unembed": HfTensor("lm_head.weight", ("V", "D")),
-}
 
 
 def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> dict[str, Any]:
@@ -72,17 +37,19 @@ def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> di
     Raises CheckpointError for a tensor that is missing, left over, of another shape or of a quantised
     type, and for a file that is missing or cut short; nothing is read before all of that is checked.
     """
+    check_runs(config)
     layout.check(config)
     abstract = flatten(abstract_params(config, layout, mesh))
     with _opened(folder) as stored:
-        _check(folder, stored, config)
-        return build(config, lambda path, param: _load(stored, path, param, config, abstract[path]))
+        tensors = hf_tensors(config, stored)
+        _check(folder, stored, config, tensors)
+        return build(config, lambda path, param: _load(stored, tensors[path], param, config, abstract[path]))
 
 
 def save_hf(
     params: Mapping[str, Any], config: ModelConfig, folder: Path, *, file_bytes: int = _FILE_BYTES
 ) -> None:
-    """Writes `params` as an HF LlamaForCausalLM: config.json and safetensors of at most `file_bytes`.
+    """Writes `params` as the HF model that computes the same, in safetensors of at most `file_bytes`.
 
     Host memory holds one file. For one process, which must see every shard. Raises CheckpointError
     where `folder` holds weights already.
@@ -96,24 +63,25 @@ def save_hf(
     tokens = {"bos_token_id": None, "eos_token_id": None}
     written = to_hf(config) | tokens | {"torch_dtype": dtype.name}
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    files = _split(config, dtype.itemsize, file_bytes)
+    tensors = hf_tensors(config)
+    files = _split(config, tensors, dtype.itemsize, file_bytes)
     for file, names in files.items():
-        tensors = {
-            name: _to_hf(flat[path], letters[path].letters, _TENSORS[path], layer)
-            for name, (path, layer) in names.items()
+        content = {
+            name: _joined([(flat[p], letters[p].letters, tensors[p]) for p in paths], layer)
+            for name, (paths, layer) in names.items()
         }
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        save_file(content, folder / file, metadata={"format": "pt"})
     if len(files) > 1:
         _write_index(folder, files, sum(param.nbytes for param in flat.values()))
 
 
-def _names(config: ModelConfig) -> dict[str, tuple[str, int]]:
-    """Every HF tensor of the model by its name: our path and the layer (0 for those outside layers)."""
-    return {
-        _TENSORS[path].name.format(layer): (path, layer)
-        for path in parameters(config)
-        for layer in range(config.num_layers if path.startswith("layers/") else 1)
-    }
+def _names(config: ModelConfig, tensors: Mapping[str, HfTensor]) -> dict[str, tuple[list[str], int]]:
+    """Every HF tensor of the model by its name: our paths in it, and the layer (0 outside layers)."""
+    names: dict[str, tuple[list[str], int]] = {}
+    for path, tensor in tensors.items():
+        for layer in range(config.num_layers if path.startswith("layers/") else 1):
+            names.setdefault(tensor.name.format(layer), ([], layer))[0].append(path)
+    return names
 
 
 @contextmanager
@@ -146,12 +114,14 @@ def _files(folder: Path) -> list[Path]:
         ) from error
 
 
-def _check(folder: Path, stored: Mapping[str, Any], config: ModelConfig) -> None:
+def _check(
+    folder: Path, stored: Mapping[str, Any], config: ModelConfig, tensors: Mapping[str, HfTensor]
+) -> None:
     """CheckpointError at the first tensor that differs from what `config` asks for."""
     sizes = dimensions(config)
-    names = _names(config)
-    for name, (path, _) in names.items():
-        shape = list(_TENSORS[path].shape(sizes))
+    names = _names(config, tensors)
+    for name, (paths, _) in names.items():
+        shape = list(tensors[paths[0]].stored_shape(sizes))
         if name not in stored:
             raise CheckpointError(f"checkpoint {folder}: has no {name}{shape}, which {config.name} needs")
         there, dtype = stored[name].get_shape(), stored[name].get_dtype()
@@ -163,36 +133,47 @@ def _check(folder: Path, stored: Mapping[str, Any], config: ModelConfig) -> None
             raise CheckpointError(
                 f"checkpoint {folder}: {name} is stored as {dtype}; fits: {', '.join(_READABLE)}"
             )
-    # A tied model may store its table twice, and old exports hold the rotary frequencies.
-    known = {*names, _TENSORS["unembed"].name} if config.tied_embeddings else set(names)
+    # A tied model may store its table twice.
+    known = {*names, UNEMBED} if config.tied_embeddings else set(names)
     for name in sorted(set(stored) - known):
-        if not name.endswith("rotary_emb.inv_freq"):
+        if not passed_over(name):
             raise CheckpointError(f"checkpoint {folder}: holds {name}, which {config.name} has not")
 
 
 def _load(
-    stored: Mapping[str, Any], path: str, param: Param, config: ModelConfig, abstract: jax.ShapeDtypeStruct
+    stored: Mapping[str, Any],
+    tensor: HfTensor,
+    param: Param,
+    config: ModelConfig,
+    abstract: jax.ShapeDtypeStruct,
 ) -> jax.Array:
     """One parameter, read block by block; jax.make_array_from_callback would hold all blocks at once."""
     assert abstract.sharding is not None
     blocks = [
-        jax.device_put(_read(stored, path, param, config, index, abstract.dtype), device)
+        jax.device_put(_read(stored, tensor, param, config, index, abstract.dtype), device)
         for device, index in abstract.sharding.addressable_devices_indices_map(abstract.shape).items()
     ]
     return jax.make_array_from_single_device_arrays(abstract.shape, abstract.sharding, blocks)
 
 
 def _read(
-    stored: Mapping[str, Any], path: str, param: Param, config: ModelConfig, index: Any, dtype: np.dtype
+    stored: Mapping[str, Any],
+    tensor: HfTensor,
+    param: Param,
+    config: ModelConfig,
+    index: Any,
+    dtype: np.dtype,
 ) -> np.ndarray:
     """The block `index` (a slice for each letter) of a parameter, layer by layer."""
     sizes = dimensions(config)
-    tensor = _TENSORS[path]
     spans = {
         letter: range(*part.indices(sizes[letter])) for letter, part in zip(param.letters, index, strict=True)
     }
     letters = param.letters.removeprefix("L")
-    window = tuple(_flat_slice(dim, spans, sizes) for dim in tensor.dims)
+    starts = tensor.starts(sizes)
+    window = tuple(
+        _flat_slice(dim, start, spans, sizes) for dim, start in zip(tensor.dims, starts, strict=True)
+    )
     axes = [tensor.letters.index(letter) for letter in letters]
     block = np.empty([len(span) for span in spans.values()], dtype)
     for number, layer in enumerate(spans.get("L", range(1))):
@@ -202,16 +183,22 @@ def _read(
     return block
 
 
-def _flat_slice(dim: str, spans: Mapping[str, range], sizes: Mapping[str, int]) -> slice:
-    """The rows of a flattened dimension such as N·H that hold a span of its first letter."""
+def _flat_slice(dim: str, start: int, spans: Mapping[str, range], sizes: Mapping[str, int]) -> slice:
+    """The rows, from `start`, of a flattened dimension such as N·H that hold a span of its first letter."""
     outer, inner = dim[0], dim[1:]
     assert all(len(spans[letter]) == sizes[letter] for letter in inner), f"{inner} of {dim} is split"
     stride = prod(sizes[letter] for letter in inner)
-    return slice(spans[outer].start * stride, spans[outer].stop * stride)
+    return slice(start + spans[outer].start * stride, start + spans[outer].stop * stride)
+
+
+def _joined(parts: list[tuple[jax.Array, str, HfTensor]], layer: int) -> np.ndarray:
+    """One tensor as HF stores it, of the parameters that lie in it one after the other."""
+    arrays = [_to_hf(array, letters, tensor, layer) for array, letters, tensor in parts]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=parts[0][2].axis)
 
 
 def _to_hf(array: jax.Array, letters: str, tensor: HfTensor, layer: int) -> np.ndarray:
-    """One tensor as HF stores it, whole on the host."""
+    """One parameter of one layer as HF stores it, whole on the host."""
     if letters.startswith("L"):
         assert isinstance(array.sharding, NamedSharding) and isinstance(array.sharding.mesh, Mesh)
         with jax.set_mesh(array.sharding.mesh):
@@ -222,13 +209,15 @@ def _to_hf(array: jax.Array, letters: str, tensor: HfTensor, layer: int) -> np.n
     return np.ascontiguousarray(turned).reshape(tensor.shape(sizes))
 
 
-def _split(config: ModelConfig, itemsize: int, file_bytes: int) -> dict[str, dict[str, tuple[str, int]]]:
+def _split(
+    config: ModelConfig, tensors: Mapping[str, HfTensor], itemsize: int, file_bytes: int
+) -> dict[str, dict[str, tuple[list[str], int]]]:
     """The tensors of every file, in order, as many in each as fit."""
     sizes = dimensions(config)
-    groups: list[dict[str, tuple[str, int]]] = [{}]
+    groups: list[dict[str, tuple[list[str], int]]] = [{}]
     filled_bytes = 0
-    for name, place in _names(config).items():
-        tensor_bytes = prod(_TENSORS[place[0]].shape(sizes)) * itemsize
+    for name, place in _names(config, tensors).items():
+        tensor_bytes = prod(tensors[place[0][0]].stored_shape(sizes)) * itemsize
         if groups[-1] and filled_bytes + tensor_bytes > file_bytes:
             groups.append({})
             filled_bytes = 0
