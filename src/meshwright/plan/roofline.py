@@ -10,14 +10,12 @@ several products read counts to each of them by its FLOPs.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshwright.cost.graph import Direction, Graph, Node, Segment, Work, recomputed_nodes
-from meshwright.cost.ops import record_loss
+from meshwright.cost.graph import Direction, Node, Segment, Work, recomputed_nodes
 from meshwright.cost.passes import Dtypes, work_seconds
-from meshwright.cost.recorder import Shape
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.chip import Chip
-from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
+from meshwright.plan.space import record
 from meshwright.plan.train import Candidate
 from meshwright.plan_file import Workload
 
@@ -81,7 +79,8 @@ class LinkRoof:
 def operations(config: ModelConfig, workload: Workload, candidate: Candidate) -> list[Operation]:
     """Every operation that works, by time. Those of one name in one direction are added up."""
     layout, chip = candidate.layout, candidate.hardware.chip
-    graph = _record(config, workload, layout, chip)
+    sequences = workload.num_sequences / layout.microbatches
+    graph = record(config, candidate.hardware, layout, sequences, workload.seq_len)
     dtypes, totals = Dtypes.of(layout), dict[_Key, Operation]()
     for segment, runs in zip(graph.segments, candidate.cost.runs, strict=True):
         if not runs:
@@ -104,13 +103,6 @@ def link_roofs(candidate: Candidate) -> list[LinkRoof]:
             rates[axes] = max(rates.get(axes, 0.0), _moved_bytes(planned) / planned.seconds)
             seconds[axes] = seconds.get(axes, 0.0) + planned.seconds * planned.count
     return [LinkRoof(axes, rate, seconds[axes]) for axes, rate in rates.items()]
-
-
-def _record(config: ModelConfig, workload: Workload, layout: Layout, chip: Chip) -> Graph:
-    """The microbatch that was priced."""
-    sequences = workload.num_sequences / layout.microbatches
-    shape = Shape(sequences, workload.seq_len, workload.seq_len)
-    return record_loss(config, layout, shape, flash_attention=chip.kind != "cpu")
 
 
 def _in_directions(segment: Segment, remat: str) -> Iterator[tuple[Direction, Node]]:

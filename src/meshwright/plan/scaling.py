@@ -13,24 +13,24 @@ How to Scale Your Model, "Training", draws the same figure from formulas for one
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import nsmallest
 from math import prod
 
-from meshwright.errors import LayoutError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import REMATS, Layout
+from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions
-from meshwright.plan.train import Candidate, price, usable_bytes
+from meshwright.plan.space import Space, divisors, usable_bytes
+from meshwright.plan.train import Candidate, price
 from meshwright.plan_file import Workload
 
 STRATEGIES = ("DP", "FSDP", "TP", "FSDP + TP")
 BEST = "best"
-MAX_SHAPES = 6  # positions of a slider over chips
+MAX_SHAPES = 5  # positions of a slider over chips
 _SPAN = 16  # batches from the planned one over this to the planned one times this
 _MAX_FSDP = 3  # widths of fsdp tried for one width of tensor
-_MICROBATCHES = (1, 2, 4, 8, 16)  # tried where a layout lacks memory
+_NUM_PRICED = 4  # schedules of a strategy, those of least bound
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,20 @@ class Sweep:
         return sorted(found, key=lambda point: point.num_sequences)
 
 
-def batches(num_sequences: int) -> list[int]:
-    """Numbers of sequences around the planned one, each twice the one before."""
-    halvings = [num_sequences // 2**n for n in range(_SPAN.bit_length() - 1, 0, -1)]
-    doublings = [num_sequences * 2**n for n in range(_SPAN.bit_length())]
-    return sorted({number for number in (*halvings, *doublings) if number >= 1})
+def batches(num_sequences: int, num_chips: int) -> list[int]:
+    """Numbers of sequences around the planned one, and it: each twice the one before.
+
+    The others are the chips by powers of two, so that shards of a batch are of whole sequences.
+
+    >>> batches(48, 32)
+    [4, 8, 16, 32, 48, 64, 128, 256, 512]
+    """
+    whole = num_chips
+    while whole % 2 == 0 and whole > num_sequences / _SPAN:
+        whole //= 2
+    doubled = [whole * 2**n for n in range(64) if whole * 2**n <= num_sequences * _SPAN]
+    others = [number for number in doubled if number * _SPAN >= num_sequences]
+    return sorted({num_sequences, *(n for n in others if not 0.8 < n / num_sequences < 1.25)})
 
 
 def shapes(hardware: Hardware) -> list[Hardware]:
@@ -79,33 +88,51 @@ def shapes(hardware: Hardware) -> list[Hardware]:
     return _around(sorted([*found, hardware], key=lambda machine: machine.num_chips), hardware)
 
 
-def layouts(config: ModelConfig, num_chips: int, strategy: str) -> Iterator[Layout]:
-    """The meshes of a strategy on so many chips that divide the model."""
-    sizes = dimensions(config)
+def meshes(space: Space, strategy: str) -> Iterator[Layout]:
+    """The meshes of a strategy on the chips of `space` that divide the model."""
+    chips, base = space.hardware.num_chips, space.base
     if strategy == "DP":
-        yield Layout(data=num_chips)
+        yield base.replace(data=chips)
         return
-    tensors = [1]
-    if strategy != "FSDP":
-        tensors = [t for t in _divisors(num_chips) if t > 1 and all(sizes[x] % t == 0 for x in "NKFV")]
-    for tensor in tensors:
-        rest = num_chips // tensor
+    for tensor in [1] if strategy == "FSDP" else space.tensors[1:]:
+        rest = chips // tensor
         if strategy == "TP":
-            yield Layout(data=rest, tensor=tensor)
+            yield base.replace(data=rest, tensor=tensor)
             continue
-        widest = [f for f in _divisors(rest) if f > 1 and config.d_model % f == 0][-_MAX_FSDP:]
-        yield from (Layout(data=rest // f, fsdp=f, tensor=tensor) for f in widest)
+        wide = [shards for shards in divisors(rest)[1:] if space.config.d_model % shards == 0]
+        for shards in wide[-_MAX_FSDP:]:
+            yield base.replace(data=rest // shards, fsdp=shards, tensor=tensor)
 
 
-def best_of(
-    config: ModelConfig, hardware: Hardware, workload: Workload, meshes: Iterable[Layout]
-) -> Candidate | None:
-    """The fastest that fits of these layouts, each under the schedule that lets it fit with least work.
+def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
+    """The fastest that fits of these meshes, each under the schedules that a search considers.
 
-    Where none fits, the one that lacks least memory. None where no mesh divides the model and the batch.
+    Where none fits, the one that lacks least memory. None where no mesh takes the batch.
     """
-    found = [one for mesh in meshes for one in _scheduled(config, hardware, workload, mesh)]
+    choices = [choice for mesh in chosen for choice in space.choices(mesh)]
+    usable = usable_bytes(space.hardware)
+    fitting = [choice for choice in choices if choice.bytes_per_chip <= usable]
+    tried = nsmallest(_NUM_PRICED, fitting, key=lambda choice: choice.least_seconds)
+    # What needs least memory stands for them where none of those fits after all.
+    tried += nsmallest(1, choices, key=lambda choice: choice.bytes_per_chip)
+    found = [
+        price(space.config, space.hardware, space.workload, layout)
+        for choice in tried
+        for layout in _divided(choice.layout, space.workload)
+    ]
     return min(found, key=rank, default=None)
+
+
+def _divided(layout: Layout, workload: Workload) -> Iterator[Layout]:
+    """The layout; where its microbatches are not of whole sequences, with one more of them too."""
+    yield layout
+    more = layout.microbatches + 1
+    if (
+        workload.num_sequences % (layout.num_batch_shards * layout.microbatches)
+        and more * layout.num_batch_shards <= workload.num_sequences
+        and (layout.schedule != "interleaved" or more % layout.pipe == 0)
+    ):
+        yield layout.replace(microbatches=more)
 
 
 def rank(candidate: Candidate) -> tuple[float, float]:
@@ -114,64 +141,33 @@ def rank(candidate: Candidate) -> tuple[float, float]:
 
 
 def sweep(
-    config: ModelConfig, hardware: Hardware, workload: Workload, planned: Layout, searched: Iterable[Layout]
+    config: ModelConfig, hardware: Hardware, workload: Workload, base: Layout, searched: Iterable[Layout]
 ) -> Sweep:
-    """Every strategy at every batch around the workload's, in the dtypes of `planned`.
+    """Every strategy at every batch around the workload's, in the dtypes of `base`, a Layout of one chip.
 
-    "best" is the best of all strategies and of the layouts `searched` (those a search ranks first).
+    "best" is the best of all strategies and of the meshes `searched` (those a search ranks first).
     """
     points: list[Point] = []
-    for num_sequences in batches(workload.num_sequences):
-        one = Workload(num_sequences, workload.seq_len)
-        here: list[Candidate] = []
-        for strategy in STRATEGIES:
-            meshes = [_typed(mesh, planned) for mesh in layouts(config, hardware.num_chips, strategy)]
-            if found := best_of(config, hardware, one, meshes):
-                points.append(Point(strategy, num_sequences, found))
-                here.append(found)
-        if found := best_of(config, hardware, one, searched):
-            here.append(found)
-        if here:
-            points.append(Point(BEST, num_sequences, min(here, key=rank)))
+    ranked = [mesh_of(layout) for layout in searched]
+    for num_sequences in batches(workload.num_sequences, hardware.num_chips):
+        space = Space(config, hardware, Workload(num_sequences, workload.seq_len), base, runnable=False)
+        found = {strategy: best_of(space, meshes(space, strategy)) for strategy in STRATEGIES}
+        found[BEST] = min(
+            (one for one in (*found.values(), best_of(space, ranked)) if one), key=rank, default=None
+        )
+        points += [Point(name, num_sequences, one) for name, one in found.items() if one]
     return Sweep(hardware, workload.num_tokens, tuple(points))
 
 
-def _scheduled(
-    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
-) -> Iterator[Candidate]:
-    """The layout as it is; where it lacks memory, with more recomputed and smaller microbatches too."""
-    first = _priced(config, hardware, workload, layout)
-    if first is None:
-        return
-    yield first
-    state = first.memory.weights + first.memory.gradients + first.memory.optimizer
-    if first.fits or state > usable_bytes(hardware):
-        return
-    for factor in _MICROBATCHES:
-        smaller = layout.replace(microbatches=factor * layout.microbatches)
-        for remat in REMATS:
-            one = _priced(config, hardware, workload, smaller.replace(remat=remat))
-            if one is None:
-                return
-            if one.fits:
-                yield one
-                break
+def mesh_of(layout: Layout) -> Layout:
+    """The layout without its schedule, as a search takes it."""
+    return layout.replace(microbatches=1, schedule="1f1b", interleave=1, remat="none")
 
 
-def _priced(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Candidate | None:
-    """The layout's price, None where it does not divide or has too few sequences."""
-    try:
-        return price(config, hardware, workload, layout)
-    except LayoutError:
-        return None
-
-
-def _typed(mesh: Layout, planned: Layout) -> Layout:
-    return mesh.replace(weights_dtype=planned.weights_dtype, compute_dtype=planned.compute_dtype)
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+def base_of(layout: Layout) -> Layout:
+    """A layout of one chip with the dtypes of `layout`."""
+    kept = {name: value for name, value in layout.to_dict().items() if name.endswith("_dtype")}
+    return Layout(**kept, master_weights=layout.master_weights)  # pyright: ignore[reportArgumentType]
 
 
 def _torus_sizes(network: Torus) -> Iterator[tuple[int, ...]]:

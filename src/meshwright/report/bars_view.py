@@ -1,5 +1,6 @@
 """The candidates as stacked bars: where the step of each goes, and what fills the memory of its chips."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -163,7 +164,9 @@ def _key(rows: Sequence[_Row]) -> tuple[Markup, float]:
 def _words(row: _Row) -> tuple[list[str], list[str]]:
     """The lines of the title and of what stands under it, as they fit at the left of the bar."""
     most = int((_LABELS - 8) / (TEXT_SIZE * 0.5))
-    return wrap(row.title, most), wrap(row.subtitle, most + 2)
+    # Axis, size and the dot after them stay on one line.
+    title = re.sub(r" (?=[\d·])", "\N{NO-BREAK SPACE}", row.title)
+    return wrap(title, most), wrap(row.subtitle, most + 2)
 
 
 def _height(row: _Row) -> float:

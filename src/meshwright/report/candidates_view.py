@@ -54,6 +54,10 @@ def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point]
     ]
     body += [_dot(candidate, x, y) for candidate in found[:_MOST_DOTS]]
     body.append(_named(named, chosen, x, y))
+    absent = [strategy for strategy in STRATEGIES if strategy not in dict(named)]
+    if absent:
+        words = f"{', '.join(absent)}: no mesh takes this batch"
+        body.append(label(words, x.end + 14, bottom + 34, "muted", size=SMALL))
     return Panel(_WIDTH, _HEIGHT, Markup().join(body))
 
 

@@ -71,7 +71,7 @@ def _steps(least: float) -> list[float]:
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
-    for factors in ((1, 2, 5), (1, 3), (1,)):
+    for factors in ((1, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         found = [f * 10.0**d for d in decades for f in factors]
         found = [value for value in found if low * 0.999 <= value <= high * 1.001]
         if len(found) <= most:

@@ -6,17 +6,19 @@ from functools import cached_property
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
-from meshwright.plan.scaling import Point, Sweep, rank, shapes, sweep
-from meshwright.plan.train import Candidate, Search, price, search
+from meshwright.plan.pipelines import shown_microbatches, timelines
+from meshwright.plan.scaling import Point, Sweep, base_of, rank, shapes, sweep
+from meshwright.plan.train import NUM_RANKED, Candidate, Search, price, search
 from meshwright.plan_file import Plan
 from meshwright.report.bars_view import memory_panel, step_panel
 from meshwright.report.candidates_view import candidates_figure
-from meshwright.report.figure import Figure
+from meshwright.report.figure import Figure, Frame
+from meshwright.report.pipeline_view import pipeline_caption, pipeline_panel
 from meshwright.report.roofline_view import roofline_figure
 from meshwright.report.scaling_view import scaling_figure
 
 _TOP = 8  # candidates side by side
-_SEARCHED = 6  # layouts of a search that stand for it at other batches
+_SEARCHED = 4  # layouts of a search that stand for it at other batches
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Priced:
     @cached_property
     def search(self) -> Search:
         """What the planner finds for this model, machine and batch: at least the plan's own layout."""
-        found = _search(self.plan, self.hardware)
+        found = _search(self.plan, self.hardware, NUM_RANKED)
         return found or Search((self.chosen,), 1, 0.0, ())
 
     @property
@@ -55,11 +57,11 @@ class Priced:
         """Every strategy by batch, on this machine and its neighbours in size."""
         plan, found = self.plan, []
         for machine in shapes(self.hardware):
-            searched = self.search if machine is self.hardware else _search(plan, machine)
+            searched = self.search if machine is self.hardware else _search(plan, machine, _SEARCHED)
             layouts = [one.layout for one in searched.candidates[:_SEARCHED]] if searched else []
             if machine is self.hardware:
                 layouts.append(plan.layout)
-            found.append(sweep(plan.model, machine, plan.workload, plan.layout, layouts))
+            found.append(sweep(plan.model, machine, plan.workload, base_of(plan.layout), layouts))
         return [one for one in found if one.points]
 
     @property
@@ -94,10 +96,30 @@ def plan_figures(priced: Priced) -> list[Figure]:
         scaling_figure(priced.sweeps, priced.hardware.spec),
         roofline_figure(plan.model, plan.workload, chosen),
     ]
+    if plan.layout.pipe > 1:
+        figures.insert(3, _pipeline_figure(priced))
     return figures
 
 
-def _search(plan: Plan, hardware: Hardware) -> Search | None:
+def _pipeline_figure(priced: Priced) -> Figure:
+    """The schedules that exist for the stages of the plan; its own is the first."""
+    plan, layout = priced.plan, priced.plan.layout
+    found = timelines(plan.model, priced.hardware, plan.workload, layout)
+    frames = [
+        Frame(f"{name}: {pipeline_caption(timeline)}", (pipeline_panel(timeline),))
+        for name, timeline in found.items()
+    ]
+    shown = shown_microbatches(layout.pipe, layout.microbatches)
+    caption = (
+        f"A row for each of the {layout.pipe} stages, a block for each pass of a microbatch; the bare row is "
+        f"idle. The plan runs {layout.schedule}; the slider shows what the other schedules would make of it."
+    )
+    if shown < layout.microbatches:
+        caption += f" {shown} of {layout.microbatches:,} microbatches are drawn."
+    return Figure("pipeline", "The pipeline", caption, tuple(frames), slider="schedule")
+
+
+def _search(plan: Plan, hardware: Hardware, num_ranked: int) -> Search | None:
     """The search of `mw plan train` in the plan's dtypes; None where nothing divides."""
     layout = plan.layout
     try:
@@ -107,6 +129,8 @@ def _search(plan: Plan, hardware: Hardware) -> Search | None:
             plan.workload,
             weights_dtype=layout.weights_dtype,
             compute_dtypes=(layout.compute_dtype,),
+            base=base_of(layout),
+            num_ranked=num_ranked,
         )
     except PlanError:
         return None

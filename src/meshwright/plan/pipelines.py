@@ -1,0 +1,61 @@
+"""The step of a pipelined layout pass by pass, under its own schedule and under the others."""
+
+from collections.abc import Iterator
+
+from meshwright.cost.pipeline import SCHEDULES, Timeline, schedule, simulate
+from meshwright.cost.step import StepPricer
+from meshwright.errors import LayoutError
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.plan.space import record
+from meshwright.plan_file import Workload
+
+# Passes of one direction that a picture can hold; with more, fewer microbatches are simulated.
+_MOST_PASSES = 4000
+
+
+def timelines(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
+) -> dict[str, Timeline]:
+    """The timeline of every schedule that exists for the stages of `layout`, by name, its own first.
+
+    The passes have the seconds with which the planner prices them, the schedule's chunks a stage.
+    """
+    found: dict[str, Timeline] = {}
+    for one in _variants(layout):
+        try:
+            found[one.schedule] = _timeline(config, hardware, workload, one)
+        except LayoutError:
+            continue
+    return found
+
+
+def shown_microbatches(pipe: int, microbatches: int) -> int:
+    """As many microbatches as are simulated: all, or so many whole rounds of the stages as can be shown.
+
+    >>> shown_microbatches(8, 32), shown_microbatches(64, 1024)
+    (32, 128)
+    """
+    rounds = max(2, _MOST_PASSES // pipe**2)
+    return min(microbatches, rounds * pipe)
+
+
+def _variants(layout: Layout) -> Iterator[Layout]:
+    """The layout under every schedule; interleaved in its own chunks or two."""
+    yield layout
+    for name in SCHEDULES:
+        if name != layout.schedule:
+            chunks = max(2, layout.interleave) if name == "interleaved" else 1
+            try:
+                yield layout.replace(schedule=name, interleave=chunks)
+            except LayoutError:
+                continue
+
+
+def _timeline(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Timeline:
+    sequences = workload.num_sequences / layout.microbatches
+    graph = record(config, hardware, layout, sequences, workload.seq_len)
+    times = StepPricer(graph, layout, hardware).pipeline_times(layout.remat)
+    count = shown_microbatches(layout.pipe, layout.microbatches)
+    return simulate(schedule(layout.schedule, layout.pipe, count, layout.interleave), times)
