@@ -49,7 +49,8 @@ def test_tpu_figures(name: str) -> None:
         tpu.network.one_way_bytes_per_second,
         tpu.network.pod,
     ) == TPUS[name]
-    assert tpu.network.dcn_bytes_per_second == 2.5e10 / 4
+    assert tpu.network.dcn_bytes_per_second == 2.5e10 / tpu.chips_per_host
+    assert tpu.host_link_bytes_per_second == 1.5e10
     assert tpu.network.hop_seconds == 1e-6
 
 
@@ -174,6 +175,7 @@ def test_a_type_without_units_computes_in_a_wider_one() -> None:
     assert chip("v5e").flops("fp4") == chip("v5e").flops("fp8") == chip("v5e").flops("bf16")
     assert chip("tpu7x").flops("int8") == chip("tpu7x").flops("bf16")
     assert chip("cpu").flops("bf16") == chip("cpu").flops("f32")
+    assert replace(chip("h100"), flops_per_second={"bf16": 1e15}).flops("f16") == 1e15
     only_int8 = replace(chip("h100"), flops_per_second={"int8": 1e15})
     for dtype in ("bf16", "fp4"):
         with pytest.raises(HardwareError, match=f"h100 lists no FLOPs for {dtype} or wider; it has int8"):

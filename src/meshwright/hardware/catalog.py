@@ -30,12 +30,21 @@ def load(spec: str) -> Hardware:
     slices, name, sizes = _parse(spec.strip())
     description = _file(name) if name.endswith(".toml") else _description(name)
     if sizes is None and description.devices is not None:
-        slices, _, sizes = _parse(description.devices)
+        slices, sizes = _own_topology(name, description.devices)
     if sizes is None:
         raise HardwareError(f"hardware {spec!r} has no topology; write {_example(name, description.chip)}")
     dims = _dims(name, description.chip, spec, slices, sizes)
     chip = share_cores(description.chip, dims[0]) if description.per_core else description.chip
     return Hardware(spec.strip(), chip, dims, slices)
+
+
+def _own_topology(path: str, devices: str) -> tuple[int, tuple[int, ...] | None]:
+    """The slices and sizes that a machine.toml gives itself."""
+    try:
+        slices, _, sizes = _parse(devices)
+    except HardwareError as error:
+        raise HardwareError(f"{path}: devices: {error}") from error
+    return slices, sizes
 
 
 def _parse(spec: str) -> tuple[int, str, tuple[int, ...] | None]:

@@ -183,18 +183,12 @@ class Chip:
         """
         if dtype in self.flops_per_second:
             return self.flops_per_second[dtype]
-        wider = [
-            known
-            for known in self.flops_per_second
-            if dtype_bytes(known) > dtype_bytes(dtype) and (_is_integer(dtype) or not _is_integer(known))
-        ]
+        wider = [known for known in self.flops_per_second if _holds(known, dtype)]
         if not wider:
             listed = ", ".join(self.flops_per_second)
             raise HardwareError(f"{self.name} lists no FLOPs for {dtype} or wider; it has {listed}")
-        narrowest = min(
-            wider, key=lambda known: (dtype_bytes(known), _is_integer(known) != _is_integer(dtype))
-        )
-        return self.flops_per_second[narrowest]
+        alike = [known for known in wider if _is_integer(known) == _is_integer(dtype)]
+        return self.flops_per_second[min(alike or wider, key=dtype_bytes)]
 
     @property
     def clock_share(self) -> float:
@@ -242,6 +236,13 @@ class Chip:
         if isinstance(self.network, Switch):
             return self.network.nvlink_bytes_per_second
         return self.network.costs["all_gather"].bytes_per_second
+
+
+def _holds(wider: str, dtype: str) -> bool:
+    """Whether products in `dtype` can be taken in `wider`: f16 in bf16, fp8 in bf16, int4 in int8 or bf16."""
+    if _is_integer(wider) == _is_integer(dtype):
+        return dtype_bytes(wider) >= dtype_bytes(dtype)
+    return _is_integer(dtype) and dtype_bytes(wider) > dtype_bytes(dtype)
 
 
 def _is_integer(dtype: str) -> bool:

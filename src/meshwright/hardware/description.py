@@ -155,8 +155,10 @@ def _network(file: CheckedToml, data: Mapping[str, Any]) -> Torus | Switch | Sha
 
 def _torus(file: CheckedToml, table: Mapping[str, Any]) -> Torus:
     file.refuse_unknown(table, ("pod", *_TORUS, *_WRAPAROUND, "efficiency"), "network.")
-    pod = table.get("pod")
-    if not isinstance(pod, list) or not pod or not all(isinstance(size, int) and size > 0 for size in pod):
+    if "pod" not in table:
+        raise file.missing("network.pod")
+    pod = table["pod"]
+    if not isinstance(pod, list) or not pod or not all(type(size) is int and size > 0 for size in pod):
         raise file.error("network.pod", f"is {pod!r}, not a list of sizes such as [16, 16]")
     rules = {key: file.count(table, key, "network.") for key in _WRAPAROUND if key in table}
     if len(rules) != 1:
