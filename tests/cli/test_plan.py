@@ -117,7 +117,23 @@ BAD = [
         ["--layout", "tensor=16,fsdp=4"],
         "8 KV heads (K) do not divide over tensor = 16; fits: tensor in {1, 2, 4, 8}",
     ),
-    (["--layout", "fsdp=32"], "has 32 devices and v5p:4x4x4 has 64 chips"),
+    (
+        ["--layout", "fsdp=32"],
+        "fsdp=32 has 32 devices and v5p:4x4x4 has 64 chips; fits: data=2,fsdp=32 or fsdp=64",
+    ),
+    (["--layout", "data=64", "--batch-tokens", "128Ki"], "32 sequences (B) are fewer than"),
+    (["--layout", "fsdp=64,microbatches=8"], "fits: microbatches up to 3, or --batch-tokens 2097152"),
+    (["--layout", "pipe=64,interleave=2"], "80 layers (L) are fewer than the chunks"),
+    (["--layout", "fsdp=64,expert=8"], "llama-3-70b has no experts (E) for expert = 8"),
+    (["--layout", "context=64", "--seq-len", "4095"], "4095 positions (T) do not divide over 64"),
+    (["--max-seconds", "3"], "--max-seconds bounds what --smallest looks for; add --smallest"),
+    (["--days", "3", "--tokens", "1T"], "--days bounds what --smallest looks for; add --smallest"),
+    (["--smallest", "--days", "3"], "--days needs the length of the run; add --tokens 1T"),
+    (["--smallest", "--max-seconds", "nan"], "--max-seconds nan is no time; write a number above 0"),
+    (["--smallest", "--max-seconds", "0"], "--max-seconds 0.0 is no time; write a number above 0"),
+    (["--smallest", "--layout", "fsdp=64"], "--smallest searches layouts; leave out --layout"),
+    (["--smallest", "--hardware", "cpu:8"], "--smallest needs a chip that comes in slices"),
+    (["--tokens", "0"], "Invalid value for '--tokens': '0' is not a positive whole number"),
     (["--layout", "fsdp=64,tensr=1"], "'tensr' is not supported; did you mean tensor"),
     (["--layout", "fsdp"], "'fsdp' is not KEY=VALUE"),
     (["--hardware", "v5q:4x4x4"], "hardware 'v5q' is unknown; did you mean v5p or v5e?"),
@@ -154,3 +170,73 @@ def test_a_folder_in_the_way_of_the_plan(capsys, tmp_path: Path):
     assert plan(*HERE, "-o", str(tmp_path)) == 2
     assert list(tmp_path.iterdir()) == []
     assert "Is a directory" in capsys.readouterr().err
+
+
+ASKED = ["--layout", "fsdp=32,tensor=2,remat=full"]
+EXPLANATION_KEYS = {
+    *("explanation", "thresholds", "rejected", "batch_range", "budget", "critical_batch"),
+}
+
+
+def test_json_says_why(capsys):
+    found = document(capsys, *POD, *ASKED, "--tokens", "15T", "--critical-batch", "4M")
+    assert found.keys() >= EXPLANATION_KEYS | KEYS
+    assert found["explanation"].startswith("The layout\n- The 64 chips form a mesh, fsdp 32 x tensor 2.")
+    limits = {limit["name"]: limit for limit in found["thresholds"]}
+    assert limits["data_parallel_tokens_per_chip"]["limit"] == pytest.approx(850)
+    assert {"name", "layout", "reason", "text", "numbers"} <= found["rejected"][0].keys()
+    budget, step = found["budget"], found["best"]["step_seconds"]
+    assert budget["steps"] == -(-15 * 10**12 // (244 * 4096))
+    assert budget["seconds"] == pytest.approx(budget["steps"] * step)
+    assert budget["chip_hours"] == pytest.approx(64 * budget["seconds"] / 3600)
+    assert found["critical_batch"]["times"] == pytest.approx(244 * 4096 / 4e6)
+    assert found["batch_range"]["min_tokens"] <= 244 * 4096
+
+
+def test_what_was_not_asked_for_is_null(capsys):
+    found = document(capsys, *POD, *ASKED)
+    assert found["budget"] is None and found["critical_batch"] is None
+    assert "smallest" not in found
+
+
+def test_explain_is_prose_that_fits_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("meshwright.cli.common._PIPED_WIDTH", 80)
+    assert plan(*POD, *ASKED, "--explain", "--tokens", "15T") == 0
+    printed = capsys.readouterr().out
+    titles = [line for line in printed.splitlines() if line in TITLES]
+    assert titles == TITLES
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "fsdp=32,tensor=2," in printed and "…" not in printed
+    assert "Where the step goes" not in printed  # the table that the prose replaces
+
+
+TITLES = [
+    *("The layout", "Where the time goes", "Memory", "Other layouts", "Rules of thumb", "Batch"),
+    *("To go faster", "Budget", "Assumptions"),
+]
+
+
+def test_without_explain_only_what_was_asked_for_is_said(capsys):
+    assert plan(*POD, *ASKED, "--tokens", "15T") == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "Budget" in lines and "The layout" not in lines and "Batch" not in lines
+    assert any(line.endswith("--explain says why in words") for line in lines)
+
+
+def test_smallest_plans_for_the_fewest_chips(capsys, tmp_path: Path):
+    asked = ["--model", "llama-3-8b", "--hardware", "v5e", "--batch-tokens", "512Ki", "--seq-len", "4096"]
+    assert plan(*asked, "--smallest", "--json", "-o", str(tmp_path / "plan.toml")) == 0
+    found = json.loads(capsys.readouterr().out)
+    smallest = found["smallest"]
+    assert smallest["hardware"] == found["hardware"]["spec"] == load_plan(tmp_path / "plan.toml").hardware
+    assert found["best"]["fits"] and smallest["num_chips"] == found["hardware"]["num_chips"]
+    assert [tried["hardware"] for tried in smallest["tried"]][:2] == ["v5e:1x1", "v5e:1x2"]
+
+
+def test_no_size_that_fits_exits_1_and_says_why(capsys):
+    assert plan(*POD, "--smallest", "--hardware", "v5p:2x2x1", "--json") == 1
+    printed = capsys.readouterr()
+    smallest = json.loads(printed.out)["smallest"]
+    assert smallest["hardware"] is None and len(smallest["tried"]) == 3
+    assert all(tried["why_not"] for tried in smallest["tried"])
+    assert "mw: llama-3-70b on up to v5p:2x2x1: weights and moments alone need 176 GB a chip" in printed.err

@@ -89,7 +89,7 @@ def test_a_batch_smaller_than_its_shards_is_refused() -> None:
         price(load_model("llama-3-8b"), load("v5e:4x8"), workload, Layout(fsdp=32))
     assert str(error.value) == (
         "x[B_{data,fsdp}, T, D]: 8 sequences (B) are fewer than data·fsdp·microbatches = 32; "
-        "fits: --batch-tokens 131072"
+        "fits: data·fsdp up to 8, or --batch-tokens 131072"
     )
 
 

@@ -29,7 +29,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.degrees import check_chips
 from meshwright.plan.explain import explain as explain_search
-from meshwright.plan.smallest import Smallest
+from meshwright.plan.smallest import NothingFits, Smallest
 from meshwright.plan.smallest import smallest as find_smallest
 from meshwright.plan.train import Candidate, Search, assumptions, price, search
 from meshwright.plan_file import Plan, Workload
@@ -58,6 +58,13 @@ def train(
     ] = None,
     compute_dtype: Annotated[
         str | None, dtype_option("--compute-dtype", help="Of matmuls. [bf16; on cpu the faster]")
+    ] = None,
+    given: Annotated[
+        str | None, typer.Option("--given", help="What every layout must have: tensor=8,matmul_dtype=fp8.")
+    ] = None,
+    runnable: Annotated[
+        bool | None,
+        typer.Option("--runnable/--any", help="Rank only what mw train runs. [on cpu; --any elsewhere]"),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many candidates to list.")] = 10,
     tokens: Annotated[
@@ -101,16 +108,23 @@ def train(
         _check_smallest(layout)
         chip = catalog.load(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
         dtypes = _dtypes(chip, weights_dtype, compute_dtype)
-        sizing = _find_smallest(
-            config, hardware, workload, dtypes, _longest_step(workload, tokens, max_seconds, days)
-        )
+        longest = _longest_step(workload, tokens, max_seconds, days)
+        sizing = _find_smallest(config, hardware, workload, dtypes, longest, as_json)
         machine, found = sizing.hardware, sizing.found
     else:
         _check_not_smallest(max_seconds, days)
         machine = catalog.load(hardware)
         dtypes = _dtypes(machine.chip, weights_dtype, compute_dtype)
         found = _price_one(config, machine, workload, layout, *dtypes) if layout else None
-        found = found or search(config, machine, workload, weights_dtype=dtypes[0], compute_dtypes=dtypes[1])
+        found = found or search(
+            config,
+            machine,
+            workload,
+            weights_dtype=dtypes[0],
+            compute_dtypes=dtypes[1],
+            given=Layout.parse_fields(given or ""),
+            runnable=runnable,
+        )
     said = None
     if explain or as_json or output or tokens or critical_batch:
         said = explain_search(
@@ -164,17 +178,26 @@ def _find_smallest(
     workload: Workload,
     dtypes: tuple[str, tuple[str, ...]],
     longest: float | None,
+    as_json: bool,
 ) -> Smallest:
-    with progress() as update:
-        return find_smallest(
-            config,
-            hardware,
-            workload,
-            weights_dtype=dtypes[0],
-            compute_dtypes=dtypes[1],
-            max_seconds=longest,
-            on_progress=lambda spec: update(f"trying {spec}", None),
-        )
+    """The smallest machine; exits 1 where none does."""
+    try:
+        with progress() as update:
+            return find_smallest(
+                config,
+                hardware,
+                workload,
+                weights_dtype=dtypes[0],
+                compute_dtypes=dtypes[1],
+                max_seconds=longest,
+                on_progress=lambda spec: update(f"trying {spec}", None),
+            )
+    except NothingFits as error:
+        if as_json:
+            tried = [tried.to_dict() for tried in error.tried]
+            emit({"smallest": {"hardware": None, "num_chips": None, "tried": tried}})
+        note(f"mw: {error}")
+        raise typer.Exit(_DOES_NOT_FIT) from error
 
 
 def make_workload(config: ModelConfig, batch_tokens: int, seq_len: int) -> Workload:

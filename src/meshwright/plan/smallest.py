@@ -52,6 +52,14 @@ class Smallest:
         }
 
 
+class NothingFits(PlanError):
+    """No size works. tried: all of them, with why not."""
+
+    def __init__(self, model: str, tried: tuple[Tried, ...]) -> None:
+        super().__init__(f"{model} on up to {tried[-1].hardware}: {tried[-1].why_not}")
+        self.tried = tried
+
+
 def smallest(
     config: ModelConfig,
     spec: str,
@@ -65,7 +73,7 @@ def smallest(
     """The fewest chips of `spec` that hold the model, and take at most `max_seconds` a step.
 
     spec: a chip (`v5p`), or a machine (`v5p:16x20x28`) that bounds the sizes tried. Doubles the chips
-    until it works, then tries the sizes between. Raises PlanError where no size works.
+    until it works, then tries the sizes between. Raises NothingFits where no size works.
     """
     tried: list[Tried] = []
 
@@ -97,8 +105,7 @@ def smallest(
                     return Smallest(smaller, better, tuple(tried))
             return Smallest(machine, found, tuple(tried))
         too_small = machine.num_chips
-    last = tried[-1]
-    raise PlanError(f"{config.name} on up to {last.hardware}: {last.why_not}")
+    raise NothingFits(config.name, tuple(tried))
 
 
 def sizes(spec: str) -> list[Hardware]:

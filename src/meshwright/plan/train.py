@@ -182,11 +182,13 @@ def _price(
 
 
 def _check_batch(workload: Workload, layout: Layout) -> None:
-    shards = layout.num_batch_shards * layout.microbatches
-    if workload.num_sequences < shards:
+    sequences, shards = workload.num_sequences, layout.num_batch_shards * layout.microbatches
+    if sequences < shards:
+        most = sequences // layout.num_batch_shards
+        fits = f"microbatches up to {most}" if most else f"data·fsdp up to {sequences}"
         raise LayoutError(
-            f"x[B_{{data,fsdp}}, T, D]: {workload.num_sequences} sequences (B) are fewer than "
-            f"data·fsdp·microbatches = {shards}; fits: --batch-tokens {shards * workload.seq_len}"
+            f"x[B_{{data,fsdp}}, T, D]: {sequences} sequences (B) are fewer than data·fsdp·microbatches = "
+            f"{shards}; fits: {fits}, or --batch-tokens {shards * workload.seq_len}"
         )
 
 
