@@ -10,7 +10,7 @@ several products read counts to each of them by its FLOPs.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshwright.cost.graph import Direction, Node, Segment, Work, recomputed_nodes
+from meshwright.cost.graph import Direction, Graph, Node, Segment, Work, recomputed_nodes
 from meshwright.cost.passes import Dtypes, work_seconds
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.chip import Chip
@@ -89,7 +89,7 @@ def operations(config: ModelConfig, workload: Workload, candidate: Candidate) ->
             if found := _priced(node, direction, runs, dtypes, chip):
                 key = found.name, direction
                 totals[key] = _sum(totals[key], found) if key in totals else found
-    with_links = _with_transfers(totals, candidate.cost.transfers)
+    with_links = _with_transfers(totals, candidate.cost.transfers, _owners(graph))
     return sorted(with_links, key=lambda operation: -operation.seconds)
 
 
@@ -150,14 +150,15 @@ def _sum(one: Operation, other: Operation) -> Operation:
     )
 
 
-def _with_transfers(totals: dict[_Key, Operation], transfers: Iterable[PlannedTransfer]) -> list[Operation]:
-    """The operations with the collectives of their tensors; those of an update go to no operation.
-
-    What is gathered again for a product that is not recomputed serves its backward pass.
-    """
+def _with_transfers(
+    totals: Mapping[_Key, Operation],
+    transfers: Iterable[PlannedTransfer],
+    owners: Mapping[str, set[str]],
+) -> list[Operation]:
+    """The operations with the collectives of their tensors; those of an update go to no operation."""
     found = dict(totals)
     for planned in transfers:
-        served = _served(planned, found)
+        served = _served(planned, found, owners)
         flops = sum(found[key].flops for key in served)
         for key in served:
             share = found[key].flops / flops if flops else 1 / len(served)
@@ -165,13 +166,38 @@ def _with_transfers(totals: dict[_Key, Operation], transfers: Iterable[PlannedTr
     return list(found.values())
 
 
-def _served(planned: PlannedTransfer, found: Mapping[_Key, Operation]) -> list[_Key]:
-    """The operations whose tensor a transfer moves; `to_wq+wk+wv` is the input of three."""
-    names = planned.transfer.tensor.removeprefix("to_").split("+")
+def _served(
+    planned: PlannedTransfer, found: Mapping[_Key, Operation], owners: Mapping[str, set[str]]
+) -> list[_Key]:
+    """The operations that a transfer's tensor belongs to, in its direction.
+
+    What is moved again for one that is not recomputed serves its backward pass.
+    """
+    names = sorted(owners.get(planned.transfer.tensor, {planned.transfer.tensor}))
     keys: list[_Key] = [(name, planned.direction) for name in names]
     if planned.direction == "recompute" and not any(key in found for key in keys):
         keys = [(name, "backward") for name in names]
     return [key for key in keys if key in found]
+
+
+def _owners(graph: Graph) -> dict[str, set[str]]:
+    """The operations that read what a node moves, by its name; those before it where none does.
+
+    `to_wq+wk+wv` is the input of three products, `k` and `v` are attention's. Operations own themselves.
+    """
+    working = {node.name for _, node in graph.nodes() if node.forward}
+    found: dict[str, set[str]] = {}
+    for segment in graph.segments:
+        readers: dict[int, set[str]] = {}
+        for number, node in reversed(list(enumerate(segment.nodes))):
+            reading = {node.name} if node.name in working else set()
+            if not reading:
+                reading = reading.union(*(readers.get(id(value), set()) for value in node.outputs))
+                before = [one.name for one in segment.nodes[:number] if one.name in working]
+                found.setdefault(node.name, set()).update(reading or before[-1:])
+            for value in node.inputs:
+                readers.setdefault(id(value), set()).update(reading)
+    return found
 
 
 def _add_transfer(operation: Operation, planned: PlannedTransfer, share: float) -> Operation:

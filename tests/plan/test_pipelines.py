@@ -1,0 +1,44 @@
+"""Timelines of a plan: the schedule that it runs and the others, in the planner's seconds."""
+
+import pytest
+
+from meshwright.hardware import catalog
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan.pipelines import shown_microbatches, timelines
+from meshwright.plan.train import price
+from meshwright.plan_file import Workload
+
+CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("h100:2x8"), Workload(64, 4096)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_the_bubble_drawn_is_the_bubble_priced(schedule):
+    layout = Layout(pipe=4, data=2, tensor=2, microbatches=16, remat="full", schedule=schedule)
+    candidate = price(CONFIG, MACHINE, WORKLOAD, layout)
+    timeline = timelines(CONFIG, MACHINE, WORKLOAD, layout)[schedule]
+    bubble = sum(term.seconds for term in candidate.cost.terms if term.bound == "bubble")
+    idle = timeline.makespan_seconds - max(timeline.busy_seconds)
+    # The search's closed form is within a few percent of the simulation where the ends differ.
+    assert idle == pytest.approx(bubble, rel=0.06)
+
+
+def test_every_schedule_that_exists_is_there_the_plan_s_first():
+    layout = Layout(pipe=4, data=2, tensor=2, microbatches=16, schedule="zb-h1")
+    found = timelines(CONFIG, MACHINE, WORKLOAD, layout)
+    assert list(found) == ["zb-h1", "gpipe", "1f1b", "interleaved", "zb-v", "dualpipe"]
+    assert all(timeline.schedule.num_microbatches == 16 for timeline in found.values())
+
+
+def test_what_does_not_exist_is_left_out():
+    """Three microbatches do not go round four stages, nor do they enter at both ends in pairs."""
+    layout = Layout(pipe=4, data=2, tensor=2, microbatches=3)
+    found = timelines(CONFIG, MACHINE, Workload(48, 4096), layout)
+    assert "1f1b" in found and "gpipe" in found
+    assert "interleaved" not in found and "dualpipe" not in found
+
+
+@pytest.mark.parametrize(("pipe", "microbatches"), [(4, 16), (8, 4096), (64, 1024), (128, 4096), (2, 1)])
+def test_as_many_microbatches_as_a_picture_holds(pipe, microbatches):
+    shown = shown_microbatches(pipe, microbatches)
+    assert shown == microbatches or (shown % pipe == 0 and shown >= 2 * pipe)
