@@ -14,11 +14,11 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
+from meshwright.plan.ideal_links import links
 from meshwright.plan.thresholds import (
     BYTES_PER_PARAM,
     Threshold,
     data_parallel_tokens_per_chip,
-    links,
     mixed_batch_shards,
     mixed_tokens_per_chip,
     nearest_divisor,

@@ -13,7 +13,8 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import REMATS, Layout
 from meshwright.models.config import ModelConfig
 from meshwright.plan.comparison import Rejected, compare, too_large
-from meshwright.plan.thresholds import active_d_ff, links, mixed_batch_shards, nearest_divisor, sparsity
+from meshwright.plan.ideal_links import links
+from meshwright.plan.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
 from meshwright.plan.train import Candidate, Search, price
 from meshwright.plan_file import Workload
 
