@@ -308,13 +308,21 @@ class Layout:
         >>> Layout.parse("fsdp=64,tensor=8").mesh.num_devices
         512
         """
-        values: dict[str, object] = {}
-        for item in filter(None, (part.strip() for part in text.split(","))):
-            key, equals, value = item.partition("=")
-            if not equals:
-                raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write data=2,fsdp=4")
-            values[key.strip()] = int(value) if value.strip().isdigit() else value.strip()
-        return cls.from_dict(values)
+        return cls.from_dict(_fields(text))
+
+    @classmethod
+    def parse_fields(cls, text: str) -> dict[str, object]:
+        """The fields that such a text names, checked one by one.
+
+        >>> Layout.parse_fields("tensor=8,offload=true")
+        {'tensor': 8, 'offload': True}
+        """
+        # What these two need besides, to be degrees of any layout.
+        company = {"expert": "data", "interleave": "pipe"}
+        return {
+            key: getattr(cls.from_dict({key: value, company.get(key, key): value}), key)
+            for key, value in _fields(text).items()
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "Layout":
@@ -356,6 +364,19 @@ class Layout:
 
 # The first chunk may hold the embedding alone, and the last the head.
 _CHUNKS_WITHOUT_LAYERS = 2
+
+
+def _fields(text: str) -> dict[str, object]:
+    """KEY=VALUE, ... as a dictionary; whole numbers as such."""
+    values: dict[str, object] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write data=2,fsdp=4")
+        values[key.strip()] = int(value) if value.strip().isdigit() else value.strip()
+    return values
+
+
 _CHOICES = {"remat": REMATS, "schedule": SCHEDULES, "context_method": CONTEXT_METHODS}
 _DTYPE_FIELDS = {
     "weights_dtype": DTYPES,

@@ -6,6 +6,8 @@ from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
+from meshwright.nn.supported import check_layout_runs
+from meshwright.plan.space import Space
 from meshwright.plan.train import Search, price, search, usable_bytes
 from meshwright.plan_file import Workload
 
@@ -120,3 +122,58 @@ def test_what_does_not_fit_is_ranked_by_what_it_lacks() -> None:
     assert not found.best.fits
     assert found.best.memory.total == min(c.memory.total for c in found.candidates)
     assert found.best.memory.total > usable_bytes(load("h100:1x8"))
+
+
+class TestGiven:
+    """Fields that every layout must have."""
+
+    def _found(self, text: str) -> Search:
+        workload, given = Workload(256, 8192), Layout.parse_fields(text)
+        return search(
+            load_model("llama-3-70b"),
+            load("h100:16x8"),
+            workload,
+            weights_dtype="bf16",
+            compute_dtypes=("bf16",),
+            given=given,
+        )
+
+    def test_degrees_and_schedule(self) -> None:
+        for candidate in self._found("pipe=4,interleave=4,tensor=8,remat=full").candidates:
+            layout = candidate.layout
+            assert (layout.pipe, layout.interleave, layout.tensor, layout.remat) == (4, 4, 8, "full")
+
+    def test_dtypes_and_what_is_not_searched(self) -> None:
+        best = self._found("matmul_dtype=fp8,offload=true,tensor=8").best
+        assert best.layout.matmul_dtype == "fp8" and best.layout.offload
+
+    def test_nothing_has_what_does_not_divide(self) -> None:
+        with pytest.raises(PlanError) as error:
+            self._found("tensor=3")
+        assert str(error.value) == "llama-3-70b on h100:16x8: no layout that divides has tensor=3"
+
+
+def test_what_is_runnable_has_no_stages() -> None:
+    found = search(
+        load_model("llama-3-70b"),
+        load("h100:16x8"),
+        Workload(256, 8192),
+        weights_dtype="bf16",
+        compute_dtypes=("bf16",),
+        runnable=True,
+    )
+    for candidate in found.candidates:
+        check_layout_runs(candidate.layout)
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
+def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
+    """Every layout priced, against those that the search found by bounds alone."""
+    config, hardware, workload = load_model(model), load("h100:1x8"), Workload(64, 2048)
+    found = search(config, hardware, workload, weights_dtype="bf16", compute_dtypes=("bf16",), num_ranked=5)
+    space = Space(config, hardware, workload, Layout(), runnable=False)
+    layouts = [choice.layout for mesh in space.meshes() for choice in space.choices(mesh)]
+    assert len(layouts) == found.considered
+    priced = [price(config, hardware, workload, layout) for layout in layouts]
+    exhaustive = sorted(c.step_seconds for c in priced if c.fits)[:5]
+    assert [c.step_seconds for c in found.candidates[:5] if c.fits] == exhaustive

@@ -5,7 +5,7 @@ Meshes that do not divide the model, the sequence or the batch are left out. The
 the chip's rates with what a layer waits for and the schedule's bubble, or the weights' gathers alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -35,6 +35,10 @@ _MAX_PIPE = 64
 _MAX_PASS_TOKENS = 65_536
 
 
+# Fields of a layout that are not of its mesh.
+_OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
+
+
 class Choice(NamedTuple):
     """One layout, not yet priced.
 
@@ -62,14 +66,23 @@ class Choice(NamedTuple):
 class Space:
     """The layouts of one model, machine and batch that share `base`'s dtypes.
 
-    runnable: only what `nn/` runs.
+    runnable: only what `nn/` runs. given: degrees and schedule that every layout must have.
     """
 
     def __init__(
-        self, config: ModelConfig, hardware: Hardware, workload: Workload, base: Layout, *, runnable: bool
+        self,
+        config: ModelConfig,
+        hardware: Hardware,
+        workload: Workload,
+        base: Layout,
+        *,
+        runnable: bool,
+        given: Mapping[str, object] | None = None,
     ) -> None:
         self.config, self.hardware, self.workload = config, hardware, workload
         self.base, self.runnable = base, runnable
+        self._of_mesh = {key: value for key, value in (given or {}).items() if key not in _OF_SCHEDULE}
+        self._of_schedule = {key: value for key, value in (given or {}).items() if key in _OF_SCHEDULE}
         self.sizes = dimensions(config)
         self._local: dict[tuple[Layout, float], _Local] = {}
 
@@ -85,7 +98,11 @@ class Space:
                         continue
                     for sharing in self._data_ranks(ranks):
                         mesh = self.base.replace(tensor=tensor, pipe=pipe, context=context, **sharing)
-                        yield from self._variants(mesh)
+                        yield from filter(self._is_given, self._variants(mesh))
+
+    def _is_given(self, mesh: Layout) -> bool:
+        stage = {"zero": mesh.zero_stage}
+        return all(stage.get(key, getattr(mesh, key)) == value for key, value in self._of_mesh.items())
 
     @cached_property
     def tensors(self) -> list[int]:
@@ -162,7 +179,11 @@ class Space:
             sequences *= 2
             waiting = microbatches * local.fsdp_seconds(mesh, placement)
             for schedule, interleave in self._schedules(mesh.pipe, microbatches):
-                yield from self._remats(mesh, microbatches, schedule, interleave, local, states, waiting)
+                found = self._remats(mesh, microbatches, schedule, interleave, local, states, waiting)
+                yield from found if not self._of_schedule else filter(self._has_given_schedule, found)
+
+    def _has_given_schedule(self, choice: "Choice") -> bool:
+        return all(getattr(choice, key) == value for key, value in self._of_schedule.items())
 
     def _schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
         """(schedule, chunks a stage), of those that exist."""
@@ -171,7 +192,8 @@ class Space:
         found = [("1f1b", 1), ("zb-h1", 1)]
         if microbatches % pipe == 0 and self.config.num_layers % pipe == 0:
             chunks = divisors(self.config.num_layers // pipe)[1:]
-            found += [("interleaved", v) for v in dict.fromkeys(chunks[:1] + chunks[-1:])]
+            few = chunks if "interleave" in self._of_schedule else dict.fromkeys(chunks[:1] + chunks[-1:])
+            found += [("interleaved", v) for v in few]
         return found
 
     def _remats(
@@ -187,11 +209,13 @@ class Space:
         usable, pipe = usable_bytes(self.hardware), mesh.pipe
         alive = {s: alive_microbatches(schedule, pipe, microbatches, interleave, s) for s in states}
         for remat in local.remats:
+            if remat == "attention" and self.runnable:
+                continue
             held = local.held(pipe, interleave, remat)
             needed = max(states[s] + held[s].saved(alive[s]) + held[s].buffers for s in states)
             least = max(waiting, local.least_seconds(remat, schedule, pipe, microbatches, interleave))
             yield Choice(least, needed, mesh, microbatches, schedule, interleave, remat)
-            if needed <= usable:
+            if needed <= usable and "remat" not in self._of_schedule:
                 return
 
     def _local_of(self, mesh: Layout, sequences: float) -> "_Local":

@@ -5,7 +5,7 @@ asked for are not priced. The others are priced by cost/step.py from their contr
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 
@@ -21,6 +21,15 @@ from meshwright.plan.space import RESERVED_SHARE, Choice, Space, divisors, recor
 from meshwright.plan_file import Workload
 from meshwright.units import format_bytes
 
+# Fields of a layout that a search does not choose.
+NOT_SEARCHED = (
+    "context_method",
+    "offload",
+    "matmul_dtype",
+    "gradients_dtype",
+    "optimizer_dtype",
+    "master_weights",
+)
 # Candidates that are priced and ranked, at least.
 NUM_RANKED = 20
 
@@ -111,28 +120,34 @@ def search(
     *,
     weights_dtype: str,
     compute_dtypes: tuple[str, ...],
-    base: Layout | None = None,
+    given: Mapping[str, object] | None = None,
     runnable: bool | None = None,
     num_ranked: int = NUM_RANKED,
     on_progress: Callable[[int], None] | None = None,
 ) -> Search:
     """The `num_ranked` best layouts by step time, or those that come nearest to fitting.
 
-    base: gives the other dtypes. runnable: only what `nn/` runs; by default on CPUs, where a plan is run
-    at once. Raises PlanError where no layout divides.
+    given: fields that every layout must have, such as tensor=8 or matmul_dtype="fp8". runnable: only what
+    `nn/` runs; by default on CPUs, where a plan is run at once. Raises PlanError where no layout divides.
     """
     started = time.perf_counter()
-    base = (base or Layout()).replace(weights_dtype=weights_dtype)
+    given = dict(given or {})
+    base = Layout(weights_dtype=weights_dtype).replace(
+        **{key: given.pop(key) for key in NOT_SEARCHED if key in given}
+    )
     runnable = hardware.chip.kind == "cpu" if runnable is None else runnable
     choices: list[Choice] = []
     for compute_dtype in compute_dtypes:
         typed = base.replace(compute_dtype=compute_dtype)
-        space = Space(config, hardware, workload, typed, runnable=runnable)
+        space = Space(config, hardware, workload, typed, runnable=runnable, given=given)
         for mesh in space.meshes():
             choices += space.choices(mesh)
             if on_progress:
                 on_progress(len(choices))
     if not choices:
+        if given:
+            wanted = ",".join(f"{key}={value}" for key, value in given.items())
+            raise PlanError(f"{config.name} on {hardware.spec}: no layout that divides has {wanted}")
         raise PlanError(_nothing_divides(config, hardware, workload, runnable))
     found = _priced(choices, config, hardware, workload, num_ranked)
     found.sort(key=_rank)
