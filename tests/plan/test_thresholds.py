@@ -172,7 +172,7 @@ class TestTheDerivedAlgorithmMovesTheSameBytes:
         assert over_y == {"forward": 4 * TOKENS * D / x, "backward": 4 * TOKENS * D / x}
 
     def test_sharded_activations_are_gathered_again(self, config: ModelConfig, weights: float):
-        """6BD/X backward: dOut and In gathered, dIn scattered, as the text's steps have it; its table says 8."""
+        """6BD/X backward: dOut and In gathered, dIn scattered, as the text's steps say; its table has 8."""
         layout = Layout(fsdp=4, tensor=2, sequence_parallel=True)
         found = mlp_bytes(config, layout, "tensor")
         assert found == {"forward": 4 * TOKENS * D / 4, "backward": 6 * TOKENS * D / 4}
