@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.errors import LayoutError, MeshwrightError, ModelError, PlanError
+from meshwright.errors import LayoutError, MeshwrightError, ModelError, OutputError, PlanError
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, Workload, load_plan, save_plan, shardings
@@ -74,7 +74,7 @@ def test_a_missing_plan_is_said(tmp_path: Path) -> None:
 
 def test_nothing_half_written_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PlanError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         save_plan(_plan(), tmp_path / "file" / "plan.toml")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

@@ -8,6 +8,7 @@
     ├── PlanError              no layout fits; a plan file that cannot be read
     ├── DataError              an empty corpus, an unreadable file
     ├── CheckpointError        a checkpoint cut short or of another model
+    ├── OutputError            a file that cannot be written
     ├── DeviceError            fewer devices than the plan asks for, a port in use
     ├── AuditError             the compiler refused the program
     └── RequestError           an HTTP request the server cannot serve (4xx)
@@ -49,6 +50,10 @@ class DataError(MeshwrightError):
 
 class CheckpointError(MeshwrightError):
     """A checkpoint that is missing, cut short or belongs to another model."""
+
+
+class OutputError(MeshwrightError):
+    """A file that cannot be written."""
 
 
 class DeviceError(MeshwrightError):

@@ -6,7 +6,6 @@ It is the only thing that passes between planning, training, serving and the aud
 import os
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import tomlkit
 
 import meshwright
 from meshwright.errors import MeshwrightError, PlanError, nearest
+from meshwright.files import write_whole
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
@@ -90,15 +90,7 @@ def save_plan(plan: Plan, path: Path) -> None:
     for group in shardings(plan.model, plan.layout).values():
         for written in group.values():
             document.add(tomlkit.comment(written))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise PlanError(f"{path}: cannot be written: {error.strerror}") from error
+    write_whole(path, tomlkit.dumps(document))
 
 
 def load_plan(path: Path) -> Plan:

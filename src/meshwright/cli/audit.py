@@ -1,7 +1,6 @@
 """mw audit: what the compiler makes of a plan, beside what was planned."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 from meshwright.cli.common import Json, count_option, emit, note, progress, show
 from meshwright.cli.plan import make_workload
 from meshwright.errors import PlanError
+from meshwright.files import write_whole
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, load_plan
@@ -95,7 +95,5 @@ def _from_options(
 
 
 def _write(path: Path, document: dict) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(document, indent=1))
     note(f"wrote {path}")

@@ -10,6 +10,7 @@ import typer
 from meshwright.cli.common import HardwareOption, Json, LocalHardwareOption, emit, note, progress, show
 from meshwright.cli.devices import use_devices_of
 from meshwright.errors import MeshwrightError
+from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.units import format_bytes, format_count, format_seconds, parse_count
 
@@ -108,7 +109,7 @@ def _draw(document: dict[str, Any], plot: bool, html: Path | None) -> None:
         for op in operations(document):
             note(terminal_plot(document, op))
     if html:
-        html.write_text(collectives_html(document), encoding="utf-8")
+        write_whole(html, collectives_html(document))
         note(f"wrote {html}")
 
 

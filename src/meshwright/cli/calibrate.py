@@ -1,6 +1,5 @@
 """mw calibrate: this machine, measured, as hardware to plan for."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +8,8 @@ import typer
 from meshwright.cli.common import Json, LocalHardwareOption, emit, note, progress, show
 from meshwright.cli.devices import use_devices_of
 from meshwright.cli.hardware import detail, hardware_document
+from meshwright.files import write_whole
 from meshwright.hardware import catalog
-from meshwright.hardware.topology import Hardware
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -32,16 +31,9 @@ def calibrate(
 
     with progress() as report:
         measured = bench.calibrate(hardware, progress=lambda what: report(what, None))
-    _write(output, measured)
+    write_whole(output, catalog.dump_toml(measured))
     if as_json:
         emit(hardware_document(measured))
     else:
         show(*detail(measured))
     note(f"wrote {output}")
-
-
-def _write(path: Path, measured: Hardware) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(catalog.dump_toml(measured), encoding="utf-8")
-    partial.replace(path)

@@ -19,6 +19,7 @@ import typer
 
 from meshwright.cli.common import Json, emit, note, progress, show
 from meshwright.errors import DeviceError, PlanError
+from meshwright.files import write_whole
 from meshwright.models.presets import load_model
 from meshwright.units import format_bytes, format_count, format_seconds
 
@@ -161,7 +162,7 @@ def serve(job: Demo) -> None:
     from meshwright.cli.completion import complete
 
     document = complete(job.run)
-    (job.run / "completion.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    write_whole(job.run / "completion.json", json.dumps(document, indent=1))
 
 
 def report(job: Demo) -> None:

@@ -1,11 +1,11 @@
 """What `mw plan train` shows on a terminal, and the files that -o writes."""
 
 import json
-import os
 from pathlib import Path
 
 from meshwright.cli.common import note, show
 from meshwright.errors import PlanError
+from meshwright.files import write_whole
 from meshwright.plan.explain import Explanation
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search, usable_bytes
@@ -28,9 +28,7 @@ def write_plan(path: Path, written: Plan, asked: Workload, document: dict) -> No
     """plan.toml and, whole or not at all, its plan.json."""
     beside = path.with_suffix(".json")
     save_plan(written, path)
-    partial = beside.with_name(f".{beside.name}.{os.getpid()}")
-    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    partial.replace(beside)
+    write_whole(beside, json.dumps(document, indent=1))
     if written.workload != asked:
         note(
             f"{asked.num_sequences} sequences do not divide over the batch shards of {written.layout}; "

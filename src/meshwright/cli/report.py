@@ -7,6 +7,7 @@ import typer
 
 from meshwright.cli.common import Json, emit
 from meshwright.errors import PlanError
+from meshwright.files import write_whole
 
 if TYPE_CHECKING:
     from meshwright.report.plan_figures import Priced
@@ -32,7 +33,6 @@ def report(
     mw report plan.toml -o report.html --plots figures
     """
     from meshwright.report.figure import write_figures
-    from meshwright.report.files import write_whole
     from meshwright.report.html import read_report, render
 
     found = read_report(run, _describe)

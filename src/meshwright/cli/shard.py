@@ -13,6 +13,7 @@ from meshwright.cost.resharding import step_price
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import PricedStep, Question, Strategy, priced_step
 from meshwright.errors import HardwareError, NotationError
+from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
@@ -78,7 +79,7 @@ def shard(
     limit = memory_limit or machine.chip.hbm_bytes
     found = strategies(question, memory_limit_bytes=limit, objective=objective)
     if svg:
-        svg.write_text(contraction_svg(found[0]), encoding="utf-8")
+        write_whole(svg, contraction_svg(found[0]))
         note(f"wrote {svg}")
     ran = _ran(found[0]) if run else {}
     if as_json:
@@ -105,7 +106,7 @@ def _reshard(
     found = cheapest_reshard(array, target, mesh, sizes, step_price(placement), dtype)
     steps = [priced_step(step, mesh, sizes, dtype, placement) for step in found]
     if svg:
-        svg.write_text(reshard_svg(array, target, steps, mesh), encoding="utf-8")
+        write_whole(svg, reshard_svg(array, target, steps, mesh))
         note(f"wrote {svg}")
     ran: dict = {}
     if run:

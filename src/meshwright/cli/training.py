@@ -13,6 +13,7 @@ from pathlib import Path
 
 from meshwright.cli.common import Progress
 from meshwright.errors import CheckpointError, PlanError
+from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
@@ -161,5 +162,5 @@ def _describe(job: Job, corpus: Corpus) -> None:
     if job.figures and job.figures.resolve() != (job.run / "plan.json").resolve():
         shutil.copyfile(job.figures, job.run / "plan.json")
     written = to_hf(job.plan.model) | {"eos_token_id": corpus.end_of_text_id}
-    (job.run / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    write_whole(job.run / "config.json", json.dumps(written, indent=2) + "\n")
     shutil.copyfile(corpus.tokenizer_path, job.run / "tokenizer.json")

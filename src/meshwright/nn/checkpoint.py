@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
 from meshwright.errors import CheckpointError
+from meshwright.files import write_whole
 
 _FILES = "files.json"
 _KEPT = 2
@@ -158,9 +159,7 @@ def _list_files(path: Path) -> None:
         for file in sorted(path.rglob("*"))
         if file.is_file()
     }
-    partial = path / f".{_FILES}.partial"
-    partial.write_text(json.dumps(sizes, indent=0))
-    partial.rename(path / _FILES)
+    write_whole(path / _FILES, json.dumps(sizes, indent=0))
 
 
 def _complete_step(directory: Path, step: int | None) -> int:

@@ -13,8 +13,8 @@ from textwrap import wrap
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from meshwright.files import write_whole
 from meshwright.report.chart import COLOURS, FONT, label
-from meshwright.report.files import write_whole
 
 HALF_WIDTH = 506  # of two figures side by side on a page, in pixels
 _MARGIN, _GAP = 28, 24
@@ -115,5 +115,5 @@ class Figure:
 
 
 def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:
-    """The paths of the figures' files, each written whole. Raises DataError where the folder cannot be."""
+    """The paths of the figures' files, each written whole. Raises OutputError where the folder cannot be."""
     return [write_whole(folder / figure.file_name, figure.standalone()) for figure in figures]

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from meshwright import __version__
 from meshwright.errors import MeshwrightError
+from meshwright.files import write_whole
 from meshwright.notation.mesh import Mesh
 from meshwright.plan_file import load_plan
 from meshwright.report import audit_view, mesh_view, plan_view, summary
@@ -23,7 +24,6 @@ from meshwright.report.documents import Document, Run, planned_step_seconds, rea
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
-from meshwright.report.files import write_whole
 from meshwright.report.plan_figures import Priced, plan_figures, price_plan
 from meshwright.report.plots import loss_figure, step_time_figure
 from meshwright.units import format_bytes, format_seconds
@@ -70,7 +70,7 @@ def build_report(path: Path, describe: Describe | None = None) -> str:
 
 
 def write_report(path: Path, output: Path, describe: Describe | None = None) -> Path:
-    """The path of the report, written whole or not at all. Raises DataError where it cannot be written."""
+    """The path of the report, written whole or not at all. Raises OutputError where it cannot be written."""
     return write_whole(output, build_report(path, describe))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from meshwright.errors import MeshwrightError
+from meshwright.files import write_whole
 
 Line = dict[str, Any]
 
@@ -27,9 +28,7 @@ def read_lines(path: Path) -> list[Line]:
 def truncate(path: Path, step: int) -> None:
     """Drops the lines past `step`, which a run resumed from there writes again."""
     kept = [line for line in read_lines(path) if line["step"] <= step]
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    partial.replace(path)
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def append(path: Path, line: Line) -> None:

@@ -1,0 +1,57 @@
+"""A file is written whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import OutputError
+from meshwright.files import write_whole
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_made_with_its_folder_and_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "figures.json"
+    assert write_whole(path, "α = 2550") == path
+    assert path.read_text(encoding="utf-8") == "α = 2550"
+    write_whole(path, "")
+    assert path.read_bytes() == b""
+    assert _names(path.parent) == ["figures.json"]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    assert write_whole(tmp_path / "whole", "").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_leaves_the_old_file_and_nothing_else(
+    failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_whole(tmp_path / "figures.json", "old")
+    whole = Path.write_text
+
+    def half(self: Path, text: str, **options: str) -> None:
+        whole(self, text[:1], **options)
+        raise failure
+
+    monkeypatch.setattr(Path, "write_text", half)
+    expected = OutputError if isinstance(failure, OSError) else KeyboardInterrupt
+    with pytest.raises(expected) as caught:
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert _names(tmp_path) == ["figures.json"]
+    if expected is OutputError:
+        assert str(caught.value) == f"{path}: cannot be written: No space left on device"
+
+
+def test_what_cannot_be_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OutputError, match=r"taken: cannot be written: Is a directory$"):
+        write_whole(tmp_path / "taken", "x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot be written: (Not a directory|File exists)$"):
+        write_whole(tmp_path / "file" / "inside", "x")
+    assert _names(tmp_path) == ["file", "taken"]
