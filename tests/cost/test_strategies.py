@@ -70,7 +70,7 @@ def test_problem_4_a_third_way_that_the_text_leaves_out() -> None:
 
 
 def test_problem_5_least_latency() -> None:
-    """Over all shardings of the inputs: all three axes on one kept letter, and one gather over all three."""
+    """Over all shardings of the inputs: all three axes on kept letters, and one gather over all three."""
     best: Strategy | None = None
     for b, d, f in (
         ("_XYZ", "", ""),
@@ -89,7 +89,7 @@ def test_problem_5_least_latency() -> None:
     assert best.flops_per_device == 2 * 8192**3 / 64
     assert best.seconds_comms == pytest.approx(2 * 8192**2 / (3 * 1.8e11))
     assert [step.collective.op for step in best.steps] == ["all_gather"]
-    assert best.contraction.product.axes_of("B") == ("X", "Y", "Z")
+    assert set(best.contraction.product.sharded_axes) == {"X", "Y", "Z"}
 
 
 def test_problem_6_an_all_reduce_over_lines() -> None:
@@ -326,7 +326,7 @@ def test_a_strategy_costs_what_its_steps_cost(q: Question) -> None:
 def test_the_list_is_of_the_best_and_the_textbook(q: Question) -> None:
     found = strategies(q)
     whole = [one for one in found if not one.leaves_partial_sum]
-    assert len({(one.roles, one.out, one.via, one.window) for one in found}) == len(found)
+    assert len({(one.roles, one.out, one.via, one.searched, one.window) for one in found}) == len(found)
     for one in whole:
         busy = [axis for s in one.steps if s.collective.op != "slice" for axis in s.collective.axes]
         assert one.seconds <= REACH * whole[0].seconds or len(set(busy)) == len(busy)
@@ -364,8 +364,8 @@ def test_dimensions_must_be_the_letters() -> None:
 
 
 def test_many_axes_take_the_textbook_roles_and_too_many_are_refused() -> None:
-    """Eight axes have 4^8 choices of a role for a matmul; twelve have 3^12 even of the textbook's."""
-    assert within_reason([("I", "J", "K", None)] * 8) and not within_reason([("I", "J", "K", None)] * 9)
+    """Seven axes have 4^7 choices of a role for a matmul; twelve have 3^12 even of the textbook's."""
+    assert within_reason([("I", "J", "K", None)] * 7) and not within_reason([("I", "J", "K", None)] * 8)
     axes = [f"X{number}" for number in range(12)]
     mesh, sizes = Mesh(dict.fromkeys(axes, 2)), {"I": 4096, "J": 4096, "K": 4096}
     arrays = (
@@ -377,7 +377,7 @@ def test_many_axes_take_the_textbook_roles_and_too_many_are_refused() -> None:
     q = Question(Einsum("IJ", "JK", "IK"), *arrays, mesh, sizes, hardware, "bf16")
     assert cheapest(q).name == "multiply in place"
     whole = arrays[0].replace(axes={"I": ()}), arrays[1], arrays[2].replace(axes={"I": ()})
-    with pytest.raises(NotationError, match="the roles of 12 mesh axes have more than 131,072 combinations"):
+    with pytest.raises(NotationError, match="the roles of 12 mesh axes have more than 16,384 combinations"):
         cheapest(Question(Einsum("IJ", "JK", "IK"), *whole, mesh, sizes, hardware, "bf16"))
 
 

@@ -11,7 +11,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -19,7 +18,7 @@ from meshwright.audit.job import Job
 from meshwright.cost.strategy import Strategy
 from meshwright.errors import AuditError
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective, reshard
+from meshwright.notation.collective import Collective
 from meshwright.notation.einsum import Contraction
 from meshwright.notation.mesh import Mesh
 from meshwright.units import dtype_bytes, format_bytes
@@ -45,11 +44,9 @@ def run_contraction(
 
 
 def run_strategy(strategy: Strategy, seed: int = 0) -> dict[str, Any]:
-    """The same for a priced strategy, with its window and what its sum passes through."""
-    q, plan, then = strategy.question, strategy.contraction, []
-    if strategy.via is not None:
-        plan, then = replace(plan, out=strategy.via), reshard(strategy.via, strategy.out)
-    return _run(Job(plan, tuple(then), strategy.window, q.mesh, q.sizes, q.dtype, seed))
+    """The same for a priced strategy, with its window and the steps that its arrays take."""
+    q = strategy.question
+    return _run(Job(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed))
 
 
 def run_reshard(

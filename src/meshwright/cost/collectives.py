@@ -3,10 +3,9 @@
 V below is the gathered array: its bytes divided by the product of the axes that stay sharded.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from meshwright.hardware.chip import LinearCost, SharedMemory, Switch, Torus
 from meshwright.hardware.efficiency import share_at
@@ -17,8 +16,7 @@ Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permut
 Bound = Literal["bandwidth", "latency"]
 
 
-@dataclass(frozen=True)
-class CollectivePrice:
+class CollectivePrice(NamedTuple):
     """Seconds of a collective and what sets them.
 
     bound: what the slower phase waits for. hops: messages in sequence. link: where the slower phase
@@ -51,60 +49,69 @@ def collective_seconds(
     Raises LayoutError for an axis that the mesh does not have.
     Source: How to Scale Your Model, "Sharded Matrices"; each phase says its own formula.
     """
-    links, network = placement.stretches((axes,) if isinstance(axes, str) else tuple(axes)), placement.network
-    if not links:
-        return NOTHING
+    names, network = (axes,) if isinstance(axes, str) else tuple(axes), placement.network
     if isinstance(network, SharedMemory):
-        return _host_price(op, gathered_bytes, links, network.costs[op])
-    launch = network.collective_launch_seconds if isinstance(network, Switch) else 0.0
-    inner, outer, num_inner, num_outer = _phases(links)
-    if op == "permute":
-        return _permute_price(gathered_bytes / (num_inner * num_outer), links, network, launch)
-    if not (inner and outer):
-        return _phase_price(op, gathered_bytes, links, network, launch)
-    # An all-to-all within one slice moves only what its own devices hold: 1 / num_outer of the array.
-    inner_bytes = gathered_bytes / num_outer if op == "all_to_all" else gathered_bytes
-    phases = (
-        _phase_price(op, inner_bytes, inner, network, launch),
-        _phase_price(op, gathered_bytes / num_inner * _crossing(num_outer, copies), outer, network, 0.0),
-    )
-    slower = max(phases, key=lambda price: price.seconds)
-    seconds = sum(price.seconds for price in phases)
-    return CollectivePrice(seconds, slower.bound, sum(price.hops for price in phases), slower.link)
+        return _host_price(op, gathered_bytes, placement.stretches(names), network.costs[op])
+    parts = _parts(op, names, placement)
+    if not parts:
+        return NOTHING
+    if len(parts) == 1:
+        return _part_price(op, gathered_bytes, parts[0], network)
+    prices = [_part_price(op, gathered_bytes, part, network) for part in parts]
+    slower = max(prices, key=lambda price: price.seconds)
+    if op == "permute":  # a message takes the links of one part
+        return slower
+    seconds, hops = sum(price.seconds for price in prices), sum(price.hops for price in prices)
+    return CollectivePrice(seconds, slower.bound, hops, slower.link)
 
 
-def _crossing(num_domains: int, copies: int) -> float:
-    """Share of `copies` rows left if those for one of `num_domains` cross as one: its mean over random ways.
+class _Part(NamedTuple):
+    """A phase of a collective, on links of one kind: what a byte of V costs it, and its latency.
 
-    >>> _crossing(4, 1), round(_crossing(4, 8), 3)
-    (1.0, 0.45)
+    bytes_of_gathered: the bytes that it handles, over V. passes: how often.
     """
-    return num_domains * (1 - (1 - 1 / num_domains) ** copies) / copies
+
+    bytes_of_gathered: float
+    seconds_per_byte: float
+    passes: int
+    hops: int
+    latency: float
+    link: LinkKind
 
 
 @lru_cache(maxsize=65536)
-def _phases(links: tuple[Link, ...]) -> tuple[tuple[Link, ...], tuple[Link, ...], int, int]:
-    """(links inside slices or domains, links between them, devices along each)."""
+def _parts(op: Op, axes: tuple[str, ...], placement: Placement) -> tuple[_Part, ...]:
+    """The phases of a collective: that inside slices or domains, and that between them.
+
+    Of a permute they run at once: a block takes the links of one of them.
+    """
+    links, network = placement.stretches(axes), placement.network
     inner = tuple(link for link in links if not link.is_outer)
     outer = tuple(link for link in links if link.is_outer)
-    return inner, outer, prod(link.size for link in inner), prod(link.size for link in outer)
+    num_inner, num_outer = prod(link.size for link in inner), prod(link.size for link in outer)
+    launch = network.collective_launch_seconds if isinstance(network, Switch) else 0.0
+    if op == "permute":
+        share = 1 / (num_inner * num_outer)
+        return tuple(_part(op, part, share, launch) for part in (inner, outer) if part)
+    # An all-to-all within one slice moves only what its own devices hold: 1 / num_outer of the array.
+    inner_share = 1 / num_outer if op == "all_to_all" else 1.0
+    parts = [_part(op, inner, inner_share, launch)] if inner else []
+    parts += [_part(op, outer, 1 / num_inner, 0.0 if inner else launch)] if outer else []
+    return tuple(parts)
 
 
-def _phase_price(
-    op: Op, phase_bytes: float, links: tuple[Link, ...], network: Torus | Switch, launch: float
-) -> CollectivePrice:
-    relative, hops, hop_seconds = _geometry("all_to_all" if op == "all_to_all" else "all_gather", links)
+def _part(op: Op, links: tuple[Link, ...], share: float, launch: float) -> _Part:
+    per_byte, hops, hop_seconds = _geometry(op, links)
     passes = 2 if op == "all_reduce" else 1
-    share = _share(network, links[0].kind, op, phase_bytes)
-    return _slower(
-        passes * phase_bytes * relative / share, launch + passes * hop_seconds, passes * hops, links[0]
-    )
+    return _Part(share, per_byte, passes, passes * hops, launch + passes * hop_seconds, links[0].kind)
 
 
-def _slower(bandwidth: float, latency: float, hops: int, link: Link) -> CollectivePrice:
+def _part_price(op: Op, gathered_bytes: float, part: _Part, network: Torus | Switch) -> CollectivePrice:
     """max(bandwidth, latency), in seconds."""
-    bound: Bound = "bandwidth" if bandwidth >= latency else "latency"
-    return CollectivePrice(max(bandwidth, latency), bound, hops, link.kind)
+    moved = gathered_bytes * part.bytes_of_gathered
+    bandwidth = part.passes * moved * part.seconds_per_byte / _share(network, part.link, op, moved)
+    bound: Bound = "bandwidth" if bandwidth >= part.latency else "latency"
+    return CollectivePrice(max(bandwidth, part.latency), bound, part.hops, part.link)
 
 
 def _share(network: Torus | Switch, kind: LinkKind, op: Op, num_bytes: float) -> float:
@@ -114,9 +121,10 @@ def _share(network: Torus | Switch, kind: LinkKind, op: Op, num_bytes: float) ->
     return share_at(network.efficiency[kind].get(op, ()), num_bytes)
 
 
-@lru_cache(maxsize=65536)
 def _geometry(op: Op, links: tuple[Link, ...]) -> tuple[float, int, float]:
-    """(bandwidth seconds a byte of V, hops, seconds of those hops) of one phase."""
+    """(bandwidth seconds a byte that the phase handles, hops, seconds of those hops)."""
+    if op == "permute":
+        return _shift(links)
     per_byte = _all_to_all_per_byte(links) if op == "all_to_all" else _all_gather_per_byte(links)
     return per_byte, sum(map(_hops, links)), sum(_hops(link) * link.hop_seconds for link in links)
 
@@ -184,51 +192,29 @@ def _hops(link: Link) -> int:
     return (link.size // 2 if _closes(link) else link.size - 1) * link.stride
 
 
-def _permute_price(
-    block_bytes: float, links: tuple[Link, ...], network: Torus | Switch, launch: float
-) -> CollectivePrice:
+def _shift(links: tuple[Link, ...]) -> tuple[float, int, float]:
     """Each device sends its block V / n to the next along the axes, the last to the first.
 
         torus    t = max(block . load / w, hops . t_hop)
         switch   t = max(block / w, t_hop)
 
-    load: blocks over the busiest link, every group of devices shifting at once. Slices and domains are
-    joined by a network of their own, so the slower of the two counts.
+    load: blocks over the busiest link, every group of devices shifting at once. Messages take one
+    dimension of a torus after another, in which the devices are in order too. The last one of a stretch
+    goes back to its start and hands the shift on to the next; the last of all does so in every dimension.
     """
-    torus = tuple(link for link in links if link.kind == "ici")
-    prices = [_shift_price(block_bytes, torus, network, launch)] if torus else []
-    prices += [_shift_price(block_bytes, (link,), network, launch) for link in links if link.kind != "ici"]
-    return max(prices, key=lambda price: price.seconds)
-
-
-def _shift_price(
-    block_bytes: float, links: tuple[Link, ...], network: Torus | Switch, launch: float
-) -> CollectivePrice:
-    load, hops = _shift_geometry(links)
-    bandwidth = block_bytes * load / links[0].one_way_bytes_per_second
-    share = _share(network, links[0].kind, "permute", block_bytes)
-    return _slower(bandwidth / share, launch + hops * links[0].hop_seconds, hops, links[0])
-
-
-@lru_cache(maxsize=65536)
-def _shift_geometry(links: tuple[Link, ...]) -> tuple[float, int]:
-    """(blocks over the busiest link, hops of the longest way) of a shift by one over these links.
-
-    Messages take one dimension of a torus after another, in which the devices are in order too. The last
-    one of a stretch goes back to its start and hands the shift on to the next; the last of all does so
-    in every dimension.
-    """
+    w, hop_seconds = links[0].one_way_bytes_per_second, links[0].hop_seconds
     if links[0].kind != "ici":
-        return 1.0, 1
+        return 1 / w, 1, hop_seconds
     by_dim: dict[int, list[Link]] = {}
     for link in links:
         by_dim.setdefault(link.dim, []).append(link)
     found = [_shift_along(sorted(stretches, key=lambda link: link.stride)) for stretches in by_dim.values()]
-    return max(load for load, _ in found), sum(hops for _, hops in found)
+    hops = sum(hops for _, hops in found)
+    return max(load for load, _ in found) / w, hops, hops * hop_seconds
 
 
 def _shift_along(stretches: list[Link]) -> tuple[float, int]:
-    """The same of one dimension, by a count of what each of its links carries in either direction."""
+    """(load, hops of the longest way) in one dimension, by a count of what each of its links carries."""
     extent = stretches[-1].stride * stretches[-1].size
     loads = [[0.0] * extent, [0.0] * extent]
     longest = 0
@@ -263,6 +249,8 @@ def _ways(distance: int, extent: int, outermost: Link) -> list[int]:
 
 def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: LinearCost) -> CollectivePrice:
     """t = latency + bytes / bandwidth as measured; see LinearCost for what the bytes are."""
+    if not links:
+        return NOTHING
     num_devices = prod(link.size for link in links)
     moved = gathered_bytes / num_devices if op in ("all_to_all", "permute") else gathered_bytes
     seconds = cost.seconds(moved)

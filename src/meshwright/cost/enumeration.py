@@ -11,6 +11,7 @@ from math import ceil, inf, prod
 from typing import NamedTuple, Protocol
 
 from meshwright.cost.moves import Move, Split, move, way
+from meshwright.cost.routing import Ask, rooms_of, router
 from meshwright.cost.strategy import Operand, Question, Strategy
 from meshwright.hardware.topology import Placement
 from meshwright.notation.array import Axes, ShardedArray
@@ -53,11 +54,12 @@ class Collector(Protocol):
 
 
 class _Ending(NamedTuple):
-    """What becomes of a product: the sharding it ends in, what it passes through, the move."""
+    """What becomes of a product: where it ends, what it passes through, the move, how that was found."""
 
     out: ShardedArray
     via: ShardedArray | None
     move: Move
+    searched: bool
 
 
 class _Product(NamedTuple):
@@ -68,11 +70,12 @@ class _Product(NamedTuple):
 
 
 class _Operand(NamedTuple):
-    """An operand's move, the bytes of its block as given and as multiplied."""
+    """An operand's move, the bytes of its block as given and as multiplied, how the move was found."""
 
     move: Move
     given: float
     block: float
+    searched: bool
 
 
 class _Side(NamedTuple):
@@ -80,15 +83,19 @@ class _Side(NamedTuple):
 
     array: ShardedArray
     block: float
-    known: dict[Roles, _Operand | None]
+    known: dict[Roles, list[_Operand]]
 
 
 class Enumeration:
-    """The strategies of one question, by the roles of its `axes`."""
+    """The strategies of one question, by the roles of its `axes`.
 
-    def __init__(self, question: Question) -> None:
+    An array moves by the rules or as a search finds. keeps_rules: also where the search is better in all.
+    """
+
+    def __init__(self, question: Question, *, keeps_rules: bool = True) -> None:
         q, chip = question, question.hardware.chip
-        self.question, self.placement = question, question.placement
+        self.question, self.placement, self.keeps_rules = question, question.placement, keeps_rules
+        self.router = router(question.placement)
         given = [array for array in (q.rhs, q.lhs, q.out) if array is not None]
         used = {axis for array in given for axis in (*array.sharded_axes, *array.unreduced)}
         self.axes = tuple(axis for axis, size in q.mesh.sizes.items() if size > 1 or axis in used)
@@ -97,6 +104,10 @@ class Enumeration:
         self.flops_per_second = chip.matmul_flops_per_second(q.dtype)
         self.hbm_bytes_per_second, self.overlap = chip.memory_bytes_per_second(q.dtype), chip.overlap
         self.out_dims = tuple(q.einsum.out)
+        self.rooms = {
+            dims: rooms_of(dims, q.sizes, q.mesh.num_devices)
+            for dims in (q.lhs.dims, q.rhs.dims, self.out_dims)
+        }
         self.out_bytes = self._bytes(self.out_dims)
         self.lhs, self.rhs = (
             _Side(array, self._bytes(array.dims) / self._degree(array.sharded_axes), {})
@@ -108,48 +119,79 @@ class Enumeration:
 
         Gives up once it will take `limit` seconds, by what the operands' moves take and `least`.
         """
-        q = self.question
-        lhs = self._operand(self.lhs, roles)
-        if lhs is None or (least and least.after(lhs.move) >= limit):
-            return
-        rhs = self._operand(self.rhs, roles)
-        if rhs is None or (least and least.after_both(lhs.move, rhs.move) >= limit):
-            return
-        made = self._product(roles)
+        of_lhs = self._operand(self.lhs, roles)
+        if least:
+            of_lhs = [lhs for lhs in of_lhs if least.after(lhs.move) < limit]
+        of_rhs = of_lhs and self._operand(self.rhs, roles)
+        pairs = [(lhs, rhs) for lhs in of_lhs for rhs in of_rhs]
+        if least:
+            pairs = [(lhs, rhs) for lhs, rhs in pairs if least.after_both(lhs.move, rhs.move) < limit]
+        made = self._product(roles) if pairs else None
         if made is None:
             return
         degree = self._degree([axis for axis, role in zip(self.axes, roles, strict=True) if role])
-        flops, traffic = self.flops / degree, lhs.block + rhs.block + made.block
+        flops, traffic = self.flops / degree, of_lhs[0].block + of_rhs[0].block + made.block
         compute = max(flops / self.flops_per_second, traffic / self.hbm_bytes_per_second)
-        for out, via, end in made.endings:
+        for lhs, rhs in pairs:
+            self._price_pair(roles, lhs, rhs, made, flops, compute, found)
+
+    def _price_pair(
+        self,
+        roles: Roles,
+        lhs: _Operand,
+        rhs: _Operand,
+        made: _Product,
+        flops: float,
+        compute: float,
+        found: Collector,
+    ) -> None:
+        """Hands the strategies with these moves of the operands to `found`."""
+        for out, via, end, end_searched in made.endings:
             comms = lhs.move.seconds + rhs.move.seconds + end.seconds
             busy = lhs.move.busy + rhs.move.busy + end.busy
+            searched = lhs.searched, rhs.searched, end_searched
             for window, transfer, steps in self._windows(lhs.move, rhs.move, end):
                 if via is not None and window != "out":
                     continue  # the two halves in sequence are the AllReduce itself
                 hidden = transfer + compute - max(compute, transfer + compute / steps)
                 seconds = compute + comms - self.overlap * hidden
                 peak = ceil(_peak(window, steps, lhs, rhs, made.block, end))
-                simple = window is None and len(set(busy)) == len(busy)
+                simple = window is None and len(set(busy)) == len(busy) and not any(searched)
                 if found.wants(out, compute, comms, seconds, peak, simple=simple):
                     named = tuple(zip(self.axes, roles, strict=True))
                     moved = ceil(lhs.move.moved_bytes + rhs.move.moved_bytes + end.moved_bytes)
-                    found.add(
-                        Strategy(q, named, out, via, window, flops, compute, comms, seconds, moved, peak)
-                    )
+                    figures = flops, compute, comms, seconds, moved, peak
+                    found.add(Strategy(self.question, named, out, via, searched, window, *figures))
 
-    def _operand(self, side: _Side, roles: Roles) -> _Operand | None:
-        """The move of an operand to its roles; None where it does not divide."""
+    def _operand(self, side: _Side, roles: Roles) -> list[_Operand]:
+        """The moves of an operand to its roles; none where it does not divide."""
         key = _projection(roles, side.array.dims)
         if key not in side.known:
             split = self._split(side.array.dims, key)
-            side.known[key] = None if split is None else self._moved(side, split)
+            side.known[key] = [] if split is None else self._moved(side, split)
         return side.known[key]
 
-    def _moved(self, side: _Side, split: Split) -> _Operand:
-        legs = way(side.array.axes, side.array.unreduced, split, ())
-        moved = move(legs, side.block, self.placement)
-        return _Operand(moved, side.block, moved.held or side.block)
+    def _moved(self, side: _Side, split: Split) -> list[_Operand]:
+        array = side.array
+        moves = self._moves(array.dims, array.axes, array.unreduced, split, (), side.block)
+        return [_Operand(moved, side.block, moved.held or side.block, searched) for moved, searched in moves]
+
+    def _moves(
+        self, dims: Axes, source: Split, partial: Axes, target: Split, target_partial: Axes, block: float
+    ) -> list[tuple[Move, bool]]:
+        """The move by the rules and, where it may be better, that of a search; whether it is searched."""
+        rules = move(way(source, partial, target, target_partial), block, self.placement)
+        if not rules.legs:
+            return [(rules, False)]
+        legs = self.router.legs(Ask(source, partial, target, target_partial, self.rooms[dims]), block)
+        if legs is None or legs == rules.legs:
+            return [(rules, False)]
+        searched = move(legs, block, self.placement)
+        if searched.seconds >= rules.seconds:
+            return [(rules, False)]
+        if not self.keeps_rules and searched.replaces(rules):
+            return [(searched, True)]
+        return [(searched, True), (rules, False)]
 
     def _split(self, dims: Axes, roles: Roles) -> Split | None:
         """The axes of each dimension under these roles; None where one does not divide."""
@@ -180,8 +222,9 @@ class Enumeration:
         block = self.out_bytes / self._degree([axis for axes in split for axis in axes])
         endings = []
         for target in self._targets(split, partial):
-            legs = way(split, partial, target.axes, target.unreduced)
-            endings.append(_Ending(target, None, move(legs, block, self.placement)))
+            moves = self._moves(self.out_dims, split, partial, target.axes, target.unreduced, block)
+            endings += [_Ending(target, None, moved, searched) for moved, searched in moves]
+            legs = moves[-1][0].legs
             if len(legs) == 1 and legs[0][0] == "all_reduce":
                 endings += self._through_scatter(target, split, partial, block)
         return _Product(block, endings)
@@ -210,7 +253,7 @@ class Enumeration:
         for via in islice(self._scattered(split, summed, target.unreduced), 1):
             there = way(split, partial, via.axes, via.unreduced)
             back = way(via.axes, via.unreduced, target.axes, target.unreduced)
-            yield _Ending(target, via, move(there + back, block, self.placement))
+            yield _Ending(target, via, move(there + back, block, self.placement), False)
 
     def _windows(self, lhs: Move, rhs: Move, end: Move) -> list[tuple[Operand | None, float, int]]:
         """(array, seconds, steps) of the transfers that can run under the product; first, of none."""

@@ -4,13 +4,14 @@ A way depends only on the positions of the mesh axes, not on the names of the ar
 dimensions, so ways are found once and shared by all arrays of a process.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
 from math import prod
 from string import ascii_lowercase
 from typing import NamedTuple
 
-from meshwright.cost.collectives import collective_seconds
+from meshwright.cost.resharding import step_price
 from meshwright.hardware.topology import Placement
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Op, gathered_bytes, reshard
@@ -37,6 +38,20 @@ class Move(NamedTuple):
     extra: float
     extra_but_last: float
     extra_but_first: float
+
+    def replaces(self, other: "Move") -> bool:
+        """Whether it serves better than `other` in any strategy."""
+        return (
+            self.seconds <= other.seconds
+            and self.seconds - self.last_gather <= other.seconds - other.last_gather
+            and self.seconds - self.first_scatter <= other.seconds - other.first_scatter
+            and self.extra <= other.extra
+        )
+
+    @property
+    def first_scatter(self) -> float:
+        """Seconds of the first leg if it is a reduce-scatter."""
+        return self.times[0] if self.legs and self.legs[0][0] == "reduce_scatter" else 0.0
 
 
 NO_MOVE = Move((), (), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -71,7 +86,7 @@ def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:
     if not legs:
         return NO_MOVE
     if len(legs) == 1:
-        (op, axes), (after, seconds, sent) = legs[0], _leg(*legs[0], block, placement)
+        (op, axes), (after, seconds, sent) = legs[0], _leg(*legs[0], placement)(block)
         busy, gather = axes if op != "slice" else (), seconds if op == "all_gather" else 0.0
         return Move(legs, busy, (seconds,), seconds, gather, sent, after, after, 0.0, 0.0)
     busy: Axes = ()
@@ -79,7 +94,7 @@ def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:
     extras: list[float] = []
     moved = given = 0.0
     for op, axes in legs:
-        after, seconds, sent = _leg(op, axes, block, placement)
+        after, seconds, sent = _leg(op, axes, placement)(block)
         times.append(seconds)
         extras.append(given + after)
         moved += sent
@@ -100,15 +115,19 @@ def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:
     )
 
 
-@lru_cache(maxsize=1 << 18)
-def _leg(op: Op, axes: Axes, block: float, placement: Placement) -> tuple[float, float, float]:
-    """(bytes of the resulting block, seconds, bytes that a device sends) of one collective."""
-    n = prod([placement.sizes[axis] for axis in axes])
+@lru_cache(maxsize=1 << 16)
+def _leg(op: Op, axes: Axes, placement: Placement) -> Callable[[float], tuple[float, float, float]]:
+    """Of a block's bytes (those of the resulting block, seconds, those that a device sends)."""
+    n, price = prod([placement.sizes[axis] for axis in axes]), step_price(placement)
     if op == "slice":
-        return block / n, 0.0, 0.0
-    after = block * n if op == "all_gather" else block / n if op == "reduce_scatter" else block
-    gathered = gathered_bytes(op, block, n)
-    return after, collective_seconds(op, gathered, axes, placement).seconds, sent_bytes(op, gathered, n)
+        return lambda block: (block / n, 0.0, 0.0)
+    growth = n if op == "all_gather" else 1 / n if op == "reduce_scatter" else 1
+
+    def leg(block: float) -> tuple[float, float, float]:
+        gathered = gathered_bytes(op, block, n)
+        return block * growth, price(op, axes, gathered), sent_bytes(op, gathered, n)
+
+    return leg
 
 
 def sent_bytes(op: Op, gathered: float, num_devices: int) -> float:

@@ -1,5 +1,7 @@
 """What a step of a reshard costs on a machine: the price that the search of notation.resharding asks for."""
 
+from functools import lru_cache
+
 from meshwright.cost.collectives import collective_seconds
 from meshwright.hardware.topology import Placement
 from meshwright.notation.array import Axes
@@ -7,6 +9,7 @@ from meshwright.notation.collective import Op
 from meshwright.notation.resharding import Price
 
 
+@lru_cache(maxsize=1024)
 def step_price(placement: Placement) -> Price:
     """Seconds of (operation, axes, V) on the links of `placement`.
 

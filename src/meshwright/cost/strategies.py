@@ -79,7 +79,10 @@ def cheapest(
     Raises NotationError as there, and LayoutError where no strategy fits the memory.
     """
     _check(question)
-    enumeration, best = Enumeration(question), _Best(question, objective, memory_limit_bytes)
+    enumeration, best = (
+        Enumeration(question, keeps_rules=memory_limit_bytes is not None),
+        _Best(question, objective, memory_limit_bytes),
+    )
     for bound, roles, least in _by_bound(enumeration, objective):
         if bound >= best.least:
             break

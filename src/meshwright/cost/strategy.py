@@ -1,11 +1,12 @@
 """A strategy of a contraction: what it costs, and its collectives in the notation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from meshwright.cost.resharding import step_price
+from meshwright.cost.routing import searched_path
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
@@ -78,6 +79,7 @@ class Strategy(NamedTuple):
     """One way to compute a contraction. A tuple, since thousands are made in a second.
 
     out: the sharding it ends in. via: one that the sum passes through, scattered before gathered.
+    searched: whether the left operand, the right one and the product move by a search or by the rules.
     window: the array whose transfer runs under the product. seconds: of one run on its own.
     bytes_per_device: most memory at any time; the operands as given stay. bytes_moved_per_device:
     sent by one device.
@@ -87,6 +89,7 @@ class Strategy(NamedTuple):
     roles: tuple[tuple[str, str | None], ...]
     out: ShardedArray
     via: ShardedArray | None
+    searched: tuple[bool, bool, bool]
     window: Operand | None
     flops_per_device: float
     seconds_compute: float
@@ -113,16 +116,17 @@ class Strategy(NamedTuple):
 
     @property
     def contraction(self) -> Contraction:
-        q = self.question
-        return contraction(str(q.einsum), q.lhs, q.rhs, self.out, dict(self.roles))
-
-    @property
-    def out_steps(self) -> list[Collective]:
-        """What becomes of the product."""
-        product = self.contraction.product
-        if self.via is None:
-            return reshard(product, self.out)
-        return [*reshard(product, self.via), *reshard(self.via, self.out)]
+        """The contraction with the steps that each array takes."""
+        q, dtype_of = self.question, self.question.dtype
+        plan = contraction(str(q.einsum), q.lhs, q.rhs, self.out, dict(self.roles))
+        ends = ((plan.lhs, plan.lhs_computed), (plan.rhs, plan.rhs_computed), (plan.product, self.out))
+        paths = [
+            tuple(searched_path(*pair, q.mesh, q.sizes, dtype_of, q.placement)) if searched else None
+            for pair, searched in zip(ends, self.searched, strict=True)
+        ]
+        if self.via is not None:
+            paths[2] = (*reshard(plan.product, self.via), *reshard(self.via, self.out))
+        return replace(plan, lhs_path=paths[0], rhs_path=paths[1], out_path=paths[2])
 
     @property
     def steps(self) -> list[PricedStep]:
@@ -131,7 +135,7 @@ class Strategy(NamedTuple):
         sides: dict[Operand, list[Collective]] = {
             "lhs": plan.lhs_steps,
             "rhs": plan.rhs_steps,
-            "out": self.out_steps,
+            "out": plan.out_steps,
         }
         windowed = self.window and sides[self.window][0 if self.window == "out" else -1]
         return [self._priced(step, step is windowed) for side in sides.values() for step in side]

@@ -20,7 +20,6 @@ from jax import Array, lax
 from jax.sharding import reshard
 
 from meshwright.nn.contract import local_einsum
-from meshwright.nn.exchange import acts_on_several_dims
 from meshwright.nn.execute import run_steps, run_to
 from meshwright.nn.mesh import partition_spec
 from meshwright.notation.array import Axes
@@ -68,14 +67,9 @@ def windowed_contract(plan: Contraction, window: Window, dtype: Any, lhs: Array,
 def windowed_step(plan: Contraction, window: Window) -> Collective:
     """The transfer that runs in steps."""
     steps = {"lhs": plan.lhs_steps[-1:], "rhs": plan.rhs_steps[-1:], "out": plan.out_steps[:1]}[window]
-    is_possible = steps and runs_in_steps(steps[0], "reduce_scatter" if window == "out" else "all_gather")
+    is_possible = steps and steps[0].op == ("reduce_scatter" if window == "out" else "all_gather")
     assert is_possible, f"no transfer of {window} runs in steps"
     return steps[0]
-
-
-def runs_in_steps(step: Collective, op: Literal["all_gather", "reduce_scatter"]) -> bool:
-    """Whether `step` is an `op` that a ring can do a block at a time: along one dimension."""
-    return step.op == op and not acts_on_several_dims(step)
 
 
 def _gradients_of_gathered(plan: Contraction, window: Operand, dtype: Any, saved: Pair, d_out: Array) -> Pair:
@@ -93,7 +87,7 @@ def _gradients_of_gathered(plan: Contraction, window: Operand, dtype: Any, saved
 def _gradients_of_scattered(plan: Contraction, dtype: Any, saved: Pair, d_out: Array) -> Pair:
     """Those of the operands, saved as computed on, where the product is scattered in steps."""
     steps, (lhs, rhs) = plan.out_route.backward, saved
-    if steps and runs_in_steps(steps[-1], "all_gather"):
+    if steps and steps[-1].op == "all_gather":
         uses = [_Use(plan.lhs_gradient, "lhs", rhs), _Use(plan.rhs_gradient, "rhs", lhs)]
         d_lhs, d_rhs = _gathered(steps[-1], dtype, run_steps(d_out, steps[:-1]), uses)
     else:
@@ -132,7 +126,7 @@ def _gathered(step: Collective, dtype: Any, travels: Array, uses: Sequence[_Use]
 def _finished(plan: Contraction, dtype: Any, computed: Pair, reduced: Axes) -> Array:
     """`plan.out` of operands as computed on; a scatter of the product runs in steps."""
     steps = plan.out_steps
-    if not (steps and runs_in_steps(steps[0], "reduce_scatter")):
+    if not steps or steps[0].op != "reduce_scatter":
         return run_to(local_einsum(plan, *computed, dtype), steps, plan.out, reduced)
 
     def local(lhs: Array, rhs: Array) -> Array:
@@ -145,13 +139,23 @@ def _finished(plan: Contraction, dtype: Any, computed: Pair, reduced: Axes) -> A
 
 
 class _Ring:
-    """The devices along a step's axes, each with a block of one letter. Lives inside `shard_map`."""
+    """The devices along a step's axes, each with a block of the letters that the step gathers or scatters.
+
+    Lives inside `shard_map`.
+    """
 
     def __init__(self, step: Collective, dtype: Any) -> None:
-        self.axes, self.dtype = step.axes, dtype
-        self.size, self.me = lax.axis_size(step.axes), lax.axis_index(step.axes)
+        self.dtype = dtype
+        # ppermute numbers devices in the mesh's order, whatever the order of its axes (jax 0.10).
+        self.axes = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in step.axes)
+        self.size, self.me = lax.axis_size(self.axes), lax.axis_index(self.axes)
         dims = zip(step.operand.dims, step.operand.axes, step.result.axes, strict=True)
-        (self.letter,) = [dim for dim, before, after in dims if before != after]
+        # The axes that the step takes off each letter, or gives it.
+        self.moved = {
+            dim: tuple(axis for axis in max(before, after, key=len) if axis in step.axes)
+            for dim, before, after in dims
+            if before != after
+        }
 
     def gathered(self, block: Array, uses: Sequence[_Use]) -> list[Array]:
         """The products of a block that comes round with what stays."""
@@ -186,23 +190,41 @@ class _Ring:
         """`x` of the device so far along the ring."""
         return lax.ppermute(x, self.axes, [((i + distance) % self.size, i) for i in range(self.size)])
 
+    def _places(self, index: Array) -> dict[str, tuple[Array, int]]:
+        """For each letter the number of block `index`, and of how many."""
+        at: dict[str, Array] = {}
+        for axis in reversed(self.axes):
+            at[axis], index = index % lax.axis_size(axis), index // lax.axis_size(axis)
+        places: dict[str, tuple[Array, int]] = {}
+        for letter, axes in self.moved.items():
+            number = jnp.zeros((), index.dtype)
+            for axis in axes:
+                number = number * lax.axis_size(axis) + at[axis]
+            places[letter] = number, lax.axis_size(axes)
+        return places
+
     def _block(self, x: Array, letters: str, index: Array) -> Array:
-        """Block `index` of the ring's letter, or all of an array that lacks it."""
-        if self.letter not in letters:
-            return x
-        dim = letters.index(self.letter)
-        length = x.shape[dim] // self.size
-        return lax.dynamic_slice_in_dim(x, index * length, length, dim)
+        """Block `index` of an array, whole along the letters that the ring lacks."""
+        for letter, (number, count) in self._places(index).items():
+            if letter in letters:
+                dim = letters.index(letter)
+                length = x.shape[dim] // count
+                x = lax.dynamic_slice_in_dim(x, number * length, length, dim)
+        return x
 
     def _joined(self, einsum: Einsum, blocks: list[tuple[Array, Array]]) -> Array:
-        """Products of blocks: added where the letter is contracted, else put where they belong."""
+        """Products of blocks: put where their letters belong, and added where they meet."""
         first = blocks[0][1]
-        if self.letter in einsum.contracted:
+        if not set(self.moved) & set(einsum.out):
             return sum((part for _, part in blocks[1:]), start=first)
-        dim = einsum.out.index(self.letter)
-        length, shape = first.shape[dim], list(first.shape)
-        shape[dim] *= self.size
-        whole = jnp.zeros(shape, self.dtype)
+        counts = [self._places(self.me).get(letter, (None, 1))[1] for letter in einsum.out]
+        whole = jnp.zeros([n * count for n, count in zip(first.shape, counts, strict=True)], self.dtype)
         for index, part in blocks:
-            whole = lax.dynamic_update_slice_in_dim(whole, part, index * length, dim)
+            places = self._places(index)
+            starts = [
+                places[letter][0] * length if letter in places else jnp.zeros((), index.dtype)
+                for letter, length in zip(einsum.out, part.shape, strict=True)
+            ]
+            there = lax.dynamic_slice(whole, starts, part.shape)
+            whole = lax.dynamic_update_slice(whole, there + part, starts)
         return whole

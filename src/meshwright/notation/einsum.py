@@ -16,7 +16,7 @@ what was replicated (a weight over the data axis) is all-reduced.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
 from math import prod
@@ -27,6 +27,7 @@ from meshwright.notation.collective import Collective, reshard, ring_bytes
 from meshwright.notation.mesh import Mesh
 
 Roles = Mapping[str, str | None]
+Path = tuple[Collective, ...]
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,17 @@ class Route:
 
     given: where it lies. used: as the operation reads it. yielded: its cotangent as the transposed
     operation yields it. Of a result, `given` is what the operation yields and `used` what is wanted.
+    path: the steps from `given` to `used`, where other ones than those of `reshard` are taken.
     """
 
     given: ShardedArray
     used: ShardedArray
     yielded: ShardedArray
+    path: Path | None = None
 
     @cached_property
     def forward(self) -> list[Collective]:
-        return reshard(self.given, self.used)
+        return reshard(self.given, self.used) if self.path is None else list(self.path)
 
     @cached_property
     def backward(self) -> list[Collective]:
@@ -95,25 +98,31 @@ class Route:
 
 @dataclass(frozen=True)
 class Contraction:
-    """One contraction with its roles: the operands as given, as computed on, and the product."""
+    """One contraction with its roles: the operands as given, as computed on, and the product.
+
+    lhs_path, rhs_path, out_path: the steps of each where they are not those of `reshard` (see Route).
+    """
 
     einsum: Einsum
     lhs: ShardedArray
     rhs: ShardedArray
     out: ShardedArray
     roles: Roles
+    lhs_path: Path | None = None
+    rhs_path: Path | None = None
+    out_path: Path | None = None
 
     @cached_property
     def lhs_route(self) -> Route:
-        return operand_route(self.lhs, self.roles)
+        return replace(operand_route(self.lhs, self.roles), path=self.lhs_path)
 
     @cached_property
     def rhs_route(self) -> Route:
-        return operand_route(self.rhs, self.roles)
+        return replace(operand_route(self.rhs, self.roles), path=self.rhs_path)
 
     @cached_property
     def out_route(self) -> Route:
-        return result_route(self.out, self.roles)
+        return replace(result_route(self.out, self.roles), path=self.out_path)
 
     @property
     def lhs_computed(self) -> ShardedArray:

@@ -16,7 +16,7 @@ from math import inf, prod
 from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, Op, gathered_bytes
-from meshwright.notation.lower_bound import LowerBound, Summary
+from meshwright.notation.lower_bound import LowerBounds, Summary
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.moves import Choice, Family, Moves, Placed, State, mask_of, members, positions
 from meshwright.units import dtype_bytes
@@ -35,10 +35,12 @@ def cheapest_reshard(
     sizes: Mapping[str, int],
     price: Price,
     dtype: str = "bf16",
+    bounds: LowerBounds | None = None,
 ) -> list[Collective]:
     """The collectives from `array` to `target` that take the least time one after another.
 
     price: seconds of (operation, axes, gathered bytes V); cost.resharding has one for a machine.
+    bounds: what searches of as many bytes on the same mesh at the same price have found, to go on from.
     A slice is free. Among equals the fewest steps are taken. Any axis of the mesh may help on the
     way, so a sliced replica can halve what a slow link carries. Axes of size one split nothing and
     are left out of the steps. Raises NotationError where a dimension does not divide, an axis is
@@ -52,7 +54,7 @@ def cheapest_reshard(
     Permute_{Y,X} A[I_XY] -> A[I_YX]; AllGather_{X} A[I_YX] -> A[I_Y]
     """
     problem = _Problem(array, target, mesh, sizes, price, dtype)
-    return problem.collectives(_Search(problem).path())
+    return problem.collectives(_Search(problem, LowerBounds() if bounds is None else bounds).path())
 
 
 class _Problem:
@@ -204,10 +206,10 @@ class _Search:
     told apart by the number of steps.
     """
 
-    def __init__(self, problem: _Problem) -> None:
+    def __init__(self, problem: _Problem, bounds: LowerBounds) -> None:
         self._problem, self._moves, self._goal = problem, problem.moves, problem.goal
         start, goal = problem.summary(problem.start), problem.summary(problem.goal)
-        self._bounds = LowerBound(problem.moves, problem.seconds, start, goal)
+        self._bounds = bounds.to(goal, start[2], problem.axis_sizes, problem.seconds)
         self._best: dict[State, tuple[float, int]] = {}
         self._spelled: dict[Family, tuple[float, int]] = {}
         self._came: dict[State, tuple[State, Choice, State]] = {}
