@@ -129,9 +129,14 @@ def logits(model: Any, tokens: list[list[int]]) -> Any:
 
 
 def greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
-    """What the model's own `generate` appends to the prompt."""
+    """What the model's own `generate` appends to the prompt, in which token 0 is no padding."""
+    tokens = torch.tensor([prompt])
     with torch.no_grad():
         answer = model.generate(
-            torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
         )
     return answer[0, len(prompt) :].tolist()

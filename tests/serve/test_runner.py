@@ -83,6 +83,26 @@ def generate_alone(runner: JaxRunner, slot: int, prompt: list[int]) -> list[int]
     return answer
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("local", marks=pytest.mark.slow),
+        pytest.param("gemma2", marks=pytest.mark.slow),
+        "gemma3",
+        "gpt2",
+    ],
+)
+def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:
+    """Prompts shorter and longer than the window of 7, from a cache of all positions."""
+    model = hf_models.save(kind, tmp_path)
+    runner = make_runner(tmp_path, tensor=2)
+    for prompt in (PROMPTS[1], PROMPTS[5]):
+        answer = hf_models.greedy(model, prompt, NUM_TOKENS)
+        ranked = np.sort(hf_models.logits(model, [prompt + answer])[0, len(prompt) - 1 : -1])
+        assert (ranked[:, -1] - ranked[:, -2]).min() > 10 * TOLERANCE
+        assert generate_alone(runner, 1, prompt) == answer
+
+
 def greedy(prompt: list[int], max_tokens: int = NUM_TOKENS) -> Request:
     return Request(tuple(prompt), max_tokens, SamplingParams(temperature=0.0), frozenset())
 
