@@ -82,6 +82,13 @@ def test_collective(written: str, microseconds: float, num_bytes: int, capsys):
     assert (found["bytes"], found["bound"]) == (num_bytes, "bandwidth")
 
 
+def test_a_ring_used_one_way_is_slower_by_two_without_its_last_hop(capsys):
+    both = document(capsys, "collective", "AllGather_X([B_X, D])", *CUBE)
+    one = document(capsys, "collective", "AllGather_X([B_X, D])", *CUBE, "--one-way")
+    assert one["seconds"] == pytest.approx(2 * both["seconds"] * 3 / 4)
+    assert (both["hops"], one["hops"]) == (2, 3)
+
+
 def test_collective_in_words(capsys):
     assert main(["collective", "AllGather_X([B_X, D])", *CUBE]) == 0
     assert capsys.readouterr().out == (

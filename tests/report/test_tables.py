@@ -4,13 +4,12 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from tests.report.sample_run import audit_document, collective, plan_document, write_run
+from tests.report.sample_run import audit_document, plan_document, write_run
 
 from meshwright.report.documents import read_run
 from meshwright.report.tables import (
     audit_table,
     breakdown_table,
-    collectives_table,
     plan_table,
     summary_panel,
 )
@@ -61,20 +60,6 @@ def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
     unknown = finding | {"where": "", "change": "", "extra_bytes": -4, "extra_seconds": None}
     lines = printed(audit_table(audit_document() | {"findings": [unknown]}))
     assert lines[-2] == "w_in backward: summed whole (each device sends -4 B a step, time unavailable)"
-
-
-def test_a_list_of_collectives():
-    lines = printed(
-        collectives_table([collective("all_to_all", ["data", "fsdp"], 4096, 12, "q", "forward")], "Missing")
-    )
-    assert "Missing" in lines
-    assert "q AllToAll data,fsdp forward 12 4.1 kB" in lines
-
-
-def test_an_unknown_count_is_a_dash():
-    assert "x AllReduce tensor – – 8 B" in printed(
-        collectives_table([{"op": "all_reduce", "axes": "tensor", "bytes": 8, "count": None, "tensor": "x"}])
-    )
 
 
 def test_brackets_are_not_markup():

@@ -36,6 +36,9 @@ def collective(
     mesh: Annotated[str, typer.Option(help="The axes and their sizes: X=4,Y=4,Z=4.")],
     dims: Annotated[str, typer.Option(help="The sizes of the dimensions: B=1024,D=4k.")],
     dtype: Annotated[str, dtype_option("--dtype", help="Type of the elements.")] = "bf16",
+    one_way: Annotated[
+        bool, typer.Option("--one-way", help="Use rings in one direction only, as a simple algorithm does.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Price one collective: its seconds, and whether bandwidth or latency sets them.
@@ -53,6 +56,8 @@ def collective(
         array.local_shape(parsed_mesh, sizes)  # raises where a size is missing or does not divide
     moved_bytes = move.gathered_bytes(parsed_mesh, sizes, dtype)
     placement = catalog.load(hardware).place(parsed_mesh)
+    if one_way:
+        placement = placement.one_way()
     price = collective_seconds(_OPS[_title(written)], moved_bytes, move.axes, placement)
     if as_json:
         emit(_document(move, moved_bytes, price))

@@ -3,7 +3,7 @@
 Text from documents is wrapped in `Text`, so that `[D_fsdp]` is never read as rich's markup.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from meshwright.report.audit_view import AuditRow, status_counts, totals
 from meshwright.report.audit_view import rows as audit_rows
-from meshwright.report.documents import Document, Run, axes_text, collective_text
+from meshwright.report.documents import Document, Run
 from meshwright.report.figures import ABSENT, bytes_text, percent_text, seconds_text
 from meshwright.report.plan_view import CandidateRow, candidate_rows
 from meshwright.report.summary import cards
@@ -65,23 +65,6 @@ def audit_table(audit: Document) -> Group:
     for row in audit_rows(audit):
         table.add_row(*_audit_cells(row))
     return Group(table, _totals_table(audit), *map(_finding, audit.get("findings") or []), _verdict(audit))
-
-
-def collectives_table(collectives: Sequence[Document], title: str = "Collectives") -> Table:
-    """A list of collectives (`planned`, `emitted`, `unplanned` or `missing` of an audit)."""
-    table = _table(title, "tensor", "operation", "axes", "direction")
-    for heading in ("count", "bytes"):
-        table.add_column(heading, justify="right")
-    for c in collectives:
-        table.add_row(
-            Text(str(c.get("tensor") or ABSENT)),
-            Text(collective_text({"op": c.get("op", "")})),
-            Text(axes_text(c.get("axes")) or ABSENT),
-            Text(str(c.get("direction") or ABSENT)),
-            ABSENT if c.get("count") is None else f"{c['count']:,}",
-            bytes_text(c.get("bytes")),
-        )
-    return table
 
 
 def summary_panel(run: Run, places: Mapping[str, str | Path]) -> Panel:
