@@ -95,12 +95,17 @@ class StepCost:
 
 
 class StepPricer:
-    """Prices one recorded microbatch on one machine; the remat policies share the prices of transfers."""
+    """Prices one recorded microbatch on one machine; the remat policies share the prices of transfers.
 
-    def __init__(self, graph: Graph, layout: Layout, hardware: Hardware) -> None:
+    placement: one of `at_step_rates(hardware).placements(layout.mesh)`; innermost axes first by default.
+    """
+
+    def __init__(
+        self, graph: Graph, layout: Layout, hardware: Hardware, placement: Placement | None = None
+    ) -> None:
         self.graph, self.layout, self.chip = graph, layout, hardware.chip
         self.dtypes = Dtypes.of(layout)
-        self.placement = at_step_rates(hardware).place(layout.mesh)
+        self.placement = placement or at_step_rates(hardware).place(layout.mesh)
         self._prices: dict[tuple, tuple[float, str]] = {}
 
     def cost(self, remat: str, update: Work, norm_axes: Axes) -> StepCost:

@@ -36,6 +36,17 @@ class Link:
         """Whether it joins slices or NVLink domains, and so takes what the inner links leave."""
         return self.kind in ("dcn", "network")
 
+    def __str__(self) -> str:
+        """The devices along it and where it lies.
+
+        >>> print(Link("ici", 4, 9e10, 1e-6, dim=1, ring=True), Link("nvlink", 8, 4.5e11, 2e-6), sep="; ")
+        4 on ici dimension 1 (ring); 8 on nvlink
+        """
+        if self.kind != "ici":
+            return f"{self.size} on {self.kind}"
+        every = f", every {self.stride}th chip" if self.stride > 1 else ""
+        return f"{self.size} on ici dimension {self.dim}{every}{' (ring)' if self.ring else ''}"
+
 
 Network = Torus | Switch | SharedMemory
 Links = tuple[tuple[Link, ...], ...]

@@ -6,14 +6,14 @@ asked for are not priced. The others are priced by cost/step.py from their contr
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappush, heapreplace
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory, train_memory, update_work
-from meshwright.cost.step import StepCost, StepPricer
+from meshwright.cost.step import StepCost, StepPricer, at_step_rates
 from meshwright.errors import LayoutError, PlanError
-from meshwright.hardware.topology import Hardware
+from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
@@ -32,11 +32,13 @@ NOT_SEARCHED = (
 )
 # Candidates that are priced and ranked, at least.
 NUM_RANKED = 20
+# The best of them, for which every placement of their axes on the links is priced.
+NUM_PLACED = 5
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout with its price."""
+    """One layout with its price. placement: the links that its axes take."""
 
     layout: Layout
     cost: StepCost
@@ -44,6 +46,7 @@ class Candidate:
     model_flops: float
     num_tokens: float
     hardware: Hardware
+    placement: Placement
 
     @property
     def step_seconds(self) -> float:
@@ -75,6 +78,7 @@ class Candidate:
         return {
             "layout": str(self.layout),
             "mesh": dict(self.layout.mesh.sizes),
+            "placement": {axis: list(map(str, links)) for axis, links in self.placement.links.items()},
             "step_seconds": seconds,
             "mfu": self.mfu,
             "hfu": self.hfu,
@@ -105,7 +109,10 @@ class Search:
 
 
 def price(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Candidate:
-    """One layout, priced. Raises LayoutError where it does not divide or has another chip count."""
+    """One layout, priced, with its innermost axes on the innermost links.
+
+    Raises LayoutError where it does not divide or has another chip count.
+    """
     layout.check(config, seq_len=workload.seq_len, pad_vocabulary=True)
     _check_batch(workload, layout)
     sequences = workload.num_sequences / layout.microbatches
@@ -151,6 +158,8 @@ def search(
         raise PlanError(_nothing_divides(config, hardware, workload, runnable))
     found = _priced(choices, config, hardware, workload, num_ranked)
     found.sort(key=_rank)
+    found[:NUM_PLACED] = [well_placed(config, workload, candidate) for candidate in found[:NUM_PLACED]]
+    found.sort(key=_rank)
     said = tuple(assumptions(hardware, workload, found[0]))
     return Search(tuple(found), len(choices), time.perf_counter() - started, said)
 
@@ -193,7 +202,22 @@ def _price(
         model_flops=train_flops_per_token(config, workload.seq_len) * workload.num_tokens,
         num_tokens=workload.num_tokens,
         hardware=hardware,
+        placement=pricer.placement,
     )
+
+
+def well_placed(config: ModelConfig, workload: Workload, candidate: Candidate) -> Candidate:
+    """The candidate with each axis on the links with which its step is shortest."""
+    layout, hardware = candidate.layout, candidate.hardware
+    sequences = workload.num_sequences / layout.microbatches
+    graph, update = record(config, hardware, layout, sequences, workload.seq_len), update_work(config, layout)
+    best = candidate
+    for placement in at_step_rates(hardware).placements(layout.mesh)[1:]:
+        pricer = StepPricer(graph, layout, hardware, placement)
+        cost = pricer.cost(layout.remat, update, layout.weight_axes)
+        if cost.seconds < best.step_seconds:
+            best = replace(best, cost=cost, placement=placement)
+    return best
 
 
 def _check_batch(workload: Workload, layout: Layout) -> None:
