@@ -96,35 +96,37 @@ def train(
 
     \b
     mw plan train --model llama-3-70b --hardware v5p:16x20x28 --batch-tokens 4M --seq-len 4096
-    mw plan train --model llama-3-8b --hardware h100 --smallest --tokens 1T --days 30 --batch-tokens 4M \
-        --seq-len 8192
+    mw plan train --model llama-3-8b --hardware h100 --batch-tokens 4M --seq-len 8192 --smallest
     """
     config = load_model(model)
     workload = make_workload(config, batch_tokens, seq_len)
     if output:
         check_output(output)
+    fixed = Layout.parse_fields(given or "")
     sizing = None
     if smallest:
         _check_smallest(layout)
         chip = catalog.load(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
         dtypes = _dtypes(chip, weights_dtype, compute_dtype)
         longest = _longest_step(workload, tokens, max_seconds, days)
-        sizing = _find_smallest(config, hardware, workload, dtypes, longest, as_json)
+        sizing = _find_smallest(config, hardware, workload, dtypes, fixed, runnable, longest, as_json)
         machine, found = sizing.hardware, sizing.found
     else:
         _check_not_smallest(max_seconds, days)
         machine = catalog.load(hardware)
-        dtypes = _dtypes(machine.chip, weights_dtype, compute_dtype)
-        found = _price_one(config, machine, workload, layout, *dtypes) if layout else None
-        found = found or search(
-            config,
-            machine,
-            workload,
-            weights_dtype=dtypes[0],
-            compute_dtypes=dtypes[1],
-            given=Layout.parse_fields(given or ""),
-            runnable=runnable,
-        )
+        weights, computes = _dtypes(machine.chip, weights_dtype, compute_dtype)
+        if layout:
+            found = _price_one(config, machine, workload, layout, weights, computes)
+        else:
+            found = search(
+                config,
+                machine,
+                workload,
+                weights_dtype=weights,
+                compute_dtypes=computes,
+                given=fixed,
+                runnable=runnable,
+            )
     said = None
     if explain or as_json or output or tokens or critical_batch:
         said = explain_search(
@@ -177,6 +179,8 @@ def _find_smallest(
     hardware: str,
     workload: Workload,
     dtypes: tuple[str, tuple[str, ...]],
+    given: dict[str, object],
+    runnable: bool | None,
     longest: float | None,
     as_json: bool,
 ) -> Smallest:
@@ -189,6 +193,8 @@ def _find_smallest(
                 workload,
                 weights_dtype=dtypes[0],
                 compute_dtypes=dtypes[1],
+                given=given,
+                runnable=runnable,
                 max_seconds=longest,
                 on_progress=lambda spec: update(f"trying {spec}", None),
             )

@@ -15,8 +15,11 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.comparison import Rejected, compare, too_large
 from meshwright.plan.ideal_links import links
 from meshwright.plan.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
-from meshwright.plan.train import Candidate, Search, price
+from meshwright.plan.train import NOT_SEARCHED, Candidate, Search, price
 from meshwright.plan_file import Workload
+
+# What a layout shares with the chosen one, so that they differ in how they split and in nothing else.
+_SAME_AS_CHOSEN = ("weights_dtype", "compute_dtype", *NOT_SEARCHED)
 
 
 def best_schedule(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Candidate:
@@ -60,11 +63,11 @@ def rejected(
     best = found.best
     runner_up = _runner_up(found)
     named = [compare("the next best", runner_up, best)] if runner_up else []
+    same = {name: getattr(best.layout, name) for name in _SAME_AS_CHOSEN}
     seen = {_shape(c.layout) for c in (best, runner_up) if c}
     for name, layout in usual(config, hardware, workload):
-        dtypes = {"weights_dtype": best.layout.weights_dtype, "compute_dtype": best.layout.compute_dtype}
         if _shape(layout) not in seen:
-            named.append(_judge(config, hardware, workload, name, layout.replace(**dtypes), best))
+            named.append(_judge(config, hardware, workload, name, layout.replace(**same), best))
             seen.add(_shape(layout))
     return tuple(named)
 

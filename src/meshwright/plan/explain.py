@@ -94,7 +94,7 @@ def explain(
 
 def _time(best: Candidate) -> Iterator[str]:
     seconds, hardware = best.step_seconds, best.hardware
-    peak = hardware.chip.flops(best.layout.compute_dtype)
+    peak = hardware.chip.flops(best.layout.matmul_dtype or best.layout.compute_dtype)
     yield (
         f"A step takes {format_seconds(seconds)}: {format_count(best.num_tokens / seconds)} tokens a second. "
         f"Its useful arithmetic is {best.mfu:.1%} of what the chips could do at their peak of "

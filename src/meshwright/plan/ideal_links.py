@@ -31,7 +31,7 @@ class Links:
         return self.mixed_axes[0] * self.mixed_axes[1]
 
 
-def links(hardware: Hardware, compute_dtype: str = "bf16") -> Links | None:
+def links(hardware: Hardware, compute_dtype: str = "bf16", matmul_dtype: str | None = None) -> Links | None:
     """The links of `hardware`; None where nothing moves or devices only share a memory.
 
     TPU: W is both directions of a ring, one of a line; TP takes one axis and FSDP the others. GPU: W is
@@ -39,7 +39,7 @@ def links(hardware: Hardware, compute_dtype: str = "bf16") -> Links | None:
     domain at once; where TP fills the domain, over its own.
     """
     # The forms are of two bytes an element.
-    flops = hardware.chip.flops(compute_dtype) * dtype_bytes(compute_dtype) / 2
+    flops = hardware.chip.flops(matmul_dtype or compute_dtype) * dtype_bytes(compute_dtype) / 2
     network = hardware.chip.network
     if isinstance(network, Torus):
         return _torus_links(hardware, network, flops)

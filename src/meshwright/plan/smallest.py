@@ -1,6 +1,6 @@
 """The smallest slice of a chip on which a model trains, or trains fast enough."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
@@ -20,7 +20,6 @@ _MOST_SLICES = 8
 _MOST_GPUS = 32_768
 # Sizes tried between one that is too small and its double.
 _MOST_BETWEEN = 6
-_MOMENTS_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -67,25 +66,38 @@ def smallest(
     *,
     weights_dtype: str,
     compute_dtypes: tuple[str, ...],
+    given: Mapping[str, object] | None = None,
+    runnable: bool | None = None,
     max_seconds: float | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Smallest:
     """The fewest chips of `spec` that hold the model, and take at most `max_seconds` a step.
 
-    spec: a chip (`v5p`), or a machine (`v5p:16x20x28`) that bounds the sizes tried. Doubles the chips
+    spec: a chip (`v5p`), or a machine (`v5p:16x20x28`) that bounds the sizes tried. given, runnable: as
+    `search` has them. Doubles the chips
     until it works, then tries the sizes between. Raises NothingFits where no size works.
     """
     tried: list[Tried] = []
+    fixed = given or {}
+    moments = str(fixed.get("optimizer_dtype", "f32"))
+    bytes_per_param = dtype_bytes(weights_dtype) + 2 * dtype_bytes(moments)
+    dtypes = (str(fixed["matmul_dtype"]),) if fixed.get("matmul_dtype") else compute_dtypes
 
     def attempt(hardware: Hardware) -> Search | None:
         if on_progress:
             on_progress(hardware.spec)
-        why_not = _hopeless(config, hardware, workload, weights_dtype, compute_dtypes, max_seconds)
+        why_not = _hopeless(config, hardware, workload, bytes_per_param, dtypes, max_seconds)
         found = None
         if why_not is None:
             try:
                 found = search(
-                    config, hardware, workload, weights_dtype=weights_dtype, compute_dtypes=compute_dtypes
+                    config,
+                    hardware,
+                    workload,
+                    weights_dtype=weights_dtype,
+                    compute_dtypes=compute_dtypes,
+                    given=given,
+                    runnable=runnable,
                 )
                 why_not = _why_not(found, max_seconds)
             except PlanError as error:
@@ -164,19 +176,19 @@ def _hopeless(
     config: ModelConfig,
     hardware: Hardware,
     workload: Workload,
-    weights_dtype: str,
-    compute_dtypes: tuple[str, ...],
+    bytes_per_param: float,
+    dtypes: tuple[str, ...],
     max_seconds: float | None,
 ) -> str | None:
     """Why no layout can do, by bytes of weights and moments or FLOPs at the peak; None if one might."""
-    stored = count_params(config).total * (dtype_bytes(weights_dtype) + _MOMENTS_BYTES)
+    stored = count_params(config).total * bytes_per_param
     chips, usable = hardware.num_chips, usable_bytes(hardware)
     if stored > chips * usable:
         return (
             f"weights and moments alone need {format_bytes(stored / chips)} a chip, "
             f"{format_bytes(stored / chips - usable)} more than there are"
         )
-    peak = max(hardware.chip.flops(dtype) for dtype in compute_dtypes)
+    peak = max(hardware.chip.flops(dtype) for dtype in dtypes)
     least = train_flops_per_token(config, workload.seq_len) * workload.num_tokens / (chips * peak)
     if max_seconds is not None and least > max_seconds:
         return f"{format_seconds(least)} a step at the peak, more than {format_seconds(max_seconds)}"

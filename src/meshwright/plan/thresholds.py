@@ -109,7 +109,7 @@ def thresholds(
 ) -> tuple[Threshold, ...]:
     """Every closed form that speaks of this case, with the planned layout's figure beside it."""
     found = [_memory(config, hardware, layout)]
-    if ideal := links(hardware, layout.compute_dtype):
+    if ideal := links(hardware, layout.compute_dtype, layout.matmul_dtype):
         found += _communication(config, hardware, workload, layout, ideal)
     found += _slices(hardware, workload, layout)
     found += _pipeline(layout)
@@ -207,7 +207,8 @@ def _communication(
 def _slices(hardware: Hardware, workload: Workload, layout: Layout) -> Iterator[Threshold]:
     network = hardware.chip.network
     if isinstance(network, Torus) and hardware.num_slices > 1:
-        limit = slice_tokens(hardware.chip.flops(layout.compute_dtype), network.dcn_bytes_per_second)
+        flops = hardware.chip.flops(layout.matmul_dtype or layout.compute_dtype)
+        limit = slice_tokens(flops, network.dcn_bytes_per_second)
         value = workload.num_tokens / hardware.num_slices
         yield Threshold(
             "tokens_per_slice",
