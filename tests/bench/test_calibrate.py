@@ -138,7 +138,7 @@ def test_the_figures_of_a_quick_run_are_positive_and_load_again(tmp_path: Path) 
     hardware = calibrate.measure("cpu:8", QUICK, messages.append).hardware
     chip = hardware.chip
     assert isinstance(chip.network, SharedMemory)
-    figures = [*chip.flops_per_second.values(), chip.hbm_bytes_per_second, chip.launch_seconds]
+    figures = [*chip.flops_per_second.values(), chip.hbm_bytes_per_second, chip.step.launch_seconds]
     figures += [chip.network.costs[op].bytes_per_second for op in COLLECTIVES]
     assert all(math.isfinite(figure) and figure > 0 for figure in figures)
     assert set(chip.flops_per_second) == {"f32", "bf16"}

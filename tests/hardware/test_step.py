@@ -62,7 +62,6 @@ def test_rates_are_the_ratings_times_what_a_step_reaches(tmp_path: Path) -> None
     assert chip.memory_bytes_per_second("bf16") == chip.hbm_bytes_per_second * 0.75
     slower = replace(chip.step, memory_by_dtype={"bf16": 0.5})
     assert replace(chip, step=slower).memory_bytes_per_second("bf16") == chip.hbm_bytes_per_second * 0.375
-    assert (chip.step.link_share("nvlink"), chip.step.link_share("ici")) == (0.75, 1.0)
     assert chip.ideal().matmul_flops_per_second("fp8") == chip.flops("fp8")
     assert load("h100:8").ideal().chip.step == StepEfficiency()
 

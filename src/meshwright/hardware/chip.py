@@ -137,10 +137,6 @@ class StepEfficiency:
         """The share of the HBM bandwidth that memory-bound work in `dtype` reaches."""
         return self.memory * self.memory_by_dtype.get(dtype, 1.0)
 
-    def link_share(self, kind: str) -> float:
-        """The share of its bandwidth that a kind of link gives to a step's collectives."""
-        return self.links.get(kind, 1.0)
-
 
 @dataclass(frozen=True)
 class Chip:
@@ -218,11 +214,6 @@ class Chip:
     def overlap(self) -> float:
         """Share of the compute under which transfers may hide."""
         return self.step.overlap
-
-    @property
-    def launch_seconds(self) -> float:
-        """Fixed time of one compiled program."""
-        return self.step.launch_seconds
 
     def ideal(self) -> "Chip":
         """This chip with a step that reaches every rating."""
