@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--contractions", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    hardware = catalog.load(HARDWARE)
+    hardware = catalog.load(HARDWARE).ideal()
     rates, wall = [], []
     for number in range(options.rounds):
         draw = random.Random(number)

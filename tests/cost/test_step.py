@@ -18,7 +18,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 
-EIGHT = load("v5e:4x2")
+EIGHT = load("v5e:4x2").ideal()
 
 
 def _cost(layout: Layout, hardware: Hardware = EIGHT, update: Work = Work()) -> StepCost:  # noqa: B008
@@ -127,7 +127,7 @@ def test_a_step_is_launched_once_a_microbatch() -> None:
 
 def test_slices_are_joined_by_the_data_centre_network() -> None:
     layout = Layout(data=2, fsdp=4)
-    cost = _cost(layout, load("2*v5e:2x2"))
+    cost = _cost(layout, load("2*v5e:2x2").ideal())
     assert {p.bound for p in cost.transfers if p.transfer.axes == ("data",)} == {"dcn"}
     assert {p.bound for p in cost.transfers if p.transfer.axes == ("fsdp",)} == {"ici"}
 
@@ -137,7 +137,7 @@ class TestLlama13B:
 
     NUM_TOKENS, SEQ_LEN = 3_000_000, 4096
     CONFIG = load_model("llama-2-13b")
-    HARDWARE = load("v5p:16x16x16")
+    HARDWARE = load("v5p:16x16x16").ideal()
 
     def cost(self, **degrees: int) -> StepCost:
         layout = Layout(remat="matmuls").replace(**degrees)

@@ -219,8 +219,8 @@ class TestBatches:
 
     def test_no_batch_helps_what_activations_bind(self):
         """Tensor parallelism over 64 chips of a torus waits in proportion to the batch."""
-        config, hardware, workload = load_model("llama-2-7b"), load("v5e:4x8"), Workload(64, 4096)
-        layout = Layout(tensor=32, remat="full", microbatches=16)
+        config, hardware = load_model("llama-2-7b"), load("v5e:4x8").ideal()
+        workload, layout = Workload(64, 4096), Layout(tensor=32, remat="full", microbatches=16)
         chosen = price(config, hardware, workload, layout)
         batches = batch_range(config, hardware, workload, chosen)
         assert chosen.cost.bound == "ici"

@@ -69,7 +69,7 @@ def shard(
     mw shard "A[I_X, J] -> A[I, J_X]" --mesh X=8 --dims I=1024,J=4096 --hardware h100:8
     """
     parsed_mesh, sizes = parse_mesh(mesh), parse_sizes(dims)
-    machine = catalog.load(hardware) if hardware else default_hardware(parsed_mesh)
+    machine = _rated(catalog.load(hardware)) if hardware else default_hardware(parsed_mesh)
     operands, out = parse_shard(written)
     if len(operands) == 1 and out is not None:
         _reshard(operands[0], out, parsed_mesh, sizes, machine, dtype, svg, run, as_json)
@@ -180,7 +180,7 @@ def default_hardware(mesh: Mesh) -> Hardware:
             f"{mesh} has {len(sizes)} axes and {DEFAULT_CHIP} a {rank}D torus; give --hardware"
         )
     shape = [*sizes, *(1 for _ in range(rank - len(sizes)))]
-    return catalog.load(f"{DEFAULT_CHIP}:{'x'.join(map(str, shape))}")
+    return _rated(catalog.load(f"{DEFAULT_CHIP}:{'x'.join(map(str, shape))}"))
 
 
 def _document(found: list[Strategy], objective: str, limit: int) -> dict:
@@ -214,3 +214,8 @@ def _reshard_document(
         "bytes_per_device": max(map(sum, pairwise(block_bytes)), default=block_bytes[0]),
     }
     return {"best": 0, "strategies": [strategy]}
+
+
+def _rated(machine: Hardware) -> Hardware:
+    """A machine at its ratings, as textbooks price one product; a calibrated one as it was measured."""
+    return machine if machine.chip.matmul_rates else machine.ideal()
