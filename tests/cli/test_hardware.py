@@ -46,7 +46,8 @@ def test_a_machine_has_its_topology_roofs_and_sources(capsys: pytest.CaptureFixt
 def test_a_machine_in_words(capsys: pytest.CaptureFixture) -> None:
     text = words(capsys, "2*v5e:8x16")
     assert text.startswith(
-        "2*v5e:8x16: 256 chips on 64 hosts, 2 slices of 8 x 16; 16 is a ring (a dimension of 16 is)\n"
+        "2*v5e:8x16: 256 chips on 64 hosts, 2 slices of 8 x 16; "
+        "16 is a ring (rings close along a dimension of 16)\n"
         "together 50.4P FLOP/s in bf16, 4.1 TB of device memory, 12.3 TB on hosts\n"
     )
     rows = [" ".join(line.split()) for line in text.splitlines()]
@@ -76,10 +77,16 @@ def test_a_host_in_words(capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("spec", "shown"),
     [
-        ("v5p:4x4x8", "4 x 4 x 8; every dimension is a ring (all are where all are multiples of 4)"),
-        ("v5p:2x4x4", "2 x 4 x 4; no dimension is a ring (all are where all are multiples of 4)"),
-        ("v6e:16x16", "16 x 16; every dimension is a ring (a dimension of 16 is)"),
-        ("v3:8x32", "8 x 32; 32 is a ring (a dimension of 32 is)"),
+        (
+            "v5p:4x4x8",
+            "4 x 4 x 8; every dimension is a ring (rings close where every dimension is a multiple of 4)",
+        ),
+        (
+            "v5p:2x4x4",
+            "2 x 4 x 4; no dimension is a ring (rings close where every dimension is a multiple of 4)",
+        ),
+        ("v6e:16x16", "16 x 16; every dimension is a ring (rings close along a dimension of 16)"),
+        ("v3:8x32", "8 x 32; 32 is a ring (rings close along a dimension of 32)"),
     ],
 )
 def test_rings_are_told_with_their_rule(spec: str, shown: str) -> None:

@@ -48,9 +48,9 @@ def _torus_words(machine: Hardware, torus: Torus) -> str:
         "every dimension is" if len(closed) == len(sizes) else f"{' and '.join(closed) or 'no dimension'} is"
     )
     if torus.wraparound_multiple_of:
-        rule = f"all are where all are multiples of {torus.wraparound_multiple_of}"
+        rule = f"rings close where every dimension is a multiple of {torus.wraparound_multiple_of}"
     else:
-        rule = f"a dimension of {torus.wraparound_exactly} is"
+        rule = f"rings close along a dimension of {torus.wraparound_exactly}"
     slices = f"{_count(machine.num_slices, 'slice')} of " if machine.num_slices > 1 else ""
     return f"{slices}{' x '.join(sizes)}; {which} a ring ({rule})"
 
