@@ -1,10 +1,13 @@
 """HF's config.json: read in the words of transformers 4 and 5, written back, and what is refused."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.models.hub_files import FILES
 
 from meshwright.errors import ModelError
@@ -197,3 +200,23 @@ def test_a_cap_written_null_is_off() -> None:
     assert _changed("gemma-2-27b", attn_logit_softcapping=None).attention_softcap is None
     without = {key: value for key, value in FILES["gemma-2-27b"].items() if "capping" not in key}
     assert from_hf(without, "gemma-2-27b") == PRESETS["gemma-2-27b"]
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 10**6) | st.floats() | st.text("a0-", max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["factor", "rope_type", "full_attention", "a"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@given(
+    st.sampled_from(list(FILES)).flatmap(lambda n: st.tuples(st.just(n), st.sampled_from([*FILES[n]]), _JSON))
+)
+def test_whatever_a_key_says_the_error_is_ours(changed: tuple[str, str, Any]) -> None:
+    name, key, value = changed
+    with suppress(ModelError):
+        assert from_hf(FILES[name] | {key: value}, name).num_layers > 0

@@ -20,6 +20,19 @@ _ACTIVATIONS = {
 _WRITTEN_SCALING = ("llama3", "linear")
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _WINDOW_KEYS = ("sliding_window", "layer_types")
+# What a key must be where it is there and not null, of those that are read before a ModelConfig checks them.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "hidden_size": (int,),
+    "n_embd": (int,),
+    "architectures": (list,),
+    "model_type": (str,),
+    "layer_types": (list,),
+    "rope_scaling": (dict,),
+    "rope_parameters": (dict,),
+    "partial_rotary_factor": (int, float),
+    "original_max_position_embeddings": (int,),
+    "query_pre_attn_scalar": (int, float),
+}
 
 
 def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
@@ -29,6 +42,7 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
     supported. Warns of keys it does not know: they may change what the model computes.
     """
     config = _text_config(config, name)
+    _check_kinds(config, name)
     architecture = _architecture(config, name)
     tables = (architecture.keys, architecture.moe, architecture.mla)
     keys = [key for table in tables for key in table.values() if isinstance(key, Key)]
@@ -49,7 +63,7 @@ def _read(config: Mapping[str, Any], architecture: Architecture, name: str) -> M
     if "activation" in architecture.keys:
         fields["activation"] = _activation(fields["activation"], architecture.keys["activation"].name, name)
     if scalar := fields.get("query_scale"):
-        fields["query_scale"] = scalar**-0.5
+        fields["query_scale"] = scalar**-0.5 if scalar > 0 else scalar
     if architecture.moe:
         fields["moe"] = MoE(**_nested(config, architecture.moe))
     if architecture.mla:
@@ -111,6 +125,13 @@ def _reads_back(written: Mapping[str, Any], architecture: Architecture, config: 
         return False
 
 
+def _check_kinds(config: Mapping[str, Any], name: str) -> None:
+    for key, kinds in _KINDS.items():
+        if config.get(key) is not None and not isinstance(config[key], kinds):
+            expected = "a number" if float in kinds else f"a {kinds[0].__name__}"
+            raise ModelError(f"{name}: {key} = {config[key]!r} must be {expected}")
+
+
 def _text_config(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The language model of a config that also describes a vision tower."""
     text = config.get("text_config")
@@ -121,7 +142,7 @@ def _text_config(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         raise ModelError(
             f"{name}: model_type {config.get('model_type')!r} is not supported; supported: {known}"
         )
-    return {"model_type": "gemma3_text"} | dict(text)
+    return {"model_type": "gemma3_text"} | {key: value for key, value in text.items() if value is not None}
 
 
 def _architecture(config: Mapping[str, Any], name: str) -> Architecture:
@@ -129,7 +150,7 @@ def _architecture(config: Mapping[str, Any], name: str) -> Architecture:
     by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
     supported = f"supported: {', '.join(by_class)}"
     for listed in config.get("architectures") or []:
-        if listed not in by_class:
+        if not isinstance(listed, str) or listed not in by_class:
             raise ModelError(f"{name}: architecture {listed} is not supported; {supported}")
         return by_class[listed]
     model_type = config.get("model_type", "llama")

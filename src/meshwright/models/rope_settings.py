@@ -39,8 +39,14 @@ def read_rope(
         read["rope_theta_local"] = local.get("rope_theta", config.get("rope_local_base_freq", 10_000.0))
     share = settings.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if share != 1.0:
-        read["rotary_dim"] = int(fields["d_head"] * share)
+        read["rotary_dim"] = _rotary_dim(share, fields["d_head"], name)
     return read
+
+
+def _rotary_dim(share: Any, d_head: int, name: str) -> int:
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ModelError(f"{name}: partial_rotary_factor = {share!r} must be a number above 0, at most 1")
+    return int(d_head * share)
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
@@ -64,8 +70,8 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
 def _tables(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The settings of global and of local layers; the latter is empty where all have the same."""
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if "full_attention" in settings:
-        return settings["full_attention"], settings.get("sliding_attention", {})
+    if isinstance(settings.get("full_attention"), Mapping):
+        return settings["full_attention"], settings.get("sliding_attention") or {}
     return settings, {}
 
 
@@ -83,9 +89,17 @@ def _scaling(
     if kind in ("yarn", "longrope"):
         original = config.get("original_max_position_embeddings", fields["max_seq_len"])
         given["original_max_seq_len"] = given["original_max_seq_len"] or original
-    if kind == "longrope":
-        given["factor"] = given["factor"] or fields["max_seq_len"] / given["original_max_seq_len"]
+    if kind == "longrope" and given["factor"] is None:
+        given["factor"] = _stretch(fields["max_seq_len"], given["original_max_seq_len"], name)
     needed = list(_SCALING) if kind == "llama3" else ["factor"]
     if missing := [_SCALING[ours] for ours in needed if given[ours] is None]:
         raise ModelError(f"{name}: rope scaling lacks {', '.join(missing)}")
     return RopeScaling(**{ours: value for ours, value in given.items() if value is not None}, kind=kind)
+
+
+def _stretch(max_seq_len: Any, original: Any, name: str) -> float:
+    if not (isinstance(max_seq_len, int) and isinstance(original, int) and original > 0):
+        raise ModelError(
+            f"{name}: original_max_position_embeddings = {original!r} must be a whole number above 0"
+        )
+    return max_seq_len / original
