@@ -107,6 +107,11 @@ class Segment:
     count: int
     source: Value | None = None
 
+    @cached_property
+    def producers(self) -> dict[int, Node]:
+        """The node that makes each value, by the value's id."""
+        return {id(value): node for node in self.nodes for value in node.outputs}
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -157,7 +162,7 @@ def recomputed_nodes(segment: Segment, remat: str) -> list[Node]:
 
 def _read_by_backward(segment: Segment, kept: set[int]) -> Iterable[Value]:
     """Every value that the backward pass reads, or reads to recompute one that is not kept."""
-    producer = {id(value): node for node in segment.nodes for value in node.outputs}
+    producer = segment.producers
     pending = [value for node in segment.nodes for value in node.needs]
     seen: dict[int, Value] = {}
     while pending:

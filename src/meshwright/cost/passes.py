@@ -51,10 +51,15 @@ class Pass:
 @lru_cache(maxsize=16384)
 def passes(segment: Segment, remat: str, dtypes: Dtypes, chip: Chip) -> tuple[Pass, ...]:
     """Forward, recompute and backward of one run of `segment`."""
-    again = recomputed_nodes(segment, remat)
+    forward, backward = _there_and_back(segment, dtypes, chip)
+    return forward, _pass("recompute", recomputed_nodes(segment, remat), dtypes, chip), backward
+
+
+@lru_cache(maxsize=16384)
+def _there_and_back(segment: Segment, dtypes: Dtypes, chip: Chip) -> tuple[Pass, Pass]:
+    """Forward and backward, whatever is recomputed between them."""
     return (
         _pass("forward", segment.nodes, dtypes, chip),
-        _pass("recompute", again, dtypes, chip),
         _pass("backward", segment.nodes, dtypes, chip),
     )
 
@@ -63,14 +68,15 @@ def _pass(direction: Direction, nodes: Iterable[Node], dtypes: Dtypes, chip: Chi
     terms: dict[tuple[str, str], float] = {}
     flops = put_off = 0.0
     transfers: list[Transfer] = []
+    backward = direction == "backward"
     for node in nodes:
-        backward = direction == "backward"
-        for work in (*node.backward, *node.weight_gradient) if backward else node.forward:
+        now = node.backward if backward else node.forward
+        for index, work in enumerate((*now, *node.weight_gradient) if backward else now):
             seconds, bound = work_seconds(work, node.kind, dtypes, chip)
             key = f"{node.kind} ({direction})", bound
             terms[key] = terms.get(key, 0.0) + seconds
             flops += work.flops
-            put_off += seconds if backward and work in node.weight_gradient else 0.0
+            put_off += seconds if index >= len(now) else 0.0
         transfers += node.backward_transfers if backward else node.forward_transfers
         transfers += node.update_transfers if direction == "forward" else ()
     summed = tuple((name, bound, seconds) for (name, bound), seconds in terms.items() if seconds)
