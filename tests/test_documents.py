@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.transcripts import blocks
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -17,6 +18,14 @@ def test_examples(document: str):
         str(ROOT / document), encoding="utf-8", module_relative=False, optionflags=doctest.ELLIPSIS
     )
     assert result.attempted > 0 and result.failed == 0
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/plan.md"])
+def test_transcripts_are_what_mw_prints(document: str):
+    """`python -m tests.transcripts README.md docs/plan.md` rewrites what differs; then read the difference."""
+    found = blocks((ROOT / document).read_text(encoding="utf-8"))
+    assert found
+    assert [block.found for block in found] == [block.expected for block in found]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
