@@ -22,7 +22,7 @@ def test_examples(document: str):
 
 @pytest.mark.parametrize("document", ["README.md", "docs/plan.md"])
 def test_transcripts_are_what_mw_prints(document: str):
-    """`python -m tests.transcripts README.md docs/plan.md` rewrites what differs; then read the difference."""
+    """`python -m tests.transcripts README.md docs/plan.md` rewrites what differs; read what did."""
     found = blocks((ROOT / document).read_text(encoding="utf-8"))
     assert found
     assert [block.found for block in found] == [block.expected for block in found]
