@@ -42,7 +42,7 @@ CATALOG = Path(__file__).parent.parent / "src/meshwright/hardware/catalog"
 # The chips of one design; every other chip is a family of its own.
 FAMILIES = {
     "a100": ("a100-80gb", "a100-40gb"),
-    "h100": ("h100", "h200", "h100-pcie"),
+    "h100": ("h100", "h200", "h800", "h100-pcie"),
     "blackwell": ("b200", "b300", "gb200-nvl72", "gb300-nvl72"),
 }
 # Figure: (guess, sigma of a kind's value about it, sigma of a family's about its kind's).
