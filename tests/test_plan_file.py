@@ -39,6 +39,15 @@ def test_a_machine_file_is_named_from_the_plan(tmp_path: Path, monkeypatch: pyte
     assert load_plan(moved / "plan.toml").hardware == "moved/machine.toml"
 
 
+def test_a_chip_of_ones_own_with_another_topology_is_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_plan(_plan(hardware="2*mychip.toml:8x8"), tmp_path / "run" / "plan.toml")
+    assert 'hardware = "2*../mychip.toml:8x8"' in (tmp_path / "run" / "plan.toml").read_text()
+    assert load_plan(tmp_path / "run" / "plan.toml").hardware == "2*mychip.toml:8x8"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [

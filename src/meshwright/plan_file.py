@@ -14,6 +14,7 @@ import tomlkit
 import meshwright
 from meshwright.errors import MeshwrightError, PlanError, nearest
 from meshwright.files import write_whole
+from meshwright.hardware.catalog import with_file
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
@@ -138,16 +139,17 @@ def _checked(kind: type, values: Mapping, where: str, optional: set[str] | None 
 
 
 def _relative(hardware: str, path: Path) -> str:
-    if not hardware.endswith(".toml"):
-        return hardware
-    return os.path.relpath(Path(hardware).resolve(), path.parent.resolve())
+    return with_file(hardware, lambda file: os.path.relpath(Path(file).resolve(), path.parent.resolve()))
 
 
 def _resolved(hardware: str, path: Path) -> str:
-    if not hardware.endswith(".toml"):
-        return hardware
-    return os.path.relpath((path.parent / hardware).resolve())
+    return with_file(hardware, lambda file: os.path.relpath((path.parent / file).resolve()))
 
 
 def _without_none(values: dict) -> dict:
-    return {key: value for key, value in values.items() if value is not None}
+    """`values` and the tables in it without what is None, which TOML cannot say."""
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }

@@ -7,6 +7,7 @@ import pytest
 from tests.report.sample_run import audit_document
 
 from meshwright.cli.main import main
+from meshwright.hardware.catalog import dump_toml, load
 
 PLAN = [
     "--model",
@@ -41,6 +42,17 @@ def test_the_target_and_the_cache_are_passed_on(asked: dict):
     assert main(["audit", *PLAN, "--target", "tpu", "--no-cache"]) == 0
     assert (asked["target"], asked["use_cache"]) == ("tpu", False)
     assert (asked["plan"].hardware, str(asked["plan"].layout)) == ("v5e:2x4", "fsdp=8,remat=none")
+
+
+def test_only_a_host_trains_in_float32_by_default(asked: dict, tmp_path: Path):
+    layouts = {}
+    for spec in ("v5e:2x4", "cpu:8"):
+        file = tmp_path / "machine.toml"
+        file.write_text(dump_toml(load(spec)))
+        at = PLAN.index("--hardware") + 1
+        assert main(["audit", *PLAN[:at], str(file), *PLAN[at + 1 :]]) == 0
+        layouts[spec] = asked["plan"].layout
+    assert (layouts["v5e:2x4"].compute_dtype, layouts["cpu:8"].compute_dtype) == ("bf16", "f32")
 
 
 def test_a_difference_exits_1_and_is_written_all_the_same(

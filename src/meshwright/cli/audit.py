@@ -10,6 +10,7 @@ from meshwright.cli.common import Json, count_option, emit, note, progress, show
 from meshwright.cli.plan import make_workload
 from meshwright.errors import PlanError
 from meshwright.files import write_whole
+from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, load_plan
@@ -84,7 +85,7 @@ def _from_options(
         raise PlanError(f"name a plan.toml, or give {', '.join(missing)} too")
     assert model and hardware and batch_tokens and seq_len and layout
     config = load_model(model)
-    on_cpu = hardware.startswith("cpu:") or hardware.endswith(".toml")
+    on_cpu = catalog.load(hardware).chip.kind == "cpu"
     defaults = "weights_dtype=f32,compute_dtype=f32," if on_cpu else ""
     return Plan(
         model=config,

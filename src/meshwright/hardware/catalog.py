@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from itertools import product
@@ -36,6 +37,16 @@ def load(spec: str) -> Hardware:
     dims = _dims(name, description.chip, spec, slices, sizes)
     chip = share_cores(description.chip, dims[0]) if description.per_core else description.chip
     return Hardware(spec.strip(), chip, dims, slices)
+
+
+def with_file(spec: str, move: Callable[[str], str]) -> str:
+    """`spec` with the path of its file moved; as it is where it names a chip of the catalog.
+
+    >>> with_file("2*my/chip.toml:8x8", lambda path: f"/home/{path}"), with_file("v5e:4x4", str.upper)
+    ('2*/home/my/chip.toml:8x8', 'v5e:4x4')
+    """
+    match = re.fullmatch(r"(\d+\*)?(.+\.toml)(:[\dx]+)?", spec)
+    return f"{match[1] or ''}{move(match[2])}{match[3] or ''}" if match else spec
 
 
 def _own_topology(path: str, devices: str) -> tuple[int, tuple[int, ...] | None]:
