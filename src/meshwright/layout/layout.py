@@ -18,29 +18,16 @@ are split over `pipe` by the schedule, which no array's sharding shows.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
-from meshwright.errors import LayoutError, nearest
+from meshwright.errors import LayoutError
+from meshwright.layout.fields import AXES, DEGREES, FLAG_FIELDS, check_values, clean_fields, read_fields
+from meshwright.layout.fit import check_batch, check_stages, check_weights
+from meshwright.layout.rules import Rules, is_matrix, make_rules, planned_contraction, split
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
-from meshwright.notation.einsum import Contraction, Route, contraction, cotangent
+from meshwright.notation.einsum import Contraction, Route, cotangent
 from meshwright.notation.mesh import Mesh
-from meshwright.notation.operation import placed
-
-Rules = tuple[tuple[str, Axes], ...]
-
-# The axes that every mesh has, outermost first, and those that only some layouts use.
-AXES = ("data", "fsdp", "context", "tensor")
-DEGREES = ("pipe", "data", "fsdp", "expert", "context", "tensor2", "tensor")
-REMATS = ("none", "attention", "matmuls", "full")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
-CONTEXT_METHODS = ("allgather", "ring")
-DTYPES = ("f32", "bf16")
-MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
-# How a flag may be written; True and 1 are the same key.
-_FLAGS: dict[object, bool] = {True: True, "true": True, "on": True, False: False, "false": False}
-_FLAG_FIELDS = ("sequence_parallel", "offload", "master_weights")
 
 
 @dataclass(frozen=True)
@@ -89,31 +76,7 @@ class Layout:
     master_weights: bool = False
 
     def __post_init__(self) -> None:
-        for name in (*DEGREES, "microbatches", "interleave"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise LayoutError(f"layout: {name} = {value!r}; it must be a positive integer")
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise LayoutError(
-                    f"layout: {name} = {getattr(self, name)!r}; {nearest(getattr(self, name), list(known))}"
-                )
-        for name, fits in _DTYPE_FIELDS.items():
-            value = getattr(self, name)
-            if value not in fits and not (value is None and name in ("matmul_dtype", "gradients_dtype")):
-                raise LayoutError(f"layout: {name} = {value!r}; fits: {', '.join(fits)}")
-        if self.zero not in (None, 0, 1, 2, 3) or isinstance(self.zero, bool):
-            raise LayoutError(f"layout: zero = {self.zero!r}; fits: 0, 1, 2, 3")
-        if self.zero == 3 and self.fsdp == 1 and self.data > 1:
-            raise LayoutError(
-                f"layout: zero = 3 shards the weights; write fsdp={self.data} for data={self.data}"
-            )
-        if self.zero == 0 and self.fsdp > 1:
-            raise LayoutError(f"layout: zero = 0 shards nothing; write data={self.fsdp} for fsdp={self.fsdp}")
-        if self.interleave > 1 and self.pipe == 1:
-            raise LayoutError(
-                f"layout: interleave = {self.interleave} chunks a stage with pipe = 1; fits: pipe above 1"
-            )
+        check_values(self)
         if self.interleave > 1 and self.schedule == "1f1b":
             object.__setattr__(self, "schedule", "interleaved")  # what 1F1B over chunks is called
         self._expert_home  # noqa: B018 - raises where no data axis divides over the experts
@@ -189,10 +152,10 @@ class Layout:
         return tuple(axis for axis in axes if self.mesh.sizes.get(axis, 1) > 1)
 
     @cached_property
-    def _rules(self) -> "_Rules":
+    def _rules(self) -> Rules:
         present = self._present
         positions = present("context") + (present("tensor") if self.sequence_parallel else ())
-        return _rules(
+        return make_rules(
             self.batch_axes,
             self.zero_axes,
             self.zero_stage,
@@ -204,15 +167,15 @@ class Layout:
 
     def weight(self, name: str, letters: str) -> ShardedArray:
         """The sharding in which a weight is stored."""
-        return _split(name, letters, self._rules.stored if _is_matrix(letters) else ())
+        return split(name, letters, self._rules.stored if is_matrix(letters) else ())
 
     def gradient(self, name: str, letters: str) -> ShardedArray:
         """The sharding of a weight's moments and of its gradient once summed (ZeRO 1 and above)."""
-        return _split(name, letters, self._rules.updated if _is_matrix(letters) else ())
+        return split(name, letters, self._rules.updated if is_matrix(letters) else ())
 
     def activation(self, name: str, letters: str) -> ShardedArray:
         """The sharding of an activation (or a cache) with these letters."""
-        return _split(name, letters, self._rules.activations)
+        return split(name, letters, self._rules.activations)
 
     def routed(self, name: str) -> ShardedArray:
         """d[E, C, D] as the tokens' own devices sort them by expert, before they travel.
@@ -244,7 +207,7 @@ class Layout:
         >>> print(*Layout(fsdp=4).contraction("wq", "BTD,DNH->BTNH").steps)
         AllGather_{fsdp} wq[D_fsdp, N, H] -> wq[D, N, H]
         """
-        return _contraction(self._rules, name, spec)
+        return planned_contraction(self._rules, name, spec)
 
     def check(
         self,
@@ -258,48 +221,9 @@ class Layout:
 
         pad_vocabulary: V may be padded to a multiple, as a planner may assume and a run may not.
         """
-        sizes = dimensions(config)
-        for path, param in parameters(config).items():
-            array = self.weight(path.rpartition("/")[2], param.letters)
-            for dim, axes in zip(array.dims, array.axes, strict=True):
-                if sizes[dim] % self.mesh.size(axes) and not (dim == "V" and pad_vocabulary):
-                    raise LayoutError(_does_not_divide(array, dim, axes, sizes[dim], self.mesh))
-        self._check_stages(config)
-        splits = self.context * (self.tensor if self.sequence_parallel else 1)
-        if seq_len is not None and seq_len % splits:
-            raise LayoutError(
-                f"{self.activation('x', 'BTD')}: {seq_len} positions (T) do not divide over {splits}; "
-                f"fits: {-(-seq_len // splits) * splits} positions"
-            )
-        shards = self.num_batch_shards * self.microbatches
-        if num_sequences is not None and num_sequences % shards:
-            fit = max(1, round(num_sequences / shards)) * shards
-            raise LayoutError(
-                f"x[B_{{data,fsdp}}, T, D]: {num_sequences} sequences (B) do not divide over "
-                f"data·fsdp·microbatches = {self.data}·{self.fsdp}·{self.microbatches} = {shards}; "
-                f"fits: {fit} sequences"
-            )
-
-    def _check_stages(self, config: ModelConfig) -> None:
-        layers, chunks = config.num_layers, self.pipe * self.interleave
-        if chunks > layers + _CHUNKS_WITHOUT_LAYERS:
-            fit = (layers + _CHUNKS_WITHOUT_LAYERS) // self.pipe
-            most = f"interleave up to {fit}" if self.pipe <= layers else f"pipe up to {layers}"
-            raise LayoutError(
-                f"{config.name}: {layers} layers (L) are fewer than the chunks of pipe·interleave = "
-                f"{self.pipe}·{self.interleave} = {chunks}; fits: {most}"
-            )
-        experts = dimensions(config).get("E", 1)
-        if experts == 1 and self.expert > 1:
-            raise LayoutError(
-                f"{config.name} has no experts (E) for expert = {self.expert}; fits: expert in {{1}}"
-            )
-        if experts % self.expert:
-            fits = ", ".join(map(str, dividing_degrees(experts, experts)))
-            raise LayoutError(
-                f"{config.name}: {experts} experts (E) do not divide over expert = {self.expert}; "
-                f"fits: expert in {{{fits}}}"
-            )
+        check_weights(self, config, pad_vocabulary=pad_vocabulary)
+        check_stages(self, config)
+        check_batch(self, num_sequences, seq_len)
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
@@ -308,7 +232,7 @@ class Layout:
         >>> Layout.parse("fsdp=64,tensor=8").mesh.num_devices
         512
         """
-        return cls.from_dict(_fields(text))
+        return cls.from_dict(read_fields(text))
 
     @classmethod
     def parse_fields(cls, text: str) -> dict[str, object]:
@@ -321,23 +245,14 @@ class Layout:
         company = {"expert": "data", "interleave": "pipe"}
         return {
             key: getattr(cls.from_dict({key: value, company.get(key, key): value}), key)
-            for key, value in _fields(text).items()
+            for key, value in read_fields(text).items()
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "Layout":
         """The layout with these fields; unknown ones are refused with the nearest known."""
         known = [field.name for field in fields(cls)]
-        clean = dict(values)
-        for key in values:
-            if key not in known:
-                raise LayoutError(f"layout: {key!r} is not supported; {nearest(key, known)}")
-        for name in _FLAG_FIELDS:
-            flag = clean.get(name, False)
-            if flag not in _FLAGS:
-                raise LayoutError(f"layout: {name} = {flag!r}; fits: true, false")
-            clean[name] = _FLAGS[flag]
-        return cls(**clean)  # pyright: ignore[reportArgumentType]
+        return cls(**clean_fields(values, known))  # pyright: ignore[reportArgumentType]
 
     def to_dict(self) -> dict[str, object]:
         """Every field that is not None; `from_dict` reads it back."""
@@ -355,105 +270,8 @@ class Layout:
         """
         default = Layout()
         parts = [f"{axis}={getattr(self, axis)}" for axis in DEGREES if getattr(self, axis) > 1] or ["data=1"]
-        for name in ("zero", *_FLAG_FIELDS, "context_method", "microbatches", "schedule", "interleave"):
+        for name in ("zero", *FLAG_FIELDS, "context_method", "microbatches", "schedule", "interleave"):
             value = getattr(self, name)
             if value != getattr(default, name) or (name == "schedule" and self.pipe > 1):
                 parts.append(f"{name}={str(value).lower()}")
         return ",".join([*parts, f"remat={self.remat}"])
-
-
-# The first chunk may hold the embedding alone, and the last the head.
-_CHUNKS_WITHOUT_LAYERS = 2
-
-
-def _fields(text: str) -> dict[str, object]:
-    """KEY=VALUE, ... as a dictionary; whole numbers as such."""
-    values: dict[str, object] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write data=2,fsdp=4")
-        values[key.strip()] = int(value) if value.strip().isdigit() else value.strip()
-    return values
-
-
-_CHOICES = {"remat": REMATS, "schedule": SCHEDULES, "context_method": CONTEXT_METHODS}
-_DTYPE_FIELDS = {
-    "weights_dtype": DTYPES,
-    "compute_dtype": DTYPES,
-    "matmul_dtype": MATMUL_DTYPES,
-    "gradients_dtype": DTYPES,
-    "optimizer_dtype": (*DTYPES, "fp8", "int8"),
-}
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """What splits each letter, first rule first. Layouts that differ in degrees alone share them."""
-
-    stored: Rules
-    updated: Rules
-    activations: Rules
-
-
-@lru_cache
-def _rules(
-    batch: Axes, zero_axes: Axes, zero: int, experts: Axes, tensor: Axes, tensor2: Axes, positions: Axes
-) -> _Rules:
-    wide = (("E", experts), *((letter, tensor) for letter in "NKFMUV"))
-    sharded = (*wide, ("D", tensor2 + zero_axes))
-    stored = sharded if zero == 3 else (*wide, ("D", tensor2))
-    activations = (*wide, ("D", tensor2), ("B", batch), ("T", positions), ("C", batch + positions))
-    return _Rules(stored, sharded, activations)
-
-
-def _is_matrix(letters: str) -> bool:
-    """Whether a weight is more than one vector a layer."""
-    return len(letters.translate(_WITHOUT_LAYERS)) > 1
-
-
-_WITHOUT_LAYERS = str.maketrans("", "", "LP")
-
-
-@lru_cache(maxsize=4096)
-def _split(name: str, letters: str, rules: Rules) -> ShardedArray:
-    taken: dict[str, Axes] = {}
-    used: set[str] = set()
-    for letter, axes in rules:
-        # A router's scores have an entry for every expert: only what is an expert's own is split.
-        if letter in letters and (letter != "E" or "M" in letters or "C" in letters):
-            taken[letter] = tuple(axis for axis in axes if axis not in used)
-            used |= set(axes)
-    return ShardedArray(name, tuple(letters), tuple(taken.get(letter, ()) for letter in letters))
-
-
-@lru_cache(maxsize=4096)
-def _contraction(rules: _Rules, name: str, spec: str) -> Contraction:
-    operands, _, out = spec.partition("->")
-    x, w = operands.split(",")
-    given, weight = _split("x", x, rules.activations), _split(name, w, rules.stored)
-    product = _split(f"{name}_out", out, rules.activations)
-    operation = placed((given, weight), product, wanted=True, stored=frozenset({name}))
-    return contraction(spec, given, weight, product, operation.roles)
-
-
-_LETTER_NAMES = {
-    "N": "query heads",
-    "K": "KV heads",
-    "F": "feed-forward",
-    "V": "vocabulary",
-    "D": "model dimension",
-    "E": "experts",
-    "M": "an expert's feed-forward",
-    "U": "shared feed-forward",
-}
-
-
-def _does_not_divide(array: ShardedArray, dim: str, axes: tuple[str, ...], size: int, mesh: Mesh) -> str:
-    axis = "·".join(axes)
-    whole = array.replace(axes={dim: ()})
-    fits = ", ".join(map(str, dividing_degrees(size, size)))
-    return (
-        f"{array}: {size} {_LETTER_NAMES[dim]} ({dim}) do not divide over {axis} = {mesh.size(axes)}; "
-        f"fits: {axis} in {{{fits}}}, or replicate: {whole}"
-    )
