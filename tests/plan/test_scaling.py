@@ -7,7 +7,7 @@ from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan.scaling import BEST, STRATEGIES, base_of, batches, mesh_of, meshes, rank, shapes, sweep
 from meshwright.plan.space import Space
-from meshwright.plan.train import price, search
+from meshwright.plan.train import price, search, well_placed
 from meshwright.plan_file import Workload
 
 CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("v5e:4x4"), Workload(48, 2048)
@@ -22,7 +22,8 @@ def swept():
 def test_every_point_is_what_the_planner_prices(swept):
     _, found = swept
     for point in found.points[::7]:
-        again = price(CONFIG, MACHINE, Workload(point.num_sequences, 2048), point.candidate.layout)
+        workload = Workload(point.num_sequences, 2048)
+        again = well_placed(CONFIG, workload, price(CONFIG, MACHINE, workload, point.candidate.layout))
         assert again.step_seconds == pytest.approx(point.candidate.step_seconds, rel=1e-12)
         assert again.memory == point.candidate.memory
         assert again.num_tokens == point.candidate.num_tokens
@@ -72,7 +73,7 @@ def test_batches_span_a_sixteenth_to_sixteen_times(sequences, chips):
 def test_shapes_are_machines_of_the_same_chip_around_the_planned_one():
     own = catalog.load("v5p:16x20x28")
     found = shapes(own)
-    assert own in found and 1 < len(found) <= 5
+    assert own in found and 1 < len(found) <= 4
     sizes = [machine.num_chips for machine in found]
     assert sizes == sorted(set(sizes))
     assert {machine.chip.name for machine in found} == {"v5p"}
@@ -82,7 +83,7 @@ def test_shapes_are_machines_of_the_same_chip_around_the_planned_one():
 
 def test_gpus_grow_by_nodes_and_a_host_does_not_grow():
     sizes = [machine.num_chips for machine in shapes(catalog.load("h100:4x8"))]
-    assert sizes == [8, 16, 32, 64, 128]
+    assert sizes == [8, 16, 32, 64]
     assert [machine.spec for machine in shapes(catalog.load("cpu:8"))] == ["cpu:8"]
     assert [machine.spec for machine in shapes(catalog.load("2*v5e:4x4"))] == ["2*v5e:4x4"]
 

@@ -1,5 +1,7 @@
 """The parts of a step: they add up to it, and are the planner's own terms and transfers."""
 
+from collections import defaultdict
+
 import pytest
 
 from meshwright.hardware import catalog

@@ -13,7 +13,7 @@ from meshwright.report.documents import read_run
 from meshwright.report.html import build_report, write_report
 from meshwright.report.plots import loss_figure, step_time_figure
 
-VOID = {"meta", "wbr", "link", "br", "img", "hr", "input", "path", "circle", "rect"}
+VOID = {"meta", "wbr", "link", "br", "img", "hr", "input"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
 

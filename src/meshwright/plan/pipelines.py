@@ -5,27 +5,25 @@ from collections.abc import Iterator
 from meshwright.cost.pipeline import SCHEDULES, Timeline, schedule, simulate
 from meshwright.cost.step import StepPricer
 from meshwright.errors import LayoutError
-from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import record
+from meshwright.plan.train import Candidate
 from meshwright.plan_file import Workload
 
 # Passes of one direction that a picture can hold; with more, fewer microbatches are simulated.
 _MOST_PASSES = 4000
 
 
-def timelines(
-    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
-) -> dict[str, Timeline]:
-    """The timeline of every schedule that exists for the stages of `layout`, by name, its own first.
+def timelines(config: ModelConfig, workload: Workload, candidate: Candidate) -> dict[str, Timeline]:
+    """The timeline of every schedule that exists for the stages of a candidate, by name, its own first.
 
     The passes have the seconds with which the planner prices them, the schedule's chunks a stage.
     """
     found: dict[str, Timeline] = {}
-    for one in _variants(layout):
+    for layout in _variants(candidate.layout):
         try:
-            found[one.schedule] = _timeline(config, hardware, workload, one)
+            found[layout.schedule] = _timeline(config, workload, candidate, layout)
         except LayoutError:
             continue
     return found
@@ -53,9 +51,10 @@ def _variants(layout: Layout) -> Iterator[Layout]:
                 continue
 
 
-def _timeline(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Timeline:
+def _timeline(config: ModelConfig, workload: Workload, candidate: Candidate, layout: Layout) -> Timeline:
     sequences = workload.num_sequences / layout.microbatches
-    graph = record(config, hardware, layout, sequences, workload.seq_len)
-    times = StepPricer(graph, layout, hardware).pipeline_times(layout.remat)
+    graph = record(config, candidate.hardware, layout, sequences, workload.seq_len)
+    pricer = StepPricer(graph, layout, candidate.hardware, candidate.placement)
+    times = pricer.pipeline_times(layout.remat)
     count = shown_microbatches(layout.pipe, layout.microbatches)
     return simulate(schedule(layout.schedule, layout.pipe, count, layout.interleave), times)

@@ -22,14 +22,14 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import Space, divisors, usable_bytes
-from meshwright.plan.train import Candidate, price
+from meshwright.plan.train import NOT_SEARCHED, Candidate, price, well_placed
 from meshwright.plan_file import Workload
 
 STRATEGIES = ("DP", "FSDP", "TP", "FSDP + TP")
 BEST = "best"
-MAX_SHAPES = 5  # positions of a slider over chips
+MAX_SHAPES = 4  # positions of a slider over chips
 _SPAN = 16  # batches from the planned one over this to the planned one times this
-_MAX_FSDP = 3  # widths of fsdp tried for one width of tensor
+_MAX_FSDP = 2  # widths of fsdp tried for one width of tensor
 _NUM_PRICED = 4  # schedules of a strategy, those of least bound
 
 
@@ -120,7 +120,9 @@ def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
         for choice in tried
         for layout in _divided(choice.layout, space.workload)
     ]
-    return min(found, key=rank, default=None)
+    if not found:
+        return None
+    return well_placed(space.config, space.workload, min(found, key=rank))
 
 
 def _divided(layout: Layout, workload: Workload) -> Iterator[Layout]:
@@ -165,9 +167,9 @@ def mesh_of(layout: Layout) -> Layout:
 
 
 def base_of(layout: Layout) -> Layout:
-    """A layout of one chip with the dtypes of `layout`."""
-    kept = {name: value for name, value in layout.to_dict().items() if name.endswith("_dtype")}
-    return Layout(**kept, master_weights=layout.master_weights)  # pyright: ignore[reportArgumentType]
+    """A layout of one chip with the dtypes of `layout` and what else a search does not choose."""
+    kept = ("weights_dtype", "compute_dtype", *NOT_SEARCHED)
+    return Layout().replace(**{name: getattr(layout, name) for name in kept})
 
 
 def _torus_sizes(network: Torus) -> Iterator[tuple[int, ...]]:

@@ -30,8 +30,10 @@ class Run:
 def read_run(path: Path) -> Run:
     """The documents under a run folder, or those of a lone plan file and its JSON beside it.
 
-    Raises PlanError if there is neither a plan nor metrics, DataError for a file that is not JSON.
+    Raises PlanError if there is neither a plan nor metrics, DataError for a file that is not JSON or no text.
     """
+    if not path.exists() and not path.with_suffix(".json").is_file():
+        raise PlanError(f"{path}: no such file or folder; give a run folder or a plan")
     run = _read_folder(path) if path.is_dir() else _read_plan_file(path)
     if run.plan is None and run.plan_text is None and not run.metrics:
         raise PlanError(
@@ -133,7 +135,12 @@ def _read_plan_file(path: Path) -> Run:
 
 
 def _read_text(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text: byte {error.start} is no UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _read_json(path: Path) -> Document | None:

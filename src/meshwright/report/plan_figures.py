@@ -8,7 +8,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.plan.pipelines import shown_microbatches, timelines
 from meshwright.plan.scaling import Point, Sweep, base_of, rank, shapes, sweep
-from meshwright.plan.train import NUM_RANKED, Candidate, Search, price, search
+from meshwright.plan.train import NOT_SEARCHED, NUM_RANKED, Candidate, Search, price, search, well_placed
 from meshwright.plan_file import Plan
 from meshwright.report.bars_view import memory_panel, step_panel
 from meshwright.report.candidates_view import candidates_figure
@@ -30,8 +30,11 @@ class Priced:
 
     @cached_property
     def chosen(self) -> Candidate:
-        """The plan's own layout."""
-        return price(self.plan.model, self.hardware, self.plan.workload, self.plan.layout)
+        """The plan's own layout, on the links with which its step is shortest."""
+        plan = self.plan
+        return well_placed(
+            plan.model, plan.workload, price(plan.model, self.hardware, plan.workload, plan.layout)
+        )
 
     @cached_property
     def search(self) -> Search:
@@ -104,7 +107,7 @@ def plan_figures(priced: Priced) -> list[Figure]:
 def _pipeline_figure(priced: Priced) -> Figure:
     """The schedules that exist for the stages of the plan; its own is the first."""
     plan, layout = priced.plan, priced.plan.layout
-    found = timelines(plan.model, priced.hardware, plan.workload, layout)
+    found = timelines(plan.model, plan.workload, priced.chosen)
     frames = [
         Frame(f"{name}: {pipeline_caption(timeline)}", (pipeline_panel(timeline),))
         for name, timeline in found.items()
@@ -129,7 +132,7 @@ def _search(plan: Plan, hardware: Hardware, num_ranked: int) -> Search | None:
             plan.workload,
             weights_dtype=layout.weights_dtype,
             compute_dtypes=(layout.compute_dtype,),
-            base=base_of(layout),
+            given={key: getattr(layout, key) for key in NOT_SEARCHED},
             num_ranked=num_ranked,
         )
     except PlanError:

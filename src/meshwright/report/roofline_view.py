@@ -160,7 +160,7 @@ def _names(found: Sequence[Operation], x: Scale, y: Scale, place: _Place) -> Mar
     gap = min(15.0, (y.start - 8 - top) / max(1, len(shown) - 1))
     lines, words = [], []
     for number, (px, py, members) in enumerate(shown):
-        row, written = top + gap * number, _written(members, groups)
+        row, written = top + gap * number, _written(members, groups, x.end - x.start)
         fits = px - text_width(written, SMALL) > x.start
         lines.append(line([(px, py), (px, row - 9)], "hidden", width=0.8))
         words.append(
@@ -176,11 +176,25 @@ def _names(found: Sequence[Operation], x: Scale, y: Scale, place: _Place) -> Mar
     return Markup().join(lines + words)
 
 
-def _written(members: Sequence[Operation], groups: Sequence[tuple[float, float, list[Operation]]]) -> str:
-    """Names of the members, each once; with the direction where the same name stands elsewhere too."""
+def _written(
+    members: Sequence[Operation], groups: Sequence[tuple[float, float, list[Operation]]], room: float
+) -> str:
+    """Names of the members, each once; with the direction where the same name stands elsewhere too.
+
+    As many as `room` pixels take, and how many there are besides.
+    """
     elsewhere = {o.name for *_, others in groups if others is not members for o in others}
     names = [f"{o.name} {o.direction}" if o.name in elsewhere else o.name for o in members]
-    return ", ".join(dict.fromkeys(names))
+    written = list(dict.fromkeys(names))
+    shown = len(written)
+    while shown > 1 and text_width(_joined(written, shown), SMALL) > room:
+        shown -= 1
+    return _joined(written, shown)
+
+
+def _joined(names: Sequence[str], shown: int) -> str:
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest} more" if rest else "")
 
 
 def _without_flops(found: Sequence[Operation], step: float) -> Markup:
