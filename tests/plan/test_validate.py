@@ -165,6 +165,8 @@ def test_zero_groups_are_fsdp_and_the_rest_data():
 def test_an_empty_remat_is_the_least_that_fits():
     remats = [group[0].remat for group in reproduce(replace(LLAMA, remat=None)).layouts]
     assert remats[:4] == ["none", "attention", "matmuls", "full"]
+    dtypes = [group[0].gradients_dtype for group in reproduce(replace(LLAMA, remat=None, zero=1)).layouts]
+    assert dtypes[:4] == ["f32", "bf16", "f32", "bf16"]
     assert only(replace(LLAMA, remat="selective+offload")).offload
 
 
@@ -179,9 +181,9 @@ def test_a_fraction_of_a_sequence_is_a_chips_share_of_it():
     assert only(split).microbatches == 1
 
 
-def test_an_empty_interleave_leaves_it_to_the_planner():
+def test_an_empty_interleave_is_the_usual_two():
     pipelined = replace(LLAMA, data=1, fsdp=4, pipe=4, interleave=None)
-    assert [layout.interleave for layout in reproduce(pipelined).layouts[0]] == list(range(1, 9))
+    assert only(pipelined).interleave == 2
 
 
 def test_degrees_that_are_not_the_chips_skip_the_row():

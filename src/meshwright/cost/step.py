@@ -195,10 +195,12 @@ class StepPricer:
         layers = self._layers(most)
         source = next(segment.source for segment in self.graph.segments if segment.source)
         sent = source.bytes_per_device * self.layout.pipe
+        # With several chunks a stage has another one's pass to run while a hop is on its way.
+        waits = 1 - self.chip.step.overlap if self.layout.interleave > 1 else 1.0
         return Times(
             body=PassSeconds(*_times(priced, tuple(count / chunks for count in layers))),
             special={0: self._end(priced, stages[0], chunks), -1: self._end(priced, stages[-1], chunks)},
-            hop_seconds=collective_seconds("permute", sent, ("pipe",), self.placement).seconds,
+            hop_seconds=waits * collective_seconds("permute", sent, ("pipe",), self.placement).seconds,
         )
 
     def _layers(self, counts: Counts) -> Counts:

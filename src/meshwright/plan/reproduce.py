@@ -85,23 +85,28 @@ def _preferences(row: PublishedRow) -> Iterator[tuple[str, Mapping[str, object]]
     remats = _REMATS.get(asked) if asked else _ANY_REMAT
     if remats is None:
         raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {', '.join(_REMATS)}, each with +offload")
-    for states in _states(row):
-        for remat in remats:
-            yield remat, states
+    mixed, narrow = _states(row)
+    for some in (mixed, narrow):
+        yield from product(remats, some)
 
 
-def _states(row: PublishedRow) -> list[Mapping[str, object]]:
-    """The dtypes that the parameters' states may have, the roomiest first.
+def _states(row: PublishedRow) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]]]:
+    """The dtypes that the parameters' states may have, the roomiest first: with a float32 copy, without.
+
+    bf16 gradients are given up before anything is computed again.
 
     What is sharded can afford float32 weights; one chip alone holds all states, so bf16 throughout is
     what fine-tuning there uses. The stages of a pipeline keep the weights that they gathered, where there
     is room, since every microbatch would gather them again: in time and memory that is ZeRO 1.
     """
     if row.chips == 1:
-        return [_BF16]
+        return [_BF16], []
     sharded = row.zero == 3 or (row.zero is None and (row.fsdp or 1) > 1)
-    kept = [_MASTER_COPY | {"zero": 1}] if sharded and (row.pipe or 1) > 1 and (row.fsdp or 1) > 1 else []
-    return [*kept, _SHARDED_F32 if sharded else _MASTER_COPY, _BF16_WEIGHTS, _BF16]
+    narrow: list[Mapping[str, object]] = [_BF16_WEIGHTS, _BF16]
+    if not sharded:
+        return [_MASTER_COPY, _MASTER_COPY | {"gradients_dtype": "bf16"}], narrow
+    kept = [_MASTER_COPY | {"zero": 1}] if (row.pipe or 1) > 1 and (row.fsdp or 1) > 1 else []
+    return [*kept, _SHARDED_F32], narrow
 
 
 def _layouts(
@@ -118,7 +123,7 @@ def _layouts(
     compute, matmul = arithmetic(row.dtype, hardware)
     undecided = row.sequence_parallel is None and tensor > 1
     sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
-    for split, chunks in product(sequence_parallel, _chunks(row, config, pipe)):
+    for split in sequence_parallel:
         yield Layout.from_dict(
             {
                 "data": data,
@@ -130,7 +135,7 @@ def _layouts(
                 "zero": zero,
                 "sequence_parallel": split and tensor > 1,
                 "microbatches": _microbatches(row, data * fsdp, pipe),
-                "interleave": chunks,
+                "interleave": _chunks(row, config, pipe),
                 "remat": remat,
                 "offload": (row.remat or "").endswith("+offload"),
                 "compute_dtype": compute,
@@ -172,11 +177,11 @@ def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:
     return count
 
 
-def _chunks(row: PublishedRow, config: ModelConfig, pipe: int) -> list[int]:
-    """Chunks a stage: the row's, or all that there may be."""
+def _chunks(row: PublishedRow, config: ModelConfig, pipe: int) -> int:
+    """Chunks a stage: the row's. A source that does not say how many interleave means the usual two."""
     if pipe == 1:
-        return [1]
-    return [row.interleave] if row.interleave else list(range(1, max(1, config.num_layers // pipe) + 1))
+        return 1
+    return row.interleave or min(2, max(1, config.num_layers // pipe))
 
 
 def arithmetic(dtype: str, hardware: Hardware) -> tuple[str, str | None]:

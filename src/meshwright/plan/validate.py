@@ -241,7 +241,9 @@ def _regret(group: Sequence[Prediction]) -> Regret:
         assert isinstance(p.row, PublishedRow) and p.predicted is not None
         return p.row.seconds(p.predicted)
 
-    best, chosen = min(group, key=measured), min(group, key=predicted)
+    best = min(group, key=measured)
+    ranked_first = min(group, key=predicted).layout
+    chosen = min((p for p in group if p.layout == ranked_first), key=measured)
     lost = measured(chosen) / measured(best) - 1
     return Regret(tuple(p.row.id for p in group), best.row.id, chosen.row.id, lost)
 
