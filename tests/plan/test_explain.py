@@ -146,6 +146,10 @@ def test_beside_a_layout_that_was_asked_for_others_may_be_faster():
 def test_nothing_fits_says_so():
     text = str(said("405B on a node"))
     assert "None of these layouts fits either" in text
+    assert "To make it fit" in text and "To go faster" not in text
+    best = found("405B on a node").best
+    chips = -(-best.memory.total * 8 // usable_bytes(best.hardware))
+    assert f"fills {chips:,} of them; --smallest finds the fewest that do" in text
     assert said("405B on a node").batch_range.max_tokens is None
 
 

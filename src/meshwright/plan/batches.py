@@ -54,7 +54,7 @@ def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, cho
     tokens = least * shards * seq_len if least else None
     return BatchRange(
         min_tokens=tokens,
-        max_tokens=max(most * shards * seq_len, workload.num_tokens) if most else None,
+        max_tokens=None if most is None else max(most * shards * seq_len, workload.num_tokens),
         tokens_per_chip=tokens / hardware.num_chips if tokens else None,
         bound=chosen.cost.bound,
     )
@@ -88,9 +88,9 @@ def _first(holds: Callable[[int], bool], start: int) -> int | None:
 
 
 def _last(holds: Callable[[int], bool], start: int) -> int | None:
-    """The largest number until which `holds` is true; None if it is true as far as is tried, or never."""
+    """The largest number until which `holds` is true, 0 if not at `start`; None if it is wherever tried."""
     if not holds(start):
-        return None
+        return 0
     above = start
     for _ in range(_MOST_DOUBLINGS):
         above *= 2

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
+from meshwright.plan.advice import to_fit, to_go_faster
 from meshwright.plan.alternatives import rejected
 from meshwright.plan.batches import BatchRange, Budget, CriticalBatch, batch_range, budget, critical_batch
 from meshwright.plan.comparison import Rejected, bound_seconds, percent, resource_name
 from meshwright.plan.layout_words import describe, memory_words
 from meshwright.plan.thresholds import Threshold, thresholds
-from meshwright.plan.train import Candidate, Search, price, usable_bytes
+from meshwright.plan.train import Candidate, Search, usable_bytes
 from meshwright.plan_file import Workload
 from meshwright.units import format_count, format_seconds
 
 # A term below this share of the step is not named.
 _WORTH_NAMING = 0.01
-# A resource below this share is not what to work on.
-_WORTH_ADVICE = 0.05
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,9 @@ def explain(
         Section("Why not another" if found.considered > 1 else "Other layouts", tuple(_others(others, best))),
         Section("Rules of thumb", tuple(_rules(limits))),
         Section("Batch", tuple(_batches(workload, best, batches, critical))),
-        Section("To go faster", tuple(_faster(config, hardware, workload, best))),
+        Section("To go faster", tuple(to_go_faster(config, hardware, workload, best)))
+        if best.fits
+        else Section("To make it fit", tuple(to_fit(best))),
     ]
     if run:
         sections.append(Section("Budget", tuple(_budget(run, best))))
@@ -192,53 +193,6 @@ def _critical(critical: CriticalBatch) -> str:
             f"reached at {critical.max_chips:,} chips"
         )
     return f"{text}."
-
-
-def _faster(config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate) -> Iterator[str]:
-    """What to change, by the resources that take most; tried where it can be."""
-    shares = bound_seconds(best)
-    for bound in sorted(shares, key=shares.__getitem__, reverse=True)[:2]:
-        share = shares[bound] / best.step_seconds
-        if bound in _ADVICE and share >= _WORTH_ADVICE:
-            name = resource_name(bound, hardware)
-            yield f"{name[0].upper()}{name[1:]}, {percent(share)} of the step. {_ADVICE[bound]}"
-    again = sum(t.seconds for t in best.cost.terms if "recompute" in t.name)
-    if again / best.step_seconds >= _WORTH_NAMING:
-        yield (
-            f"Recomputing the forward pass takes {percent(again / best.step_seconds)} of the step; with more "
-            "memory a chip, or more chips, less of it is needed."
-        )
-    if twice := _twice_the_batch(config, hardware, workload, best):
-        yield (
-            f"Tried: with twice the batch a step of this mesh takes {format_seconds(twice.step_seconds)}, "
-            f"{twice.mfu:.1%} MFU against {best.mfu:.1%}."
-        )
-
-
-_ADVICE = {
-    "compute": "More chips, a faster chip or matmuls of a narrower type (matmul_dtype=fp8 where the chip has "
-    "it) shorten it; another layout of these chips does not.",
-    "hbm": "It is work that reads and writes more than it computes: larger microbatches, less recomputation "
-    "and fewer optimizer bytes (more shards, narrower moments) shorten it.",
-    "ici": "A larger batch gives every weight that travels more work; a narrower tensor axis moves fewer "
-    "activations; fewer chips for the same batch wait less.",
-    "dcn": "A larger batch a slice or node, or fewer of them, gives the slow links more time to hide.",
-    "bubble": "More microbatches, more chunks a stage (interleave), a zero-bubble schedule or fewer stages "
-    "leave less idle.",
-    "launch": "Larger microbatches launch fewer kernels for the same work.",
-}
-
-
-def _twice_the_batch(
-    config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
-) -> Candidate | None:
-    """With as many microbatches or twice as many, whichever is faster; None where neither fits."""
-    batch, layout = Workload(2 * workload.num_sequences, workload.seq_len), best.layout
-    tried = [
-        price(config, hardware, batch, layout.replace(microbatches=factor * layout.microbatches))
-        for factor in (1, 2)
-    ]
-    return min((c for c in tried if c.fits), key=lambda c: c.step_seconds, default=None)
 
 
 def _budget(run: Budget, best: Candidate) -> Iterator[str]:

@@ -132,9 +132,10 @@ def _pipe(config: ModelConfig, workload: Workload, layout: Layout) -> str:
 
 
 def _expert(config: ModelConfig, workload: Workload, layout: Layout) -> str:
+    home = "fsdp" if layout.fsdp > 1 else "data"
     return (
-        f"the experts are shared out over {layout.expert} of the chips that hold different sequences; tokens "
-        "travel to their experts and back (AllToAll)"
+        f"the experts are shared out over {layout.expert} chips; tokens travel to their experts and back "
+        f"(AllToAll). In the notation their axis is cut out of {home}"
     )
 
 
@@ -160,9 +161,10 @@ def _batch(workload: Workload, layout: Layout) -> str:
     per_shard = workload.num_sequences / layout.num_batch_shards
     text = (
         f"A step takes {workload.num_sequences:,} sequences of {workload.seq_len:,} tokens "
-        f"({format_count(workload.num_tokens)} tokens), {per_shard:.3g} for each of "
-        f"{layout.num_batch_shards:,} shards"
+        f"({format_count(workload.num_tokens)} tokens)"
     )
+    if layout.num_batch_shards > 1:
+        text += f", {per_shard:.3g} for each of {layout.num_batch_shards:,} shards"
     if layout.microbatches > 1:
         text += f", in {layout.microbatches} microbatches of {per_shard / layout.microbatches:.3g}"
     return text + "."

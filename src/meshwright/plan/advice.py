@@ -1,0 +1,83 @@
+"""What to change so that a layout gets faster, or fits: by what it takes most of."""
+
+from collections.abc import Iterator
+
+from meshwright.hardware.topology import Hardware
+from meshwright.models.config import ModelConfig
+from meshwright.plan.comparison import bound_seconds, percent, resource_name
+from meshwright.plan.train import Candidate, price, usable_bytes
+from meshwright.plan_file import Workload
+from meshwright.units import format_bytes, format_seconds
+
+# A resource below this share of the step is not what to work on.
+_WORTH_ADVICE = 0.05
+_WORTH_SAYING = 0.01
+
+_ADVICE = {
+    "compute": "More chips, a faster chip or matmuls of a narrower type (matmul_dtype=fp8 where the chip has "
+    "it) shorten it; another layout of these chips does not.",
+    "hbm": "It is work that reads and writes more than it computes: larger microbatches, less recomputation "
+    "and fewer optimizer bytes (more shards, narrower moments) shorten it.",
+    "ici": "A larger batch gives every weight that travels more work; a narrower tensor axis moves fewer "
+    "activations; fewer chips for the same batch wait less.",
+    "dcn": "A larger batch a slice or node, or fewer of them, gives the slow links more time to hide.",
+    "bubble": "More microbatches, more chunks a stage (interleave), a zero-bubble schedule or fewer stages "
+    "leave less idle.",
+    "launch": "Larger microbatches launch fewer kernels for the same work.",
+}
+
+
+def to_go_faster(
+    config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
+) -> Iterator[str]:
+    """What to change, by the resources that take most; tried where it can be."""
+    shares = bound_seconds(best)
+    for bound in sorted(shares, key=shares.__getitem__, reverse=True)[:2]:
+        share = shares[bound] / best.step_seconds
+        if bound in _ADVICE and share >= _WORTH_ADVICE:
+            name = resource_name(bound, hardware)
+            yield f"{name[0].upper()}{name[1:]}, {percent(share)} of the step. {_ADVICE[bound]}"
+    again = sum(t.seconds for t in best.cost.terms if "recompute" in t.name)
+    if again / best.step_seconds >= _WORTH_SAYING:
+        yield (
+            f"Recomputing the forward pass takes {percent(again / best.step_seconds)} of the step; with more "
+            "memory a chip, or more chips, less of it is needed."
+        )
+    if twice := _twice_the_batch(config, hardware, workload, best):
+        yield (
+            f"Tried: with twice the batch a step of this mesh takes {format_seconds(twice.step_seconds)}, "
+            f"{twice.mfu:.1%} MFU against {best.mfu:.1%}."
+        )
+
+
+def to_fit(best: Candidate) -> Iterator[str]:
+    """What to change where nothing fits, by the largest part of the memory."""
+    usable, needed = usable_bytes(best.hardware), best.memory.total
+    parts = {key: value for key, value in best.memory.to_dict().items() if key != "total"}
+    largest = max(parts, key=parts.__getitem__)
+    yield (
+        f"Each chip lacks {format_bytes(needed - usable)}. Shared out evenly, what these chips need fills "
+        f"{-(-needed * best.hardware.num_chips // usable):,} of them; --smallest finds the fewest that do."
+    )
+    if largest in ("activations", "buffers"):
+        yield (
+            f"Most of it are {largest}: fewer --batch-tokens, more microbatches, remat=full, or a wider "
+            "tensor or context axis need less."
+        )
+    else:
+        yield (
+            f"Most of it is {largest}: fsdp over more chips shares it out, and narrower moments "
+            "(--given optimizer_dtype=bf16) halve those."
+        )
+
+
+def _twice_the_batch(
+    config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
+) -> Candidate | None:
+    """With as many microbatches or twice as many, whichever is faster; None where neither fits."""
+    batch, layout = Workload(2 * workload.num_sequences, workload.seq_len), best.layout
+    tried = [
+        price(config, hardware, batch, layout.replace(microbatches=factor * layout.microbatches))
+        for factor in (1, 2)
+    ]
+    return min((c for c in tried if c.fits), key=lambda c: c.step_seconds, default=None)
