@@ -1,6 +1,7 @@
 """The shape of a model, as data: read by `models/hf.py` and `models/files.py`, named by presets."""
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal, get_args, get_origin
 
 from meshwright.errors import ModelError
@@ -167,7 +168,7 @@ class ModelConfig:
                 f"fits: moe.num_dense_layers below {self.num_layers}"
             )
 
-    @property
+    @cached_property
     def num_dense_layers(self) -> int:
         """P: the layers of a mixture of experts that have a dense feed-forward; 0 without experts."""
         if self.moe is None:
@@ -176,7 +177,7 @@ class ModelConfig:
         layers = range(self.num_layers)
         return sum(1 for layer in layers if layer < moe.num_dense_layers or (layer + 1) % moe.every)
 
-    @property
+    @cached_property
     def windows(self) -> tuple[int | None, ...]:
         """How many positions each layer sees; None: all that came before."""
         every = self.global_every

@@ -1,11 +1,12 @@
 """Parameters, FLOPs, cache bytes and arithmetic intensity of a model, counted from what runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import Param, dimensions, parameters
+from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.units import dtype_bytes
 
 PARTS = ("mlp", "attention", "vocab", "norms", "router")
@@ -84,6 +85,7 @@ class Flops:
         return self.mlp + self.attention + self.scores + self.vocab + self.router
 
 
+@lru_cache(maxsize=256)
 def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> Flops:
     """FLOPs of one token's forward pass at sequence length T.
 
@@ -142,7 +144,7 @@ def _matrices(config: ModelConfig) -> Iterator[_Matrix]:
     yield _Matrix("vocab", config.d_model, config.vocab_size, 1, 1)
 
 
-def _matrix(config: ModelConfig, name: str, param: Param, sizes: dict[str, int]) -> _Matrix:
+def _matrix(config: ModelConfig, name: str, param: Param, sizes: Mapping[str, int]) -> _Matrix:
     num_layers = sizes[param.letters[0]]
     routed = config.moe if name.startswith("expert_") else None
     num_stored = num_layers * (routed.num_experts if routed else 1)

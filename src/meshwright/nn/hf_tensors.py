@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import parameters
+from meshwright.models.parameters import parameters
 
 UNEMBED = "lm_head.weight"
 

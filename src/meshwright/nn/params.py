@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import Param, dimensions, parameters
+from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.nn.mesh import named_sharding
 
 JAX_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}

@@ -18,7 +18,7 @@ from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
-from meshwright.models.transformer import Param, dimensions, parameters
+from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.nn.hf_tensors import UNEMBED, HfTensor, hf_tensors, passed_over
 from meshwright.nn.params import abstract_params, build, flatten
 from meshwright.nn.supported import check_runs

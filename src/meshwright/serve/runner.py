@@ -115,7 +115,7 @@ class JaxRunner:
         return _whole(logits)[:, 0], cache
 
     def _abstract_cache(self, num_slots: int, context: int) -> dict[str, jax.ShapeDtypeStruct]:
-        sizes = dimensions(self._config) | {"B": num_slots, "S": context}
+        sizes = {**dimensions(self._config), "B": num_slots, "S": context}
         sharding = named_sharding(self._layout.activation("cache", "LBSKH"), self._mesh)
         shape = tuple(sizes[letter] for letter in "LBSKH")
         leaf = jax.ShapeDtypeStruct(shape, JAX_DTYPES[self._layout.compute_dtype], sharding=sharding)

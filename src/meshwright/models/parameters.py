@@ -1,0 +1,145 @@
+"""Every parameter of a model by its letters, and the size of every letter.
+
+The letters are those of `models/transformer.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+from meshwright.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter: its letters (L or P first if every layer has one) and how it starts.
+
+    init: "ones", "zeros", or "normal" with standard deviation `fan_in ** -0.5` over the letters `fan_in`.
+    """
+
+    letters: str
+    init: str = "normal"
+    fan_in: str = "D"
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(sizes[letter] for letter in self.letters)
+
+
+@lru_cache(maxsize=256)
+def dimensions(config: ModelConfig) -> Mapping[str, int]:
+    """The size of every letter that the model fixes. L are the layers that are not P."""
+    sizes = {
+        "L": config.num_layers - config.num_dense_layers,
+        "D": config.d_model,
+        "F": config.d_ff,
+        "N": config.num_heads,
+        "K": config.num_kv_heads,
+        "G": config.num_heads // config.num_kv_heads,
+        "H": config.d_head,
+        "V": config.vocab_size,
+    }
+    if config.positions == "learned":
+        sizes["W"] = config.max_seq_len
+    if moe := config.moe:
+        sizes |= {"P": config.num_dense_layers, "E": moe.num_experts, "M": moe.d_ff, "U": moe.d_ff_all_shared}
+    if mla := config.mla:
+        sizes |= {"R": mla.kv_rank, "J": mla.nope_dim, "A": mla.rope_dim, "O": mla.value_dim}
+        sizes |= {"Q": mla.q_rank} if mla.q_rank else {}
+    return MappingProxyType(sizes)
+
+
+@lru_cache(maxsize=256)
+def parameters(config: ModelConfig) -> Mapping[str, Param]:
+    """Every parameter by its path; shapes, shardings, arrays and counts all come from here."""
+    params = {"embed": Param("VD")}
+    if config.positions == "learned":
+        params["positions"] = Param("WD")
+    if config.num_dense_layers:
+        params |= _stacked(config, "dense_layers", "P", _mlp(config))
+    params |= _stacked(config, "layers", "L", _experts(config) if config.moe else _mlp(config))
+    params |= _norm(config, "final_norm", "D")
+    if not config.tied_embeddings:
+        params["unembed"] = Param("DV")
+    return MappingProxyType(params)
+
+
+def _stacked(config: ModelConfig, stack: str, letter: str, mlp: Mapping[str, Param]) -> dict[str, Param]:
+    block = {
+        **_norm(config, "attention_norm", "D"),
+        **(_latent_attention(config) if config.mla else _attention(config)),
+        **(_norm(config, "attention_post_norm", "D") if config.post_norms else {}),
+        **_norm(config, "mlp_norm", "D"),
+        **mlp,
+        **(_norm(config, "mlp_post_norm", "D") if config.post_norms else {}),
+    }
+    return {
+        f"{stack}/{name}": Param(letter + param.letters, param.init, param.fan_in)
+        for name, param in block.items()
+    }
+
+
+def _norm(config: ModelConfig, name: str, letter: str) -> dict[str, Param]:
+    scale = {name: Param(letter, "zeros" if config.norm_offset else "ones")}
+    return scale | ({f"{name}_bias": Param(letter, "zeros")} if config.norm_bias else {})
+
+
+def _attention(config: ModelConfig) -> dict[str, Param]:
+    params = {"wq": Param("DNH"), "wk": Param("DKH"), "wv": Param("DKH"), "wo": Param("NHD", fan_in="NH")}
+    if config.qkv_bias:
+        params |= {"wq_bias": Param("NH", "zeros"), "wk_bias": Param("KH", "zeros")}
+        params |= {"wv_bias": Param("KH", "zeros")}
+    if config.qk_norm:
+        params |= _norm(config, "q_norm", "H") | _norm(config, "k_norm", "H")
+    if config.attention_sinks:
+        params["sinks"] = Param("N", "zeros")
+    if config.attention_out_bias:
+        params["wo_bias"] = Param("D", "zeros")
+    return params
+
+
+def _latent_attention(config: ModelConfig) -> dict[str, Param]:
+    assert config.mla is not None
+    queries = {"wq": Param("DNH")}
+    if config.mla.q_rank:
+        queries = {"wq_down": Param("DQ"), "wq_up": Param("QNH", fan_in="Q")}
+        queries |= _norm(config, "q_latent_norm", "Q")
+    return queries | {
+        "wkv_down": Param("DR"),
+        "wk_rope": Param("DA"),
+        **_norm(config, "kv_latent_norm", "R"),
+        "wk_up": Param("RNJ", fan_in="R"),
+        "wv_up": Param("RNO", fan_in="R"),
+        "wo": Param("NOD", fan_in="NO"),
+    }
+
+
+def _mlp(config: ModelConfig) -> dict[str, Param]:
+    params = {f"w_{name}": Param("DF") for name in first_matrices(config)} | {
+        "w_out": Param("FD", fan_in="F")
+    }
+    if config.mlp_bias:
+        params |= {f"w_{name}_bias": Param("F", "zeros") for name in first_matrices(config)}
+        params["w_out_bias"] = Param("D", "zeros")
+    return params
+
+
+def _experts(config: ModelConfig) -> dict[str, Param]:
+    assert config.moe is not None
+    params = {"router": Param("DE")}
+    if config.moe.router_bias:
+        params["router_bias"] = Param("E", "zeros")
+    params |= {f"expert_{name}": Param("EDM") for name in first_matrices(config)}
+    params["expert_out"] = Param("EMD", fan_in="M")
+    if config.moe.expert_bias:
+        params |= {f"expert_{name}_bias": Param("EM", "zeros") for name in first_matrices(config)}
+        params["expert_out_bias"] = Param("ED", "zeros")
+    if config.moe.num_shared_experts:
+        params |= {f"shared_{name}": Param("DU") for name in first_matrices(config)}
+        params["shared_out"] = Param("UD", fan_in="U")
+    return params
+
+
+def first_matrices(config: ModelConfig) -> tuple[str, ...]:
+    """The matrices that a feed-forward multiplies its input by."""
+    return ("gate", "in") if config.gated else ("in",)
