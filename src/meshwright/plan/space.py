@@ -14,7 +14,7 @@ from meshwright.cost.graph import Graph, Segment, Transfer
 from meshwright.cost.memory import Held, held_bytes, state_bytes
 from meshwright.cost.ops import record_loss
 from meshwright.cost.passes import Dtypes, passes
-from meshwright.cost.pipeline import PassSeconds, Times, makespan
+from meshwright.cost.pipeline import PassSeconds, Times, check_schedule, makespan
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import alive_microbatches, layers_of_stages, num_chunks
 from meshwright.cost.step import at_step_rates, transfer_price
@@ -96,9 +96,9 @@ class Space:
                     ranks = self.hardware.num_chips // tensor // pipe // context
                     if ranks > self.workload.num_sequences:
                         continue
-                    for sharing in self._data_ranks(ranks):
-                        mesh = self.base.replace(tensor=tensor, pipe=pipe, context=context, **sharing)
-                        yield from filter(self._is_given, self._variants(mesh))
+                    degrees = {"tensor": tensor, "pipe": pipe, "context": context}
+                    for sharing in self._data_ranks(ranks, pipe):
+                        yield from filter(self._is_given, self._variants(degrees | sharing))
 
     def _is_given(self, mesh: Layout) -> bool:
         stage = {"zero": mesh.zero_stage}
@@ -128,33 +128,38 @@ class Space:
         seq_len = self.workload.seq_len
         return seq_len % context == 0 and context <= min(MAX_CONTEXT, seq_len // _MIN_POSITIONS)
 
-    def _data_ranks(self, ranks: int) -> Iterator[dict[str, int]]:
-        """How the data ranks share weights, gradients and optimizer."""
+    def _data_ranks(self, ranks: int, pipe: int) -> Iterator[dict[str, int]]:
+        """How the data ranks share weights, gradients and optimizer.
+
+        Stages add up the gradients of microbatches that are in flight together: ZeRO 2 is not for them.
+        """
         yield {"data": ranks}
         for shared in divisors(ranks)[1:]:
             if self.config.d_model % shared == 0:
                 yield {"data": ranks // shared, "fsdp": shared}
         if ranks > 1 and self.config.d_model % ranks == 0 and not self.runnable:
             yield {"data": ranks, "zero": 1}
-            yield {"data": ranks, "zero": 2}
+            if pipe == 1:
+                yield {"data": ranks, "zero": 2}
 
-    def _variants(self, mesh: Layout) -> Iterator[Layout]:
+    def _variants(self, degrees: Mapping[str, int]) -> Iterator[Layout]:
         """With and without sequence parallelism; experts over more or fewer devices; D split too."""
+        tensor, ranks = degrees["tensor"], degrees["data"] * degrees.get("fsdp", 1)
         experts = [1] if self.runnable else _spread(divisors(self.sizes.get("E", 1)))
-        divides = mesh.tensor > 1 and self.workload.seq_len % (mesh.context * mesh.tensor) == 0
+        divides = tensor > 1 and self.workload.seq_len % (degrees["context"] * tensor) == 0
         # Experts get each token once only where sequences are split over `tensor` as well.
         splits = [True] if divides and self.config.moe else [False, True] if divides else [False]
         for split in splits:
             for expert in experts:
-                if expert > mesh.num_batch_shards * mesh.tensor:
+                if expert > ranks * tensor:
                     break
                 try:
-                    chosen = mesh.replace(sequence_parallel=split, expert=expert)
+                    chosen = self.base.replace(**degrees, sequence_parallel=split, expert=expert)
                 except LayoutError:  # no data axis to cut so many devices out of
                     continue
                 yield chosen
                 if self._may_split_d(chosen):
-                    yield chosen.replace(tensor=chosen.tensor // 2, tensor2=2)
+                    yield chosen.replace(tensor=tensor // 2, tensor2=2)
 
     def _may_split_d(self, mesh: Layout) -> bool:
         """Two tensor axes take two axes of a torus; a switch has one."""
@@ -190,6 +195,7 @@ class Space:
         if pipe == 1:
             return [("1f1b", 1)]
         found = [("1f1b", 1), ("zb-h1", 1)]
+        found += [(name, 1) for name in ("zb-v", "dualpipe") if _exists(name, pipe, microbatches)]
         if microbatches % pipe == 0 and self.config.num_layers % pipe == 0:
             chunks = divisors(self.config.num_layers // pipe)[1:]
             few = chunks if "interleave" in self._of_schedule else dict.fromkeys(chunks[:1] + chunks[-1:])
@@ -337,6 +343,16 @@ RESERVED_SHARE = 0.05
 def usable_bytes(hardware: Hardware) -> int:
     """HBM of one chip less what the runtime keeps."""
     return round(hardware.chip.hbm_bytes * (1 - RESERVED_SHARE))
+
+
+@lru_cache(maxsize=4096)
+def _exists(schedule: str, pipe: int, microbatches: int) -> bool:
+    """Whether the schedule has a table for so many stages and microbatches."""
+    try:
+        check_schedule(schedule, pipe, microbatches)
+    except LayoutError:
+        return False
+    return True
 
 
 def _spread(degrees: list[int]) -> list[int]:
