@@ -12,6 +12,7 @@ from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.catalog import load
+from meshwright.hardware.chip import Torus
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
@@ -238,6 +239,17 @@ class TestTheDerivedAlgorithmTakesTheSameTime:
         weights = self.seconds("fsdp", fsdp=256, tensor=16) / 3 / GATED
         activations = self.seconds("tensor", fsdp=256, tensor=16) / 2 * tokens / self.TOKENS
         assert weights == pytest.approx(activations)
+
+    def test_the_slices_threshold_is_where_their_sum_lasts_as_long_as_the_backward_pass(self):
+        """8DF bytes a slice's chips against 8BDF FLOPs; of two slices each sends half of what many would."""
+        hardware, layout = load("2*v5p:4x4x4").ideal(), Layout(data=2, fsdp=64, remat="full")
+        transfers = price(self.CONFIG, hardware, Workload(128, 1024), layout).cost.transfers
+        over_dcn = sum(p.seconds for p in transfers if p.transfer.axes == ("data",) and _of_mlp(p))
+        dcn = hardware.chip.network
+        assert isinstance(dcn, Torus)
+        tokens = slice_tokens(V5P_FLOPS, dcn.dcn_bytes_per_second)
+        backward = GATED * 8 * tokens * self.D * self.F / 64 / V5P_FLOPS
+        assert over_dcn * 2 / (2 - 1) == pytest.approx(backward)
 
     def compute_seconds(self, tokens: float) -> float:
         """18 BDF of a gated MLP over every chip at its peak."""

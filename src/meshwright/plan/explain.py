@@ -99,7 +99,7 @@ def _time(best: Candidate) -> Iterator[str]:
     yield (
         f"A step takes {format_seconds(seconds)}: {format_count(best.num_tokens / seconds)} tokens a second. "
         f"Its useful arithmetic is {best.mfu:.1%} of what the chips could do at their peak of "
-        f"{peak / 1e12:.4g} TFLOP/s (MFU)."
+        f"{_flops(peak)} (MFU)."
     )
     shares = bound_seconds(best)
     for bound in sorted(shares, key=shares.__getitem__, reverse=True):
@@ -112,6 +112,11 @@ def _time(best: Candidate) -> Iterator[str]:
             f"Besides, transfers that would take {format_seconds(hidden)} run under the compute and cost "
             "nothing."
         )
+
+
+def _flops(flops_per_second: float) -> str:
+    tera = flops_per_second / 1e12
+    return f"{tera:.4g} TFLOP/s" if tera >= 1 else f"{1000 * tera:.3g} GFLOP/s"
 
 
 def _terms(candidate: Candidate, bound: str) -> str:

@@ -185,7 +185,7 @@ def _communication(
         "fsdp_with_tensor_degree",
         "X = sqrt(B / F * M_X / M_Y * N)",
         best,
-        chips // layout.tensor,
+        layout.num_batch_shards * layout.context,
         "shards of the batch",
         None,
         f"FSDP with TP moves least near {chips // tensor} x {tensor}",
