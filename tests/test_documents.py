@@ -20,7 +20,7 @@ def test_examples(document: str):
     assert result.attempted > 0 and result.failed == 0
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/hardware.md", "docs/plan.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/hardware.md", "docs/models.md", "docs/plan.md"])
 def test_transcripts_are_what_mw_prints(document: str):
     """`python -m tests.transcripts README.md docs/plan.md` rewrites what differs; read what did."""
     found = blocks((ROOT / document).read_text(encoding="utf-8"))

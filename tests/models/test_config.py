@@ -119,3 +119,11 @@ def test_which_layers_are_dense_and_which_local() -> None:
     assert config.num_dense_layers == 4
     local = replace(PRESETS["tiny"], num_layers=6, sliding_window=16, global_every=3)
     assert local.windows == (16, 16, None, 16, 16, None)
+
+
+def test_the_model_of_the_documentation(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    (tmp_path / "own.toml").write_text(text.partition("```toml\n")[2].partition("```")[0])
+    config = load_model(str(tmp_path / "own.toml"))
+    assert config.moe is not None and config.moe.d_ff == 1536
+    assert config.windows[:4] == (4096, 4096, 4096, None)
