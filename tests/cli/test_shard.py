@@ -176,3 +176,61 @@ def test_run_compares_with_what_xla_emits(capsys):
     found = document(capsys, *call, "--run")
     assert found["max_abs_error"] == 0 and found["emitted"]
     assert {pair["status"] for pair in found["pairs"]} <= {"match", "equivalent"}
+
+
+CHAIN = ["shard", "x[B_X, D] . w[D_X, F] -> h[B_X, F]; h . v[F, D_X] -> y[B_X, D]", "--mesh", "X=4"]
+CHAIN_DIMS = ["--dims", "B=64,D=64,F=64"]
+PASS_KEYS = {
+    "steps", "seconds_compute", "seconds_critical", "seconds_ahead", "seconds_deferred", "seconds",
+    "seconds_overlapped",
+}  # fmt: skip
+
+
+def test_a_chain_and_its_gradients(capsys):
+    found = document(capsys, *CHAIN, *CHAIN_DIMS, "--backward")
+    assert found.keys() == {"hardware", "forward", "backward"}
+    assert found["forward"].keys() == PASS_KEYS
+    assert [step["op"] for step in found["forward"]["steps"]] == ["all_gather", "multiply"] * 2
+    first, *_ = found["forward"]["steps"]
+    assert (first["operands"], first["result"]) == (["w[D_X, F]"], "w[D, F]")
+    assert (first["timing"], first["bytes"]) == ("ahead", 2 * 64 * 64)
+    gathered = [step for step in found["backward"]["steps"] if step["op"] == "all_gather"]
+    assert [step["repeats"] for step in gathered] == [3, 1]
+    assert document(capsys, *CHAIN, *CHAIN_DIMS).keys() == {"hardware", "forward"}
+
+
+def test_the_board_of_a_chain(capsys):
+    assert main([*CHAIN, *CHAIN_DIMS, "--backward"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "  X=4 on v5p:4x1x1; B=64, D=64, F=64; bf16"
+    assert any(line.startswith("    1.  w[D, F] = AllGather_X(w[D_X, F])  (ahead of time)") for line in lines)
+    assert [line.strip() for line in lines if line.endswith("ward")] == ["forward", "backward"]
+    assert sum(line.startswith("     t = local ") for line in lines) == 2
+
+
+def test_the_gradients_of_the_cheapest(capsys):
+    found = document(capsys, *EXAMPLE, "--backward")
+    assert found.keys() >= {"best", "strategies", "forward", "backward"}
+    assert [step["result"] for step in found["backward"]["steps"]][-1] == "dA[I_X, J]"
+    assert main([*EXAMPLE, "--backward"]) == 0
+    assert "  backward\n    1.  dC[I_X, K] = ..." in capsys.readouterr().out
+
+
+def test_run_compares_the_gradients_too(capsys):
+    call = ["shard", PRODUCT, "--mesh", "X=2,Y=2", "--dims", "I=8,J=8,K=8", "--run", "--backward"]
+    found = document(capsys, *call)
+    assert found["max_abs_error"] == 0 and found["gradient_max_abs_errors"] == [0, 0]
+    assert found["gradient_emitted"]
+    assert main(call) == 0
+    assert "and of the gradients of both operands from the dense ones 0 and 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--run"], ["--svg", "x.svg"], ["--memory-limit", "1G"]])
+def test_what_a_chain_does_not_have(option: list[str], capsys):
+    assert main([*CHAIN, *CHAIN_DIMS, *option]) == 2
+    assert f"{option[0]}: is of one product or reshard, not of a chain" in capsys.readouterr().err
+
+
+def test_a_reshard_has_no_gradient(capsys):
+    assert main(["shard", "A[I_X] -> A[I]", "--mesh", "X=4", "--dims", "I=8", "--backward"]) == 2
+    assert "--backward: is of a product or a chain, not of a reshard" in capsys.readouterr().err

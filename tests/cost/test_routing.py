@@ -9,7 +9,7 @@ from tests.notation.devices import Devices, shardings, whole
 
 from meshwright.cost.moves import move, way
 from meshwright.cost.resharding import step_price
-from meshwright.cost.routing import Ask, rooms_of, router, searched_path
+from meshwright.cost.routing import Ask, cheapest_path, rooms_of, router
 from meshwright.errors import NotationError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Placement
@@ -68,8 +68,11 @@ def test_a_shared_way_leads_there_and_costs_as_it_says(
     legs = router(placement).legs(ask, block)
     assume(legs is not None)
     assert legs is not None
-    steps = searched_path(array, target, mesh, sizes, "bf16", placement)
+    steps = router(placement).path(array, ask, block)
     assert [(step.op, step.axes) for step in steps] == list(legs)
+    rules = move(way(array.axes, array.unreduced, target.axes, target.unreduced), block, placement)
+    wins = move(legs, block, placement).seconds < rules.seconds
+    assert cheapest_path(array, target, mesh, sizes, "bf16", placement) == (tuple(steps) if wins else None)
     assert (steps[-1].result if steps else array).same_layout(target)
     assert move(legs, block, placement).seconds == pytest.approx(
         total(steps, mesh, sizes, placement), rel=1e-3

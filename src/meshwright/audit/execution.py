@@ -18,6 +18,7 @@ from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.execute import contract, run_steps
 from meshwright.nn.mesh import explicit_mesh
 from meshwright.nn.windowed import windowed_contract, windowed_step
+from meshwright.notation.einsum import cotangent
 from meshwright.notation.mesh import Mesh
 
 JAX_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -35,11 +36,44 @@ def execute(job: Job) -> dict[str, Any]:
         compiled = jax.jit(lambda *operands: run(job, dtype, *operands)).lower(*placed).compile()
         result = compiled(*placed)
     wanted, found = derived_of(job), emitted_by(compiled, job.mesh)
+    gradients = _gradients(job, dtype, mesh, whole, placed) if job.gradients else {}
     return {
         "max_abs_error": max_abs_error(result, job.result, _dense(job, whole)),
         "emitted": [_emitted_dict(e, job.mesh) for e in found],
         "derived": [d.to_dict() for d in wanted],
         "pairs": [_pair_dict(pair, wanted, found) for pair in match(wanted, found, job.mesh)],
+        **gradients,
+    }
+
+
+def _gradients(
+    job: Job, dtype: np.dtype, mesh: jax.sharding.Mesh, whole: list[np.ndarray], placed: list[Array]
+) -> dict[str, Any]:
+    """What a random cotangent of the result makes of both operands, beside the dense gradients."""
+    plan = job.plan
+    assert plan and not job.then, "a contraction alone has gradients"
+    random = np.random.default_rng(job.seed + 1)
+    d_whole = random.integers(-1, 2, [job.sizes[dim] for dim in plan.out.dims]).astype(dtype)
+    d_out = put(d_whole, cotangent(plan.out), mesh, reduced=plan.out.unreduced, seed=job.seed)
+
+    def gradients(lhs: Array, rhs: Array, d_out: Array) -> tuple[Array, ...]:
+        return jax.vjp(lambda *operands: run(job, dtype, *operands), lhs, rhs)[1](d_out)
+
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(gradients).lower(*placed, d_out).compile()
+        found = compiled(*placed, d_out)
+    lhs, rhs, d_exact = (x.astype(np.float64) for x in (*whole, d_whole))
+    dense = (
+        np.einsum(str(plan.lhs_gradient.einsum), d_exact, rhs, optimize=True),
+        np.einsum(str(plan.rhs_gradient.einsum), lhs, d_exact, optimize=True),
+    )
+    errors = [
+        max_abs_error(gradient, cotangent(operand), exact)
+        for gradient, operand, exact in zip(found, (plan.lhs, plan.rhs), dense, strict=True)
+    ]
+    return {
+        "gradient_max_abs_errors": errors,
+        "gradient_emitted": [_emitted_dict(e, job.mesh) for e in emitted_by(compiled, job.mesh)],
     }
 
 

@@ -14,7 +14,8 @@ from meshwright.notation.mesh import Mesh
 class Job:
     """What is run: a contraction (plan), then steps of its result; or steps of an array alone.
 
-    window: the transfer of the contraction that runs in steps under its product.
+    window: the transfer of the contraction that runs in steps under its product. gradients: of both
+    operands too.
     """
 
     plan: Contraction | None
@@ -24,6 +25,7 @@ class Job:
     sizes: Mapping[str, int]
     dtype: str
     seed: int
+    gradients: bool = False
 
     @property
     def operands(self) -> tuple[ShardedArray, ...]:

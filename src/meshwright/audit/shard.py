@@ -43,10 +43,14 @@ def run_contraction(
     return _run(Job(contraction, (), None, mesh, sizes, dtype, seed))
 
 
-def run_strategy(strategy: Strategy, seed: int = 0) -> dict[str, Any]:
-    """The same for a priced strategy, with its window and the steps that its arrays take."""
+def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) -> dict[str, Any]:
+    """The same for a priced strategy, with its window and the steps that its arrays take.
+
+    With `gradients` also gradient_max_abs_errors (by operand, against the dense gradients of a random
+    cotangent) and gradient_emitted[], the collectives of both gradients.
+    """
     q = strategy.question
-    return _run(Job(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed))
+    return _run(Job(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed, gradients))
 
 
 def run_reshard(

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from meshwright.cli.common import Json, count_option, dtype_option, emit, note
+from meshwright.cost.algorithm import PricedPass, algorithm_of, priced_pass
 from meshwright.cost.resharding import step_price
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import PricedStep, Question, Strategy, priced_step
@@ -17,18 +18,25 @@ from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
+from meshwright.notation.algorithm import Algorithm
 from meshwright.notation.array import ShardedArray
+from meshwright.notation.derive import derive
 from meshwright.notation.einsum import Einsum
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
 from meshwright.notation.resharding import cheapest_reshard
 from meshwright.notation.roles import case_of
+from meshwright.notation.written import is_chain, parse_written
+from meshwright.report.algorithm_board import chain_lines, pass_lines
 from meshwright.report.board import contraction_lines, reshard_lines, run_lines
 from meshwright.report.shard_svg import contraction_svg, reshard_svg
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_FORMS = '"A[I_X, J] . B[J_X, K] -> C[I_X, K]" or, of one array, "A[I_X, J] -> A[I, J_X]"'
+_FORMS = (
+    '"A[I_X, J] . B[J_X, K] -> C[I_X, K]" or, of one array, "A[I_X, J] -> A[I, J_X]"; '
+    "several statements stand with ; between them"
+)
 _PRODUCT = re.compile(r"(?<=[\]}])\s*[.·@](?:_(?:\{[^}]*\}|\w+))?\s*")
 DEFAULT_CHIP = "v5p"
 
@@ -56,22 +64,36 @@ def shard(
     run: Annotated[
         bool, typer.Option("--run", help="Run the cheapest on virtual CPU devices, and compare.")
     ] = False,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="The gradients too: their products and collectives.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Derive every strategy of a contraction of sharded arrays, and price it.
 
     Without `-> C[...]` letters in both operands are summed and the output's sharding is left open;
-    `{U_X}` in the output leaves the sum over X to be reduced later. One array is resharded.
+    `{U_X}` in the output leaves the sum over X to be reduced later. One array is resharded. Several
+    statements are a chain: the steps that its shardings make, and with --backward those of its gradients.
 
     \b
     mw shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096
     mw shard "x[B_X, D] . w[D, F_Y]" --mesh X=4,Y=4 --dims B=8k,D=4k,F=16k --hardware v5e:4x4
     mw shard "A[I_X, J] -> A[I, J_X]" --mesh X=8 --dims I=1024,J=4096 --hardware h100:8
+    mw shard "x[B_X, D] . w[D_X, F] -> h[B_X, F]; h . v[F, D_X] -> y[B_X, D]" --backward \\
+      --mesh X=4 --dims B=8k,D=4k,F=16k
     """
     parsed_mesh, sizes = parse_mesh(mesh), parse_sizes(dims)
     machine = _rated(catalog.load(hardware)) if hardware else default_hardware(parsed_mesh)
+    if is_chain(written):
+        for option, given in (("--svg", svg), ("--run", run), ("--memory-limit", memory_limit)):
+            if given:
+                raise typer.BadParameter("is of one product or reshard, not of a chain", param_hint=option)
+        _chain(written, parsed_mesh, sizes, machine, dtype, backward, as_json)
+        return
     operands, out = parse_shard(written)
     if len(operands) == 1 and out is not None:
+        if backward:
+            raise typer.BadParameter("is of a product or a chain, not of a reshard", param_hint="--backward")
         _reshard(operands[0], out, parsed_mesh, sizes, machine, dtype, svg, run, as_json)
         return
     lhs, rhs = operands
@@ -81,12 +103,15 @@ def shard(
     if svg:
         write_whole(svg, contraction_svg(found[0]))
         note(f"wrote {svg}")
-    ran = _ran(found[0]) if run else {}
+    ran = _ran(found[0], gradients=backward) if run else {}
+    passes = _passes(algorithm_of(found[0]), parsed_mesh, sizes, dtype, machine) if backward else {}
     if as_json:
-        emit(_document(found, objective, limit) | ran)
+        steps = {title: one.to_dict() for title, one in passes.items()}
+        emit(_document(found, objective, limit) | steps | ran)
     else:
         lines = contraction_lines(question, found, objective, limit)
-        print(*lines, *run_lines(ran), sep="\n")
+        more = pass_lines("backward", passes["backward"]) if backward else ()
+        print(*lines, *([""] if backward else []), *more, *run_lines(ran), sep="\n")
     if not found[0].fits(limit):
         raise typer.Exit(1)
 
@@ -119,10 +144,40 @@ def _reshard(
         print(*reshard_lines(array, target, steps, machine.spec), *run_lines(ran), sep="\n")
 
 
-def _ran(strategy: Strategy) -> dict:
+def _ran(strategy: Strategy, *, gradients: bool) -> dict:
     from meshwright.audit.shard import run_strategy  # the audit reads HLO, which planning need not
 
-    return run_strategy(strategy)
+    return run_strategy(strategy, gradients=gradients)
+
+
+def _chain(
+    written: str,
+    mesh: Mesh,
+    sizes: Mapping[str, int],
+    machine: Hardware,
+    dtype: str,
+    backward: bool,
+    as_json: bool,
+) -> None:
+    """The algorithm that the shardings of a chain make, each step with its price."""
+    passes = _passes(derive(*parse_written(written)), mesh, sizes, dtype, machine)
+    if not backward:
+        del passes["backward"]
+    if as_json:
+        emit({"hardware": machine.spec} | {title: one.to_dict() for title, one in passes.items()})
+        return
+    axes = ", ".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
+    given = ", ".join(f"{dim}={size:,}" for dim, size in sizes.items())
+    print(*chain_lines(passes, f"{axes} on {machine.spec}; {given}; {dtype}"), sep="\n")
+
+
+def _passes(
+    algorithm: Algorithm, mesh: Mesh, sizes: Mapping[str, int], dtype: str, machine: Hardware
+) -> dict[str, PricedPass]:
+    return {
+        "forward": priced_pass(algorithm.forward, mesh, sizes, dtype, machine),
+        "backward": priced_pass(algorithm.backward, mesh, sizes, dtype, machine),
+    }
 
 
 def parse_shard(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:

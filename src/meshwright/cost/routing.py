@@ -16,7 +16,7 @@ from math import ceil, floor, gcd, log, prod
 from string import ascii_lowercase
 from typing import NamedTuple
 
-from meshwright.cost.moves import Leg, Split, way
+from meshwright.cost.moves import Leg, Split, move, way
 from meshwright.cost.resharding import step_price
 from meshwright.hardware.chip import SharedMemory
 from meshwright.hardware.topology import Link, Placement
@@ -227,19 +227,23 @@ def _bounds(router: Router, kinds: tuple[int, ...], power: int) -> LowerBounds:
     return LowerBounds()
 
 
-def searched_path(
+def cheapest_path(
     array: ShardedArray,
     target: ShardedArray,
     mesh: Mesh,
     sizes: Mapping[str, int],
     dtype: str,
     placement: Placement,
-) -> list[Collective]:
-    """The steps of `array` to `target` that a search found, as Router.legs prices them."""
+) -> tuple[Collective, ...] | None:
+    """The steps of a search where they take less time than those of the rules, else None."""
     block = prod([sizes[dim] for dim in array.dims]) * dtype_bytes(dtype) / mesh.size(array.sharded_axes)
     rooms = rooms_of(array.dims, sizes, mesh.num_devices)
     ask = Ask(array.axes, array.unreduced, target.axes, target.unreduced, rooms)
-    return router(placement).path(array, ask, block)
+    legs = router(placement).legs(ask, block)
+    rules = way(array.axes, array.unreduced, target.axes, target.unreduced)
+    if legs is None or move(legs, block, placement).seconds >= move(rules, block, placement).seconds:
+        return None
+    return tuple(router(placement).path(array, ask, block))
 
 
 def rooms_of(dims: Axes, sizes: Mapping[str, int], num_devices: int) -> Rooms:

@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from meshwright.cost.resharding import step_price
-from meshwright.cost.routing import searched_path
+from meshwright.cost.routing import cheapest_path
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
-from meshwright.notation.einsum import Contraction, Einsum, contraction
+from meshwright.notation.einsum import Contraction, Einsum, Route, Way, contraction, cotangent
 from meshwright.notation.mesh import Mesh
 
 Objective = Literal["latency", "throughput"]
@@ -116,17 +116,25 @@ class Strategy(NamedTuple):
 
     @property
     def contraction(self) -> Contraction:
-        """The contraction with the steps that each array takes."""
-        q, dtype_of = self.question, self.question.dtype
+        """The contraction with the steps that each array takes, and its cotangent backward."""
+        q = self.question
         plan = contraction(str(q.einsum), q.lhs, q.rhs, self.out, dict(self.roles))
-        ends = ((plan.lhs, plan.lhs_computed), (plan.rhs, plan.rhs_computed), (plan.product, self.out))
-        paths = [
-            tuple(searched_path(*pair, q.mesh, q.sizes, dtype_of, q.placement)) if searched else None
-            for pair, searched in zip(ends, self.searched, strict=True)
-        ]
+        lhs, rhs, out = (
+            self._way(route, searched)
+            for route, searched in zip(
+                (plan.lhs_route, plan.rhs_route, plan.out_route), self.searched, strict=True
+            )
+        )
         if self.via is not None:
-            paths[2] = (*reshard(plan.product, self.via), *reshard(self.via, self.out))
-        return replace(plan, lhs_path=paths[0], rhs_path=paths[1], out_path=paths[2])
+            halves = (*reshard(plan.product, self.via), *reshard(self.via, self.out))
+            out = out._replace(forward=halves)
+        return replace(plan, lhs_way=lhs, rhs_way=rhs, out_way=out)
+
+    def _way(self, route: Route, searched: bool) -> Way:
+        q = self.question
+        place = q.mesh, q.sizes, q.dtype, q.placement
+        backward = cheapest_path(route.yielded, cotangent(route.given), *place)
+        return Way(cheapest_path(route.given, route.used, *place) if searched else None, backward)
 
     @property
     def steps(self) -> list[PricedStep]:

@@ -44,7 +44,11 @@ def derive(chain: Chain, layout: Mapping[str, ShardedArray]) -> Algorithm:
       7. dIn[B, D]{U_Y} = dTmp[B, F_Y] ·_F Win[D, F_Y]
       8. dIn[B, D_Y] = ReduceScatter_Y(dIn[B, D]{U_Y})  (on critical path)
     """
-    operations = _place(chain, layout)
+    return derive_placed(chain, _place(chain, layout))
+
+
+def derive_placed(chain: Chain, operations: list[Operation]) -> Algorithm:
+    """The algorithm of `chain` whose lines are these operations."""
     homes = {a.name: a for op in operations for a in (*op.operands, op.out)}
     forward = _Pass()
     for line, operation in zip(chain.lines, operations, strict=True):
@@ -191,6 +195,7 @@ class _Cotangents:
         self.steps, self.differentiated, self.stored = steps, chain.differentiated, chain.stored
         self.made = {operation.out.name: operation.finish for operation in operations}
         self.yielded: dict[str, dict[ShardedArray, ShardedArray]] = {}
+        self.ways: dict[ShardedArray, list[Collective]] = {}  # those that are given, of what is yielded
         self.readers: dict[str, int] = {}
         for line in chain.lines:
             for operand in line.operands if line.out.name in chain.differentiated else ():
@@ -223,13 +228,15 @@ class _Cotangents:
         accumulates = _key(route.yielded) in earlier
         self.steps.record(Local(line.call, operands, route.yielded, wrt), accumulates=accumulates)
         earlier[_key(route.yielded)] = route.yielded
+        if route.way.backward is not None:
+            self.ways[_key(route.yielded)] = route.backward
 
     def _settle(self, array: ShardedArray) -> None:
         """One cotangent of what was yielded: each kind of partial sum is reduced once."""
         end, pending = self._end(array), self.yielded[array.name]
         # The most partial first, so that what it becomes is added to another and moved with it.
         for key in sorted(pending, key=lambda a: -len(a.unreduced)):
-            path = reshard(pending.pop(key), end)
+            path = reshard(pending.pop(key), end) if key not in self.ways else self.ways[key]
             for step in path:
                 accumulates = _key(step.result) in pending
                 self.steps.record(step, accumulates=accumulates)

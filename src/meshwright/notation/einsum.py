@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
 from math import prod
+from typing import NamedTuple
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import ShardedArray
@@ -28,6 +29,16 @@ from meshwright.notation.mesh import Mesh
 
 Roles = Mapping[str, str | None]
 Path = tuple[Collective, ...]
+
+
+class Way(NamedTuple):
+    """The steps of an array and of its cotangent, where they are not those of `reshard`."""
+
+    forward: Path | None = None
+    backward: Path | None = None
+
+
+BY_RULES = Way()
 
 
 @dataclass(frozen=True)
@@ -79,28 +90,30 @@ class Route:
 
     given: where it lies. used: as the operation reads it. yielded: its cotangent as the transposed
     operation yields it. Of a result, `given` is what the operation yields and `used` what is wanted.
-    path: the steps from `given` to `used`, where other ones than those of `reshard` are taken.
+    way: the steps, where other ones than those of `reshard` are taken.
     """
 
     given: ShardedArray
     used: ShardedArray
     yielded: ShardedArray
-    path: Path | None = None
+    way: Way = BY_RULES
 
     @cached_property
     def forward(self) -> list[Collective]:
-        return reshard(self.given, self.used) if self.path is None else list(self.path)
+        path = self.way.forward
+        return reshard(self.given, self.used) if path is None else list(path)
 
     @cached_property
     def backward(self) -> list[Collective]:
-        return reshard(self.yielded, cotangent(self.given))
+        path = self.way.backward
+        return reshard(self.yielded, cotangent(self.given)) if path is None else list(path)
 
 
 @dataclass(frozen=True)
 class Contraction:
     """One contraction with its roles: the operands as given, as computed on, and the product.
 
-    lhs_path, rhs_path, out_path: the steps of each where they are not those of `reshard` (see Route).
+    lhs_way, rhs_way, out_way: the steps of each where they are not those of `reshard`.
     """
 
     einsum: Einsum
@@ -108,21 +121,21 @@ class Contraction:
     rhs: ShardedArray
     out: ShardedArray
     roles: Roles
-    lhs_path: Path | None = None
-    rhs_path: Path | None = None
-    out_path: Path | None = None
+    lhs_way: Way = BY_RULES
+    rhs_way: Way = BY_RULES
+    out_way: Way = BY_RULES
 
     @cached_property
     def lhs_route(self) -> Route:
-        return replace(operand_route(self.lhs, self.roles), path=self.lhs_path)
+        return replace(operand_route(self.lhs, self.roles), way=self.lhs_way)
 
     @cached_property
     def rhs_route(self) -> Route:
-        return replace(operand_route(self.rhs, self.roles), path=self.rhs_path)
+        return replace(operand_route(self.rhs, self.roles), way=self.rhs_way)
 
     @cached_property
     def out_route(self) -> Route:
-        return replace(result_route(self.out, self.roles), path=self.out_path)
+        return replace(result_route(self.out, self.roles), way=self.out_way)
 
     @property
     def lhs_computed(self) -> ShardedArray:
@@ -168,13 +181,17 @@ class Contraction:
     def lhs_gradient(self) -> "Contraction":
         """d lhs = d out . rhs, over the same letters with the same roles."""
         einsum = Einsum(self.einsum.out, self.einsum.rhs, self.einsum.lhs)
-        return Contraction(einsum, cotangent(self.out), self.rhs_computed, cotangent(self.lhs), self.roles)
+        arrays = cotangent(self.out), self.rhs_computed, cotangent(self.lhs)
+        moved, home = Way(self.out_way.backward), Way(self.lhs_way.backward)
+        return Contraction(einsum, *arrays, self.roles, lhs_way=moved, out_way=home)
 
     @cached_property
     def rhs_gradient(self) -> "Contraction":
         """d rhs = lhs . d out, over the same letters with the same roles."""
         einsum = Einsum(self.einsum.lhs, self.einsum.out, self.einsum.rhs)
-        return Contraction(einsum, self.lhs_computed, cotangent(self.out), cotangent(self.rhs), self.roles)
+        arrays = self.lhs_computed, cotangent(self.out), cotangent(self.rhs)
+        moved, home = Way(self.out_way.backward), Way(self.rhs_way.backward)
+        return Contraction(einsum, *arrays, self.roles, rhs_way=moved, out_way=home)
 
 
 def cotangent(array: ShardedArray) -> ShardedArray:

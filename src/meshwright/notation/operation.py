@@ -9,7 +9,7 @@ forward or backward, is a partial sum over the axes whose letter it lacks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from meshwright.errors import NotationError
@@ -17,6 +17,7 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import (
     Roles,
     Route,
+    Way,
     by_roles,
     operand_route,
     ordered_roles,
@@ -30,24 +31,30 @@ class Operation:
     """`out = f(operands)` on every device's blocks, once the operands are moved.
 
     aliases: letters of the space that an operand of a split or merge writes otherwise: the space of
-    `q[B, K, G, H] = split(q[B, N, H])` has K, which the operand calls N.
+    `q[B, K, G, H] = split(q[B, N, H])` has K, which the operand calls N. ways: those of each operand
+    and then of the result; those of `reshard` where none are given.
     """
 
     operands: tuple[ShardedArray, ...]
     out: ShardedArray
     roles: Roles
     aliases: Mapping[str, str] = field(default_factory=dict)
+    ways: tuple[Way, ...] = ()
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:
         """Every operand to its roles; its cotangent is a partial sum where it was repeated."""
         roles = rename(self.roles, self.aliases)
-        return tuple(operand_route(operand, roles) for operand in self.operands)
+        routes = tuple(operand_route(operand, roles) for operand in self.operands)
+        if not self.ways:
+            return routes
+        return tuple(replace(route, way=way) for route, way in zip(routes, self.ways[:-1], strict=True))
 
     @cached_property
     def finish(self) -> Route:
         """The result from what the devices yield to where it is wanted."""
-        return result_route(self.out, self.roles)
+        route = result_route(self.out, self.roles)
+        return replace(route, way=self.ways[-1]) if self.ways else route
 
 
 def rename(roles: Roles, aliases: Mapping[str, str]) -> Roles:

@@ -46,7 +46,7 @@ def reshard_lines(
     yield ""
     if not steps:
         yield "  nothing moves"
-    yield from _rows([_step_row(step) for step in steps])
+    yield from aligned([_step_row(step) for step in steps])
     yield f"  in all {format_seconds(sum(step.seconds for step in steps))}"
 
 
@@ -56,6 +56,9 @@ def run_lines(ran: Mapping[str, Any]) -> Iterator[str]:
         return
     yield ""
     yield f"  ran on virtual devices: largest difference from the dense result {ran['max_abs_error']:.3g}"
+    if "gradient_max_abs_errors" in ran:
+        errors = " and ".join(f"{error:.3g}" for error in ran["gradient_max_abs_errors"])
+        yield f"  and of the gradients of both operands from the dense ones {errors}"
     if not ran["pairs"]:
         return
     yield ""
@@ -66,7 +69,7 @@ def run_lines(ran: Mapping[str, Any]) -> Iterator[str]:
             for side in ("derived", "emitted")
         )
         rows.append((derived, emitted, pair["status"]))
-    yield from _rows([("", "derived", "emitted by XLA", ""), *(("", *row) for row in rows)])
+    yield from aligned([("", "derived", "emitted by XLA", ""), *(("", *row) for row in rows)])
 
 
 def _ran_text(one: Mapping[str, Any]) -> str:
@@ -81,7 +84,7 @@ def _given(q: Question) -> Iterator[str]:
     yield f"  {mesh} on {q.hardware.spec}; {sizes}; {q.dtype}"
     yield ""
     arrays = [array for array in (q.lhs, q.rhs, q.out) if array is not None]
-    yield from _rows([(str(array), f"{_bytes(q, array)} a device", _copies(q, array)) for array in arrays])
+    yield from aligned([(str(array), f"{_bytes(q, array)} a device", _copies(q, array)) for array in arrays])
 
 
 def _bytes(q: Question, array: ShardedArray) -> str:
@@ -120,7 +123,7 @@ def _derivation(best: Strategy) -> Iterator[str]:
     rows.insert(num_operand_steps, ("Multiply", product, work, format_seconds(best.seconds_compute), ""))
     yield f"  cheapest: {best.name}"
     yield ""
-    yield from _rows([("", *row) for row in rows])
+    yield from aligned([("", *row) for row in rows])
     yield ""
     yield f"     {_sum(best)}"
     yield f"     holds {format_bytes(best.bytes_per_device)} a device at most; " + (
@@ -155,7 +158,7 @@ def _table(found: Sequence[Strategy], objective: Objective, limit: float | None)
     total = "in all" if objective == "latency" else "overlapped"
     head = ("", total, "product", "collectives", "memory", "output", "strategy")
     rows = [_row(number, s, objective, limit) for number, s in enumerate(found[:MAX_ROWS], 1)]
-    yield from _rows([head, *rows], hidden=5 if one_output else None)
+    yield from aligned([head, *rows], hidden=5 if one_output else None)
     if len(found) > MAX_ROWS:
         yield f"     and {len(found) - MAX_ROWS} more (--json has all)"
 
@@ -200,7 +203,7 @@ def _differences(best: Strategy, other: Strategy, objective: Objective) -> list[
     return [*found, f"it takes {theirs / mine:.2f} times as long"] if theirs > 1.005 * mine else found
 
 
-def _rows(rows: Sequence[Sequence[str]], hidden: int | None = None) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]], hidden: int | None = None) -> Iterator[str]:
     """The rows with their columns lined up; figures lean right."""
     kept = [[cell for i, cell in enumerate(row) if i != hidden] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*kept, strict=True)]

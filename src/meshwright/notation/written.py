@@ -1,0 +1,74 @@
+"""A chain and its layout as one writes them in a line: every array with its sharding, where it first stands.
+
+    x[B_X, D] . w[D_X, F] -> h[B_X, F]; a[B_X, F] = gelu(h); a . v[F, D_X] -> y[B_X, D]
+
+A statement is a product with an arrow, or a line of a chain (chain.py). An array that one statement makes
+and another reads stays as it is made, with its sums finished, unless its sharding is written; the
+others are whole over the axes that they do not name. A product `-> h` sums the letters in both operands.
+"""
+
+import re
+from collections.abc import Iterator
+
+from meshwright.errors import NotationError
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.chain import Chain
+from meshwright.notation.parse import parse_array
+
+_ARRAY = re.compile(r"[A-Za-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
+_DOT = re.compile(r"(?<=[\w\]}])\s*[.·@](?:_(?:\{[^}]*\}|\w+))?\s*(?=[A-Za-z])")
+
+
+def parse_written(text: str) -> tuple[Chain, dict[str, ShardedArray]]:
+    """The chain that `text` writes and the shardings of its arrays, by name.
+
+    Raises NotationError for a statement of another form, or an array written with two shardings.
+
+    >>> chain, layout = parse_written("x[B_X, D] . w[D_X, F] -> h[B_X, F]; h . v[F, D_X] -> y[B_X, D]")
+    >>> print(*chain.lines, sep="; ")
+    h[B, F] = x . w; y[B, D] = h . v
+    >>> print(*layout.values())
+    x[B_X, D] w[D_X, F] h[B_X, F] v[F, D_X] y[B_X, D]
+    """
+    written: dict[str, ShardedArray] = {}
+    chain = Chain.parse("\n".join(_lines(text, written)))
+    inner = set(chain.arrays) - {chain.source, *chain.stored, *chain.results}
+    return chain, {
+        name: array
+        for name, array in written.items()
+        if name not in inner or array.sharded_axes or array.unreduced
+    }
+
+
+def is_chain(text: str) -> bool:
+    """Whether `text` has several statements, or one that is a line of a chain."""
+    return bool(re.search(r"[;=\n]", text))
+
+
+def _lines(text: str, written: dict[str, ShardedArray]) -> Iterator[str]:
+    """The statements as lines of a chain; what shardings they write goes into `written`."""
+
+    def bare(match: re.Match[str]) -> str:
+        array = parse_array(match[0])
+        if written.setdefault(array.name, array) != array:
+            raise NotationError(
+                f"{written[array.name]} and {array} are two shardings of one array; write {array.name} alone"
+            )
+        return f"{array.name}[{', '.join(array.dims)}]"
+
+    for statement in re.split(r"[;\n]", text):
+        if statement.strip():
+            left, arrow, right = _ARRAY.sub(bare, statement).partition("->")
+            left, right = _DOT.sub(" . ", left.strip()), right.strip()
+            yield f"{_with_dims(right, left, written)} = {left}" if arrow else left
+
+
+def _with_dims(out: str, product: str, written: dict[str, ShardedArray]) -> str:
+    """The result of a product; where it is a name alone, with the dimensions that one operand has."""
+    names = [operand.partition("[")[0].strip() for operand in product.split(" . ")]
+    if "[" in out or len(names) != 2 or not all(name in written for name in names):
+        return out
+    left, right = (written[name].dims for name in names)
+    dims = [dim for dim in dict.fromkeys(left + right) if (dim in left) != (dim in right)]
+    written.setdefault(out, ShardedArray(out, tuple(dims), ((),) * len(dims)))
+    return f"{out}[{', '.join(dims)}]"
