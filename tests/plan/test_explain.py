@@ -2,12 +2,14 @@
 
 import json
 import re
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from math import isfinite
 
 import pytest
 
+from meshwright.errors import LayoutError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
@@ -197,19 +199,20 @@ class TestBatches:
         if batches.min_tokens > shards * workload.seq_len:
             assert self.bound(case, batches.min_tokens - shards * workload.seq_len) != "compute"
 
-    def bound(self, case: str, tokens: int) -> str:
-        """With as many microbatches as the plan, or as large ones."""
+    def bound(self, case: str, tokens: int) -> str | None:
+        """With as many microbatches as the plan, or as large ones; None where its schedule runs neither."""
         model, hardware, workload = CASES[case]
         layout = found(case).best.layout
         batch = Workload(tokens // workload.seq_len, workload.seq_len)
         most = batch.num_sequences // layout.num_batch_shards
         rounds = round(layout.microbatches * tokens / workload.num_tokens / layout.pipe)
-        as_large = max(1, rounds) * layout.pipe
-        priced = [
-            price(load_model(model), load(hardware), batch, layout.replace(microbatches=min(most, m)))
-            for m in (layout.microbatches, as_large)
-        ]
-        return min(priced, key=lambda c: (not c.fits, c.step_seconds)).cost.bound
+        priced = []
+        for microbatches in (layout.microbatches, max(1, rounds) * layout.pipe):
+            with suppress(LayoutError):
+                scheduled = layout.replace(microbatches=min(most, microbatches))
+                priced.append(price(load_model(model), load(hardware), batch, scheduled))
+        fastest = min(priced, key=lambda c: (not c.fits, c.step_seconds), default=None)
+        return fastest.cost.bound if fastest else None
 
     def test_the_most_that_fits_fits_and_one_more_a_shard_does_not(self):
         model, hardware, workload = CASES["13B on 64 v5p"]

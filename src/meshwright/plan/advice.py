@@ -14,8 +14,8 @@ _WORTH_ADVICE = 0.05
 _WORTH_SAYING = 0.01
 
 _ADVICE = {
-    "compute": "More chips, a faster chip or matmuls of a narrower type (matmul_dtype=fp8 where the chip has "
-    "it) shorten it; another layout of these chips does not.",
+    "compute": "More chips, a faster chip or matmuls of a narrower type shorten it; another layout of these "
+    "chips does not.",
     "hbm": "It is work that reads and writes more than it computes: larger microbatches, less recomputation "
     "and fewer optimizer bytes (more shards, narrower moments) shorten it.",
     "ici": "A larger batch gives every weight that travels more work; a narrower tensor axis moves fewer "
@@ -48,6 +48,21 @@ def to_go_faster(
             f"Tried: with twice the batch a step of this mesh takes {format_seconds(twice.step_seconds)}, "
             f"{twice.mfu:.1%} MFU against {best.mfu:.1%}."
         )
+    if narrow := _narrower_matmuls(config, hardware, workload, best):
+        yield (
+            f"Tried: with fp8 matmuls (--given matmul_dtype=fp8) a step takes "
+            f"{format_seconds(narrow.step_seconds)}; whether the model still learns no planner can say."
+        )
+
+
+def _narrower_matmuls(
+    config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
+) -> Candidate | None:
+    """The same layout with fp8 products, where the chip has faster units for them."""
+    used = best.layout.matmul_dtype or best.layout.compute_dtype
+    if hardware.chip.flops_per_second.get("fp8", 0.0) <= hardware.chip.flops(used):
+        return None
+    return price(config, hardware, workload, best.layout.replace(matmul_dtype="fp8"))
 
 
 def to_fit(best: Candidate) -> Iterator[str]:

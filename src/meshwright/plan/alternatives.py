@@ -62,7 +62,7 @@ def rejected(
     """The next best mesh and the usual layouts, without those that the search chose."""
     best = found.best
     runner_up = _runner_up(found)
-    named = [compare("the next best", runner_up, best)] if runner_up else []
+    named = [compare("the next best mesh", runner_up, best)] if runner_up else []
     same = {name: getattr(best.layout, name) for name in _SAME_AS_CHOSEN}
     seen = {_shape(c.layout) for c in (best, runner_up) if c}
     for name, layout in usual(config, hardware, workload):
@@ -96,7 +96,7 @@ def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterat
 
 
 def _mixed_tensor(config: ModelConfig, hardware: Hardware, workload: Workload) -> int:
-    """The tensor degree that the chapter's X = sqrt(B/F M_X/M_Y N) leaves; 1 where nothing is split."""
+    """The tensor degree that the chapter's X = sqrt(B/F M_X/M_Y N) leaves, 2 at least; 1 on odd chips."""
     ideal = links(hardware)
     if ideal is None:
         return 1

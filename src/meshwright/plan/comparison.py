@@ -19,8 +19,6 @@ _OF_KIND = {
     "gpu": RESOURCES | {"ici": "NVLink", "dcn": "links between nodes"},
     "cpu": RESOURCES | {"ici": "copies between devices"},
 }
-
-
 # Steps that differ by less take as long.
 _SAME = 0.0005
 
@@ -29,10 +27,9 @@ _SAME = 0.0005
 class Rejected:
     """A layout that was not chosen.
 
-    name: what people call it. reason: "memory", "slower", "divides" or "batch" (beside a layout that was
-    asked for also "faster", and "fits" where that does not). text: what is said of
-    it, to follow its name. numbers: what that rests on. nearest: a layout or an option that would work,
-    None where this layout does.
+    name: what people call it. reason: "memory", "slower", "divides" or "batch"; beside a layout that was
+    asked for also "faster", and "fits" where that one does not. text: what is said of it, to follow its
+    name. numbers: what that rests on. nearest: a layout or an option that would work, None where this does.
     """
 
     name: str
@@ -91,6 +88,7 @@ def _more_or_less(extra: dict[str, float], bound: str, candidate: Candidate) -> 
 
 
 def percent(share: float) -> str:
+    """`share` in two digits or so: 4.3%, 12%."""
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
 
 
@@ -113,6 +111,7 @@ def _culprit(candidate: Candidate, bound: str) -> str:
 
 
 def too_large(name: str, candidate: Candidate) -> Rejected:
+    """`candidate`, which does not fit: by how much, and what takes most."""
     usable = usable_bytes(candidate.hardware)
     parts = {key: value for key, value in candidate.memory.to_dict().items() if key != "total"}
     largest = max(parts, key=parts.__getitem__)
