@@ -1,0 +1,27 @@
+"""What is planned for families besides LLaMA is what the compiler emits: collectives and FLOPs."""
+
+from dataclasses import replace
+
+import pytest
+from tests.nn.test_layouts import GPT, LOCAL
+
+from meshwright.audit.audit import audit_plan
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.plan_file import Plan, Workload
+
+pytestmark = pytest.mark.slow
+
+# Two periods of local and global layers. XLA unrolls a loop of one, and then its CSE saves the scores that
+# the backward pass would compute again: 6% of the FLOPs of LOCAL's three layers.
+TWO_PERIODS = replace(LOCAL, num_layers=4)
+
+
+@pytest.mark.parametrize("config", [TWO_PERIODS, GPT], ids=lambda config: config.name)
+@pytest.mark.parametrize("text", ["data=2,fsdp=2,tensor=2", "fsdp=2,tensor=4,sequence_parallel=true"])
+def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: str) -> None:
+    layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+    audit = audit_plan(Plan(config, "cpu:8", Workload(16, 64), layout), "cpu", use_cache=False)
+    assert audit["verdict"] == "match"
+    assert (audit["unplanned"], audit["missing"]) == ([], [])
+    assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.02)
