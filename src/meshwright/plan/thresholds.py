@@ -157,10 +157,11 @@ def _communication(
 ) -> Iterator[Threshold]:
     chips, tokens = hardware.num_chips, workload.num_tokens
     per_chip, d_ff, copies = tokens / chips, active_d_ff(config), sparsity(config)
+    experts = "" if copies == 1 else " * E / k"
     limit = data_parallel_tokens_per_chip(ideal.alpha, ideal.num_axes, copies)
     yield Threshold(
         "data_parallel_tokens_per_chip",
-        "B / N > alpha / n" if copies == 1 else "B / N > alpha / n * E / k",
+        f"B / N > alpha / n{experts}",
         limit,
         per_chip,
         "tokens a chip",
@@ -183,7 +184,7 @@ def _communication(
     tensor = nearest_divisor(min(chips, ideal.tensor_reach), chips / best)
     yield Threshold(
         "fsdp_with_tensor_degree",
-        "X = sqrt(B / F * M_X / M_Y * N)",
+        f"X = sqrt(B / {'F' if copies == 1 else '(F E / k)'} * M_X / M_Y * N)",
         best,
         layout.num_batch_shards * layout.context,
         "shards of the batch",
@@ -194,7 +195,7 @@ def _communication(
         limit = mixed_tokens_per_chip(ideal.alpha, d_ff, ideal.axes_product, copies, overlapped=overlapped)
         yield Threshold(
             "fsdp_with_tensor_tokens_per_chip" + ("" if overlapped else "_in_turn"),
-            f"B / N > {'' if overlapped else '4 '}alpha^2 / (M_X M_Y F)",
+            f"B / N > {'' if overlapped else '4 '}alpha^2 / (M_X M_Y F){experts}",
             limit,
             per_chip,
             "tokens a chip",
