@@ -18,7 +18,7 @@ from meshwright.hardware.catalog import with_file
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
-from meshwright.models.transformer import parameters
+from meshwright.models.parameters import parameters
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import prod
 from meshwright.cost.graph import Graph, Node, Segment, Transfer, Value, Work
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions
+from meshwright.models.parameters import dimensions
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import Route, cotangent

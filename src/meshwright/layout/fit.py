@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions, parameters
+from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import ShardedArray, dividing_degrees
 from meshwright.notation.mesh import Mesh
 

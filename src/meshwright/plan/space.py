@@ -23,7 +23,7 @@ from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import REMATS, Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions
+from meshwright.models.parameters import dimensions
 from meshwright.plan_file import Workload
 
 # Splitting a sequence further leaves too few queries a device for a matmul's rows.

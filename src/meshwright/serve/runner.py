@@ -22,7 +22,8 @@ from jax.sharding import Mesh, PartitionSpec, reshard
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import AXES, Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions, next_token_logits
+from meshwright.models.parameters import dimensions
+from meshwright.models.transformer import next_token_logits
 from meshwright.nn.mesh import named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import JAX_DTYPES, abstract_params
