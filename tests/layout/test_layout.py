@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from meshwright.errors import LayoutError
 from meshwright.layout import AXES, REMATS, Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.presets import load_model
 from meshwright.models.parameters import dimensions, parameters
+from meshwright.models.presets import load_model
 from meshwright.notation.array import ShardedArray
 
 LLAMA = load_model("llama-3-8b")  # D4096 F14336 N32 K8 H128 V128256
