@@ -33,9 +33,10 @@ def save(folder, model="llama-3-8b", machine="v5e:4x4", layout="fsdp=8,tensor=2"
 
 @pytest.fixture(scope="module", autouse=True)
 def two_machines():
-    """Sweeps over one neighbour in size: enough for a slider."""
+    """Sweeps over one neighbour in size and three batches: enough for a slider and for curves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scaling, "MAX_SHAPES", 2)
+        patch.setattr(scaling, "_SPAN", 2)
         yield
 
 
@@ -211,7 +212,7 @@ def text_boxes(panel: Panel):
         x, y, size = (float(text.get(key, "nan")) for key in ("x", "y", "font-size"))
         width = 0.46 * size * len(text.text or "")
         left = x + {"start": 0, "middle": -width / 2, "end": -width}[text.get("text-anchor", "start")]
-        yield left, left + width, y - 0.6 * size, y, text.text
+        yield left, left + width, y - 0.8 * size, y, text.text
 
 
 def overlap(one, other) -> bool:
@@ -304,7 +305,7 @@ def test_layouts_in_words():
     layout = Layout(pipe=4, data=2, tensor=2, microbatches=8, sequence_parallel=True, schedule="zb-h1")
     assert layout_lines(layout) == (
         "pipe 4 · data 2 · tensor 2",
-        "sequence parallel, microbatches 8, schedule zb-h1",
+        "sequence parallel, 8 microbatches, zb-h1",
     )
     assert layout_lines(Layout()) == ("one device", "")
 

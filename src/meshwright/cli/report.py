@@ -53,4 +53,6 @@ def _describe(priced: "Priced") -> dict:
 
     plan, found = priced.plan, priced.found
     said = explain(plan.model, priced.hardware, plan.workload, found)
-    return plan_document(plan.model, priced.hardware, plan.workload, found, _NUM_CANDIDATES, said)
+    document = plan_document(plan.model, priced.hardware, plan.workload, found, _NUM_CANDIDATES, said)
+    # By rank: a plan edited by hand need not be the best.
+    return document | {"candidates": [candidate.to_dict() for candidate in priced.top]}

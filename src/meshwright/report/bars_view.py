@@ -1,9 +1,10 @@
 """The candidates as stacked bars: where the step of each goes, and what fills the memory of its chips."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import Any
 
 from markupsafe import Markup
 
@@ -79,22 +80,30 @@ def memory_panel(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
 def layout_lines(layout: Layout) -> tuple[str, str]:
     """A layout in two lines for people: its degrees, then how a step is scheduled.
 
-    >>> layout_lines(Layout(data=2, fsdp=64, tensor=4, sequence_parallel=True))
-    ('data 2 · fsdp 64 · tensor 4', 'sequence parallel')
+    >>> layout_lines(Layout(data=2, fsdp=64, tensor=4, sequence_parallel=True, remat="full"))
+    ('data 2 · fsdp 64 · tensor 4', 'sequence parallel, full remat')
     """
     degrees = [f"{axis} {getattr(layout, axis)}" for axis in DEGREES if getattr(layout, axis) > 1]
     default = Layout()
     schedule = [
-        _setting(name, value)
-        for name, value in layout.to_dict().items()
-        if name not in DEGREES and not name.endswith("_dtype") and value != getattr(default, name)
+        write(getattr(layout, name))
+        for name, write in _SETTINGS.items()
+        if getattr(layout, name) != getattr(default, name)
     ]
     return " · ".join(degrees) or "one device", ", ".join(schedule)
 
 
-def _setting(name: str, value: object) -> str:
-    words = name.replace("_", " ")
-    return words if value is True else f"{words} {value}"
+# How a layout's other fields are said where they are not the default; dtypes are those of the whole plan.
+_SETTINGS: dict[str, Callable[[Any], str]] = {
+    "sequence_parallel": lambda _: "sequence parallel",
+    "zero": "ZeRO-{}".format,
+    "context_method": "{} attention".format,
+    "microbatches": "{} microbatches".format,
+    "schedule": str,
+    "interleave": "{} chunks a stage".format,
+    "remat": "{} remat".format,
+    "offload": lambda _: "offloaded",
+}
 
 
 def _step_row(candidate: Candidate, split: StepSplit, bold: bool) -> _Row:

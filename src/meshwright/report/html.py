@@ -18,7 +18,7 @@ from meshwright import __version__
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.notation.mesh import Mesh
-from meshwright.plan_file import load_plan
+from meshwright.plan_file import Workload, load_plan
 from meshwright.report import audit_view, mesh_view, plan_view, summary
 from meshwright.report.documents import Document, Run, planned_step_seconds, read_run
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
@@ -36,11 +36,12 @@ Describe = Callable[[Priced], Document]
 class Report:
     """What a page shows: the documents and, where there is a plan, its figures.
 
-    missing: why there are no figures, though there is a plan.
+    workload: what a step of the figures takes. missing: why there are none, though there is a plan.
     """
 
     run: Run
     figures: tuple[Figure, ...] = ()
+    workload: Workload | None = None
     missing: str = ""
 
 
@@ -61,7 +62,7 @@ def read_report(path: Path, describe: Describe | None = None) -> Report:
         return Report(run, missing=str(error))
     if run.plan is None and describe:
         run = replace(run, plan=describe(priced))
-    return Report(run, figures)
+    return Report(run, figures, priced.plan.workload)
 
 
 def build_report(path: Path, describe: Describe | None = None) -> str:
@@ -105,6 +106,7 @@ def render(report: Report) -> str:
         plan=_plan_context(run.plan),
         plan_text=run.plan_text,
         figures=report.figures,
+        figures_workload=_workload_text(report.workload),
         missing_figures=report.missing,
         training=_training_context(run),
         audit=_audit_context(run.audit),
@@ -112,6 +114,10 @@ def render(report: Report) -> str:
         environment=(run.plan or {}).get("environment") or {},
         plotly=plotly_script() if run.metrics else None,
     )
+
+
+def _workload_text(workload: Workload | None) -> str:
+    return f"{workload.num_sequences:,} sequences of {workload.seq_len:,} tokens" if workload else ""
 
 
 def _title(run: Run) -> str:

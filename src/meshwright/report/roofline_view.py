@@ -1,6 +1,7 @@
 """The roofline of a step: operations by arithmetic intensity, under the roofs of HBM and of the links."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import atan2, degrees
 
 from markupsafe import Markup
@@ -52,7 +53,7 @@ def _hbm_panel(found: Sequence[Operation], candidate: Candidate, step: float) ->
     (peak, dtype), chip = _peak(candidate), candidate.hardware.chip
     rate = chip.hbm_bytes_per_second
     x, y = _scales([(o.intensity, o.flops_per_second) for o in shown], peak, [rate])
-    axes = Axes(x, y, "FLOPs per byte of HBM", "FLOP/s of a chip", format_count, format_count)
+    axes = Axes(x, y, "FLOPs per byte of HBM", "FLOP/s of a chip", format_count, _rate)
     body = [
         label("Against HBM", 0, 12, weight=600),
         axes.svg(),
@@ -73,7 +74,7 @@ def _link_panel(found: Sequence[Operation], candidate: Candidate, step: float) -
     roofs = _worth_drawing(link_roofs(candidate))
     rates = [roof.bytes_per_second for roof in roofs]
     x, y = _scales([(o.link_intensity, o.linked_flops_per_second) for o in shown], peak, rates)
-    axes = Axes(x, y, "FLOPs per byte moved between chips", "FLOP/s of a chip", format_count, format_count)
+    axes = Axes(x, y, "FLOPs per byte moved between chips", "FLOP/s of a chip", format_count, _rate)
     body = [label("Against the links", 0, 12, weight=600), axes.svg(), _ceiling(x, y, peak, dtype)]
     for number, roof in enumerate(roofs):
         words = f"{'·'.join(roof.axes)} {format_bytes(roof.bytes_per_second)}/s"
@@ -119,10 +120,17 @@ def _roof(x: Scale, y: Scale, rate: float, peak: float, words: str, *, below: bo
 
 def _ceiling(x: Scale, y: Scale, peak: float, dtype: str) -> Markup:
     height = y.place(peak)
-    words = f"{dtype} peak, {format_count(peak)[:-1]} {format_count(peak)[-1]}FLOP/s"
+    words = f"{dtype} peak, {_rate(peak)}FLOP/s"
     return line([(x.start, height), (x.end, height)], "muted", width=1.3) + label(
         words, x.start + 4, height - 8, "muted", size=SMALL, halo=True
     )
+
+
+def _rate(flops_per_second: float) -> str:
+    """`459 T`, `1 P`: FLOPs a second but for their unit."""
+    if flops_per_second >= 1e15:
+        return f"{flops_per_second / 1e15:.3g} P"
+    return f"{flops_per_second / 1e12:.3g} T"
 
 
 def _points(found: Sequence[Operation], step: float, x: Scale, y: Scale, place: _Place) -> Markup:
@@ -134,56 +142,102 @@ def _points(found: Sequence[Operation], step: float, x: Scale, y: Scale, place: 
         title = (
             f"{operation.name} ({operation.direction}): "
             f"{format_seconds(operation.seconds)} a step, {share:.1%}\n"
-            f"{format_count(at[0])} FLOPs a byte, {format_count(at[1])} FLOP/s"
+            f"{format_count(at[0])} FLOPs a byte, {_rate(at[1])}FLOP/s"
         )
         colour = COLOUR.get(operation.kind, "fsdp")
         parts.append(dot(x.place(at[0]), y.place(at[1]), _radius(share), colour, title=title))
-    return _names(found, x, y, place) + Markup().join(parts)
+    return _names(found, step, x, y, place) + Markup().join(parts)
 
 
 def _radius(share: float) -> float:
     return max(2.5, 26 * share**0.5)
 
 
-def _names(found: Sequence[Operation], x: Scale, y: Scale, place: _Place) -> Markup:
-    """Names under the points, one for all that lie together, spread so that none covers another."""
-    groups: list[tuple[float, float, list[Operation]]] = []
+def _names(found: Sequence[Operation], step: float, x: Scale, y: Scale, place: _Place) -> Markup:
+    """Names beside the points, one for all that lie together, each where it covers nothing else."""
+    groups: list[_Group] = []
     for operation in sorted(found, key=lambda o: -o.seconds):
         at = x.place(place(operation)[0]), y.place(place(operation)[1])
-        near = next((g for g in groups if abs(g[0] - at[0]) < 14 and abs(g[1] - at[1]) < 10), None)
-        if near is None:
-            groups.append((*at, [operation]))
+        near = next((g for g in groups if abs(g.x - at[0]) < 14 and abs(g.y - at[1]) < 10), None)
+        if near:
+            near.members.append(operation)
         else:
-            near[2].append(operation)
-    shown = sorted(groups[:_MAX_LABELS], key=lambda group: -group[0])
-    top = max(height for _, height, _ in shown) + 34
-    gap = min(15.0, (y.start - 8 - top) / max(1, len(shown) - 1))
+            groups.append(_Group(*at, _radius(operation.seconds / step), [operation]))
+    taken = [_Box(g.x - g.radius, g.x + g.radius, g.y - g.radius, g.y + g.radius) for g in groups]
     lines, words = [], []
-    for number, (px, py, members) in enumerate(shown):
-        row, written = top + gap * number, _written(members, groups, x.end - x.start)
-        fits = px - text_width(written, SMALL) > x.start
-        lines.append(line([(px, py), (px, row - 9)], "hidden", width=0.8))
-        words.append(
-            label(
-                written,
-                px + 3 if fits else x.start + 4,
-                row,
-                size=SMALL,
-                anchor="end" if fits else "start",
-                halo=True,
-            )
-        )
+    for group in groups[:_MAX_LABELS]:
+        written = _written(group.members, groups, x.end - x.start)
+        free = (one for one in _places(group, written) if one.box.is_inside(x, y))
+        chosen = next((one for one in free if not any(one.box.meets(box) for box in taken)), None)
+        if chosen:
+            taken.append(chosen.box)
+            if chosen.y > group.y + 8:
+                lines.append(line([(group.x, group.y), (group.x, chosen.y - 9)], "hidden", width=0.8))
+            words.append(label(written, chosen.x, chosen.y, size=SMALL, anchor=chosen.anchor, halo=True))
     return Markup().join(lines + words)
 
 
-def _written(
-    members: Sequence[Operation], groups: Sequence[tuple[float, float, list[Operation]]], room: float
-) -> str:
+@dataclass(frozen=True)
+class _Group:
+    """Points that lie together, as one on paper."""
+
+    x: float
+    y: float
+    radius: float
+    members: list[Operation]
+
+
+@dataclass(frozen=True)
+class _Box:
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def meets(self, other: "_Box") -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+    def is_inside(self, x: Scale, y: Scale) -> bool:
+        return x.start < self.left and self.right < x.end and y.end < self.top and self.bottom < y.start
+
+
+@dataclass(frozen=True)
+class _Words:
+    """A place for words: their anchor and the box that they fill."""
+
+    x: float
+    y: float
+    anchor: str
+    width: float
+
+    @property
+    def box(self) -> _Box:
+        left = self.x - (self.width if self.anchor == "end" else 0)
+        return _Box(left - 2, left + self.width + 2, self.y - 11, self.y + 4)
+
+
+def _places(group: _Group, words: str) -> Iterator[_Words]:
+    """Places for a group's words, the best first: beside it, then further and further below."""
+    width, reach = text_width(words, SMALL), group.radius + 5
+    yield _Words(group.x + reach, group.y + 4, "start", width)
+    yield _Words(group.x - reach, group.y + 4, "end", width)
+    for row in range(_MAX_LABELS + 6):
+        height = group.y + 30 + 15 * row
+        yield _Words(group.x + 3, height, "end", width)
+        yield _Words(group.x - 3, height, "start", width)
+
+
+def _written(members: Sequence[Operation], groups: Sequence[_Group], room: float) -> str:
     """Names of the members, each once; with the direction where the same name stands elsewhere too.
 
     As many as `room` pixels take, and how many there are besides.
     """
-    elsewhere = {o.name for *_, others in groups if others is not members for o in others}
+    elsewhere = {o.name for group in groups if group.members is not members for o in group.members}
     names = [f"{o.name} {o.direction}" if o.name in elsewhere else o.name for o in members]
     written = list(dict.fromkeys(names))
     shown = len(written)

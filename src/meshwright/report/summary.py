@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from meshwright.report.audit_view import STATUS_TONE, status_counts
 from meshwright.report.documents import (
+    Document,
     Run,
     last_value,
     layout_degrees,
@@ -99,10 +100,18 @@ def _layout_card(run: Run) -> Card | None:
         return None
     degrees = layout_degrees(best.get("layout", ""))
     mesh = [f"{axis} {n}" for axis, n in degrees.items() if axis in best.get("mesh", {}) and n != "1"]
-    considered = ((run.plan or {}).get("search") or {}).get("considered")
+    plan = run.plan or {}
+    considered = (plan.get("search") or {}).get("considered")
+    faster = [c for c in plan.get("candidates") or [] if _is_faster(c, best)]
     detail = [f"bound by {best['bound']}"] if best.get("bound") else []
-    detail += [f"best of {considered:,} considered"] if considered else []
+    rank = "slower than the best" if faster else "best"
+    detail += [f"{rank} of {considered:,} considered"] if considered else []
     return Card("Layout", " × ".join(mesh) or "one device", " · ".join(detail))
+
+
+def _is_faster(candidate: Document, best: Document) -> bool:
+    """Whether a candidate that fits beats the one that the plan names."""
+    return bool(candidate.get("fits")) and candidate["step_seconds"] < best["step_seconds"] * (1 - 1e-9)
 
 
 def _step_card(run: Run) -> Card | None:
