@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import count_params
 from meshwright.plan.advice import to_fit, to_go_faster
 from meshwright.plan.alternatives import rejected
 from meshwright.plan.batches import BatchRange, Budget, CriticalBatch, batch_range, budget, critical_batch
@@ -165,7 +164,7 @@ def _batches(
     shards, hardware = best.layout.num_batch_shards, best.hardware
     if batches.min_tokens is None or batches.tokens_per_chip is None:
         yield (
-            f"No batch makes this layout bound by compute: {resource_name(batches.bound, hardware)} "
+            f"No batch tried makes this layout bound by compute: {resource_name(batches.bound, hardware)} "
             "stays the largest share."
         )
     else:
@@ -207,13 +206,4 @@ def _budget(run: Budget, best: Candidate) -> Iterator[str]:
         f"{format_count(run.tokens)} tokens are {run.steps:,} steps and {run.flops:.3g} FLOPs: {time} on "
         f"{best.hardware.num_chips:,} chips, {format_count(run.chip_hours)} chip-hours{price}. Restarts, "
         "evaluation and checkpoints are not counted."
-    )
-
-
-def summary(config: ModelConfig, best: Candidate) -> str:
-    """One sentence: the model, the layout and its step."""
-    params = format_count(count_params(config).total)
-    return (
-        f"{config.name} ({params} parameters) on {best.hardware.spec}: {best.layout}, "
-        f"{format_seconds(best.step_seconds)} a step, {best.mfu:.1%} MFU"
     )

@@ -59,7 +59,8 @@ def mixed_tokens_per_chip(
 ) -> float:
     """Tokens a chip from which FSDP with TP at its best X is bound by compute: alpha^2 / (M_X M_Y F).
 
-    Four times that where the two transfers do not hide under each other.
+    Four times that where the two transfers do not hide under each other. With experts F is the width that
+    a token uses and all E move: weights take E/k times as long, and X falls by its root.
     """
     return alpha**2 / (axes_product * d_ff) * sparsity * (1 if overlapped else 4)
 
