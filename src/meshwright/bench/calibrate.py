@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
+import jax
+
 from meshwright.bench import collectives, matmul, memory, step
 from meshwright.bench.devices import Operand, bench_of, local_hardware
 from meshwright.bench.model import with_collectives
@@ -134,7 +136,8 @@ def _launches(num_devices: int) -> Prepared[float]:
 
 
 def _where(num_devices: int, devices: str) -> str:
-    return f"measured by mw calibrate with {num_devices} {devices} at work, JAX {version('jax')}"
+    processes = f" in {jax.process_count()} processes over gloo" if jax.process_count() > 1 else ""
+    return f"measured by mw calibrate with {num_devices} {devices} at work{processes}, JAX {version('jax')}"
 
 
 def _links_sources(num_devices: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -9,29 +10,47 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import DeviceError
+from meshwright.hardware import catalog
+from meshwright.hardware.description import read_chip
+from meshwright.hardware.topology import Hardware
+from meshwright.notation.mesh import Mesh
 
 _POLL_SECONDS = 0.1
 _STARTUP_SECONDS = 60  # for all processes to meet; beyond the budget of the measurement itself
 _END_SECONDS = 5
+_CALIBRATION_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Collectives by size (see sweep.py)."""
+
+    mesh: Mapping[str, int]
+    sizes: Sequence[int]
+    max_seconds: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All that mw calibrate measures; sizes: those of calibrate.Sizes, None for its own."""
+
+    sizes: Any
 
 
 @dataclass(frozen=True)
 class Job:
-    """A sweep (see sweep.py) as one process of several gets it."""
+    """A task on cpu:N as one process of several gets it."""
 
     hardware: str
-    mesh: Mapping[str, int]
-    sizes: Sequence[int]
-    max_seconds: float
+    task: Sweep | Calibration
     num_processes: int
     port: int
     result: str  # the path that process 0 writes
-    process_id: int = 0
 
 
 def sweep_in_processes(
@@ -42,23 +61,38 @@ def sweep_in_processes(
     Raises DeviceError, naming the process and its last words, if one fails or time runs out. No
     process outlives the call, nor the caller, whatever ends it.
     """
+    task, budget = Sweep(dict(mesh), list(sizes), max_seconds), 2 * max_seconds
+    return json.loads(_in_processes(spec, task, num_processes, budget, "give --max-seconds more"))
+
+
+def calibrate_in_processes(spec: str, num_processes: int, sizes: Any = None) -> Hardware:
+    """The hardware of `calibrate` measured in the same way: its collectives go over gloo.
+
+    Matmuls, memory and the training step are timed with the processes at work together, too.
+    """
+    text = _in_processes(
+        spec, Calibration(sizes), num_processes, _CALIBRATION_SECONDS, "ask for fewer devices"
+    )
+    return replace(catalog.load(spec), chip=read_chip(text, spec).chip)
+
+
+def _in_processes(spec: str, task: Sweep | Calibration, num_processes: int, seconds: float, cure: str) -> str:
+    """What process 0 wrote when all are done, within `seconds` and the time to meet."""
     num_devices = _num_devices(spec, num_processes)
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        job = Job(spec, dict(mesh), list(sizes), max_seconds, num_processes, _free_port(), str(result))
+        result = Path(folder) / "result"
+        job = Job(spec, task, num_processes, _free_port(), str(result))
         workers = [_Worker.start(job, number, num_devices, Path(folder)) for number in range(num_processes)]
         try:
-            _wait(workers, time.monotonic() + 2 * max_seconds + _STARTUP_SECONDS)
+            _wait(workers, time.monotonic() + seconds + _STARTUP_SECONDS, cure)
         finally:
             for worker in workers:
                 worker.end()
-        return json.loads(result.read_text(encoding="utf-8"))
+        return result.read_text(encoding="utf-8")
 
 
 def _num_devices(spec: str, num_processes: int) -> int:
     """Devices of each process."""
-    from meshwright.hardware import catalog
-
     hardware = catalog.load(spec)
     total = hardware.num_chips
     if hardware.chip.kind != "cpu":
@@ -92,11 +126,11 @@ class _Worker:
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
         }
-        document = json.dumps(asdict(job) | {"process_id": number})
-        log = folder / f"{number}.log"
+        log, given = folder / f"{number}.log", folder / "job"
+        given.write_bytes(pickle.dumps(job))
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "meshwright.bench.processes", document],
+                [sys.executable, "-m", "meshwright.bench.processes", str(given), str(number)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -119,7 +153,7 @@ class _Worker:
             self.process.wait()
 
 
-def _wait(workers: Sequence[_Worker], deadline: float) -> None:
+def _wait(workers: Sequence[_Worker], deadline: float, cure: str) -> None:
     """Returns when all are done. One that failed is named before those that only wait for it."""
     while True:
         codes = [worker.process.poll() for worker in workers]
@@ -132,9 +166,7 @@ def _wait(workers: Sequence[_Worker], deadline: float) -> None:
             return
         if time.monotonic() > deadline:
             late = ", ".join(str(w.number) for w, code in zip(workers, codes, strict=True) if code is None)
-            raise DeviceError(
-                f"process {late} of {len(workers)} did not end in time; give --max-seconds more"
-            )
+            raise DeviceError(f"process {late} of {len(workers)} did not end in time; {cure}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -148,7 +180,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(job: Job) -> None:
+def _work(job: Job, process_id: int) -> None:
     _end_with_parent()
     import jax
 
@@ -156,17 +188,30 @@ def _work(job: Job) -> None:
     jax.distributed.initialize(
         coordinator_address=f"127.0.0.1:{job.port}",
         num_processes=job.num_processes,
-        process_id=job.process_id,
+        process_id=process_id,
         initialization_timeout=_STARTUP_SECONDS,
     )
-    from meshwright.bench.sweep import sweep
-    from meshwright.notation.mesh import Mesh
-
-    document = sweep(job.hardware, Mesh(job.mesh), None, job.sizes, job.max_seconds)
-    if job.process_id == 0:
-        Path(job.result).write_text(json.dumps(document), encoding="utf-8")
+    text = _done(job)
+    if process_id == 0:
+        Path(job.result).write_text(text, encoding="utf-8")
     jax.distributed.shutdown()
 
 
+def _done(job: Job) -> str:
+    """The result of the task: a JSON document, or a hardware TOML."""
+    if isinstance(job.task, Sweep):
+        from meshwright.bench.sweep import sweep
+
+        task = job.task
+        return json.dumps(sweep(job.hardware, Mesh(task.mesh), None, task.sizes, task.max_seconds))
+    from meshwright.bench import calibrate
+
+    sizes = job.task.sizes or calibrate.Sizes()
+    return catalog.dump_toml(calibrate.measure(job.hardware, sizes).hardware)
+
+
 if __name__ == "__main__":
-    _work(Job(**json.loads(sys.argv[1])))
+    # Not this module under its own name, which pickle does not know as __main__.
+    from meshwright.bench import processes
+
+    processes._work(pickle.loads(Path(sys.argv[1]).read_bytes()), int(sys.argv[2]))

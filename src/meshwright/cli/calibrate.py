@@ -10,6 +10,7 @@ from meshwright.cli.devices import use_devices_of
 from meshwright.cli.hardware import detail, hardware_document
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -18,22 +19,36 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def calibrate(
     output: Annotated[Path, typer.Option("-o", "--output", help="The TOML to write.")] = Path("machine.toml"),
     hardware: LocalHardwareOption = "cpu:8",
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Split the host's devices over so many JAX processes.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Measure this machine, and write it as hardware that plans can be made for.
 
     \b
     mw calibrate -o machine.toml
+    mw calibrate --hardware cpu:4 --processes 4 -o processes.toml
     mw plan train --model demo --hardware machine.toml --batch-tokens 8Ki --seq-len 256
     """
-    use_devices_of(catalog.load(hardware))
-    from meshwright.bench import calibrate as bench
-
-    with progress() as report:
-        measured = bench.calibrate(hardware, progress=lambda what: report(what, None))
+    measured = _measured(hardware, processes)
     write_whole(output, catalog.dump_toml(measured))
     if as_json:
         emit(hardware_document(measured))
     else:
         show(*detail(measured))
     note(f"wrote {output}")
+
+
+def _measured(hardware: str, processes: int) -> Hardware:
+    """The measurement, in this process or over several that reach each other through gloo."""
+    with progress() as report:
+        if processes > 1:
+            from meshwright.bench.processes import calibrate_in_processes
+
+            report(f"measuring over {processes} processes", None)
+            return calibrate_in_processes(hardware, processes)
+        use_devices_of(catalog.load(hardware))
+        from meshwright.bench import calibrate as bench
+
+        return bench.calibrate(hardware, progress=lambda what: report(what, None))
