@@ -206,11 +206,6 @@ class Chip:
         return self.hbm_bytes_per_second * self.step.memory_share(dtype)
 
     @property
-    def matmul_efficiency(self) -> float:
-        """Share of the bf16 peak that a large product reaches."""
-        return self.step.matmul_share("bf16")
-
-    @property
     def overlap(self) -> float:
         """Share of the compute under which transfers may hide."""
         return self.step.overlap

@@ -255,9 +255,11 @@ def assumptions(hardware: Hardware, workload: Workload, best: Candidate) -> Iter
         f"attention, over the dense {best.layout.compute_dtype} peak of "
         f"{chip.flops(best.layout.compute_dtype):.3g} FLOP/s a chip"
     )
+    narrow = best.layout.matmul_dtype or best.layout.compute_dtype
     yield (
-        f"large matmuls reach {chip.matmul_efficiency:.0%} of the peak; weight gathers and gradient "
-        f"reductions hide under {chip.overlap:.0%} of the compute, transfers of activations do not"
+        f"large {narrow} matmuls reach {chip.step.matmul_share(narrow):.0%} of the peak; weight gathers "
+        f"and gradient reductions hide under {chip.step.overlap:.0%} of the compute, those of "
+        "activations do not"
     )
     yield f"{RESERVED_SHARE:.0%} of {format_bytes(chip.hbm_bytes)} HBM is left to the runtime"
     if chip.kind != "cpu":
