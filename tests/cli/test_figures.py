@@ -38,7 +38,7 @@ def test_model_by_component(capsys):
     assert found["flops_per_byte"]["prefill"]["scores"] == 8192 / 2
     assert main(["model", "deepseek-v3"]) == 0
     text = capsys.readouterr().out
-    assert "8 of E = 256 experts and 1 shared a token, M = 2,048; 3 layers are dense" in text
+    assert "8 of E = 256 experts and 1 shared a token, M = 2,048; dense layers: 3" in text
     assert "latent attention: Q = 1,536, R = 512, heads of 128 + 64" in text
 
 

@@ -16,8 +16,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DEFAULT_SEQ_LEN = 4096
 _COMPONENTS = {
     "mlp": "feed-forward",
-    "attention": "attention projections",
-    "scores": "attention scores, values",
+    "attention": "projections",
+    "scores": "scores, values",
     "vocab": "vocabulary",
     "router": "router",
     "norms": "norms",
@@ -96,7 +96,7 @@ def _shape(config: ModelConfig) -> str:
     ]
     if moe := config.moe:
         shared = f" and {moe.num_shared_experts} shared" if moe.num_shared_experts else ""
-        dense = f"; {config.num_dense_layers} layers are dense" if config.num_dense_layers else ""
+        dense = f"; dense layers: {config.num_dense_layers}" if config.num_dense_layers else ""
         lines.append(
             f"{moe.experts_per_token} of E = {moe.num_experts} experts{shared} a token, "
             f"M = {moe.d_ff:,}{dense}"
@@ -115,9 +115,9 @@ def _shape(config: ModelConfig) -> str:
 def _components(document: dict) -> object:
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("")
-    for name in ("parameters", "share", "FLOPs a token", "share", "FLOPs/byte, prefill", "generation"):
+    for name in ("parameters", "share", "FLOPs\na token", "share", "FLOPs/byte\nprefill", "\ngenerate"):
         table.add_column(name, justify="right")
     params, flops, at = document["params"], document["forward_flops"], document["flops_per_byte"]
     for part, name in _COMPONENTS.items():
@@ -142,7 +142,7 @@ def _totals(document: dict) -> object:
     from rich.table import Table
 
     params, seq_len = document["params"], f"T = {document['seq_len']:,}"
-    table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=False)
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_row("\nparameters", "\n" + format_count(params["total"]), f"\n{params['total']:,}")
     if params["active"] != params["total"]:
         table.add_row("  of which a token uses", format_count(params["active"]), f"{params['active']:,}")
@@ -169,7 +169,7 @@ def _listed(config: ModelConfig) -> dict:
 def _list(models: list[dict]) -> object:
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("model")
     for name in ("parameters", "active", "layers", "D", "context"):
         table.add_column(name, justify="right")
