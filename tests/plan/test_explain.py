@@ -168,6 +168,16 @@ def test_usual_layouts_use_every_chip():
             assert layout.num_chips == machine.num_chips
 
 
+def test_gpu_clusters_are_compared_with_megatrons_recipe():
+    config, hardware, workload = load_model("llama-3.1-405b"), load("h100:64x8"), Workload(512, 8192)
+    named = dict(usual(config, hardware, workload))
+    megatron = named["tensor, pipeline and data parallelism (Megatron)"]
+    assert (megatron.tensor, megatron.zero, megatron.num_chips) == (8, 1, 512)
+    assert 4 * 406e9 / (8 * megatron.pipe) <= usable_bytes(hardware) / 2
+    for one_domain in ("h100:8", "v5p:4x4x4"):
+        assert not any("Megatron" in name for name, _ in usual(config, load(one_domain), workload))
+
+
 def test_the_best_schedule_is_the_best_of_all_that_are_tried():
     config, hardware, workload = load_model("llama-3-8b"), load("v5e:4x8"), Workload(128, 4096)
     best = best_schedule(config, hardware, workload, Layout(fsdp=32))

@@ -103,6 +103,12 @@ class TestFigures:
         assert graph_bytes == 2 * 40 * workload.num_tokens * (5120 + 2 * 13_824)
         assert graph_bytes == pytest.approx(4.2e13, rel=0.005)
 
+    def test_megatrons_three_dimensions(self):
+        """32 devices = tensor 4 x pipeline 4 x data 2, tensor innermost and stages outermost."""
+        layout = Layout(tensor=4, pipe=4, data=2)
+        assert layout.num_chips == 32
+        assert [axis for axis, size in layout.mesh.sizes.items() if size > 1] == ["pipe", "data", "tensor"]
+
     @pytest.mark.parametrize(
         ("stages", "microbatches", "chunks"), [(4, 8, 1), (8, 64, 1), (4, 8, 2), (1, 5, 1)]
     )

@@ -28,6 +28,18 @@ def test_candidates_in_rank_order_with_the_chosen_one_marked():
     assert "8 data=8 634 ms 40.0% 1.08 GB no ici" in lines
 
 
+def test_a_narrow_table_breaks_a_layout_at_its_commas_and_cuts_nothing():
+    plan = plan_document()
+    long = "pipe=4,data=2,fsdp=16,tensor=8,sequence_parallel=true,microbatches=64,remat=full"
+    plan["candidates"][1]["layout"] = long
+    lines = printed(plan_table(plan), width=80)
+    start = next(n for n, line in enumerate(lines) if "pipe=4," in line)
+    end = lines.index("remat=full", start)
+    folded = [word for line in lines[start : end + 1] for word in line.split() if "=" in word]
+    assert "".join(folded) == long
+    assert len(folded) > 2 and all(word.endswith(",") for word in folded[:-1])
+
+
 def test_the_longest_operation_comes_first():
     rows = [
         line

@@ -9,13 +9,16 @@ from contextlib import suppress
 from dataclasses import replace
 
 from meshwright.errors import LayoutError
+from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import REMATS, Layout
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.models.parameters import dimensions
 from meshwright.plan.comparison import Rejected, compare, too_large
 from meshwright.plan.ideal_links import links
 from meshwright.plan.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
-from meshwright.plan.train import NOT_SEARCHED, Candidate, Search, price
+from meshwright.plan.train import NOT_SEARCHED, Candidate, Search, price, usable_bytes
 from meshwright.plan_file import Workload
 
 # What a layout shares with the chosen one, so that they differ in how they split and in nothing else.
@@ -85,7 +88,7 @@ def _runner_up(found: Search) -> Candidate | None:
 
 
 def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterator[tuple[str, Layout]]:
-    """The layouts of the training chapter on these chips, by name, whether they divide or not."""
+    """The layouts of the training chapter and, on GPUs, Megatron's, whether they divide or not."""
     chips = hardware.num_chips
     yield "data parallelism alone", Layout(data=chips)
     if chips > 1 and hardware.chip.kind != "cpu":  # where plans are run at once, and not with ZeRO-1 yet
@@ -93,6 +96,8 @@ def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterat
     yield "FSDP alone", Layout(fsdp=chips)
     if chips > 1 and (tensor := _mixed_tensor(config, hardware, workload)) > 1:
         yield "FSDP with tensor parallelism", Layout(fsdp=chips // tensor, tensor=tensor)
+    if megatron := _megatron(config, hardware):
+        yield "tensor, pipeline and data parallelism (Megatron)", megatron
 
 
 def _mixed_tensor(config: ModelConfig, hardware: Hardware, workload: Workload) -> int:
@@ -103,6 +108,24 @@ def _mixed_tensor(config: ModelConfig, hardware: Hardware, workload: Workload) -
     chips, d_ff = hardware.num_chips, round(active_d_ff(config) * sparsity(config))
     wanted = chips / mixed_batch_shards(workload.num_tokens, d_ff, chips, ideal.axes_ratio)
     return max(2, nearest_divisor(chips, min(wanted, ideal.tensor_reach))) if chips % 2 == 0 else 1
+
+
+def _megatron(config: ModelConfig, hardware: Hardware) -> Layout | None:
+    """Tensor parallelism inside a node, the fewest stages whose weights and gradients fill half a GPU, data.
+
+    None on one node and on TPUs. Source: Narayanan et al., 2021, "Efficient Large-Scale Language Model
+    Training on GPU Clusters", takeaways 1 and 2.
+    """
+    if not isinstance(hardware.chip.network, Switch) or hardware.dims[0] == 1:
+        return None
+    sizes = dimensions(config)
+    inside = [d for d in range(hardware.dims[1], 0, -1) if hardware.dims[1] % d == 0]
+    tensor = next(d for d in inside if all(sizes[letter] % d == 0 for letter in "NKF"))
+    rest = hardware.num_chips // tensor
+    held = 4 * count_params(config).total / tensor  # bf16 weights and gradients
+    stages = [d for d in range(1, config.num_layers + 1) if rest % d == 0]
+    pipe = next((d for d in stages if held / d <= usable_bytes(hardware) / 2), stages[-1])
+    return Layout(pipe=pipe, data=rest // pipe, tensor=tensor, zero=1) if pipe > 1 else None
 
 
 def _judge(
