@@ -21,7 +21,7 @@ from meshwright.cost.graph import Graph, Segment, Value, Work, saved_values
 from meshwright.cost.stages import alive_microbatches, layers_of_stages, stage_counts
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import dimensions, parameters
+from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import ShardedArray
 from meshwright.units import dtype_bytes
 
@@ -95,6 +95,8 @@ def _sharing(layout: Layout) -> Layout:
         tensor2=layout.tensor2,
         expert=layout.expert,
         zero=layout.zero,
+        zero_context=layout.zero_context,
+        context=layout.context if layout.zero_context else 1,
     )
 
 

@@ -15,7 +15,8 @@ from meshwright.cost.recorder import Recorder, Shape
 from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import input_of, parameters
+from meshwright.models.parameters import parameters
+from meshwright.models.transformer import input_of
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Route, cotangent
 from meshwright.notation.operation import placed
@@ -322,14 +323,18 @@ class SymbolicOps(Recorder):
         return self.activation_value("x", "BTD")
 
     def loss(self, name: str, logits: Value, targets: Value) -> Value:
-        """Cross-entropy in float32; over a split V maximum, sum and target are reduced."""
+        """Cross-entropy in float32; over a split V maximum, sum and target are reduced.
+
+        The logits' float32 copy becomes their probabilities, and those the cotangent.
+        """
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")
         over_vocabulary = placed((logits.array,), per_token.array, wanted=True).finish.forward
         over_tokens = placed((per_token.array,), ShardedArray("mean", (), ()), wanted=True).finish.forward
         reduced = 3 * self.transfers(over_vocabulary, name, "f32", critical=True)
         mean = self.transfers(over_tokens, name, "f32", critical=True)
         read = (Work(hbm_bytes=2 * logits.bytes_per_device),)
-        node = Node(name, "loss", (logits,), (per_token,), (logits,), read, read)
+        wide = self.value(logits.array.replace(name="probabilities"), "f32")
+        node = Node(name, "loss", (logits,), (per_token, wide), (logits,), read, read)
         return self.add(replace(node, forward_transfers=(*reduced, *mean)))
 
 

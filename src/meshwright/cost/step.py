@@ -199,7 +199,7 @@ class StepPricer:
         waits = 1 - self.chip.step.overlap if self.layout.interleave > 1 else 1.0
         return Times(
             body=PassSeconds(*_times(priced, tuple(count / chunks for count in layers))),
-            special={0: self._end(priced, stages[0], chunks), -1: self._end(priced, stages[-1], chunks)},
+            special={depth: self._end(priced, stages[depth], layers, chunks) for depth in (0, -1)},
             hop_seconds=waits * collective_seconds("permute", sent, ("pipe",), self.placement).seconds,
         )
 
@@ -209,11 +209,16 @@ class StepPricer:
             count if segment.source else 0 for segment, count in zip(self.graph.segments, counts, strict=True)
         )
 
-    def _end(self, priced: "list[list[_PricedPass]]", counts: Counts, chunks: int) -> PassSeconds:
-        """A chunk of the first or the last stage: the embedding or the head runs in one of its chunks."""
+    def _end(
+        self, priced: "list[list[_PricedPass]]", counts: Counts, layers: Counts, chunks: int
+    ) -> PassSeconds:
+        """The chunk with the embedding or the head, which has what layers its stage's others leave.
+
+        layers: of a stage that has most. The end stages have fewer if layers do not divide.
+        """
         shared = tuple(
-            count / chunks if segment.source else count
-            for segment, count in zip(self.graph.segments, counts, strict=True)
+            max(0.0, count - (chunks - 1) * most / chunks) if segment.source else count
+            for segment, count, most in zip(self.graph.segments, counts, layers, strict=True)
         )
         return PassSeconds(*_times(priced, shared))
 

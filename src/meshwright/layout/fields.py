@@ -18,7 +18,7 @@ DTYPES = ("f32", "bf16")
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
 # How a flag may be written; True and 1 are the same key.
 _FLAGS: dict[object, bool] = {True: True, "true": True, "on": True, False: False, "false": False}
-FLAG_FIELDS = ("sequence_parallel", "offload", "master_weights")
+FLAG_FIELDS = ("zero_context", "sequence_parallel", "offload", "master_weights")
 
 
 _CHOICES = {"remat": REMATS, "schedule": SCHEDULES, "context_method": CONTEXT_METHODS}

@@ -40,6 +40,7 @@ class Layout:
     devices that share the experts, out of data·fsdp.
     zero: what is sharded over fsdp (over data where fsdp is 1): 1 the optimizer, 2 and the gradients,
     3 and the weights, gathered before use; 3 by default where fsdp is above 1, else 0 (replicas).
+    zero_context: the ranks of `context` share that too.
     sequence_parallel: split T of the residual stream over `tensor`. microbatches: of one step;
     without stages they accumulate gradients. schedule, interleave: of the pipeline; chunks a stage.
     remat: what the backward pass recomputes ("none", the scores of "attention", all but "matmuls",
@@ -62,6 +63,7 @@ class Layout:
     pipe: int = 1
     expert: int = 1
     zero: int | None = None
+    zero_context: bool = False
     context_method: str = "allgather"
     microbatches: int = 1
     schedule: str = "1f1b"
@@ -129,7 +131,8 @@ class Layout:
             return ()
         shared = "fsdp" if self.fsdp > 1 else "data"
         home, cut = self._expert_home
-        return self._present(shared) + (("expert",) if cut > 1 and home == shared else ())
+        with_expert = ("expert",) if cut > 1 and home == shared else ()
+        return self._present(shared) + with_expert + (self._present("context") if self.zero_context else ())
 
     @cached_property
     def weight_axes(self) -> Axes:

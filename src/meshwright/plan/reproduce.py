@@ -105,7 +105,7 @@ def _states(row: PublishedRow) -> tuple[list[Mapping[str, object]], list[Mapping
     narrow: list[Mapping[str, object]] = [_BF16_WEIGHTS, _BF16]
     if not sharded:
         return [_MASTER_COPY, _MASTER_COPY | {"gradients_dtype": "bf16"}], narrow
-    kept = [_MASTER_COPY | {"zero": 1}] if (row.pipe or 1) > 1 and (row.fsdp or 1) > 1 else []
+    kept = [_MASTER_COPY | {"zero": 1}] if (row.pipe or 1) > 1 else []
     return [*kept, _SHARDED_F32], narrow
 
 
@@ -133,6 +133,7 @@ def _layouts(
                 "context": context,
                 "expert": row.expert or 1,
                 "zero": zero,
+                "zero_context": context > 1 and bool(zero),  # as all frameworks do
                 "sequence_parallel": split and tensor > 1,
                 "microbatches": _microbatches(row, data * fsdp, pipe),
                 "interleave": _chunks(row, config, pipe),
@@ -158,7 +159,7 @@ def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
         data, fsdp = 1, data
     if zero == 0 and fsdp > 1:
         data, fsdp = data * fsdp, 1
-    return data, fsdp, None if zero == 3 and fsdp == 1 else zero
+    return data, fsdp, None if zero == 3 and fsdp * (row.context or 1) == 1 else zero
 
 
 def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:

@@ -209,7 +209,7 @@ class Regret:
 
 
 def regrets(predictions: Iterable[Prediction]) -> list[Regret]:
-    """One for each group of rows that differ in their layout alone."""
+    """One for each group of rows of one table that differ in their layout alone."""
     groups = grouped(step_rows(predictions), _question)
     return [_regret(group) for group in groups.values() if len({p.layout for p in group}) > 1]
 
@@ -229,7 +229,7 @@ def _question(given: Prediction) -> Hashable:
         row.experts,
     )
     figures = (row.nic_gbit_per_gpu, row.hbm_bytes_per_second, row.power_watts)
-    return (model, row.hardware, figures, row.dtype, row.seq_len, row.num_tokens)
+    return (row.source, model, row.hardware, figures, row.dtype, row.seq_len, row.num_tokens)
 
 
 def _regret(group: Sequence[Prediction]) -> Regret:
