@@ -47,7 +47,7 @@ FAMILIES = {
 }
 # Figure: (guess, sigma of a kind's value about it, sigma of a family's about its kind's).
 _SHARED = {
-    "matmul.bf16": (0.70, 0.7, 0.5),
+    "matmul.bf16": (0.70, 0.7, 0.25),
     "attention": (0.45, 0.7, 0.5),
     "memory": (0.80, 0.5, 0.2),
     "elementwise": (0.50, 0.7, 0.3),

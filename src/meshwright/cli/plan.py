@@ -27,6 +27,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import DTYPES, Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
+from meshwright.plan.anchor import slowdown_of
 from meshwright.plan.degrees import check_chips
 from meshwright.plan.explain import explain as explain_search
 from meshwright.plan.smallest import NothingFits, Smallest
@@ -82,6 +83,10 @@ def train(
     days: Annotated[
         float | None, typer.Option(help="With --smallest and --tokens: the longest run allowed.", metavar="N")
     ] = None,
+    anchor: Annotated[
+        Path | None,
+        typer.Option(help="A run's metrics.jsonl, its plan.toml beside it: times are scaled to fit it."),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say in words what was chosen, why, and what next.")
     ] = False,
@@ -105,7 +110,7 @@ def train(
     fixed = Layout.parse_fields(given or "")
     sizing = None
     if smallest:
-        _check_smallest(layout)
+        _check_smallest(layout, anchor)
         chip = catalog.load(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
         dtypes = _dtypes(chip, weights_dtype, compute_dtype)
         longest = _longest_step(workload, tokens, max_seconds, days)
@@ -113,7 +118,7 @@ def train(
         machine, found = sizing.hardware, sizing.found
     else:
         _check_not_smallest(max_seconds, days)
-        machine = catalog.load(hardware)
+        machine = _anchored(catalog.load(hardware), anchor)
         weights, computes = _dtypes(machine.chip, weights_dtype, compute_dtype)
         if layout:
             found = _price_one(config, machine, workload, layout, weights, computes)
@@ -148,7 +153,16 @@ def _has_topology(hardware: str) -> bool:
     return ":" in hardware or hardware.endswith(".toml")
 
 
-def _check_smallest(layout: str | None) -> None:
+def _anchored(machine: Hardware, metrics: Path | None) -> Hardware:
+    """`machine` as fast as a run of one's own was, if there is one."""
+    return machine.slowed(slowdown_of(metrics)) if metrics else machine
+
+
+def _check_smallest(layout: str | None, anchor: Path | None) -> None:
+    if anchor:
+        raise PlanError(
+            "--smallest tries machines that --anchor's run says nothing of; leave one of them out"
+        )
     if layout:
         raise PlanError("--smallest searches layouts; leave out --layout, or name the topology")
 

@@ -85,6 +85,16 @@ class StepCost:
     def seconds(self) -> float:
         return sum(term.seconds for term in self.terms)
 
+    def scaled(self, factor: float) -> "StepCost":
+        """All times `factor` times as long."""
+        if factor == 1:
+            return self
+        return replace(
+            self,
+            terms=tuple(replace(term, seconds=term.seconds * factor) for term in self.terms),
+            transfers=tuple(replace(one, seconds=one.seconds * factor) for one in self.transfers),
+        )
+
     @cached_property
     def bound(self) -> str:
         """The resource that takes the largest share of the step."""
@@ -130,7 +140,8 @@ class StepPricer:
             sums.add("pipeline bubble", self._bubble(priced, stages), "bubble")
         self._add_update(sums, update, norm_axes)
         runs = tuple(count * self.layout.microbatches for count in busiest)
-        return StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops, runs)
+        cost = StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops, runs)
+        return cost.scaled(self.chip.step.slowdown)
 
     def _stages(self) -> list[Counts]:
         """What every stage runs."""

@@ -108,6 +108,7 @@ class StepEfficiency:
     overlap: share of a transfer's time that hides where there is as much compute beside it; the rest is
     what it takes from that compute.
     kernel_seconds: fixed time of one kernel. launch_seconds: of one compiled program.
+    slowdown: how many times longer than all this a step takes, as a run of one's own showed.
     sources: where each figure comes from, by key.
     """
 
@@ -120,6 +121,7 @@ class StepEfficiency:
     overlap: float = 1.0
     kernel_seconds: float = 0.0
     launch_seconds: float = 0.0
+    slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def matmul_share(self, dtype: str) -> float:

@@ -48,7 +48,7 @@ _SWITCH = (
     "collective_launch_seconds",
 )
 _STEP_SHARES = ("attention", "memory", "elementwise", "overlap")
-_STEP_SECONDS = ("kernel_seconds", "launch_seconds")
+_STEP_SECONDS = ("kernel_seconds", "launch_seconds", "slowdown")
 _LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
 
 

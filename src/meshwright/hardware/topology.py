@@ -69,6 +69,10 @@ class Hardware:
         """This machine with chips whose step reaches every rating."""
         return replace(self, chip=self.chip.ideal())
 
+    def slowed(self, slowdown: float) -> "Hardware":
+        """This machine with steps that take so many times longer than its figures say."""
+        return replace(self, chip=replace(self.chip, step=replace(self.chip.step, slowdown=slowdown)))
+
     def with_figures(
         self,
         *,

@@ -220,6 +220,7 @@ class Space:
             held = local.held(pipe, interleave, remat)
             needed = max(states[s] + held[s].saved(alive[s]) + held[s].buffers for s in states)
             least = max(waiting, local.least_seconds(remat, schedule, pipe, microbatches, interleave))
+            least *= self.hardware.chip.step.slowdown
             yield Choice(least, needed, mesh, microbatches, schedule, interleave, remat)
             if needed <= usable and "remat" not in self._of_schedule:
                 return

@@ -261,6 +261,8 @@ def assumptions(hardware: Hardware, workload: Workload, best: Candidate) -> Iter
         f"and gradient reductions hide under {chip.step.overlap:.0%} of the compute, those of "
         "activations do not"
     )
+    if chip.step.slowdown != 1:
+        yield f"every step takes {chip.step.slowdown:.3g} times what is priced, as the anchoring run did"
     yield f"{RESERVED_SHARE:.0%} of {format_bytes(chip.hbm_bytes)} HBM is left to the runtime"
     if chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks; scores stay on chip"

@@ -1,0 +1,83 @@
+"""mw plan train --anchor: a run of one's own sets how much longer steps take than priced."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.errors import PlanError
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan.anchor import slowdown_of, step_seconds
+from meshwright.plan.train import price
+from meshwright.plan_file import Plan, Workload, save_plan
+
+HARDWARE, WORKLOAD, LAYOUT = "v5e:4x4", Workload(64, 4096), Layout(fsdp=16, remat="full")
+
+
+def run_folder(path: Path, *seconds: float | None) -> Path:
+    """A run whose steps took so long; its metrics."""
+    save_plan(Plan(load_model("llama-3.2-1b"), HARDWARE, WORKLOAD, LAYOUT), path / "plan.toml")
+    lines = [json.dumps({"step": n, "step_seconds": value}) for n, value in enumerate(seconds)]
+    metrics = path / "metrics.jsonl"
+    metrics.write_text("\n".join(lines) + "\n")
+    return metrics
+
+
+def priced() -> float:
+    return price(load_model("llama-3.2-1b"), load(HARDWARE), WORKLOAD, LAYOUT).step_seconds
+
+
+def test_the_median_step_over_the_price_of_its_plan(tmp_path: Path):
+    metrics = run_folder(tmp_path, None, 40.0, 2 * priced(), 2 * priced(), 2 * priced())
+    assert step_seconds(metrics) == pytest.approx(2 * priced())
+    assert slowdown_of(metrics) == pytest.approx(2.0)
+
+
+def test_every_time_is_scaled_and_nothing_else():
+    config, plain = load_model("llama-3.2-1b"), load(HARDWARE)
+    one, other = (price(config, machine, WORKLOAD, LAYOUT) for machine in (plain, plain.slowed(1.5)))
+    assert other.step_seconds == pytest.approx(1.5 * one.step_seconds)
+    assert [t.seconds for t in other.cost.terms] == pytest.approx([1.5 * t.seconds for t in one.cost.terms])
+    assert (other.memory, other.cost.bound) == (one.memory, one.cost.bound)
+
+
+def test_a_search_says_so_and_ranks_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    metrics = run_folder(tmp_path, 3 * priced())
+    asked = ["plan", "train", "--model", "llama-3.2-1b", "--hardware", HARDWARE]
+    asked += ["--batch-tokens", "256Ki", "--seq-len", "4096", "--json"]
+    documents = []
+    for more in ([], ["--anchor", str(metrics)]):
+        assert main([*asked, *more]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    plain, anchored = documents
+    assert anchored["best"]["layout"] == plain["best"]["layout"]
+    assert anchored["best"]["step_seconds"] == pytest.approx(3 * plain["best"]["step_seconds"])
+    assert "every step takes 3 times what is priced, as the anchoring run did" in anchored["assumptions"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"step": 1}\n', "no line has step_seconds; name the metrics.jsonl of mw train"),
+        ("not json\n", "line 1 is no JSON object"),
+        ('{"step_seconds": NaN}\n', "no line has step_seconds"),
+    ],
+)
+def test_a_file_without_steps_is_refused(tmp_path: Path, text: str, message: str):
+    metrics = run_folder(tmp_path, 1.0)
+    metrics.write_text(text)
+    with pytest.raises(PlanError, match=re.escape(message)):
+        slowdown_of(metrics)
+
+
+def test_a_run_without_a_plan_is_refused(tmp_path: Path):
+    metrics = run_folder(tmp_path, 1.0)
+    (tmp_path / "plan.toml").unlink()
+    with pytest.raises(PlanError, match=r"plan\.toml: cannot be read"):
+        slowdown_of(metrics)
+    with pytest.raises(PlanError, match=r"absent: cannot be read"):
+        step_seconds(tmp_path / "absent")
