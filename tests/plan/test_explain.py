@@ -178,6 +178,12 @@ def test_gpu_clusters_are_compared_with_megatrons_recipe():
         assert not any("Megatron" in name for name, _ in usual(config, load(one_domain), workload))
 
 
+def test_mixtures_of_experts_are_compared_with_expert_parallelism():
+    named = dict(usual(load_model("mixtral-8x7b"), load("v5p:4x4x4"), Workload(512, 4096)))
+    layout = named["FSDP with expert parallelism"]
+    assert (layout.fsdp, layout.expert, layout.num_chips) == (64, 8, 64)
+
+
 def test_the_best_schedule_is_the_best_of_all_that_are_tried():
     config, hardware, workload = load_model("llama-3-8b"), load("v5e:4x8"), Workload(128, 4096)
     best = best_schedule(config, hardware, workload, Layout(fsdp=32))

@@ -7,6 +7,7 @@ true of its best form.
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from math import gcd
 
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Switch
@@ -94,6 +95,8 @@ def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterat
     if chips > 1 and hardware.chip.kind != "cpu":  # where plans are run at once, and not with ZeRO-1 yet
         yield "data parallelism with a sharded optimizer (ZeRO-1)", Layout(data=chips, zero=1)
     yield "FSDP alone", Layout(fsdp=chips)
+    if config.moe and (expert := gcd(config.moe.num_experts, chips)) > 1:
+        yield "FSDP with expert parallelism", Layout(fsdp=chips, expert=expert)
     if chips > 1 and (tensor := _mixed_tensor(config, hardware, workload)) > 1:
         yield "FSDP with tensor parallelism", Layout(fsdp=chips // tensor, tensor=tensor)
     if megatron := _megatron(config, hardware):
@@ -200,6 +203,7 @@ def nearest_legal(layout: Layout) -> Iterator[Layout]:
     for tensor in tensors:
         whole = layout.fsdp * layout.tensor // tensor
         for fsdp in (d for d in range(whole, 0, -1) if whole % d == 0):
-            near = layout.replace(fsdp=fsdp, data=layout.data * whole // fsdp, tensor=tensor)
-            if near != layout:
-                yield near
+            with suppress(LayoutError):  # where the experts no longer divide
+                near = layout.replace(fsdp=fsdp, data=layout.data * whole // fsdp, tensor=tensor)
+                if near != layout:
+                    yield near

@@ -69,9 +69,14 @@ def compare(name: str, candidate: Candidate, best: Candidate) -> Rejected:
         return Rejected(name, str(candidate.layout), "fits", f"{text} and fits", numbers)
     if abs(slower) < _SAME:
         return Rejected(name, str(candidate.layout), "slower", f"{text}, as long", numbers)
-    longer = "longer" if slower > 0 else "less"
-    text += f", {percent(abs(slower))} {longer}: {_difference(extra, bound, candidate)}"
+    text += f", {_ratio(slower)}: {_difference(extra, bound, candidate)}"
     return Rejected(name, str(candidate.layout), "slower" if slower > 0 else "faster", text, numbers)
+
+
+def _ratio(slower: float) -> str:
+    if slower >= 1:
+        return f"{1 + slower:.2g} times as long"
+    return f"{percent(abs(slower))} {'longer' if slower > 0 else 'less'}"
 
 
 def _difference(extra: dict[str, float], bound: str, candidate: Candidate) -> str:
