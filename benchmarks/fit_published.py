@@ -52,6 +52,7 @@ _SHARED = {
     "memory": (0.80, 0.5, 0.2),
     "elementwise": (0.50, 0.7, 0.3),
     "overlap": (0.80, 0.7, 0.3),
+    "waiting": (0.80, 0.7, 0.2),
 }
 FIGURES = {
     "gpu": _SHARED

@@ -10,7 +10,7 @@ from meshwright.hardware.checked import CheckedToml
 
 WRONG = ("nan", "inf", "-inf", "-1", "-1e-9", '"80e9"', "true", "[1]", "{}", "1979-05-27")
 OPTIONAL = ("aliases", "devices", "power_watts", "attention", "memory", "elementwise", "overlap")
-OPTIONAL += ("kernel_seconds", "launch_seconds", "efficiency")
+OPTIONAL += ("waiting", "kernel_seconds", "launch_seconds", "slowdown", "efficiency")
 
 
 def _lines(spec: str) -> list[tuple[int, str, str]]:

@@ -1,14 +1,15 @@
 """The time of one training step: a sum over segments of compute, waiting and what could not hide.
 
-    pass   = work + critical transfers + other transfers - overlap . min(other transfers, work)
+    pass   = work + waiting . critical transfers + other transfers - overlap . min(other transfers, work)
     stage  = its layers' passes, with the embedding on the first and the head on the last
     step   = microbatches . busiest stage + bubble + what is done once: sums of gradients that do not
              hide under the last backward pass, the update, weights gathered after it
 
-Critical transfers (a partial sum that the next operation reads) stop a pass. The others (weights
-gathered ahead, gradients reduced behind) hide under the work of the same pass. `overlap` is the share
-of what hides that costs nothing: a transfer takes memory bandwidth, power and, on GPUs, processors from
-the work beside it. The bubble is that of the schedule's table (cost/pipeline).
+Critical transfers (a partial sum that the next operation reads) stop a pass, for the share `waiting` of
+their time. The others (weights gathered ahead, gradients reduced behind) hide under the work of the same
+pass. `overlap` is the share of what hides that costs nothing: a transfer takes memory bandwidth, power
+and, on GPUs, processors from the work beside it. The bubble is that of the schedule's table
+(cost/pipeline).
 """
 
 from collections.abc import Iterable
@@ -163,6 +164,7 @@ class StepPricer:
                 [self._price(t) for t in one.transfers if not t.once],
                 [self._price(t) for t in one.transfers if t.once],
                 self.chip.step.overlap,
+                self.chip.step.waiting,
             )
             for one in directions
         ]
@@ -278,18 +280,21 @@ class _Priced:
 class _PricedPass:
     """One pass with its transfers priced: those of every microbatch, and those of a step.
 
-    exposed: the share of its hideable transfers that does not hide. room: seconds that could hide more.
+    exposed: the share of its hideable transfers that does not hide, waiting: of those that compute needs at
+    once. room: seconds that could hide more.
     """
 
-    def __init__(self, work: Pass, each: list[_Priced], once: list[_Priced], overlap: float) -> None:
-        self.work, self.each, self.once = work, each, once
-        waiting = sum(item.seconds for item in each if not item.transfer.critical)
-        covered = min(work.seconds, waiting)
+    def __init__(
+        self, work: Pass, each: list[_Priced], once: list[_Priced], overlap: float, waiting: float
+    ) -> None:
+        self.work, self.each, self.once, self.waiting = work, each, once, waiting
+        behind = sum(item.seconds for item in each if not item.transfer.critical)
+        covered = min(work.seconds, behind)
         hidden = overlap * covered
-        self.exposed = 1 - hidden / waiting if waiting else 0.0
+        self.exposed = 1 - hidden / behind if behind else 0.0
         self.room = work.seconds - covered
-        stopped = sum(item.seconds for item in each if item.transfer.critical)
-        self.seconds = work.seconds + stopped + waiting - hidden
+        needed = sum(item.seconds for item in each if item.transfer.critical)
+        self.seconds = work.seconds + waiting * needed + behind - hidden
 
 
 def _times(priced: list[list[_PricedPass]], counts: Counts) -> tuple[float, float, float]:
@@ -325,7 +330,7 @@ class _Sums:
         for name, bound, seconds in one.work.terms:
             self.add(name, seconds * times, bound)
         for item in one.each:
-            share = 1.0 if item.transfer.critical else one.exposed
+            share = one.waiting if item.transfer.critical else one.exposed
             self.add_transfer(item, one.work.direction, times, share)
 
     def add_transfer(self, item: _Priced, direction: Direction, times: float, exposed: float) -> None:

@@ -107,6 +107,8 @@ class StepEfficiency:
     links: by kind of link, the share of its bandwidth that the step's collectives reach.
     overlap: share of a transfer's time that hides where there is as much compute beside it; the rest is
     what it takes from that compute.
+    waiting: share of the transfers that the next product needs (activations of tensor parallelism) for which
+    it waits; the rest hides, where products work block by block on what has arrived.
     kernel_seconds: fixed time of one kernel. launch_seconds: of one compiled program.
     slowdown: how many times longer than all this a step takes, as a run of one's own showed.
     sources: where each figure comes from, by key.
@@ -119,6 +121,7 @@ class StepEfficiency:
     memory_by_dtype: Mapping[str, float] = field(default_factory=dict, hash=False)
     links: Mapping[str, float] = field(default_factory=dict, hash=False)
     overlap: float = 1.0
+    waiting: float = 1.0
     kernel_seconds: float = 0.0
     launch_seconds: float = 0.0
     slowdown: float = 1.0

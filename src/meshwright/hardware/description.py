@@ -47,7 +47,7 @@ _SWITCH = (
     "nic_hop_seconds",
     "collective_launch_seconds",
 )
-_STEP_SHARES = ("attention", "memory", "elementwise", "overlap")
+_STEP_SHARES = ("attention", "memory", "elementwise", "overlap", "waiting")
 _STEP_SECONDS = ("kernel_seconds", "launch_seconds", "slowdown")
 _LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
 

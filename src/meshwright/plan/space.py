@@ -302,7 +302,7 @@ class _Local:
         """Seconds that compute waits for a transfer inside the layer."""
         if not transfer.critical or not set(transfer.axes) <= _INNERMOST:
             return 0.0
-        return transfer_price(transfer, self.placement).seconds
+        return self.chip.step.waiting * transfer_price(transfer, self.placement).seconds
 
     def fsdp_seconds(self, mesh: Layout, placement: Placement) -> float:
         """Seconds of one microbatch's gathers of weights, which compute may hide but not shorten."""
