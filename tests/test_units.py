@@ -85,6 +85,7 @@ def test_dtypes() -> None:
         (format_seconds(11.6e-6), "11.6 us"),
         (format_seconds(0.3), "300 ms"),
         (format_seconds(2.5), "2.5 s"),
+        (format_seconds(1370.4), "1,370 s"),
         (format_seconds(3 * 3600), "3 h"),
         (format_seconds(17 * 86400), "17 days"),
         (format_seconds(0), "0 us"),

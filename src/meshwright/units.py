@@ -72,4 +72,6 @@ def format_seconds(value: float) -> str:
         return f"{value / 86400:.3g} days"
     if value >= 2 * 3600:
         return f"{value / 3600:.3g} h"
+    if value >= 999.5:
+        return f"{value:,.0f} s"
     return _with_unit(value, ((1, " s"), (1e-3, " ms"))) or f"{value * 1e6:.3g} us"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit
+from meshwright.cli.common import Json, emit, progress
 from meshwright.errors import PlanError
 from meshwright.files import write_whole
 
@@ -35,13 +35,14 @@ def report(
     from meshwright.report.figure import write_figures
     from meshwright.report.html import read_report, render
 
-    found = read_report(run, _describe)
+    with progress() as update:
+        found = read_report(run, _describe, update)
     if plots and not found.figures:
         raise PlanError(f"{run}: {found.missing or 'it holds no plan.toml'}, so there is nothing for --plots")
     path = write_whole(output, render(found))
     drawn = write_figures(found.figures, plots) if plots else []
     if as_json:
-        emit({"path": str(path), "plots": [str(one) for one in drawn]})
+        emit({"path": str(path)} | ({"plots": [str(one) for one in drawn]} if plots else {}))
     else:
         print(path, *drawn, sep="\n")
 

@@ -42,6 +42,11 @@ class StepSplit:
         )
 
     @property
+    def work_seconds(self) -> float:
+        """What a chip does by itself, bound by compute or by HBM."""
+        return self.compute_seconds + self.memory_seconds
+
+    @property
     def communication_seconds(self) -> float:
         """All collectives, hidden or not: what the links are busy for."""
         return self.waiting_seconds + self.exposed_seconds + self.hidden_seconds

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from meshwright.plan.scaling import BEST, STRATEGIES, Point
 from meshwright.plan.train import Candidate, usable_bytes
 from meshwright.report.bars_view import layout_lines
-from meshwright.report.chart import SMALL, Axes, Scale, bar, dot, label, line, padded, spread
+from meshwright.report.chart import SMALL, Axes, Scale, bar, dot, label, line, padded, spread, text_width
 from meshwright.report.figure import Figure, Panel
 from meshwright.report.scaling_view import COLOUR
 from meshwright.units import format_bytes, format_seconds
@@ -43,14 +43,7 @@ def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point]
         bar(edge, _TOP - 10, x.end - edge, bottom - _TOP + 10, "band"),
         axes.svg(),
         line([(edge, _TOP - 10), (edge, bottom)], "waiting", dashes="3 2"),
-        label(
-            f"{format_bytes(usable)} usable of {format_bytes(capacity)}",
-            edge - 6,
-            _TOP - 2,
-            "waiting",
-            anchor="end",
-            size=SMALL,
-        ),
+        _edge_words(f"{format_bytes(usable)} usable of {format_bytes(capacity)}", edge, x),
     ]
     body += [_dot(candidate, x, y) for candidate in found[:_MOST_DOTS]]
     body.append(_named(named, chosen, x, y))
@@ -59,6 +52,13 @@ def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point]
         words = f"{', '.join(absent)}: no mesh takes this batch"
         body.append(label(words, x.end + 14, bottom + 34, "muted", size=SMALL))
     return Panel(_WIDTH, _HEIGHT, Markup().join(body))
+
+
+def _edge_words(words: str, edge: float, x: Scale) -> Markup:
+    """Words at the line of what fits: left of it, or right where there is no room."""
+    fits = edge - text_width(words, SMALL) - 8 > x.start
+    place, anchor = (edge - 6, "end") if fits else (edge + 6, "start")
+    return label(words, place, _TOP - 2, "waiting", anchor=anchor, size=SMALL)
 
 
 def _dot(candidate: Candidate, x: Scale, y: Scale) -> Markup:

@@ -24,7 +24,7 @@ from meshwright.report.documents import Document, Run, planned_step_seconds, rea
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
-from meshwright.report.plan_figures import Priced, plan_figures, price_plan
+from meshwright.report.plan_figures import Priced, Progress, plan_figures, price_plan
 from meshwright.report.plots import loss_figure, step_time_figure
 from meshwright.units import format_bytes, format_seconds
 
@@ -45,7 +45,7 @@ class Report:
     missing: str = ""
 
 
-def read_report(path: Path, describe: Describe | None = None) -> Report:
+def read_report(path: Path, describe: Describe | None = None, on_progress: Progress | None = None) -> Report:
     """The documents of a run folder (or of a lone plan), and the figures of its plan priced anew.
 
     Raises PlanError where there is neither a plan nor metrics, DataError for a file that is not JSON.
@@ -54,7 +54,7 @@ def read_report(path: Path, describe: Describe | None = None) -> Report:
     if run.plan_text is None:
         return Report(run)
     try:
-        priced = read_plan(path)
+        priced = read_plan(path, on_progress)
         figures = tuple(plan_figures(priced))
     except MeshwrightError as error:
         if run.plan is None and not run.metrics:
@@ -75,9 +75,10 @@ def write_report(path: Path, output: Path, describe: Describe | None = None) -> 
     return write_whole(output, build_report(path, describe))
 
 
-def read_plan(path: Path) -> Priced:
+def read_plan(path: Path, on_progress: Progress | None = None) -> Priced:
     """The plan that a run folder or a plan.toml holds, on its machine."""
-    return price_plan(load_plan(path / "plan.toml" if path.is_dir() else path.with_suffix(".toml")))
+    plan = load_plan(path / "plan.toml" if path.is_dir() else path.with_suffix(".toml"))
+    return price_plan(plan, on_progress)
 
 
 def render(report: Report) -> str:

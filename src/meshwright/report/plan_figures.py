@@ -1,5 +1,6 @@
 """The figures of a plan: everything in them is priced anew by the planner from the plan's own words."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,15 +19,20 @@ from meshwright.report.roofline_view import roofline_figure
 from meshwright.report.scaling_view import scaling_figure
 
 _TOP = 8  # candidates side by side
+Progress = Callable[[str, float | None], None]  # what is being priced, the share done
 _SEARCHED = 4  # layouts of a search that stand for it at other batches
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A plan with all that its figures need: the layout that it chose, and the search about it."""
+    """A plan with all that its figures need: the layout that it chose, and the search about it.
+
+    on_progress: told what is being priced and the share done.
+    """
 
     plan: Plan
     hardware: Hardware
+    on_progress: Progress = lambda what, share: None
 
     @cached_property
     def chosen(self) -> Candidate:
@@ -58,14 +64,24 @@ class Priced:
     @cached_property
     def sweeps(self) -> list[Sweep]:
         """Every strategy by batch, on this machine and its neighbours in size."""
-        plan, found = self.plan, []
-        for machine in shapes(self.hardware):
-            searched = self.search if machine is self.hardware else _search(plan, machine, _SEARCHED)
+        plan, found, machines = self.plan, [], shapes(self.hardware)
+        for number, machine in enumerate(machines):
+            self.on_progress(f"pricing {machine.spec}", number / len(machines))
+            searched = self.search
+            if machine is not self.hardware:
+                searched = _search(plan, machine, _SEARCHED, self._unused)
             layouts = [one.layout for one in searched.candidates[:_SEARCHED]] if searched else []
             if machine is self.hardware:
                 layouts.append(plan.layout)
             found.append(sweep(plan.model, machine, plan.workload, base_of(plan.layout), layouts))
-        return [one for one in found if one.points]
+        return [one for one in found if one.points or one.hardware is self.hardware]
+
+    @property
+    def _unused(self) -> dict[str, object]:
+        """Axes that none of the best layouts uses: machines beside this one are searched without them."""
+        axes = ("pipe", "expert", "context", "tensor2", "tensor")
+        best = [*self.search.candidates[:NUM_RANKED], self.chosen]
+        return {axis: 1 for axis in axes if all(getattr(one.layout, axis) == 1 for one in best)}
 
     @property
     def usual(self) -> list[Point]:
@@ -74,9 +90,10 @@ class Priced:
         return [p for p in own.points if p.num_sequences == self.plan.workload.num_sequences]
 
 
-def price_plan(plan: Plan) -> Priced:
+def price_plan(plan: Plan, on_progress: Progress | None = None) -> Priced:
     """The plan with its machine. Raises HardwareError where that cannot be loaded."""
-    return Priced(plan, catalog.load(plan.hardware))
+    hardware = catalog.load(plan.hardware)
+    return Priced(plan, hardware, on_progress) if on_progress else Priced(plan, hardware)
 
 
 def plan_figures(priced: Priced) -> list[Figure]:
@@ -96,12 +113,12 @@ def plan_figures(priced: Priced) -> list[Figure]:
             "Bytes on one chip at the peak of the step, by cause.",
             memory_panel(priced.top, chosen),
         ),
-        scaling_figure(priced.sweeps, priced.hardware.spec),
-        roofline_figure(plan.model, plan.workload, chosen),
     ]
     if plan.layout.pipe > 1:
-        figures.insert(3, _pipeline_figure(priced))
-    return figures
+        figures.append(_pipeline_figure(priced))
+    if any(one.points for one in priced.sweeps):
+        figures.append(scaling_figure(priced.sweeps, priced.hardware))
+    return [*figures, roofline_figure(plan.model, plan.workload, chosen)]
 
 
 def _pipeline_figure(priced: Priced) -> Figure:
@@ -122,8 +139,13 @@ def _pipeline_figure(priced: Priced) -> Figure:
     return Figure("pipeline", "The pipeline", caption, tuple(frames), slider="schedule")
 
 
-def _search(plan: Plan, hardware: Hardware, num_ranked: int) -> Search | None:
-    """The search of `mw plan train` in the plan's dtypes; None where nothing divides."""
+def _search(
+    plan: Plan, hardware: Hardware, num_ranked: int, given: Mapping[str, object] | None = None
+) -> Search | None:
+    """The search of `mw plan train` in the plan's dtypes; None where nothing divides.
+
+    given: what every layout must have besides.
+    """
     layout = plan.layout
     try:
         return search(
@@ -132,7 +154,7 @@ def _search(plan: Plan, hardware: Hardware, num_ranked: int) -> Search | None:
             plan.workload,
             weights_dtype=layout.weights_dtype,
             compute_dtypes=(layout.compute_dtype,),
-            given={key: getattr(layout, key) for key in NOT_SEARCHED},
+            given={**{key: getattr(layout, key) for key in NOT_SEARCHED}, **(given or {})},
             num_ranked=num_ranked,
         )
     except PlanError:

@@ -166,7 +166,7 @@ def _names(found: Sequence[Operation], step: float, x: Scale, y: Scale, place: _
     taken = [_Box(g.x - g.radius, g.x + g.radius, g.y - g.radius, g.y + g.radius) for g in groups]
     lines, words = [], []
     for group in groups[:_MAX_LABELS]:
-        written = _written(group.members, groups, x.end - x.start)
+        written = _written(group.members, groups, 0.55 * (x.end - x.start))
         free = (one for one in _places(group, written) if one.box.is_inside(x, y))
         chosen = next((one for one in free if not any(one.box.meets(box) for box in taken)), None)
         if chosen:

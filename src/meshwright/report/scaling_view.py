@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
+from meshwright.hardware.topology import Hardware
 from meshwright.plan.scaling import BEST, STRATEGIES, Point, Sweep
 from meshwright.plan.split import split_step
 from meshwright.report.bars_view import layout_lines
@@ -19,8 +20,8 @@ _BEST_WORDS = "searched best"
 _DRAWN = (*STRATEGIES, BEST)
 
 
-def scaling_figure(sweeps: Sequence[Sweep], planned: str) -> Figure:
-    """A frame for each machine; planned: the spec of the plan's own, which is shown first."""
+def scaling_figure(sweeps: Sequence[Sweep], planned: Hardware) -> Figure:
+    """A frame for each machine; planned: the plan's own, which is shown first."""
     points = [point for sweep in sweeps for point in sweep.points]
     tokens = Scale(*padded([_tokens(point) for point in points], 0.02), _LEFT, _WIDTH - _RIGHT, True)
     seconds = [value for point in points for value in _seconds(point)]
@@ -29,13 +30,14 @@ def scaling_figure(sweeps: Sequence[Sweep], planned: str) -> Figure:
     frames = tuple(
         Frame(_machine(sweep), (_times(sweep, tokens, times), _mfu(sweep, tokens, mfu))) for sweep in sweeps
     )
-    first = next(n for n, sweep in enumerate(sweeps) if sweep.hardware.spec == planned)
+    first = next(n for n, sweep in enumerate(sweeps) if sweep.hardware is planned)
     return Figure(
         "strategies",
         "Strategies against the batch",
         "Every mark is a layout priced by the planner: of each strategy the best at that batch, under the "
-        "schedule that lets it fit. A strategy is bound by communication where its line is above the "
-        "dashed compute, unless it hides. Rings do not fit the memory of a chip.",
+        "schedule that lets it fit; and the best of them and of what the search ranks first at the planned "
+        "batch. A strategy is bound by communication where its line is above the dashed compute (HBM-bound "
+        "work included), and may hide it below. Rings do not fit the memory of a chip.",
         frames,
         first,
         "chips",
@@ -52,27 +54,23 @@ def _tokens(point: Point) -> float:
 
 def _seconds(point: Point) -> list[float]:
     split = split_step(point.candidate)
-    return [value for value in (split.compute_seconds, split.communication_seconds) if value > 0]
+    return [value for value in (split.work_seconds, split.communication_seconds) if value > 0]
 
 
 def _times(sweep: Sweep, x: Scale, y: Scale) -> Panel:
     """Seconds a step that the links are busy, by strategy; dashed what the best layout computes."""
-    axes = Axes(x, y, "tokens a batch", "time a step", format_count, _tick_seconds)
+    axes = Axes(x, y, "tokens a batch", "time a step", format_count, format_seconds)
     body = [label("Communication, all of it", 0, 10, weight=600), axes.svg()]
     drawn = [
         (COLOUR[name], _name(name), _communication_points(sweep.of(name)))
         for name in _DRAWN
         if sweep.of(name)
     ]
-    compute = [(point, split_step(point.candidate).compute_seconds) for point in sweep.of(BEST)]
+    compute = [(point, split_step(point.candidate).work_seconds) for point in sweep.of(BEST)]
     body.append(_curve(compute, x, y, "ink", dashes="5 4"))
     ends = [("ink", "compute", compute), *drawn]
     body += [_planned_batch(sweep, x, y), *_curves(drawn, x, y, format_seconds), _end_labels(ends, x, y)]
     return Panel(_WIDTH, _HEIGHT, Markup().join(body))
-
-
-def _tick_seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 1000 else format_seconds(value)
 
 
 def _communication_points(points: Sequence[Point]) -> list[tuple[Point, float]]:

@@ -1,0 +1,71 @@
+"""The audit of a program without a plan, for the terminal."""
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.report.documents import Document
+from meshwright.report.figures import bytes_text, seconds_text
+
+UNAVAILABLE = "unavailable"
+
+
+def program_table(audit: Document) -> Group:
+    """One row for each collective, the longest first; then accidents, what was not understood, the verdict."""
+    table = Table(
+        title="Collectives of a step", title_justify="left", title_style="bold", box=None, padding=(0, 2)
+    )
+    for heading in ("tensor", "direction", "collective", "over"):
+        table.add_column(heading)
+    for heading in ("bytes", "times", "seconds a step"):
+        table.add_column(heading, justify="right")
+    for row in sorted(audit["emitted"], key=_cost, reverse=True):
+        table.add_row(*_cells(row))
+    gaps = [Text(f"not understood: {line}", style="yellow") for line in audit["not_understood"]]
+    return Group(table, *map(_warning, audit["warnings"]), *gaps, _verdict(audit))
+
+
+def _cost(row: Document) -> tuple[float, int]:
+    return row["seconds"] or 0.0, row["bytes"] * (row["count"] or 1)
+
+
+def _cells(row: Document) -> list[Text]:
+    over = "·".join(row["axes"]) or f"groups of {row['group_size']}"
+    count = UNAVAILABLE if row["count"] is None else f"{row['count']:,}"
+    cells = (
+        row["tensor"],
+        row["direction"],
+        row["op"],
+        over,
+        bytes_text(row["bytes"]),
+        count,
+        _time(row["seconds"]),
+    )
+    return [Text(cell) for cell in cells]
+
+
+def _time(seconds: float | None) -> str:
+    return UNAVAILABLE if seconds is None else seconds_text(seconds)
+
+
+def _warning(warning: Document) -> Text:
+    """One accident: its name, what it is and costs, where, and the cure."""
+    text = Text(f"{warning['kind']}: ", style="bold yellow")
+    cost = f"{bytes_text(warning['bytes'])} a device and step, time {_time(warning['seconds'])}"
+    text.append(f"{warning['what']} ({cost})", style="not bold default")
+    for label in ("where", "change"):
+        if warning[label]:
+            text.append(f"\n  {label}: ", style="not bold dim").append(
+                warning[label], style="not bold default"
+            )
+    return text
+
+
+def _verdict(audit: Document) -> Text:
+    good = audit["verdict"] == "match"
+    text = Text("verdict: ").append(audit["verdict"], style=f"bold {'green' if good else 'yellow'}")
+    number, gaps = len(audit["warnings"]), len(audit["not_understood"])
+    text.append(f" ({len(audit['emitted'])} collectives, {number} warnings, {gaps} not understood)")
+    return text.append(
+        f", {_time(audit['seconds'])} of communication a step on {audit['hardware'] or 'no hardware'}"
+    )

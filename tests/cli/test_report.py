@@ -1,0 +1,59 @@
+"""mw report of a plan: the page, the figures as files, and refusals of one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.report.test_html import Page
+
+from meshwright.cli.main import main
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, Workload, save_plan
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.toml"
+    save_plan(Plan(load_model("gpt2"), "cpu:8", Workload(16, 128), Layout(data=4, fsdp=2)), path)
+    return path
+
+
+def test_a_plan_alone_is_a_page_that_says_why(plan, tmp_path, capsys):
+    """No .json lies beside it: what `mw plan train` would have said is worked out."""
+    output, plots = tmp_path / "report.html", tmp_path / "figures"
+    assert main(["report", str(plan), "-o", str(output), "--plots", str(plots), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    names = ["layouts.svg", "step.svg", "memory.svg", "strategies.svg", "roofline.svg"]
+    assert found == {"path": str(output), "plots": [str(plots / name) for name in names]}
+    assert sorted(path.name for path in plots.iterdir()) == sorted(names)
+    html = output.read_text()
+    page = Page(html)
+    assert page.open == [] and page.headings == ["The plan", "The figures", "The mesh", "The fine print"]
+    assert "Where the time goes" in html and "data=4,fsdp=2" in html
+
+
+def test_paths_are_printed_one_a_line(plan, tmp_path, capsys):
+    assert main(["report", str(plan), "-o", str(tmp_path / "r.html"), "--plots", str(tmp_path / "p")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == str(tmp_path / "r.html") and len(lines) == 6
+    assert all(Path(line).is_file() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["{tmp}/plan.toml", "-o", "{tmp}/plan.toml/report.html"], "cannot be written"),
+        (["{tmp}/plan.toml", "-o", "{tmp}/r.html", "--plots", "{tmp}/plan.toml"], "cannot be written"),
+        (["{tmp}/bad.toml"], "bad.toml: does not parse"),
+        (["{tmp}/metrics", "--plots", "{tmp}/p"], "it holds no plan.toml, so there is nothing for --plots"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(plan, tmp_path, capsys, arguments, message):
+    (tmp_path / "bad.toml").write_text("no = plan = at all")
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 2.0}) + "\n")
+    assert main(["report", *(one.replace("{tmp}", str(tmp_path)) for one in arguments)]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("  ")]
+    assert len(lines) == 1 and message in lines[0]
