@@ -115,6 +115,11 @@ def _class(family: str) -> Any:
     return getattr(transformers, named.get(family, f"{family}ForCausalLM"))
 
 
+def load(folder: Path) -> Any:
+    """The model that transformers finds in `folder`."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+
+
 def save(kind: str, folder: Path) -> Any:
     """The model, written to `folder` as transformers does."""
     model = make(kind)

@@ -63,7 +63,7 @@ def test_transformers_loads_what_save_hf_writes(folders, tmp_path, kind, class_n
     folder, expected = folders[kind]
     params, config = load(folder, f32("tensor=2"))
     save_hf(params, config, tmp_path)
-    model = hf_models.transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    model = hf_models.load(tmp_path)
     assert type(model).__name__ == class_name
     assert_close(hf_models.logits(model, TOKENS), expected)
     again, _ = load(tmp_path, f32("tensor=2"))

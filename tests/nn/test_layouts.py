@@ -17,6 +17,7 @@ import pytest
 from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import dimensions, parameters
 from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import flatten, init_params, shardings
@@ -193,8 +194,8 @@ def test_parameters_do_not_depend_on_the_layout() -> None:
 def test_parameters_start_as_described() -> None:
     """Scales are ones; a matrix is normal with variance 1 / fan-in. Another seed is another model."""
     params = flatten(_start(TINY))
-    sizes = transformer.dimensions(TINY)
-    for path, param in transformer.parameters(TINY).items():
+    sizes = dimensions(TINY)
+    for path, param in parameters(TINY).items():
         values = np.asarray(params[path])
         assert values.shape == param.shape(sizes)
         if param.init == "ones":

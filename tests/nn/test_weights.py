@@ -124,7 +124,7 @@ def test_transformers_loads_what_save_hf_writes(folders, tmp_path, kind, file_by
     save_hf(params, config, tmp_path, file_bytes=file_bytes)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (file_bytes == 20_000)
     assert all(file.stat().st_size < 25_000 for file in tmp_path.glob("model-*"))
-    model = hf_models.transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    model = hf_models.load(tmp_path)
     assert (type(model).__name__, model.dtype) == ("LlamaForCausalLM", hf_models.torch.float32)
     np.testing.assert_array_equal(hf_models.logits(model, TOKENS), expected)
 
