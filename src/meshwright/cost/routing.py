@@ -6,7 +6,9 @@ all arrays that are alike:
 
     dimensions that stay as they are   take no part, but for one that can take idle axes for a while
     axes with links of the same kind   stand for one another
-    bytes                              are those of the nearest power of 64
+    bytes                              are those of the nearest power of 16: a price is latency and bytes over
+                                       bandwidth, so a way that is best for b takes at most 4 times the
+                                       least for b/4 to 4 b
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,8 +33,8 @@ Rooms = tuple[int, ...]  # for each dimension, a number whose divisors are the d
 
 # A mesh with more axes is not searched: its ways are those of the rules.
 MAX_AXES = 4
-_BASE = 64  # of the powers of bytes that are searched
-_LAST_POWER = 10
+_BASE = 16  # of the powers of bytes that are searched
+_LAST_POWER = 15
 _LARGE = 10**15
 _OPS: tuple[Op, ...] = ("all_gather", "all_reduce", "all_to_all", "permute")
 _PRIME = 1_000_003  # devices come in no multiples of it
@@ -68,6 +70,7 @@ class Router:
     def __init__(self, placement: Placement) -> None:
         self.placement, self.price = placement, step_price(placement)
         self.axes = tuple(axis for axis, size in placement.sizes.items() if size > 1)
+        self.single = frozenset(placement.sizes) - set(self.axes)
         self.kinds = _kinds(placement)
         self._powers = self._where_powers_differ()
         self._cases: dict[Ask, _Case] = {}
@@ -131,25 +134,30 @@ class Router:
         return case
 
     def _worked_out(self, ask: Ask) -> _Case:
-        ends = zip(ask.source, ask.target, strict=True)
-        changed = [dim for dim, (before, after) in enumerate(ends) if before != after]
+        source, target = ask.source, ask.target
+        changed = [dim for dim, before in enumerate(source) if before != target[dim]]
         if len(changed) > 1:
             changed.sort(key=lambda dim: self._look(ask, dim))
-        lists = [axes for dim in changed for axes in (ask.source[dim], ask.target[dim])]
-        busy = dict.fromkeys(chain(*lists, ask.partial, ask.target_partial))
-        sizes, split = self.placement.sizes, set(chain(*ask.source))
-        idle = [axis for axis in self.axes if axis not in busy and axis not in split]
-        if len(self.axes) > MAX_AXES or not busy or _is_one_step(ask, idle) or 1 in [sizes[a] for a in busy]:
+        lists = [axes for dim in changed for axes in (source[dim], target[dim])]
+        names = tuple(dict.fromkeys(chain(*lists, ask.partial, ask.target_partial)))
+        idle = self._idle(ask, names)
+        too_many = len(self.axes) > MAX_AXES or not self.single.isdisjoint(names)
+        if too_many or not names or _is_one_step(ask, idle):
             return _BY_RULES
-        names = (*busy, *idle)
         host = self._host(ask, changed) if idle else []
+        names += idle
+        sizes = self.placement.sizes
         devices = prod([sizes[axis] for axis in names])
         rooms = [gcd(ask.rooms[dim], devices) for dim in changed]
         rooms += [gcd(self._left(ask, dim), devices) for dim in host]
         pattern = self._pattern(ask, lists, names, tuple(rooms))
         shards = prod([sizes[axis] for axes in lists[::2] for axis in axes])
-        fixed = ask.source[host[0]] if host else ()
-        return _Case(pattern, names, (*changed, *host), fixed, shards, {})
+        return _Case(pattern, names, (*changed, *host), source[host[0]] if host else (), shards, {})
+
+    def _idle(self, ask: Ask, names: Axes) -> Axes:
+        """The axes that neither move nor split what stays."""
+        busy = {*names, *chain(*ask.source)}
+        return tuple([axis for axis in self.axes if axis not in busy])
 
     def _pattern(self, ask: Ask, lists: list[Axes], names: Axes, rooms: Rooms) -> "_Pattern":
         """What the search is asked: `lists` are the axes before and after of each dimension that changes."""
@@ -166,11 +174,12 @@ class Router:
     def _look(self, ask: Ask, dim: int) -> tuple:
         """What a dimension has that does not depend on names."""
         before, after = ask.source[dim], ask.target[dim]
+        kept = [axis in after for axis in before]
         return (
-            [self.kinds[axis] for axis in before],
-            [self.kinds[axis] for axis in after],
-            [axis in after for axis in before],
-            [axis in ask.partial for axis in after],
+            [self.kinds[a] for a in before],
+            [self.kinds[a] for a in after],
+            kept,
+            [a in ask.partial for a in after],
         )
 
     def _host(self, ask: Ask, changed: list[int]) -> list[int]:
@@ -201,7 +210,7 @@ class _Pattern:
         self._found: dict[int, list[Collective]] = {}
 
     def steps(self, power: int) -> list[Collective]:
-        """The cheapest steps for an array of 64^power bytes."""
+        """The cheapest steps for an array of 16^power bytes."""
         if power not in self._found:
             scale = _BASE**power / (2 * prod(self._sizes.values()))
 
@@ -251,7 +260,7 @@ def rooms_of(dims: Axes, sizes: Mapping[str, int], num_devices: int) -> Rooms:
     return tuple([gcd(sizes[dim], num_devices) for dim in dims])
 
 
-def _is_one_step(ask: Ask, idle: list[str]) -> bool:
+def _is_one_step(ask: Ask, idle: Axes) -> bool:
     """Whether the rules take one collective, on which no search can improve: it uses every axis there is."""
     return not idle and len(way(ask.source, ask.partial, ask.target, ask.target_partial)) == 1
 

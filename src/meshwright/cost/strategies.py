@@ -55,17 +55,18 @@ def _listed(
     question: Question, objective: Objective, memory_limit_bytes: float | None, reach: float
 ) -> list[Strategy]:
     _check(question)
-    enumeration, listed = Enumeration(question), _Listed(question, objective, memory_limit_bytes)
-    textbook = set(cartesian(*_textbook_roles(enumeration)))
-    for roles in sorted(textbook, key=str):
-        enumeration.price(roles, listed)
+    # Memory may be what the rules are better in.
+    enumeration = Enumeration(question, "useful" if memory_limit_bytes is None else "both")
+    listed = _Listed(question, objective, memory_limit_bytes, reach)
+    by_rules = enumeration.by_rules()
+    for roles in sorted(cartesian(*_textbook_roles(by_rules)), key=str):
+        by_rules.price(roles, listed)
     listed.keeps_simple = False
-    for bound, roles, _ in _by_bound(enumeration, objective):
-        if bound > reach * listed.least:
+    for bound, roles, least in _by_bound(enumeration, objective):
+        if bound > listed.limit:
             break
-        if roles not in textbook:
-            enumeration.price(roles, listed)
-    found = listed.strategies(reach)
+        enumeration.price(roles, listed, least, listed.limit)
+    found = listed.strategies()
     if not found:
         raise NotationError(f"{question.out}: no role of the mesh axes leads to it with blocks of equal size")
     return sorted(found, key=lambda s: _rank(s, objective, memory_limit_bytes))
@@ -79,10 +80,8 @@ def cheapest(
     Raises NotationError as there, and LayoutError where no strategy fits the memory.
     """
     _check(question)
-    enumeration, best = (
-        Enumeration(question, keeps_rules=memory_limit_bytes is not None),
-        _Best(question, objective, memory_limit_bytes),
-    )
+    enumeration = Enumeration(question, "useful" if memory_limit_bytes is None else "both")
+    best = _Best(question, objective, memory_limit_bytes)
     for bound, roles, least in _by_bound(enumeration, objective):
         if bound >= best.least:
             break
@@ -185,54 +184,66 @@ class _Best:
         self.strategy = strategy
 
 
-class _Listed:
-    """Keeps all strategies but those that another beats or equals in every figure.
+Figures = tuple[float, float, float, int]  # compute, comms, seconds, peak
 
-    Simple ones stay in any case while `keeps_simple`. least: seconds of the cheapest.
+
+class _Listed:
+    """Keeps all strategies but those that another beats or equals in every figure, or that take too long.
+
+    Simple ones stay in any case while `keeps_simple`. limit: `reach` times the seconds of the cheapest.
     """
 
-    def __init__(self, question: Question, objective: Objective, limit: float | None) -> None:
+    def __init__(
+        self, question: Question, objective: Objective, memory_limit: float | None, reach: float
+    ) -> None:
         self.keeps_simple = True
-        self._objective: Objective = objective
-        self._best = _Best(question, objective, limit)
+        self._by_seconds, self._reach = objective == "latency", reach
+        self._best = _Best(question, objective, memory_limit)
         self._kept: list[tuple[Strategy, bool]] = []  # and whether it stays in any case
+        self._unbeaten: dict[tuple, list[Figures]] = {}  # by where it ends
         self._stays = False
 
     @property
-    def least(self) -> float:
-        return self._best.least
+    def limit(self) -> float:
+        return self._reach * self._best.least
 
     def wants(
         self, out: ShardedArray, compute: float, comms: float, seconds: float, peak: int, *, simple: bool
     ) -> bool:
         self._best.wants(out, compute, comms, seconds, peak, simple=simple)
         self._stays = simple and self.keeps_simple
-        return self._stays or not any(
-            rival.out == out and _beats(rival, (compute, comms, seconds, peak)) for rival, _ in self._kept
-        )
+        if not self._stays and self._takes_too_long(compute, comms, seconds):
+            return False
+        return self._joins(out, (compute, comms, seconds, peak)) or self._stays
+
+    def _takes_too_long(self, compute: float, comms: float, seconds: float) -> bool:
+        return (seconds if self._by_seconds else max(compute, comms)) > self.limit
+
+    def _joins(self, out: ShardedArray, mine: Figures) -> bool:
+        """Whether it joins the unbeaten, which loses those that it beats."""
+        rivals = self._unbeaten.setdefault((out.axes, out.unreduced), [])
+        for rival in rivals:
+            if _beats(rival, mine):
+                return False
+        rivals[:] = [rival for rival in rivals if not _beats(mine, rival)]
+        rivals.append(mine)
+        return True
 
     def add(self, strategy: Strategy) -> None:
         self._kept.append((strategy, self._stays))
 
-    def strategies(self, reach: float) -> list[Strategy]:
-        """Those kept that nothing found later beats either, and that take `reach` times the least at most."""
+    def strategies(self) -> list[Strategy]:
+        """Those kept that nothing found later beats either, and that still do not take too long."""
+        unbeaten = {ends: set(rivals) for ends, rivals in self._unbeaten.items()}
         found: list[Strategy] = []
-        rivals: list[Strategy] = []
-        for one, stays in sorted(self._kept, key=lambda kept: (kept[0].seconds, not kept[1])):
-            figures = (one.seconds_compute, one.seconds_comms, one.seconds, one.bytes_per_device)
-            beaten = any(rival.out == one.out and _beats(rival, figures) for rival in rivals)
-            if stays or not (beaten or one.objective_seconds(self._objective) > reach * self.least):
+        for one, stays in self._kept:
+            mine = one.seconds_compute, one.seconds_comms, one.seconds, one.bytes_per_device
+            is_best = mine in unbeaten[one.out.axes, one.out.unreduced]
+            if stays or (is_best and not self._takes_too_long(*mine[:3])):
                 found.append(one)
-            if not beaten:
-                rivals.append(one)
         return found
 
 
-def _beats(rival: Strategy, figures: tuple[float, float, float, int]) -> bool:
-    compute, comms, seconds, peak = figures
-    return (
-        rival.seconds <= seconds
-        and rival.bytes_per_device <= peak
-        and rival.seconds_comms <= comms
-        and rival.seconds_compute <= compute
-    )
+def _beats(rival: Figures, mine: Figures) -> bool:
+    """Whether a strategy is no worse in any figure."""
+    return rival[0] <= mine[0] and rival[1] <= mine[1] and rival[2] <= mine[2] and rival[3] <= mine[3]
