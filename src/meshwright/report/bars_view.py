@@ -18,6 +18,7 @@ from meshwright.units import format_bytes, format_seconds
 WIDTH = 506
 _LABELS, _FIGURES = 182, 60  # pixels at the left and at the right of the bars
 _BAR, _ROW_GAP = 16, 14
+_LEAST_SHARE_OF_HBM = 0.2  # below it the line of the HBM would leave no room for the bars
 _KEY = 16  # pixels of one line of the key
 
 # Part of a step: its words and its colour, in the order of the bar.
@@ -72,9 +73,12 @@ def memory_panel(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
     hardware = chosen.hardware
     rows = [_memory_row(candidate, candidate is chosen) for candidate in candidates]
     capacity, usable = hardware.chip.hbm_bytes, usable_bytes(hardware)
-    longest = max(capacity, *(candidate.memory.total for candidate in candidates)) * 1.02
+    fullest = max(candidate.memory.total for candidate in candidates)
+    if fullest < _LEAST_SHARE_OF_HBM * capacity:
+        heading = f"memory of one chip, of {format_bytes(capacity)}"
+        return _panel(rows, fullest, heading, ())
     lines = ((usable, "usable", "muted"), (capacity, f"HBM {format_bytes(capacity)}", "waiting"))
-    return _panel(rows, longest, "memory of one chip", lines)
+    return _panel(rows, max(capacity, fullest) * 1.02, "memory of one chip", lines)
 
 
 def layout_lines(layout: Layout) -> tuple[str, str]:

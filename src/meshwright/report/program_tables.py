@@ -11,7 +11,7 @@ UNAVAILABLE = "unavailable"
 
 
 def program_table(audit: Document) -> Group:
-    """One row for each collective, the longest first; then accidents, what was not understood, the verdict."""
+    """One row for each collective, the longest first; then accidents, gaps and the verdict."""
     table = Table(
         title="Collectives of a step", title_justify="left", title_style="bold", box=None, padding=(0, 2)
     )
@@ -66,6 +66,7 @@ def _verdict(audit: Document) -> Text:
     text = Text("verdict: ").append(audit["verdict"], style=f"bold {'green' if good else 'yellow'}")
     number, gaps = len(audit["warnings"]), len(audit["not_understood"])
     text.append(f" ({len(audit['emitted'])} collectives, {number} warnings, {gaps} not understood)")
+    priced = audit["hardware"] and audit["seconds"] is not None
     return text.append(
-        f", {_time(audit['seconds'])} of communication a step on {audit['hardware'] or 'no hardware'}"
+        f", {_time(audit['seconds'])} of communication a step on {audit['hardware']}" if priced else ""
     )

@@ -44,8 +44,10 @@ def roofline_figure(config: ModelConfig, workload: Workload, candidate: Candidat
 
 
 def _peak(candidate: Candidate) -> tuple[float, str]:
-    dtype = Dtypes.of(candidate.layout).matmul
-    return candidate.hardware.chip.flops(dtype), dtype
+    dtype, chip = Dtypes.of(candidate.layout).matmul, candidate.hardware.chip
+    # A calibrated chip has been measured to be faster than its peak at some sizes.
+    measured = (rate for _, rate in chip.matmul_rates.get(dtype, ()))
+    return max([chip.flops(dtype), *measured]), dtype
 
 
 def _hbm_panel(found: Sequence[Operation], candidate: Candidate, step: float) -> Panel:
@@ -128,9 +130,10 @@ def _ceiling(x: Scale, y: Scale, peak: float, dtype: str) -> Markup:
 
 def _rate(flops_per_second: float) -> str:
     """`459 T`, `1 P`: FLOPs a second but for their unit."""
-    if flops_per_second >= 1e15:
-        return f"{flops_per_second / 1e15:.3g} P"
-    return f"{flops_per_second / 1e12:.3g} T"
+    for unit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if flops_per_second >= unit:
+            return f"{flops_per_second / unit:.3g} {letter}"
+    return f"{flops_per_second / 1e6:.3g} M"
 
 
 def _points(found: Sequence[Operation], step: float, x: Scale, y: Scale, place: _Place) -> Markup:
