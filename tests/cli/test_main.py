@@ -63,7 +63,7 @@ def test_version(capsys):
         (["modle"], "mw: command 'modle' is unknown; did you mean model"),
         (["plan", "trian"], "mw: No such command 'trian'. Did you mean 'train'?"),
         (["model", "tiny", "--seqlen", "8"], "mw: No such option: --seqlen (Possible options: --seq-len"),
-        (["model"], "mw: Missing argument"),
+        (["shard"], "mw: Missing argument"),
         (
             ["model", "tiny", "--seq-len", "8x"],
             "mw: Invalid value for '--seq-len': '8x' is not a count",

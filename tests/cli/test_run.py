@@ -31,8 +31,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny preset with room for a byte-level vocabulary, on the eight devices of the tests."""
     folder = tmp_path_factory.mktemp("plan")
     fields = vars(load_model("tiny")) | {"vocab_size": 512}
-    del fields["rope_scaling"]
-    (folder / "small.toml").write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in fields.items()))
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None]
+    (folder / "small.toml").write_text("".join(lines))
     options = ["--model", str(folder / "small.toml"), "--hardware", "cpu:8"]
     options += ["--batch-tokens", "512", "--seq-len", "32", "--layout", "fsdp=4,tensor=2"]
     assert main(["plan", "train", *options, "-o", str(folder / "plan.toml")]) == 0

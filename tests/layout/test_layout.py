@@ -1,5 +1,7 @@
 """A Layout: which mesh axes split what, the text that names it, and what does not divide."""
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -308,7 +310,7 @@ class TestCheck:
                 layout.check(config)
 
     @staticmethod
-    def _divides(array: ShardedArray, layout: Layout, sizes: dict[str, int]) -> bool:
+    def _divides(array: ShardedArray, layout: Layout, sizes: Mapping[str, int]) -> bool:
         shards = [layout.mesh.size(axes) for axes in array.axes]
         return all(sizes[dim] % count == 0 for dim, count in zip(array.dims, shards, strict=True))
 

@@ -93,7 +93,7 @@ def _emitted_summary(emitted: Sequence[Emitted]) -> dict | None:
     return _summary([(e.op, e.axes, e.collective.source_bytes, e.collective.count or 1) for e in emitted])
 
 
-def _summary(parts: list[tuple[str, tuple[str, ...], int, int]]) -> dict | None:
+def _summary(parts: Sequence[tuple[str, tuple[str, ...], int, float]]) -> dict | None:
     """Operations joined by +; bytes and count of a step in all."""
     if not parts:
         return None
@@ -102,6 +102,6 @@ def _summary(parts: list[tuple[str, tuple[str, ...], int, int]]) -> dict | None:
     return {
         "op": " + ".join(names),
         "axes": list(axes),
-        "bytes": sum(size * count for *_, size, count in parts),
+        "bytes": round(sum(size * count for *_, size, count in parts)),
         "count": sum(count for *_, count in parts),
     }

@@ -193,7 +193,7 @@ def planned_bytes(planned: Iterable[PlannedTransfer]) -> Counter:
     """Bytes a step by operation and axes."""
     total: Counter = Counter()
     for p in planned:
-        total[p.transfer.op, frozenset(p.transfer.axes)] += p.transfer.gathered_bytes * p.count
+        total[p.transfer.op, frozenset(p.transfer.axes)] += round(p.transfer.gathered_bytes * p.count)
     return total
 
 

@@ -18,10 +18,7 @@ from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import Param as Param
-from meshwright.models.parameters import dimensions as dimensions
 from meshwright.models.parameters import first_matrices
-from meshwright.models.parameters import parameters as parameters
 
 Kind = Literal["dense", "experts"]
 

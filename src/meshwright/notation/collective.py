@@ -40,13 +40,13 @@ class Collective:
     @property
     def title(self) -> str:
         """Its name as people write it: AllGather."""
-        return _TITLES[self.op]
+        return TITLES[self.op]
 
     def __str__(self) -> str:
         return f"{self.title}_{{{','.join(self.axes)}}} {self.operand} -> {self.result}"
 
 
-_TITLES = {
+TITLES = {
     "all_gather": "AllGather",
     "reduce_scatter": "ReduceScatter",
     "all_reduce": "AllReduce",
