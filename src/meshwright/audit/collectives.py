@@ -11,6 +11,7 @@ from meshwright.audit.groups import DeviceGroups, parse_groups, parse_pairs
 from meshwright.audit.hlo import Instruction, Program, Shape, dtype_bits, leaves
 from meshwright.audit.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
 from meshwright.audit.trace import MOVES, Place, Value, history, places, run_count
+from meshwright.errors import AuditError
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
 
@@ -88,20 +89,27 @@ def collectives(program: Program) -> list[Collective]:
     A start and its done count once, and so do the pieces into which the TPU compiler cuts one
     collective to overlap it (same channel and chain_id). See `gaps.not_understood` for the rest.
     """
-    differentiated = any(
-        "jvp(" in i.op_name for c in program.computations.values() for i in c.instructions.values()
-    )
-    found: list[Collective] = []
+    return [found for _, found in located(program)]
+
+
+def located(program: Program) -> Iterator[tuple[Value, Collective]]:
+    """The same, each with its instruction where it stands."""
+    differentiated = is_differentiated(program)
     chains: set[tuple[object, ...]] = set()
     for place in places(program):
         for instruction in place.computation.instructions.values():
-            if op_of(instruction) is None:
+            if op_of(instruction) is None or unreadable_groups(instruction, program.num_partitions):
                 continue
             chain = _chain(instruction, place)
             if chain is None or chain not in chains:
-                found += _read(program, Value(instruction, place), differentiated)
+                value = Value(instruction, place)
+                yield from ((value, one) for one in _read(program, value, differentiated))
             chains |= {chain} if chain else set()
-    return found
+
+
+def is_differentiated(program: Program) -> bool:
+    """Whether the program holds a gradient."""
+    return any("jvp(" in i.op_name for c in program.computations.values() for i in c.instructions.values())
 
 
 def op_of(instruction: Instruction) -> Op | None:
@@ -191,6 +199,15 @@ def groups_of(instruction: Instruction, num_devices: int) -> DeviceGroups:
     # The comma before device_ids makes it an attribute of its own to the parser.
     text += f", device_ids={ids}" if (ids := instruction.attributes.get("device_ids")) else ""
     return parse_groups(text, num_devices)
+
+
+def unreadable_groups(instruction: Instruction, num_devices: int) -> str:
+    """Why a collective's groups cannot be told, or ""."""
+    try:
+        groups_of(instruction, num_devices)
+    except AuditError as error:
+        return str(error)
+    return ""
 
 
 def _num_tensors(instruction: Instruction, op: Op) -> int:

@@ -1,7 +1,7 @@
 """Integers that differ from device to device: the offsets by which a device picks its own shard."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from meshwright.audit.groups import DeviceGroups
 from meshwright.audit.hlo import Program, Shape
@@ -73,6 +73,19 @@ def kept_slices(program: Program, value: Value, index: int, groups: DeviceGroups
     shape = value.instruction.shapes[index]
     found = {_own_slice(program, groups, shape, user) for user, _ in uses}
     return found.pop() if len(found) == 1 else None
+
+
+def own_slices(
+    program: Program, groups: DeviceGroups, shape: Shape, uses: Iterable[tuple[Value, int]]
+) -> list[Value]:
+    """Of the readers of an array, the dynamic-slices that keep each device's own block of it."""
+    return [
+        user
+        for user, at in uses
+        if at == 0
+        and user.instruction.opcode == "dynamic-slice"
+        and _own_slice(program, groups, shape, user) is not None
+    ]
 
 
 def _own_slice(program: Program, groups: DeviceGroups, shape: Shape, piece: Value) -> Offsets | None:

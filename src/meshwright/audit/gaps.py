@@ -1,6 +1,6 @@
 """What the audit could not read in a program, said aloud so that nothing is dropped in silence."""
 
-from meshwright.audit.collectives import op_of
+from meshwright.audit.collectives import op_of, unreadable_groups
 from meshwright.audit.flops import flops_of, is_library_matmul
 from meshwright.audit.hlo import Instruction, Program
 from meshwright.audit.trace import Place, places, run_count
@@ -15,6 +15,23 @@ _HARMLESS = frozenset({
     "PartialReduce", "SliceToDynamic", "PadToStatic", "xla_python_cpu_callback", "PrintPrimitive",
 })  # fmt: skip
 
+# Opcodes of XLA's HloOpcode, without the endings of asynchronous pairs.
+_OPCODES = """
+abs acos acosh add add-dependency after-all all-gather all-reduce all-to-all and asin asinh async atan2 atanh
+batch-norm-grad batch-norm-inference batch-norm-training bitcast bitcast-convert broadcast call cbrt ceil
+cholesky clamp clz collective-broadcast collective-permute compare complex concatenate conditional constant
+convert convolution copy cosh cosine count-leading-zeros custom-call divide domain dot dynamic-reshape
+dynamic-slice dynamic-update-slice erf exponential exponential-minus-one fft floor fusion gather
+get-dimension-size get-tuple-element imag infeed iota is-finite log log-plus-one logistic map maximum minimum
+multiply negate not opt-barrier or outfeed pad parameter partition-id popcnt popcount power
+ragged-all-to-all ragged-dot real recv reduce reduce-precision reduce-scatter reduce-window remainder
+replica-id reshape reverse rng rng-bit-generator rng-get-and-update-state round-nearest-afz
+round-nearest-even rsqrt scan scatter select select-and-scatter send set-dimension-size shift-left
+shift-right-arithmetic shift-right-logical sign sine sinh slice sort sqrt stochastic-convert subtract tan tanh
+topk transpose triangular-solve tuple while xor
+"""
+_KNOWN = frozenset(_OPCODES.split())
+
 
 def not_understood(program: Program) -> list[str]:
     """A line for each loop, custom call and collective that the counts leave out or count once."""
@@ -22,7 +39,7 @@ def not_understood(program: Program) -> list[str]:
     for place in places(program):
         matters = False
         for instruction in place.computation.instructions.values():
-            problem = _problem(instruction)
+            problem = _problem(instruction, program.num_partitions)
             found |= {problem: None} if problem else {}
             matters |= op_of(instruction) is not None or flops_of(instruction, place.computation) > 0
         if matters and run_count(program, place) is None:
@@ -30,8 +47,14 @@ def not_understood(program: Program) -> list[str]:
     return list(found)
 
 
-def _problem(instruction: Instruction) -> str:
+def _problem(instruction: Instruction, num_devices: int) -> str:
     opcode = instruction.opcode.removesuffix("-start")
+    if op_of(instruction) and (why := unreadable_groups(instruction, num_devices)):
+        return f"{_named(instruction)}: {why}"
+    if instruction.opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update") not in _KNOWN:
+        return (
+            f"{_named(instruction)}: opcode {instruction.opcode} is unknown, and what it does is not counted"
+        )
     if opcode in _COMMUNICATES:
         return f"{_named(instruction)}: {opcode} communicates, and its bytes are not counted"
     target = instruction.attributes.get("custom_call_target", "").strip('"')

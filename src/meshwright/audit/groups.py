@@ -1,9 +1,10 @@
 """Which devices a collective joins, and which mesh axes that is."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from math import prod
 
 from meshwright.errors import AuditError
@@ -198,3 +199,35 @@ def _shown(groups: DeviceGroups) -> str:
     """The first groups, as HLO lists them."""
     shown = ",".join("{" + ",".join(map(str, group)) + "}" for group in groups.members[:4])
     return "{" + shown + (",..." if len(groups.members) > 4 else "") + "}"
+
+
+def inferred_mesh(groups: Iterable[DeviceGroups], num_devices: int) -> Mesh:
+    """A mesh of nameless axes (`axis0` outermost) of which most of `groups` span whole axes.
+
+    Each group that counts in strides, such as {0,4,8,12}, cuts the devices at its stride and at its
+    stride x size; the cuts that divide one another make the axes.
+
+    >>> inferred_mesh([DeviceGroups(((0, 2), (1, 3)))], 4).sizes
+    {'axis0': 2, 'axis1': 2}
+    """
+    cuts = [1, num_devices]
+    asked = Counter(cut for one in groups for cut in _cuts(one))
+    for cut, _ in asked.most_common():
+        if all(max(cut, other) % min(cut, other) == 0 for other in cuts):
+            cuts.append(cut)
+    ordered = sorted(set(cuts), reverse=True)
+    return Mesh({f"axis{i}": a // b for i, (a, b) in enumerate(pairwise(ordered))})
+
+
+def _cuts(groups: DeviceGroups) -> list[int]:
+    """Strides and extents at which the first group counts; none for pairs."""
+    if groups.is_permute or not groups.members:
+        return []
+    first = sorted(groups.members[0])
+    offsets, cuts = [device - first[0] for device in first], []
+    while len(offsets) > 1:
+        stride = offsets[1]
+        count = next((i for i, offset in enumerate(offsets) if offset != i * stride), len(offsets))
+        cuts += [stride, stride * count]
+        offsets = offsets[::count]
+    return cuts

@@ -162,7 +162,7 @@ def _before(program: Program, value: Value, through: frozenset[str]) -> Value | 
         return Value(called.computation.result, called, path)
     if instruction.opcode == "parameter" and place.frames:
         return _argument(program, value)
-    if instruction.opcode == "while" and path and _is_carried_unchanged(program, instruction, path):
+    if instruction.opcode == "while" and path and is_carried_unchanged(program, instruction, path):
         return value.operand(0, path)
     is_moved = instruction.opcode in through or "ConcatBitcast" in instruction.attributes.get(
         "custom_call_target", ""
@@ -175,14 +175,14 @@ def _argument(program: Program, value: Value) -> Value | None:
     caller, number = value.place.frames[-1].caller, int(value.instruction.literal)
     outside = Value(caller, value.place.parent)
     if caller.opcode == "while":
-        unchanged = value.path and _is_carried_unchanged(program, caller, value.path)
+        unchanged = value.path and is_carried_unchanged(program, caller, value.path)
         return outside.operand(0, value.path) if unchanged else None
     if caller.opcode == "conditional":
         return outside.operand(1 + called_by(program, caller).index(value.place.computation), value.path)
     return outside.operand(number, value.path)
 
 
-def _is_carried_unchanged(program: Program, loop: Instruction, path: tuple[int, ...]) -> bool:
+def is_carried_unchanged(program: Program, loop: Instruction, path: tuple[int, ...]) -> bool:
     body = program.computations[loop.attributes["body"].lstrip("%")]
     carried = resolve(program, Value(body.result, Place(body), path))
     return carried.instruction.opcode == "parameter" and carried.path == path

@@ -32,6 +32,10 @@ def audit(
     batch_tokens: Annotated[int | None, count_option("--batch-tokens", help="Tokens of one step.")] = None,
     seq_len: Annotated[int | None, count_option("--seq-len", help="Tokens of one sequence.")] = None,
     layout: Annotated[str | None, typer.Option(help="data=2,fsdp=2,tensor=2,remat=full")] = None,
+    hlo: Annotated[
+        Path | None, typer.Option(help="The optimised HLO of any program, in place of a plan.")
+    ] = None,
+    mesh: Annotated[str | None, typer.Option(help="With --hlo: the mesh's axes, data=2,tensor=4.")] = None,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compile even what was compiled before.")
     ] = False,
@@ -48,22 +52,47 @@ def audit(
     mw audit runs/demo/plan.toml
     mw audit plan.toml --target tpu
     mw audit --model tiny --hardware cpu:8 --batch-tokens 1024 --seq-len 64 --layout fsdp=4,tensor=2
+    mw audit --hlo step.after_optimizations.txt --hardware v5p:4x4x4 --mesh data=16,tensor=4
     """
+    if hlo:
+        given = {"PLAN": plan, "--model": model, "--layout": layout, "--target": target}
+        _finish(_of_program(hlo, hardware, mesh, given), output, as_json=as_json)
+        return
+    if mesh:
+        raise PlanError("--mesh goes with --hlo; a plan's mesh is that of its layout")
     from meshwright.audit.audit import audit_plan
 
     asked = _from_options(model, hardware, batch_tokens, seq_len, layout) if plan is None else load_plan(plan)
     with progress() as update:
         document = audit_plan(asked, target, lambda what: update(what, None), use_cache=not no_cache)
+    _finish(document, output, as_json=as_json)
+
+
+def _finish(document: dict, output: Path | None, *, as_json: bool) -> None:
+    """Writes and shows an audit; exits 1 if it differs."""
     if output:
         _write(output, document)
     if as_json:
         emit(document)
-    else:
+    elif "planned" in document:
         from meshwright.report.tables import audit_table
 
         show(audit_table(document))
+    else:
+        from meshwright.report.program_tables import program_table
+
+        show(program_table(document))
     if document["verdict"] != "match":
         raise typer.Exit(_DIFFERS)
+
+
+def _of_program(file: Path, hardware: str | None, mesh: str | None, given: dict[str, object]) -> dict:
+    """The audit of a program's text. Raises PlanError for an option that describes a plan."""
+    from meshwright.audit.foreign import audit_file
+
+    if clashing := [name for name, value in given.items() if value is not None]:
+        raise PlanError(f"--hlo audits a program in place of a plan; leave out {', '.join(clashing)}")
+    return audit_file(file, hardware, mesh)
 
 
 def _from_options(

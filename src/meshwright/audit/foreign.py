@@ -1,0 +1,124 @@
+"""The audit of any compiled program: its collectives with their time, FLOPs, and the usual accidents.
+
+There is no plan here to compare with. The verdict is `match` where all was understood and no
+accident was found, else `differs`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.audit.accidents import accidents
+from meshwright.audit.collectives import located
+from meshwright.audit.compare import on_mesh
+from meshwright.audit.flops import dot_flops
+from meshwright.audit.gaps import not_understood
+from meshwright.audit.groups import inferred_mesh
+from meshwright.audit.hlo import Program, parse_hlo
+from meshwright.audit.prices import Prices
+from meshwright.audit.replicas import replicated_state
+from meshwright.audit.sent import Sent
+from meshwright.errors import AuditError
+from meshwright.hardware.catalog import load
+from meshwright.hardware.topology import Hardware
+from meshwright.notation.mesh import Mesh
+from meshwright.notation.parse import parse_mesh
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A program and its collectives on a mesh: the one given, or nameless axes that the groups span."""
+
+    program: Program
+    sent: tuple[Sent, ...]
+    prices: Prices
+
+
+def audit_file(path: Path, hardware: str | None = None, mesh: str | None = None) -> dict:
+    """The audit of an optimised HLO module's text. Raises AuditError in one line for any other file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise AuditError(
+            f"{path} is no text; give the optimised HLO, as Compiled.as_text() prints it"
+        ) from None
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        program = parse_hlo(text)
+    except (AuditError, LookupError, ValueError) as error:
+        what = str(error) if isinstance(error, AuditError) else f"HLO that cannot be read ({error!r})"
+        raise AuditError(f"{path}: {what}") from error
+    return audit_program(program, hardware, parse_mesh(mesh) if mesh else None)
+
+
+def audit_program(program: Program, hardware: str | None = None, mesh: Mesh | None = None) -> dict:
+    """emitted[], warnings[], not_understood[], bytes, flops and the verdict of a program.
+
+    hardware: prices the collectives; a chip alone (`v5p`) stands for as many as the program has devices.
+    mesh: names their axes, device ids row-major. Raises AuditError where either has other devices.
+    """
+    machine = _machine(hardware, program.num_partitions)
+    reading = read(program, machine, mesh)
+    gaps = not_understood(program)
+    warnings = [*accidents(program, reading.sent, reading.prices), *replicated_state(program, reading.prices)]
+    warnings.sort(key=lambda one: (-(one.seconds or 0.0), -one.bytes))
+    return {
+        "verdict": "differs" if gaps or warnings else "match",
+        "program": program.name,
+        "devices": program.num_partitions,
+        "hardware": machine.spec if machine else None,
+        "mesh": dict(mesh.sizes) if mesh else None,
+        "emitted": [_to_dict(one, reading.prices, named=mesh is not None) for one in reading.sent],
+        "warnings": [one.to_dict() for one in warnings],
+        "not_understood": gaps,
+        "bytes": {"planned": None, "compiled": sum(one.emitted.bytes_per_step for one in reading.sent)},
+        "flops": {"planned": None, "compiled": dot_flops(program)},
+        "seconds": _total(reading.prices.seconds(one.emitted) for one in reading.sent),
+    }
+
+
+def read(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:
+    """The collectives of a program on `mesh`, or on one inferred from their groups."""
+    if mesh and mesh.num_devices != program.num_partitions:
+        sizes = ",".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
+        raise AuditError(
+            f"the mesh {sizes} has {mesh.num_devices} devices and the program {program.num_partitions}; "
+            f"the axes must multiply to {program.num_partitions}"
+        )
+    found = list(located(program))
+    axes = mesh or inferred_mesh([c.groups for _, c in found], program.num_partitions)
+    sent = tuple(Sent(value, on_mesh(collective, axes)) for value, collective in found)
+    return Reading(
+        program, sent, Prices(axes, machine and machine.place(axes), machine and machine.chip, mesh)
+    )
+
+
+def _machine(spec: str | None, num_devices: int) -> Hardware | None:
+    if spec is None:
+        return None
+    machine = load(spec if ":" in spec or spec.endswith(".toml") else f"{spec}:{num_devices}")
+    if machine.num_chips != num_devices:
+        raise AuditError(
+            f"{spec} has {machine.num_chips} chips and the program is of {num_devices} devices; "
+            f"fits: {machine.chip.name}:{num_devices}"
+        )
+    return machine
+
+
+def _to_dict(one: Sent, prices: Prices, *, named: bool) -> dict:
+    """The keys of `emitted[]` in `mw audit`, and: dtype, group_size, seconds a step (None: unavailable)."""
+    emitted = one.emitted
+    found = emitted.to_dict(one.tensor)
+    return found | {
+        "axes": found["axes"] if named else [],
+        "dtype": emitted.collective.source_dtype,
+        "group_size": emitted.collective.groups.size,
+        "seconds": prices.seconds(emitted),
+        "note": emitted.note if named else "",
+    }
+
+
+def _total(seconds: Iterable[float | None]) -> float | None:
+    known = list(seconds)
+    return None if None in known else sum(one for one in known if one is not None)

@@ -1,0 +1,51 @@
+"""What the collectives of a compiled program cost on a machine."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshwright.audit.compare import Emitted
+from meshwright.cost.collectives import collective_seconds
+from meshwright.cost.moves import sent_bytes
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.topology import Placement
+from meshwright.notation.collective import gathered_bytes
+from meshwright.notation.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Prices:
+    """mesh: of the collectives' axes. placement, chip: None where no hardware was named.
+
+    named: the mesh that the user gave; None where `mesh` was inferred and its axes have no names.
+    """
+
+    mesh: Mesh
+    placement: Placement | None
+    chip: Chip | None
+    named: Mesh | None = None
+
+    def seconds(self, e: Emitted) -> float | None:
+        """Seconds a step, hidden or not; None without hardware, or where groups follow no axes."""
+        if self.placement is None or not e.axes:
+            return 0.0 if self.placement and e.collective.groups.size == 1 else None
+        price = collective_seconds(e.op, self.gathered(e), e.axes, self.placement)
+        return price.seconds * (e.collective.count or 1)
+
+    def sent(self, e: Emitted) -> int:
+        """Bytes that each device sends in a step."""
+        n = self.mesh.size(e.axes) if e.axes else max(1, e.collective.groups.size)
+        return round(sent_bytes(e.op, self.gathered(e), n) * (e.collective.count or 1))
+
+    def gathered(self, e: Emitted) -> int:
+        """V of one run, padding included; a permute's operand is one block of it."""
+        whole = e.collective.source_bytes + e.collective.padding_bytes
+        return gathered_bytes("permute", whole, self.mesh.size(e.axes)) if e.op == "permute" else whole
+
+    def read_seconds(self, num_bytes: float) -> float | None:
+        """Seconds to read so many bytes from a device's memory."""
+        return num_bytes / self.chip.hbm_bytes_per_second if self.chip else None
+
+    def over(self, axes: Iterable[str], size: int) -> str:
+        """Devices in words: `data·tensor`, or `4 devices` where axes have no names."""
+        names = "·".join(axes)
+        return f"`{names}`" if self.named and names else f"groups of {size} devices"

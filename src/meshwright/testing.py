@@ -1,0 +1,83 @@
+"""For tests of your own programs: their collectives, pinned in the notation.
+
+def test_the_layer_gathers_each_weight_once():
+    assert_collectives(jax.jit(layer), weights, x, expected={"AllGather_fsdp": 2, "AllReduce_tensor": 1})
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from meshwright.audit.compare import NEGLIGIBLE_BYTES
+from meshwright.audit.jitted import sent_by
+from meshwright.audit.sent import Sent
+from meshwright.notation.collective import TITLES
+
+
+def assert_collectives(
+    jitted: Callable[..., Any],
+    *args: Any,
+    expected: Mapping[str, int] | Iterable[str],
+    negligible_bytes: int = NEGLIGIBLE_BYTES,
+) -> None:
+    """Passes if `jitted(*args)` compiles to exactly the collectives `expected`; it is not run.
+
+    expected: how often each runs in a step, loops multiplied in; a list names each run once.
+        AllGather_fsdp                over one mesh axis
+        AllReduce_{data,fsdp}         over several, in any order
+        ReduceScatter_fsdp w_in       of one tensor: the program's input that is sent, as JAX names it,
+                                      else the innermost named scope
+    A sum of which each device keeps its slice is a ReduceScatter, whatever the compiler calls it.
+    negligible_bytes: sums of a few numbers, up to so many bytes, are left out.
+    Raises AssertionError that shows the lines that differ.
+    """
+    wanted = Counter(dict(expected) if isinstance(expected, Mapping) else Counter(expected))
+    wanted = Counter({_normal(name): count for name, count in wanted.items() if count})
+    found: Counter[str] = Counter()
+    for one in sent_by(jitted, *args):
+        if one.emitted.collective.gathered_bytes > negligible_bytes:
+            for name in _names(one):
+                named = f"{name} {one.tensor}"
+                found[named if named in wanted else name] += one.runs
+    if found != wanted:
+        raise AssertionError(_difference(wanted, found))
+
+
+def _names(one: Sent) -> list[str]:
+    """The collective in the notation; two where an all-reduce keeps the slices of some of its axes."""
+    e = one.emitted
+    if e.op != "all_reduce" or not e.kept:
+        return [_name(e.op, e.axes)]
+    rest = [axis for axis in e.axes if axis not in e.kept]
+    return [_name("reduce_scatter", e.kept), *([_name("all_reduce", rest)] if rest else [])]
+
+
+def _name(op: str, axes: Iterable[str]) -> str:
+    names = sorted(axes)
+    over = names[0] if len(names) == 1 else "{" + ",".join(names) + "}"
+    return f"{TITLES[op]}_{over}"
+
+
+def _normal(name: str) -> str:
+    """`name` with its axes sorted."""
+    title, _, tensor = name.strip().partition(" ")
+    op, _, axes = title.partition("_")
+    known = {text: op for op, text in TITLES.items()}
+    if op not in known or not axes:
+        raise ValueError(
+            f"{name!r} is no collective; write AllGather_fsdp, AllReduce_{{data,fsdp}} or AllGather_fsdp w_in"
+        )
+    written = _name(known[op], [axis.strip() for axis in axes.strip("{}").split(",")])
+    return f"{written} {tensor.strip()}" if tensor.strip() else written
+
+
+def _difference(wanted: Counter[str], found: Counter[str]) -> str:
+    """Every line, those that differ marked: - expected, + emitted."""
+    lines = ["the program's collectives are not the expected ones (- expected, + emitted):"]
+    for name in sorted({*wanted, *found}):
+        if wanted[name] == found[name]:
+            lines.append(f"    {name}: {wanted[name]}")
+        else:
+            lines += [f"  - {name}: {wanted[name]}"] if wanted[name] else []
+            lines += [f"  + {name}: {found[name]}"] if found[name] else []
+    return "\n".join(lines)
