@@ -1,4 +1,4 @@
-"""Programs sharded wrongly, each beside what it should have been: the audit names the fault there alone."""
+"""Ten programs sharded wrongly, each beside what it should be: the audit names the fault there alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import meshwright
 
 P = PartitionSpec
+EVERYWHERE = ("data", "tensor")
 NUM_LAYERS, B, T, D, F, V = 3, 16, 32, 64, 256, 512
 
 
@@ -41,6 +42,20 @@ def audited(run: Callable[..., Any], args: tuple[tuple[tuple[int, ...], Partitio
 X = ((B * T, D), P("data", None), "bfloat16")
 
 
+def microbatches(*, constrain: bool) -> Case:
+    """A batch cut into microbatches so that each lies on some devices only, and all compute it."""
+
+    def run(w: jax.Array, x: jax.Array) -> jax.Array:
+        parts = x.reshape(-1, 4, D).swapaxes(0, 1) if constrain else x.reshape(4, -1, D)
+
+        def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return total + (jnp.tanh(x @ w).astype(jnp.float32) ** 2).sum(), None
+
+        return jax.lax.scan(step, jnp.float32(0), parts)[0]
+
+    return Case(run, (((D, F), P(None, "tensor"), "bfloat16"), X), "computed_repeatedly", "dot_general")
+
+
 def adam(*, sharded: bool) -> Case:
     """Data parallelism whose moments are whole on each device."""
 
@@ -53,9 +68,9 @@ def adam(*, sharded: bool) -> Case:
         step = constrained((mu / (jnp.sqrt(nu) + 1e-8)).astype(w.dtype), *home)
         return constrained(w - step, None, None), mu, nu
 
-    home = P(("data", "tensor") if sharded else None, None)
+    home = P(EVERYWHERE if sharded else None, None)
     moments = ((D, F), home, "float32")
-    batch = ((B * T, D), P(("data", "tensor"), None), "bfloat16")
+    batch = ((B * T, D), P(EVERYWHERE, None), "bfloat16")
     weight = ((D, F), P(None, None), "bfloat16")
     return Case(run, (weight, moments, moments, batch), "replicated_optimizer_state", "mu")
 
@@ -93,10 +108,11 @@ def gather(*, narrow: bool) -> Case:
     """f32 weights gathered, then cast to bf16 for the product."""
 
     def run(w: jax.Array, x: jax.Array) -> jax.Array:
-        cast = constrained(w.astype(x.dtype), "data", None) if narrow else w
-        return constrained(x @ constrained(cast, None, None).astype(x.dtype), "data", None)
+        cast = constrained(w.astype(x.dtype), EVERYWHERE, None) if narrow else w
+        return constrained(x @ constrained(cast, None, None).astype(x.dtype), EVERYWHERE, None)
 
-    return Case(run, (((D, F), P("data", None), "float32"), X), "widened", "w")
+    weight, batch = ((D, F), P(EVERYWHERE, None), "float32"), ((B * T, D), P(EVERYWHERE, None), "bfloat16")
+    return Case(run, (weight, batch), "widened", "w")
 
 
 def contraction(*, reduced: bool) -> Case:
@@ -112,17 +128,18 @@ def contraction(*, reduced: bool) -> Case:
 
 def scan(*, same: bool) -> Case:
     """Two constraints inside the scan over layers that contradict each other."""
+    home = P(EVERYWHERE if same else "data", None, None)
 
     def run(w: jax.Array, x: jax.Array) -> jax.Array:
         def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
-            x = constrained(jnp.tanh(x), "data", None, None if same else "tensor")
-            x = constrained(x * 2, "data", None if same else "tensor", None)
-            return constrained(x @ w, "data", None, None), None
+            x = constrained(jnp.tanh(x), *(home if same else P("data", None, "tensor")))
+            x = constrained(x * 2, *(home if same else P("data", "tensor", None)))
+            return constrained(x @ w, *home), None
 
         return jax.lax.scan(layer, x, w)[0]
 
-    x = ((B, T, D), P("data", None, None), "bfloat16")
-    return Case(run, (((NUM_LAYERS, D, D), P(), "bfloat16"), x), "activation_resharded", "mul")
+    args = ((NUM_LAYERS, D, D), P(), "bfloat16"), ((B, T, D), home, "bfloat16")
+    return Case(run, args, "activation_resharded", "mul")
 
 
 def norm(*, scattered: bool) -> Case:
@@ -132,14 +149,14 @@ def norm(*, scattered: bool) -> Case:
         def loss(w: jax.Array) -> jax.Array:
             return (jnp.tanh(x @ w).astype(jnp.float32) ** 2).mean()
 
-        home = ("data", "tensor") if scattered else None
+        home = EVERYWHERE if scattered else None
         grad = constrained(jax.grad(loss)(w).astype(jnp.float32), home, None)
         grad = grad / jnp.maximum(1, jnp.sqrt((grad * grad).sum()))
         mu = 0.9 * mu + 0.1 * grad
-        return constrained(w - constrained(mu, ("data", "tensor"), None).astype(w.dtype), None, None), mu
+        return constrained(w - constrained(mu, EVERYWHERE, None).astype(w.dtype), None, None), mu
 
-    moments = ((D, F), P(("data", "tensor"), None), "float32")
-    batch = ((B * T, D), P(("data", "tensor"), None), "bfloat16")
+    moments = ((D, F), P(EVERYWHERE, None), "float32")
+    batch = ((B * T, D), P(EVERYWHERE, None), "bfloat16")
     return Case(run, (((D, F), P(), "bfloat16"), moments, batch), "summed_whole", "dot_general")
 
 
@@ -172,6 +189,7 @@ def cache(*, sharded: bool) -> Case:
 
 
 PAIRS: list[tuple[Case, Case]] = [
+    (microbatches(constrain=False), microbatches(constrain=True)),
     (adam(sharded=False), adam(sharded=True)),
     (decode(tensor_parallel=False), decode(tensor_parallel=True)),
     (wrong_axis(right=False), wrong_axis(right=True)),
@@ -189,9 +207,11 @@ def test_the_audit_names_the_fault(case: Case) -> None:
     found = audited(case.run, case.args)
     named = {(one["kind"], one["tensor"]) for one in found["warnings"]}
     assert (case.kind, case.tensor) in named
-    assert {kind for kind, _ in named} == {case.kind}
+    assert {kind for kind, _ in named} - {case.kind} <= {"computed_repeatedly"}, (
+        "of which it may be the cause"
+    )
     assert found["verdict"] == "differs"
-    assert all(one["bytes"] > 0 and one["seconds"] > 0 and one["change"] for one in found["warnings"])
+    assert all(one["seconds"] > 0 and one["change"] for one in found["warnings"])
 
 
 @pytest.mark.parametrize(("wrong", "right"), PAIRS, ids=lambda case: case.kind)

@@ -268,6 +268,12 @@ def _parameter(origin: Value) -> str | None:
     return (origin.instruction.op_name or origin.instruction.name) if is_input else None
 
 
+def narrowest_dtype(program: Program, value: Value) -> str:
+    """The narrowest type that a value's numbers had on their way to it, in our names."""
+    origin = list(history(program, value, _MOVED))
+    return _narrowest(origin, value.instruction.shapes[0].dtype)
+
+
 def _narrowest(origin: list[Value], dtype: str) -> str:
     """The narrowest type among the forms that the numbers had on their way here."""
     shapes = [v.instruction.shape for v in origin]

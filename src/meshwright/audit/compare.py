@@ -125,11 +125,11 @@ def _key_of(found: Emitted, planned: Mapping[tuple[str, str], list[PlannedTransf
     planned once for all (`to_wq+wk+wv`).
     """
     phase, scopes = _pass(found.collective.phase), found.collective.scope
-    if phase == "update":
-        return "grad_norm", "update"
     candidates = [(tensor, phase) for tensor, when in planned if when == phase and _covers(tensor, scopes)]
     if candidates:
         return max(candidates, key=lambda key: _likeness(found, planned[key]))
+    if phase == "update":
+        return "grad_norm", "update"
     return (scopes[-1] if scopes else found.collective.primitive, phase)
 
 

@@ -84,8 +84,9 @@ def _result_of(program: Program, value: Value) -> Value:
 
 
 def _key(value: Value) -> tuple[object, ...]:
-    return value.instruction.name, _chain(value.place), value.path
+    return value.instruction.name, chain_of(value.place), value.path
 
 
-def _chain(place: Place) -> tuple[str, ...]:
+def chain_of(place: Place) -> tuple[str, ...]:
+    """What tells a place from others: its computation and the calls that lead there."""
     return (place.computation.name, *(frame.caller.name for frame in place.frames))

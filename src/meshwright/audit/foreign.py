@@ -16,6 +16,7 @@ from meshwright.audit.gaps import not_understood
 from meshwright.audit.groups import inferred_mesh
 from meshwright.audit.hlo import Program, parse_hlo
 from meshwright.audit.prices import Prices
+from meshwright.audit.repeated import repeated_products
 from meshwright.audit.replicas import replicated_state
 from meshwright.audit.sent import Sent
 from meshwright.errors import AuditError
@@ -61,7 +62,12 @@ def audit_program(program: Program, hardware: str | None = None, mesh: Mesh | No
     machine = _machine(hardware, program.num_partitions)
     reading = read(program, machine, mesh)
     gaps = not_understood(program)
-    warnings = [*accidents(program, reading.sent, reading.prices), *replicated_state(program, reading.prices)]
+    prices = reading.prices
+    warnings = [
+        *accidents(program, reading.sent, prices),
+        *replicated_state(program, prices),
+        *repeated_products(program, prices),
+    ]
     warnings.sort(key=lambda one: (-(one.seconds or 0.0), -one.bytes))
     return {
         "verdict": "differs" if gaps or warnings else "match",

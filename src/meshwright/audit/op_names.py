@@ -16,6 +16,9 @@ from typing import Literal
 
 Phase = Literal["forward", "backward", "remat", "update"]
 
+# The scope of what is done to gradients after the last of them was made: they are summed over microbatches.
+GRADIENTS = "gradients"
+
 _WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
 _MACHINERY = {
     "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat", "remat2",
@@ -33,7 +36,7 @@ def phase_of(op_name: str, differentiated: bool) -> Phase:
     """
     if "rematted_computation" in op_name:
         return "remat"
-    if "transpose(" in op_name:
+    if "transpose(" in op_name or f"/{GRADIENTS}/" in op_name:
         return "backward"
     return "update" if differentiated and op_name and "jvp(" not in op_name else "forward"
 

@@ -45,6 +45,10 @@ class Prices:
         """Seconds to read so many bytes from a device's memory."""
         return num_bytes / self.chip.hbm_bytes_per_second if self.chip else None
 
+    def product_seconds(self, flops: float, dtype: str) -> float | None:
+        """Seconds to compute so many FLOPs of large products."""
+        return flops / self.chip.flops(dtype) if self.chip else None
+
     def over(self, axes: Iterable[str], size: int) -> str:
         """Devices in words: `data·tensor`, or `4 devices` where axes have no names."""
         names = "·".join(axes)

@@ -1,23 +1,16 @@
-"""State that every device holds whole: moments of the optimizer, caches of keys and values.
-
-The compiled program says of each input how it is sharded: `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`
-is in two parts along the first dimension, of each of which four devices hold the same.
-"""
+"""State that every device holds whole: moments of the optimizer, caches of keys and values."""
 
 import re
-from math import prod
 
-from meshwright.audit.accidents import Warning
 from meshwright.audit.collectives import is_differentiated
 from meshwright.audit.dependence import entered_as
-from meshwright.audit.groups import group_axes, parse_groups
 from meshwright.audit.hlo import Instruction, Program, Shape
 from meshwright.audit.op_names import phase_of
 from meshwright.audit.prices import Prices
+from meshwright.audit.shardings import copied_over, copies_of
 from meshwright.audit.trace import Place, Value, places, readers
-from meshwright.errors import AuditError
+from meshwright.audit.warning import Warning
 
-_TILES = re.compile(r"devices=\[([\d,]+)\](<=\[[\d,]+\](?:T\([\d,]+\))?)?")
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
 _MOMENT = re.compile(r"opt_state|optimizer|momentum|moments|(?:^|[^a-z])(?:mu|nu)(?:$|[^a-z])")
 _WRITES = ("dynamic-update-slice", "scatter", "select")
@@ -39,23 +32,6 @@ def replicated_state(program: Program, prices: Prices) -> list[Warning]:
     if not found:
         return []
     return [_warning(found, program, prices, training=training)]
-
-
-def copies_of(parameter: Instruction, num_devices: int) -> int:
-    """Devices that hold the same part of an input; 1 where the program does not say."""
-    text = parameter.attributes.get("sharding", "")
-    if text.startswith("{replicated"):
-        return num_devices
-    tiles = _TILES.search(text)
-    if not tiles:
-        return 1
-    sizes = [int(size) for size in tiles[1].split(",")]
-    if "last_tile_dim_replicate" in text:
-        return sizes[-1]
-    kinds = re.search(r"last_tile_dims=\{([^}]*)\}", text)
-    names = [name.strip() for name in kinds[1].split(",")] if kinds else []
-    last = zip(names, sizes[len(sizes) - len(names) :], strict=True)
-    return prod(size for name, size in last if name == "replicated")
 
 
 def _moments(program: Program) -> list[Instruction]:
@@ -98,7 +74,7 @@ def _warning(
     largest, copies = max(found, key=lambda pair: pair[0].shapes[0].num_bytes)
     name = largest.op_name or largest.name
     excess = round(sum(one.shapes[0].num_bytes * (1 - 1 / count) for one, count in found))
-    over = prices.over(_axes(largest, copies, program, prices), copies)
+    over = prices.over(copied_over(largest, prices.mesh), copies)
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
     what = (
         f"`{name}`{others}: {copies} devices, over {over}, hold the same {excess:,} B more than a share each"
@@ -108,17 +84,3 @@ def _warning(
     else:
         kind, change = "replicated_cache", f"shard the cache over {over} too: by sequence, head or position"
     return Warning(kind, name, largest.name, what, "", change, excess, prices.read_seconds(excess))
-
-
-def _axes(parameter: Instruction, copies: int, program: Program, prices: Prices) -> tuple[str, ...]:
-    """The mesh axes over which an input is the same; none where they cannot be told."""
-    tiles = _TILES.search(parameter.attributes.get("sharding", ""))
-    if tiles is None:
-        return tuple(axis for axis, size in prices.mesh.sizes.items() if size > 1)
-    try:
-        groups = parse_groups(
-            f"[{program.num_partitions // copies},{copies}]{tiles[2] or ''}", program.num_partitions
-        )
-    except AuditError:
-        return ()
-    return group_axes(groups, prices.mesh).axes or ()

@@ -1,5 +1,7 @@
 """The audit of a program without a plan, for the terminal."""
 
+from collections.abc import Iterable
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -19,10 +21,27 @@ def program_table(audit: Document) -> Group:
         table.add_column(heading)
     for heading in ("bytes", "times", "seconds a step"):
         table.add_column(heading, justify="right")
-    for row in sorted(audit["emitted"], key=_cost, reverse=True):
+    for row in sorted(_alike(audit["emitted"]), key=_cost, reverse=True):
         table.add_row(*_cells(row))
     gaps = [Text(f"not understood: {line}", style="yellow") for line in audit["not_understood"]]
     return Group(table, *map(_warning, audit["warnings"]), *gaps, _verdict(audit))
+
+
+def _alike(rows: Iterable[Document]) -> list[Document]:
+    """Rows that differ only in how often they run, as one each."""
+    found: dict[tuple[object, ...], Document] = {}
+    for row in rows:
+        same = ("tensor", "direction", "op", "bytes", "group_size")
+        key = (*(row[name] for name in same), *row["axes"], row["count"] is None)
+        first = found.get(key)
+        found[key] = (
+            row if first is None else first | {k: _sum(first[k], row[k]) for k in ("count", "seconds")}
+        )
+    return list(found.values())
+
+
+def _sum(first: float | None, other: float | None) -> float | None:
+    return None if first is None or other is None else first + other
 
 
 def _cost(row: Document) -> tuple[float, int]:

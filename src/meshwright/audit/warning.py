@@ -1,0 +1,22 @@
+"""What an audit of a program without a plan warns of."""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Warning:
+    """An accident. bytes: what each device sends, or holds, in vain in a step; seconds: the time of that
+    on the links, or to read it from memory; None where no hardware was named. change: the cure.
+    """
+
+    kind: str
+    tensor: str
+    instruction: str
+    what: str
+    where: str
+    change: str
+    bytes: int
+    seconds: float | None
+
+    def to_dict(self) -> dict:
+        return asdict(self)
