@@ -4,8 +4,10 @@ Every layout of plan/space.py is considered; those whose bound is beaten already
 asked for are not priced. The others are priced by cost/step.py from their contractions.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappush, heapreplace
 
@@ -120,6 +122,19 @@ def price(config: ModelConfig, hardware: Hardware, workload: Workload, layout: L
     return _price(layout, graph, hardware, workload, config)
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """The garbage collector takes a sixth of a search, which makes much that lasts and no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collections()
 def search(
     config: ModelConfig,
     hardware: Hardware,
