@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from meshwright.audit.compare import NEGLIGIBLE_BYTES
-from meshwright.audit.jitted import sent_by
+from meshwright.audit.foreign import read
+from meshwright.audit.gaps import not_understood
+from meshwright.audit.jitted import compiled_program
 from meshwright.audit.sent import Sent
 from meshwright.notation.collective import TITLES
+from meshwright.notation.mesh import Mesh
 
 
 def assert_collectives(
@@ -29,18 +32,22 @@ def assert_collectives(
                                       else the innermost named scope
     A sum of which each device keeps its slice is a ReduceScatter, whatever the compiler calls it.
     negligible_bytes: sums of a few numbers, up to so many bytes, are left out.
-    Raises AssertionError that shows the lines that differ.
+    Raises AssertionError that shows the lines that differ, and what of the program was not understood.
     """
     wanted = Counter(dict(expected) if isinstance(expected, Mapping) else Counter(expected))
     wanted = Counter({_normal(name): count for name, count in wanted.items() if count})
-    found: Counter[str] = Counter()
-    for one in sent_by(jitted, *args):
-        if one.emitted.collective.gathered_bytes > negligible_bytes:
+    program, mesh = compiled_program(jitted, *args)
+    _check_axes(wanted, mesh)
+    found: dict[str, list[Sent]] = {}
+    for one in read(program, mesh=mesh).sent:
+        if one.collective.gathered_bytes > negligible_bytes:
             for name in _names(one):
                 named = f"{name} {one.tensor}"
-                found[named if named in wanted else name] += one.runs
-    if found != wanted:
-        raise AssertionError(_difference(wanted, found))
+                found.setdefault(named if named in wanted else name, []).append(one)
+    counts = Counter({name: sum(one.runs for one in sent) for name, sent in found.items()})
+    gaps = not_understood(program)
+    if counts != wanted or gaps:
+        raise AssertionError("\n".join([*_difference(wanted, counts, found), *map(_gap, gaps)]))
 
 
 def _names(one: Sent) -> list[str]:
@@ -59,7 +66,7 @@ def _name(op: str, axes: Iterable[str]) -> str:
 
 
 def _normal(name: str) -> str:
-    """`name` with its axes sorted."""
+    """`name` with its axes sorted. Raises ValueError for what is no collective."""
     title, _, tensor = name.strip().partition(" ")
     op, _, axes = title.partition("_")
     known = {text: op for op, text in TITLES.items()}
@@ -71,13 +78,26 @@ def _normal(name: str) -> str:
     return f"{written} {tensor.strip()}" if tensor.strip() else written
 
 
-def _difference(wanted: Counter[str], found: Counter[str]) -> str:
-    """Every line, those that differ marked: - expected, + emitted."""
+def _check_axes(wanted: Iterable[str], mesh: Mesh | None) -> None:
+    for name in wanted:
+        title, *_ = name.split(" ")
+        for axis in title.partition("_")[2].strip("{}").split(","):
+            if mesh and axis not in mesh:
+                raise ValueError(f"{name}: the mesh has no axis {axis!r}; it has {', '.join(mesh)}")
+
+
+def _difference(wanted: Counter[str], counts: Counter[str], found: Mapping[str, list[Sent]]) -> list[str]:
+    """Every line, those that differ marked: - expected, + emitted with the tensors that are sent."""
     lines = ["the program's collectives are not the expected ones (- expected, + emitted):"]
-    for name in sorted({*wanted, *found}):
-        if wanted[name] == found[name]:
+    for name in sorted({*wanted, *counts}):
+        if wanted[name] == counts[name]:
             lines.append(f"    {name}: {wanted[name]}")
-        else:
-            lines += [f"  - {name}: {wanted[name]}"] if wanted[name] else []
-            lines += [f"  + {name}: {found[name]}"] if found[name] else []
-    return "\n".join(lines)
+            continue
+        lines += [f"  - {name}: {wanted[name]}"] if wanted[name] else []
+        tensors = ", ".join(dict.fromkeys(one.tensor for one in found.get(name, ())))
+        lines += [f"  + {name}: {counts[name]} ({tensors})"] if counts[name] else []
+    return lines
+
+
+def _gap(line: str) -> str:
+    return f"  ? not understood: {line}"

@@ -73,3 +73,76 @@ def test_a_target_that_is_none_is_refused(capsys: pytest.CaptureFixture):
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture):
     assert main(["audit", "--model", "tiny"]) == 2
     assert "give --hardware, --batch-tokens, --seq-len, --layout too" in capsys.readouterr().err
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """The text of a program in which a weight is gathered for two rows, and something unknown is done."""
+    file = tmp_path / "program.txt"
+    file.write_text(
+        "HloModule jit_f, num_partitions=4\n"
+        "ENTRY %main {\n"
+        '  %w = bf16[256,512]{1,0} parameter(0), sharding={devices=[4,1]<=[4]}, metadata={op_name="w"}\n'
+        '  %x = bf16[2,1024]{1,0} parameter(1), sharding={replicated}, metadata={op_name="x"}\n'
+        "  %a = bf16[1024,512]{1,0} all-gather(%w), dimensions={0}, replica_groups={{0,1,2,3}}\n"
+        "  %y = bf16[2,512]{1,0} dot(%x, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
+        "  ROOT %z = bf16[2,512]{1,0} teleport(%y)\n"
+        "}\n"
+    )
+    return file
+
+
+def test_a_program_is_audited_in_place_of_a_plan(program: Path, capsys: pytest.CaptureFixture):
+    assert main(["audit", "--hlo", str(program), "--hardware", "v5e", "--mesh", "fsdp=4", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["op"], one["axes"], one["bytes"]) for one in found["emitted"]] == [
+        ("all_gather", ["fsdp"], 1024 * 512 * 2)
+    ]
+    kinds = [one["kind"] for one in found["warnings"]]
+    assert kinds == ["weight_gathered_for_few_tokens", "computed_repeatedly"]
+    assert found["verdict"] == "differs"
+
+
+def test_a_programs_table_says_costs_and_cures(program: Path, capsys: pytest.CaptureFixture):
+    assert main(["audit", "--hlo", str(program)]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "w forward all_gather groups of 4 1.05 MB 1 unavailable" in out
+    assert "weight_gathered_for_few_tokens: `w` is gathered over groups of 4 devices for a product" in out
+    assert (
+        "change: leave the weight sharded and move the activations: tensor parallelism in place of FSDP"
+        in out
+    )
+    assert "not understood: z: opcode teleport is unknown, and what it does is not counted" in out
+    assert "verdict: differs (1 collectives, 2 warnings, 1 not understood)" in out
+
+
+def test_a_program_without_accidents_exits_0(program: Path, capsys: pytest.CaptureFixture):
+    program.write_text("HloModule jit_f\nENTRY %main {\n  ROOT %x = f32[2]{0} parameter(0)\n}\n")
+    assert main(["audit", "--hlo", str(program), "--hardware", "v5e"]) == 0
+    assert "verdict: match (0 collectives, 0 warnings, 0 not understood)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layout", "fsdp=8"], "--hlo audits a program in place of a plan; leave out --layout"),
+        (
+            ["plan.toml", "--target", "tpu"],
+            "--hlo audits a program in place of a plan; leave out PLAN, --target",
+        ),
+        (["--batch-tokens", "4Ki"], "--hlo audits a program in place of a plan; leave out --batch-tokens"),
+        (["--mesh", "data=3"], "the mesh data=3 has 3 devices and the program 4"),
+        (["--mesh", "data"], "data"),
+        (["--hardware", "v5e:2x4"], "v5e:2x4 has 8 chips and the program is of 4 devices; fits: v5e:4"),
+    ],
+)
+def test_what_a_program_does_not_go_with_is_refused(
+    program: Path, options: list[str], message: str, capsys: pytest.CaptureFixture
+):
+    assert main(["audit", "--hlo", str(program), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_mesh_without_a_program_is_refused(capsys: pytest.CaptureFixture):
+    assert main(["audit", *PLAN, "--mesh", "data=8"]) == 2
+    assert "--mesh goes with --hlo; a plan's mesh is that of its layout" in capsys.readouterr().err

@@ -41,7 +41,8 @@ def accidents(program: Program, sent: Iterable[Sent], prices: Prices) -> list[Wa
     least = _SHARE * sum(prices.sent(one.emitted) for one in everyone)
     found: dict[tuple[str, str], Warning] = {}
     for one in everyone:
-        if one.collective.gathered_bytes <= NEGLIGIBLE_BYTES or prices.sent(one.emitted) < least:
+        num_sent = prices.sent(one.emitted)
+        if one.collective.gathered_bytes <= NEGLIGIBLE_BYTES or num_sent < least or not num_sent:
             continue
         for fault in _faults(one, context):
             warning = _warning(fault, one, prices)

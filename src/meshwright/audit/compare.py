@@ -212,6 +212,8 @@ def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, .
     whole planned array moves, counted in the planned type.
     """
     sums = tuple(e for e in emitted if not e.collective.follows_sum)
+    if kept := _kept_note(planned, emitted):
+        return kept
     if {a for p in planned for a in p.transfer.axes} != {a for e in emitted for a in e.axes} or not sums:
         return ""
     notes = [*_type_note(planned, sums), *_padding_note(emitted)]
@@ -230,6 +232,18 @@ def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, .
             return ""
         notes.append("the same sums in another order")
     return "; ".join(notes) or "the same sums in another order"
+
+
+def _kept_note(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> str:
+    """What a compiler says that moves a gather out of the loop over the microbatches, or ""."""
+    wanted, found = planned_bytes(planned), emitted_bytes(emitted)
+    sizes = {p.transfer.gathered_bytes for p in planned}
+    alike = wanted.keys() == found.keys() and {op for op, _ in found} == {"all_gather"}
+    whole = {e.collective.source_bytes for e in emitted} <= sizes
+    total_planned, total_found = wanted.total(), found.total()
+    if not (alike and whole) or not total_found < total_planned or total_planned % total_found:
+        return ""
+    return f"gathered once and kept for {total_planned // total_found:.0f} uses: fewer bytes, more memory"
 
 
 def _type_note(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> list[str]:

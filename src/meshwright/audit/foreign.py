@@ -45,6 +45,8 @@ def audit_file(path: Path, hardware: str | None = None, mesh: str | None = None)
         ) from None
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    if text.lstrip().startswith(("module @", "#loc")):
+        raise AuditError(f"{path}: this is MLIR, from before the compiler; give Compiled.as_text()")
     try:
         program = parse_hlo(text)
     except (AuditError, LookupError, ValueError) as error:

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.audit.foreign import audit_program, read
+from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo import Program, parse_hlo
-from meshwright.audit.sent import Sent
 from meshwright.errors import AuditError
 from meshwright.notation.mesh import Mesh
 
@@ -20,12 +19,6 @@ def audit(jitted: Callable[..., Any], *args: Any, hardware: str | None = None, *
     """
     program, mesh = compiled_program(jitted, *args, **kwargs)
     return audit_program(program, hardware, mesh)
-
-
-def sent_by(jitted: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Sent, ...]:
-    """The collectives of `jitted(*args, **kwargs)` on the mesh of its arguments."""
-    program, mesh = compiled_program(jitted, *args, **kwargs)
-    return read(program, mesh=mesh).sent
 
 
 def compiled_program(jitted: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Program, Mesh | None]:

@@ -33,7 +33,8 @@ class Prices:
 
     def sent(self, e: Emitted) -> int:
         """Bytes that each device sends in a step."""
-        n = self.mesh.size(e.axes) if e.axes else max(1, e.collective.groups.size)
+        groups = e.collective.groups
+        n = self.mesh.size(e.axes) if e.axes else max(map(len, groups.members), default=1)
         return round(sent_bytes(e.op, self.gathered(e), n) * (e.collective.count or 1))
 
     def gathered(self, e: Emitted) -> int:

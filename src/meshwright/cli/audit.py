@@ -55,7 +55,14 @@ def audit(
     mw audit --hlo step.after_optimizations.txt --hardware v5p:4x4x4 --mesh data=16,tensor=4
     """
     if hlo:
-        given = {"PLAN": plan, "--model": model, "--layout": layout, "--target": target}
+        given = {
+            "PLAN": plan,
+            "--model": model,
+            "--batch-tokens": batch_tokens,
+            "--seq-len": seq_len,
+            "--layout": layout,
+            "--target": target,
+        }
         _finish(_of_program(hlo, hardware, mesh, given), output, as_json=as_json)
         return
     if mesh:

@@ -34,10 +34,12 @@ def _alike(rows: Iterable[Document]) -> list[Document]:
         same = ("tensor", "direction", "op", "bytes", "group_size")
         key = (*(row[name] for name in same), *row["axes"], row["count"] is None)
         first = found.get(key)
-        found[key] = (
-            row if first is None else first | {k: _sum(first[k], row[k]) for k in ("count", "seconds")}
-        )
+        found[key] = dict(row) if first is None else _together(first, row)
     return list(found.values())
+
+
+def _together(first: Document, other: Document) -> Document:
+    return dict(first) | {name: _sum(first[name], other[name]) for name in ("count", "seconds")}
 
 
 def _sum(first: float | None, other: float | None) -> float | None:
