@@ -6,6 +6,7 @@ from dataclasses import asdict
 from meshwright.audit.collectives import collectives
 from meshwright.audit.compare import DIFFERENT, Emitted, Row, line_up, on_mesh
 from meshwright.audit.compile import compile_plan
+from meshwright.audit.compiler_log import compiler_warnings, replicates
 from meshwright.audit.findings import findings
 from meshwright.audit.flops import dot_flops
 from meshwright.audit.gaps import not_understood
@@ -27,8 +28,9 @@ def audit_plan(
     """The audit of the training step of `plan`: the keys of `mw audit`.
 
     target: "cpu" or "tpu", whose compiler to ask; by default that of the plan's hardware where it is
-    installed, else the CPU's. verdict: `match` if every collective is planned or equivalent and
-    everything was understood. Raises AuditError where the step does not compile.
+    installed, else the CPU's. verdict: `match` if every collective is planned or equivalent, everything
+    was understood, and the compiler replicated nothing of its own. Raises AuditError where the step does
+    not compile.
     """
     hardware = load(plan.hardware)
     chosen = choose_target(plan.hardware, plan.layout, target)
@@ -38,7 +40,8 @@ def audit_plan(
     emitted = [on_mesh(found, plan.layout.mesh) for found in collectives(program)]
     rows = line_up(candidate.cost.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
     gaps = not_understood(program)
-    bad = any(row.status in DIFFERENT for row in rows) or bool(gaps)
+    said = compiler_warnings(compiled.compiler_log)
+    bad = any(row.status in DIFFERENT for row in rows) or bool(gaps) or replicates(said)
     memory = compiled.memory_bytes
     return {
         "verdict": "differs" if bad else "match",
@@ -48,6 +51,7 @@ def audit_plan(
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
         "findings": [one.to_dict() for one in findings(rows, hardware.place(plan.layout.mesh))],
+        "compiler_warnings": [one.to_dict() for one in said],
         "planned": [p.to_dict() for row in rows for p in row.planned],
         "emitted": [e.to_dict(row.tensor) for row in rows for e in row.emitted],
         "unplanned": [

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshwright.audit.cache import content_key, fetch, one_at_a_time, store
+from meshwright.audit.compiler_log import warning_lines
 from meshwright.audit.targets import Target, target_mesh
 from meshwright.errors import AuditError
 from meshwright.hardware.description import host_memory_bytes
@@ -36,12 +37,14 @@ _ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
 class CompiledProgram:
     """The optimised HLO, and the compiler's figures for one device; None where it gives none.
 
-    cached: it was compiled before, and compile_seconds are those of then.
+    compiler_log: its warnings about partitioning. cached: it was compiled before, and compile_seconds
+    are those of then.
     """
 
     hlo: str
     compile_seconds: float
     memory_bytes: dict[str, int] | None
+    compiler_log: tuple[str, ...] = ()
     cached: bool = False
 
 
@@ -68,13 +71,17 @@ def compile_plan(
         progress(f"compiling {plan.layout} with {target.compiler}")
         _run(folder, plan, target)
         if use_cache:
-            store(key, {file: (folder / file).read_text() for file in (_PROGRAM, _FIGURES)})
+            store(
+                key,
+                {file: (folder / file).read_text(errors="replace") for file in (_PROGRAM, _FIGURES, _LOG)},
+            )
         return _read(folder, cached=False)
 
 
 def _read(folder: Path, *, cached: bool) -> CompiledProgram:
     figures = json.loads((folder / _FIGURES).read_text())
-    return CompiledProgram((folder / _PROGRAM).read_text(), **figures, cached=cached)
+    log = tuple(warning_lines((folder / _LOG).read_text(errors="replace")))
+    return CompiledProgram((folder / _PROGRAM).read_text(), **figures, compiler_log=log, cached=cached)
 
 
 def _run(folder: Path, plan: Plan, target: Target) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from meshwright.audit.accidents import accidents
 from meshwright.audit.collectives import located
 from meshwright.audit.compare import on_mesh
+from meshwright.audit.compiler_log import compiler_warnings, replicates
 from meshwright.audit.flops import dot_flops
 from meshwright.audit.gaps import not_understood
 from meshwright.audit.groups import inferred_mesh
@@ -55,11 +56,17 @@ def audit_file(path: Path, hardware: str | None = None, mesh: str | None = None)
     return audit_program(program, hardware, parse_mesh(mesh) if mesh else None)
 
 
-def audit_program(program: Program, hardware: str | None = None, mesh: Mesh | None = None) -> dict:
+def audit_program(
+    program: Program,
+    hardware: str | None = None,
+    mesh: Mesh | None = None,
+    compiler_log: Iterable[str] | None = None,
+) -> dict:
     """emitted[], warnings[], not_understood[], bytes, flops and the verdict of a program.
 
     hardware: prices the collectives; a chip alone (`v5p`) stands for as many as the program has devices.
-    mesh: names their axes, device ids row-major. Raises AuditError where either has other devices.
+    mesh: names their axes, device ids row-major. compiler_log: its warnings; None where there is none, and
+    then they are None, unavailable. Raises AuditError where either has other devices.
     """
     machine = _machine(hardware, program.num_partitions)
     reading = read(program, machine, mesh)
@@ -71,14 +78,16 @@ def audit_program(program: Program, hardware: str | None = None, mesh: Mesh | No
         *repeated_products(program, prices),
     ]
     warnings.sort(key=lambda one: (-(one.seconds or 0.0), -one.bytes))
+    said = None if compiler_log is None else compiler_warnings(compiler_log)
     return {
-        "verdict": "differs" if gaps or warnings else "match",
+        "verdict": "differs" if gaps or warnings or replicates(said or ()) else "match",
         "program": program.name,
         "devices": program.num_partitions,
         "hardware": machine.spec if machine else None,
         "mesh": dict(mesh.sizes) if mesh else None,
         "emitted": [_to_dict(one, reading.prices, named=mesh is not None) for one in reading.sent],
         "warnings": [one.to_dict() for one in warnings],
+        "compiler_warnings": None if said is None else [one.to_dict() for one in said],
         "not_understood": gaps,
         "bytes": {"planned": None, "compiled": sum(one.emitted.bytes_per_step for one in reading.sent)},
         "flops": {"planned": None, "compiled": dot_flops(program)},

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from meshwright.audit.compiler_log import captured_stderr, warning_lines
 from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo import Program, parse_hlo
 from meshwright.errors import AuditError
@@ -15,10 +16,13 @@ def audit(jitted: Callable[..., Any], *args: Any, hardware: str | None = None, *
     args: arrays, or jax.ShapeDtypeStruct with a sharding; their mesh names the axes.
     hardware: prices the collectives; `v5p:4x4x4`, or a chip alone for as many devices as the mesh has.
     The document has the keys of `mw audit --hlo --json`: `verdict`, `emitted[]`, `warnings[]`,
-    `not_understood[]`, `bytes`, `flops`. Raises AuditError with the compiler's message where it refuses.
+    `compiler_warnings[]`, `not_understood[]`, `bytes`, `flops`. Raises AuditError with the
+    compiler's message where it refuses.
     """
-    program, mesh = compiled_program(jitted, *args, **kwargs)
-    return audit_program(program, hardware, mesh)
+    with captured_stderr() as said:
+        program, mesh = compiled_program(jitted, *args, **kwargs)
+        log = warning_lines(said())
+    return audit_program(program, hardware, mesh, log)
 
 
 def compiled_program(jitted: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Program, Mesh | None]:

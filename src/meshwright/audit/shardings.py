@@ -15,6 +15,17 @@ from meshwright.notation.mesh import Mesh
 _TILES = re.compile(r"devices=\[([\d,]+)\](<=\[[\d,]+\](?:T\([\d,]+\))?)?")
 
 
+def tiles_of(sharding: str) -> int:
+    """Parts into which a sharding cuts a tensor; 1 where it is whole, or cannot be told."""
+    tiles = _TILES.search(sharding)
+    if not tiles:
+        return 1
+    sizes = [int(size) for size in tiles[1].split(",")]
+    kinds = re.search(r"last_tile_dims=\{([^}]*)\}", sharding)
+    num_last = 1 if "last_tile_dim_replicate" in sharding else len(kinds[1].split(",")) if kinds else 0
+    return prod(sizes[: len(sizes) - num_last])
+
+
 def copies_of(parameter: Instruction, num_devices: int) -> int:
     """Devices that hold the same part of an input; 1 where the program does not say."""
     text = parameter.attributes.get("sharding", "")

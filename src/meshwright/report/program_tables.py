@@ -24,7 +24,16 @@ def program_table(audit: Document) -> Group:
     for row in sorted(_alike(audit["emitted"]), key=_cost, reverse=True):
         table.add_row(*_cells(row))
     gaps = [Text(f"not understood: {line}", style="yellow") for line in audit["not_understood"]]
-    return Group(table, *map(_warning, audit["warnings"]), *gaps, _verdict(audit))
+    said = compiler_lines(audit)
+    return Group(table, *map(_warning, audit["warnings"]), *said, *gaps, _verdict(audit))
+
+
+def compiler_lines(audit: Document) -> list[Text]:
+    """What the compiler warned of while it partitioned the program, with its cures."""
+    found = audit.get("compiler_warnings", [])
+    if found is None:
+        return [Text(f"compiler's warnings: {UNAVAILABLE}", style="dim")]
+    return [_line("the compiler", one["what"], one) for one in found]
 
 
 def _alike(rows: Iterable[Document]) -> list[Document]:
@@ -71,14 +80,16 @@ def _time(seconds: float | None) -> str:
 
 def _warning(warning: Document) -> Text:
     """One accident: its name, what it is and costs, where, and the cure."""
-    text = Text(f"{warning['kind']}: ", style="bold yellow")
     cost = f"{bytes_text(warning['bytes'])} a device and step, time {_time(warning['seconds'])}"
-    text.append(f"{warning['what']} ({cost})", style="not bold default")
+    return _line(warning["kind"], f"{warning['what']} ({cost})", warning)
+
+
+def _line(title: str, what: str, warning: Document) -> Text:
+    text = Text(f"{title}: ", style="bold yellow").append(what, style="not bold default")
     for label in ("where", "change"):
         if warning[label]:
-            text.append(f"\n  {label}: ", style="not bold dim").append(
-                warning[label], style="not bold default"
-            )
+            text.append(f"\n  {label}: ", style="not bold dim")
+            text.append(warning[label], style="not bold default")
     return text
 
 

@@ -18,6 +18,7 @@ from meshwright.report.audit_view import rows as audit_rows
 from meshwright.report.documents import Document, Run
 from meshwright.report.figures import ABSENT, bytes_text, percent_text, seconds_text
 from meshwright.report.plan_view import CandidateRow, candidate_rows
+from meshwright.report.program_tables import compiler_lines
 from meshwright.report.summary import cards
 
 _STYLE = {"good": "green", "fine": "cyan", "warn": "yellow", "bad": "red"}
@@ -64,7 +65,8 @@ def audit_table(audit: Document) -> Group:
     table.add_column("status")
     for row in audit_rows(audit):
         table.add_row(*_audit_cells(row))
-    return Group(table, _totals_table(audit), *map(_finding, audit.get("findings") or []), _verdict(audit))
+    said = [*map(_finding, audit.get("findings") or []), *compiler_lines(audit)]
+    return Group(table, _totals_table(audit), *said, _verdict(audit))
 
 
 def summary_panel(run: Run, places: Mapping[str, str | Path]) -> Panel:
