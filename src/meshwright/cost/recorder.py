@@ -11,7 +11,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
-from meshwright.notation.einsum import Route, cotangent
+from meshwright.notation.einsum import Route
 from meshwright.units import dtype_bytes
 
 
@@ -43,6 +43,8 @@ class Recorder:
             self.sizes["C"] = routed / moe.num_experts
         self.segments: list[Segment] = []
         self.nodes: list[Node] = []
+        self._used: set[int] = set()
+        self._used_here: list[int] = []
 
     def graph(self) -> Graph:
         """What was recorded, the nodes since the layers as the last segment."""
@@ -54,6 +56,9 @@ class Recorder:
         if self.nodes:
             self.segments.append(Segment(name, tuple(self.nodes), count, source))
         self.nodes = []
+        # Layers of other windows are recorded with the same weights and have their own.
+        self._used |= set() if source else set(self._used_here)
+        self._used_here = []
 
     def add(self, node: Node) -> Value:
         """Its first output."""
@@ -105,22 +110,27 @@ class Recorder:
         """The cotangent of a weight from partial sums to where it accumulates.
 
         Every microbatch reduce-scatters where gradients are sharded (ZeRO 2 and 3). What replicas add
-        up is reduced once a step: until then each accumulates its own.
+        up is reduced once a step: until then each accumulates its own, in the type of gradients.
         """
-        steps = _reduced(yielded, self._accumulated(weight))
-        each_time = {"reduce_scatter"} if self.layout.zero_stage >= 2 else set()
+        home = self._accumulated(weight)
+        if self.layout.microbatches == 1:
+            at_once = {"reduce_scatter"} if self.layout.zero_stage >= 2 else set()
+            steps = [(step, step.op not in at_once, dtype) for step in _reduced(yielded, home)]
+        else:
+            adding = _adding(yielded, home if self.layout.zero_stage >= 2 else weight)
+            added = self.layout.gradients_dtype or self.layout.weights_dtype
+            steps = [(step, False, dtype) for step in _reduced(yielded, adding)]
+            steps += [(step, True, added) for step in _reduced(adding, home)]
         return tuple(
             transfer
-            for step in steps
-            for transfer in self.transfers(
-                [step], weight.name, dtype, critical=False, once=step.op not in each_time
-            )
+            for step, once, sent in steps
+            for transfer in self.transfers([step], weight.name, sent, critical=False, once=once)
         )
 
     def update_transfers(self, weight: ShardedArray) -> tuple[Transfer, ...]:
         """What gathers a weight again whose shards were updated apart (ZeRO 1 and 2)."""
         steps = _regathered(self._accumulated(weight), weight)
-        return self.transfers(steps, weight.name, self.layout.compute_dtype, critical=False, once=True)
+        return self.transfers(steps, weight.name, self.layout.weights_dtype, critical=False, once=True)
 
     def _accumulated(self, weight: ShardedArray) -> ShardedArray:
         return self.layout.gradient(weight.name, "".join(weight.dims))
@@ -172,6 +182,12 @@ class Recorder:
             stored.array.replace(name=name), route.yielded, self.layout.gradients_dtype or dtype
         )
         update = self.update_transfers(stored.array.replace(name=name))
+        if not self._is_first_use(stored):
+            # Its gradient is added to that of the first use before it is summed, if that is not at once.
+            at_once = self.layout.zero_stage in (0, 3)
+            waits = self.layout.microbatches > 1
+            backward = tuple(t for t in backward if at_once and not (t.once and waits))
+            update = ()
         if not (forward or backward or update) and stored.dtype == dtype:
             return stored
         return self.add(
@@ -186,6 +202,11 @@ class Recorder:
             )
         )
 
+    def _is_first_use(self, stored: Value) -> bool:
+        """Whether no part of the model before has used the weight, as the embedding does of a tied one."""
+        self._used_here.append(id(stored))
+        return id(stored) not in self._used
+
     def sum_gradient(self, name: str, stored: Value, yielded: ShardedArray) -> None:
         """The gradient of a small weight that is used as it is stored: a float32 sum."""
         backward = self.gradient_transfers(stored.array.replace(name=name), yielded, "f32")
@@ -195,7 +216,13 @@ class Recorder:
 
 @lru_cache(maxsize=8192)
 def _reduced(yielded: ShardedArray, accumulated: ShardedArray) -> tuple[Collective, ...]:
-    return tuple(reshard(yielded, cotangent(accumulated).replace(name=yielded.name)))
+    return tuple(reshard(yielded, accumulated.replace(name=yielded.name)))
+
+
+@lru_cache(maxsize=8192)
+def _adding(yielded: ShardedArray, home: ShardedArray) -> ShardedArray:
+    """Where microbatches add up what each yields: sharded as `home`, and partial as it was made."""
+    return home.replace(unreduced=tuple(axis for axis in yielded.unreduced if axis not in home.sharded_axes))
 
 
 @lru_cache(maxsize=8192)

@@ -1,5 +1,6 @@
 """Whether a Layout fits a model and a batch; what would, where it does not."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
@@ -19,10 +20,26 @@ def check_weights(layout: "Layout", config: ModelConfig, *, pad_vocabulary: bool
     """Raises LayoutError where a dimension of a weight does not divide over its axes."""
     sizes = dimensions(config)
     for path, param in parameters(config).items():
-        array = layout.weight(path.rpartition("/")[2], param.letters)
-        for dim, axes in zip(array.dims, array.axes, strict=True):
-            if sizes[dim] % layout.mesh.size(axes) and not (dim == "V" and pad_vocabulary):
-                raise LayoutError(_does_not_divide(array, dim, axes, sizes[dim], layout.mesh))
+        _check_divides(layout, layout.weight(path.rpartition("/")[2], param.letters), sizes, pad_vocabulary)
+
+
+def check_updates(layout: "Layout", config: ModelConfig) -> None:
+    """Raises LayoutError where a gradient does not divide over what ZeRO 1 and 2 shard it over.
+
+    Part of a run, not of a plan: what flattens its gradients before it shards them has no such limit.
+    """
+    sizes = dimensions(config)
+    for path, param in parameters(config).items():
+        name = path.rpartition("/")[2]
+        _check_divides(layout, layout.gradient(f"d{name}", param.letters), sizes, pad_vocabulary=False)
+
+
+def _check_divides(
+    layout: "Layout", array: ShardedArray, sizes: Mapping[str, int], pad_vocabulary: bool
+) -> None:
+    for dim, axes in zip(array.dims, array.axes, strict=True):
+        if sizes[dim] % layout.mesh.size(axes) and not (dim == "V" and pad_vocabulary):
+            raise LayoutError(_does_not_divide(array, dim, axes, sizes[dim], layout.mesh))
 
 
 def check_batch(layout: "Layout", num_sequences: int | None, seq_len: int | None) -> None:

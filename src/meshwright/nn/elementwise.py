@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
 
 from meshwright.models.config import ModelConfig
 
@@ -29,9 +30,9 @@ def norm(x: Array, scale: Array, bias: Array | None, kind: str, config: ModelCon
     inverse = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
     if config.norm_offset:
         # 1 + scale is rounded to bfloat16 after the product, as Gemma does.
-        return (wide * inverse * (1 + _over(x, scale.astype(jnp.float32)))).astype(x.dtype)
-    out = (wide * inverse).astype(x.dtype) * _over(x, scale.astype(x.dtype))
-    return out if bias is None else out + _over(x, bias.astype(x.dtype))
+        return (wide * inverse * (1 + along(x, scale.astype(jnp.float32)))).astype(x.dtype)
+    out = (wide * inverse).astype(x.dtype) * along(x, scale.astype(x.dtype))
+    return out if bias is None else out + along(x, bias.astype(x.dtype))
 
 
 def activate(gate: Array, up: Array | None, kind: str) -> Array:
@@ -45,6 +46,23 @@ def softcap(x: Array, cap: float) -> Array:
     return cap * jnp.tanh(x.astype(jnp.float32) / cap)
 
 
-def _over(x: Array, vector: Array) -> Array:
-    """`vector` along the last dimension of x, to be broadcast over the others."""
-    return vector[(None,) * (x.ndim - 1)]
+def along(x: Array, vector: Array) -> Array:
+    """`vector` along the last dimensions of x, repeated over the others.
+
+    Its cotangent is a sum over those, which stays partial over the axes that `vector` is typed `reduced`
+    over: JAX's own rule would finish it.
+    """
+    first = x.ndim - vector.ndim
+    parts, kept = jax.typeof(vector).sharding.spec.partitions, jax.typeof(vector).sharding.spec.reduced
+    spec = PartitionSpec(*jax.typeof(x).sharding.spec.partitions[:first], *parts)
+
+    @jax.custom_vjp
+    def repeated(vector: Array) -> Array:
+        here = reshard(vector, PartitionSpec(*parts))
+        return jnp.broadcast_to(here[(None,) * first], x.shape, out_sharding=spec)
+
+    def backward(_: None, d_out: Array) -> tuple[Array]:
+        return (lax.reduce_sum(d_out, range(first), out_sharding=PartitionSpec(*parts, unreduced=kept)),)
+
+    repeated.defvjp(lambda vector: (repeated(vector), None), backward)
+    return repeated(vector)

@@ -11,8 +11,8 @@ from jax import Array, lax
 from jax.sharding import reshard
 
 from meshwright.layout import Layout
-from meshwright.nn.mesh import partition_spec
-from meshwright.notation.array import ShardedArray
+from meshwright.nn.mesh import partition_spec, reduced_axes
+from meshwright.notation.array import Axes, ShardedArray
 
 
 def embed_positions(positions: Array, table: Array, layout: Layout) -> Array:
@@ -21,11 +21,17 @@ def embed_positions(positions: Array, table: Array, layout: Layout) -> Array:
     mine = ShardedArray("positions", ("B", "T"), out.axes[:2])
 
     def local(positions_local: Array, table_local: Array) -> Array:
-        return _gathered(table_local, stored)[positions_local]
+        return _gathered(_own(table_local, kept), stored)[positions_local]
 
-    specs = (partition_spec(mine), partition_spec(stored))
+    kept = reduced_axes(jax.typeof(table).sharding.spec)
+    specs = (partition_spec(mine), partition_spec(stored, kept))
     looked_up = jax.shard_map(local, in_specs=specs, out_specs=partition_spec(out))
     return looked_up(reshard(positions, specs[0]), table)
+
+
+def _own(table_local: Array, kept: Axes) -> Array:
+    """A table as this device's own, so that its gradient is too: a partial sum over `kept`."""
+    return lax.pcast(table_local, kept, to="varying") if kept else table_local
 
 
 def _gathered(table_local: Array, stored: ShardedArray) -> Array:
@@ -44,7 +50,7 @@ def embed(tokens: Array, table: Array, layout: Layout) -> Array:
     split_vocab = stored.axes_of("V")
 
     def local(tokens_local: Array, table_local: Array) -> Array:
-        table_local = _gathered(table_local, stored)
+        table_local = _gathered(_own(table_local, kept), stored)
         if not split_vocab:
             return table_local[tokens_local]
         (axis,) = split_vocab
@@ -55,5 +61,6 @@ def embed(tokens: Array, table: Array, layout: Layout) -> Array:
             return lax.psum_scatter(x_local, axis, scatter_dimension=1, tiled=True)
         return lax.psum(x_local, axis)
 
-    specs = (partition_spec(layout.tokens("tokens")), partition_spec(stored))
+    kept = reduced_axes(jax.typeof(table).sharding.spec)
+    specs = (partition_spec(layout.tokens("tokens")), partition_spec(stored, kept))
     return jax.shard_map(local, in_specs=specs, out_specs=partition_spec(out))(tokens, table)

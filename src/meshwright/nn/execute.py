@@ -16,10 +16,11 @@ from jax.sharding import reshard
 
 from meshwright.nn.contract import local_product
 from meshwright.nn.exchange import acts_on_several_dims, exchange
-from meshwright.nn.mesh import partition_spec
+from meshwright.nn.mesh import partition_spec, reduced_axes
 from meshwright.nn.scatter import reduce_scatter
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective
+from meshwright.notation.collective import reshard as reshard_steps
 from meshwright.notation.einsum import Contraction, Route, cotangent
 
 
@@ -30,16 +31,22 @@ def contract(plan: Contraction, dtype: Any, lhs: Array, rhs: Array) -> Array:
 
 
 def move(route: Route, x: Array) -> Array:
-    """`x`, sharded as `route.given`, as `route.used`; its cotangent comes from `route.yielded`."""
+    """`x`, sharded as `route.given`, as `route.used`; its cotangent comes from `route.yielded`.
+
+    Where `x` is typed `reduced` its cotangent stays a partial sum over those axes.
+    """
     if route.given.same_layout(route.used) and not route.yielded.unreduced:
         return x
+    kept = reduced_axes(jax.typeof(x).sharding.spec)
+    home = cotangent(route.given).replace(unreduced=kept)
+    steps_home = reshard_steps(route.yielded, home) if kept else route.backward
 
     @jax.custom_vjp
     def moved(x: Array) -> Array:
         return run_to(x, route.forward, route.used, route.yielded.unreduced)
 
     def backward(_: None, d_used: Array) -> tuple[Array]:
-        return (run_to(d_used, route.backward, cotangent(route.given), route.given.unreduced),)
+        return (run_to(d_used, steps_home, home, route.given.unreduced),)
 
     moved.defvjp(lambda x: (moved(x), None), backward)
     return moved(x)

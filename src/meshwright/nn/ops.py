@@ -19,9 +19,10 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import input_of
 from meshwright.nn.attention import Scores, attend, read_cache, write_cache
 from meshwright.nn.contract import local_product
-from meshwright.nn.elementwise import activate, norm, softcap
+from meshwright.nn.elementwise import activate, along, norm, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import move
+from meshwright.nn.gradients import Scattered, read
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
 from meshwright.nn.stack import scan_cached_layers, scan_layers
@@ -46,6 +47,13 @@ class JaxOps:
         check_layout_runs(layout)
         self.config, self.layout = config, layout
         self.dtype = JAX_DTYPES[layout.compute_dtype]
+
+    def reads(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """The weights, those whose gradients are scattered as `read`; each layer does so with its own."""
+        return {
+            name: read(self.layout, self.dtype, name, weight) if isinstance(weight, Scattered) else weight
+            for name, weight in weights.items()
+        }
 
     def embed(self, name: str, tokens: Array, table: Array) -> Array:
         with jax.named_scope(name):
@@ -85,8 +93,8 @@ class JaxOps:
         """y plus b along y's last dimensions, b split as they are."""
         with jax.named_scope(name):
             split = jax.typeof(y).sharding.spec[y.ndim - b.ndim :]
-            b = reshard(b.astype(self.dtype), PartitionSpec(*split))
-            return checkpoint_name(y + b[(None,) * (y.ndim - b.ndim)], OPERATION)
+            spec = PartitionSpec(*split, reduced=jax.typeof(b).sharding.spec.reduced)
+            return checkpoint_name(y + along(y, reshard(b.astype(self.dtype), spec)), OPERATION)
 
     def rope(self, name: str, x: Array, positions: Array, local: bool = False) -> Array:
         with jax.named_scope(name):
@@ -146,7 +154,7 @@ class JaxOps:
         """The layers as one scan; without a cache each is rematerialised by the Layout's policy."""
 
         def layer(x: Array, w: Any, window: int | None) -> Array:
-            return block(self, w, x, positions, None, window)[0]
+            return block(self, self.reads(w), x, positions, None, window)[0]
 
         def cached_layer(x: Array, w: Any, cache: Any, window: int | None) -> tuple[Array, Any]:
             x, (arrays, _) = block(self, w, x, positions, cache, window)

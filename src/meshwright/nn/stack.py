@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 Window = int | None
 Layer = Callable[..., Any]
@@ -72,7 +73,9 @@ def _grouped(weights: Any, num_layers: int, period: int) -> tuple[Any, list[Any]
     num_grouped = num_groups * period
 
     def grouped(w: Array) -> Array:
-        return jnp.reshape(w[:num_grouped], (num_groups, period, *w.shape[1:]))
+        spec = jax.typeof(w).sharding.spec
+        split = PartitionSpec(None, None, *spec.partitions[1:], reduced=spec.reduced)
+        return jnp.reshape(w[:num_grouped], (num_groups, period, *w.shape[1:]), out_sharding=split)
 
     rest = [jax.tree.map(lambda w, n=n: w[n], weights) for n in range(num_grouped, num_layers)]
     return jax.tree.map(grouped, weights), rest

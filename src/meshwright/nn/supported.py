@@ -29,7 +29,6 @@ def check_layout_runs(layout: Layout) -> None:
         f"pipe={layout.pipe}": layout.pipe > 1,
         f"expert={layout.expert}": layout.expert > 1,
         f"tensor2={layout.tensor2}": layout.tensor2 > 1,
-        f"zero={layout.zero}": layout.zero_stage in (1, 2),
         "zero_context=true": layout.zero_context,
         f"context_method={layout.context_method}": layout.context_method != plain.context_method,
         f"remat={layout.remat}": layout.remat == "attention",

@@ -137,7 +137,7 @@ class Space:
         for shared in divisors(ranks)[1:]:
             if self.config.d_model % shared == 0:
                 yield {"data": ranks // shared, "fsdp": shared}
-        if ranks > 1 and self.config.d_model % ranks == 0 and not self.runnable:
+        if ranks > 1 and self.config.d_model % ranks == 0:
             yield {"data": ranks, "zero": 1}
             if pipe == 1:
                 yield {"data": ranks, "zero": 2}

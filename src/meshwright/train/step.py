@@ -12,9 +12,11 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_updates
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
+from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params, init_params
@@ -49,6 +51,7 @@ class CompiledStep:
         mesh: jax.sharding.Mesh | None = None,
     ) -> None:
         layout.check(config, workload.num_sequences, workload.seq_len)
+        check_updates(layout, config)
         self.config, self.layout, self.workload = config, layout, workload
         self.mesh = device_mesh(layout) if mesh is None else mesh
         self.schedule = learning_rate(optimizer)
@@ -67,10 +70,11 @@ class CompiledStep:
             return jax.jit(self._with_moments)(params)
 
     def _with_moments(self, params: Any) -> TrainState:
-        return TrainState(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
+        moments = self.optimizer.init(shards(self.config, self.layout, params))
+        return TrainState(params, moments, jnp.zeros((), jnp.int32))
 
     def abstract_state(self) -> TrainState:
-        """The state as ShapeDtypeStructs with shardings: moments are split as their parameters."""
+        """The state as ShapeDtypeStructs with shardings: moments are split as gradients once summed."""
         params = abstract_params(self.config, self.layout, self.mesh)
         with jax.set_mesh(self.mesh):
             shapes = jax.eval_shape(self._with_moments, params)
@@ -121,13 +125,15 @@ class CompiledStep:
         place = partial(reshard, out_shardings=partition_spec(self.layout.tokens("tokens")))
         tokens, targets = place(rows[:, :-1]), place(rows[:, 1:])
         positions = place(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape))
-        return transformer.loss(self.config, self.ops, params, tokens, targets, positions)
+        weights = self.ops.reads(params)
+        return transformer.loss(self.config, self.ops, weights, tokens, targets, positions)
 
     def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
-        loss, grads = self._loss_and_grads(state.params, rows)
+        loss, grads = self.loss_and_gradients(state.params, rows)
         with jax.named_scope("update"):
-            updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
+            mine = shards(self.config, self.layout, state.params)
+            updates, opt_state = self.optimizer.update(grads, state.opt_state, mine)
+            params = gathered(self.config, self.layout, optax.apply_updates(mine, updates))
             metrics = {
                 "loss": loss,
                 "grad_norm": optax.tree.norm(grads),
@@ -135,11 +141,16 @@ class CompiledStep:
             }
         return TrainState(params, opt_state, state.num_updates + 1), metrics
 
-    def _loss_and_grads(self, params: Any, rows: Array) -> tuple[Array, Any]:
+    def loss_and_gradients(self, params: Any, rows: Array) -> tuple[Array, Any]:
         """Mean loss and gradients over the microbatches, which are run one after another."""
-        count = self.layout.microbatches
+        config, layout, count = self.config, self.layout, self.layout.microbatches
+        leaves = differentiated(config, layout, params)
+
+        def share(leaves: Any, rows: Array) -> Array:
+            return self.loss(as_used(config, layout, params, leaves), rows) / count
+
         if count == 1:
-            return jax.value_and_grad(self.loss)(params, rows)
+            return jax.value_and_grad(share)(leaves, rows)
         # Row i of a device goes to microbatch i mod count, so that no row changes its device.
         spec = self.batch_sharding.spec
         split = jnp.reshape(
@@ -149,8 +160,9 @@ class CompiledStep:
         )
 
         def add(total: Any, index: Array) -> tuple[Any, None]:
-            part = jax.value_and_grad(self.loss)(params, split[:, index])
-            return jax.tree.map(lambda old, new: old + new / count, total, part), None
+            part = jax.value_and_grad(share)(leaves, split[:, index])
+            return jax.tree.map(jnp.add, total, part), None
 
-        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        return lax.scan(add, zero, jnp.arange(count))[0]
+        zero = (jnp.zeros(()), zeros(config, layout, leaves))
+        loss, grads = lax.scan(add, zero, jnp.arange(count))[0]
+        return loss, summed(config, layout, grads)

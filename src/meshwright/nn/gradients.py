@@ -1,0 +1,187 @@
+"""Where gradients lie: as microbatches add to them, and once summed, beside the optimizer's moments.
+
+The type of what is differentiated says where its gradient ends. A weight typed `reduced` over axes has one
+that stays a partial sum over them: every device adds up its own over the microbatches, and `summed`
+reduces them once a step. ZeRO 1 and 2 keep weights whole whose gradients are scattered, which no type of
+the weight can say: there the shard of the weight that a device updates is differentiated instead, and
+`Scattered` carries both into the layers, so that each layer's gradient is scattered where it is made.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import Param
+from meshwright.nn.execute import run_steps
+from meshwright.nn.mesh import partition_spec, reduced_axes
+from meshwright.nn.params import build, flatten
+from meshwright.notation.array import Axes, ShardedArray
+from meshwright.notation.collective import reshard
+from meshwright.notation.einsum import cotangent
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scattered:
+    """A whole weight whose gradient is that of `shard`, of which no value is read.
+
+    letters: of one layer's weight, though both arrays may be stacked over the layers.
+    """
+
+    weight: Array
+    shard: Array
+    letters: str = field(metadata={"static": True})
+
+
+def summed_over(layout: Layout, letters: str) -> Axes:
+    """The axes over which the gradient of a weight with these letters is a partial sum.
+
+    Each device has that of its own tokens: the axes that split B and T where the weight is used, whose
+    other letters go first. A norm of heads (H alone) meets every head besides.
+    """
+    heads = "N" if letters == "H" else ""
+    met = layout.activation("", "BT" + heads + letters)
+    return tuple(
+        axis for dim, axes in zip(met.dims, met.axes, strict=True) if dim not in letters for axis in axes
+    )
+
+
+def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
+    """A weight's gradient as microbatches add to it."""
+    own, home = layout.weight(name, letters), layout.gradient(name, letters)
+    if layout.microbatches == 1:
+        return home
+    sharded = home if layout.zero_stage >= 2 else own
+    partial = summed_over(layout, letters.lstrip("L"))
+    return sharded.replace(unreduced=tuple(axis for axis in partial if axis not in sharded.sharded_axes))
+
+
+def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
+    """What the loss is differentiated by: the weights, or their shards where gradients are scattered."""
+
+    def leaf(path: str, letters: str, weight: Array) -> Array:
+        gradient = accumulated(layout, path, letters)
+        return jax.sharding.reshard(
+            weight, partition_spec(gradient.replace(unreduced=()), gradient.unreduced)
+        )
+
+    return _mapped(config, leaf, params)
+
+
+def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> Any:
+    """The weights as the model reads them, whose gradients are those of `leaves`, `differentiated`."""
+
+    def leaf(path: str, letters: str, weight: Array, differentiated: Array) -> Array | Scattered:
+        if _is_scattered(layout, path, letters):
+            return Scattered(weight, differentiated, letters.lstrip("L"))
+        return differentiated
+
+    return _mapped(config, leaf, params, leaves)
+
+
+def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
+    """The whole weight in `dtype`, in which its gradient then travels."""
+    own = layout.weight(name, weight.letters)
+    yielded = cotangent(own).replace(unreduced=summed_over(layout, weight.letters))
+    kept = reduced_axes(jax.typeof(weight.shard).sharding.spec)
+    home = cotangent(layout.gradient(name, weight.letters)).replace(unreduced=kept)
+
+    @jax.custom_vjp
+    def whole(weight: Array, shard: Array) -> Array:
+        return jax.sharding.reshard(weight.astype(dtype), partition_spec(own, yielded.unreduced))
+
+    def forward(weight: Array, shard: Array) -> tuple[Array, None]:
+        return whole(weight, shard), None
+
+    def backward(_: None, d_weight: Array) -> tuple[None, Array]:
+        return None, run_steps(d_weight, reshard(yielded, home)).astype(shard_dtype)
+
+    shard_dtype = weight.shard.dtype
+    whole.defvjp(forward, backward)
+    with jax.named_scope(name):
+        return whole(weight.weight, weight.shard)
+
+
+def zeros(config: ModelConfig, layout: Layout, leaves: Any) -> Any:
+    """Gradients of no microbatch yet."""
+
+    def leaf(path: str, letters: str, like: Array) -> Array:
+        spec = partition_spec(accumulated(layout, path, letters))
+        return jnp.zeros(like.shape, like.dtype, out_sharding=spec)
+
+    return _mapped(config, leaf, leaves)
+
+
+def summed(config: ModelConfig, layout: Layout, gradients: Any) -> Any:
+    """The gradients as the moments lie, of those of all microbatches."""
+
+    def leaf(path: str, letters: str, gradient: Array) -> Array:
+        partial = accumulated(layout, path, letters)
+        with jax.named_scope(tensor_of(path)):
+            return run_steps(_named(gradient, partial), reshard(partial, layout.gradient(path, letters)))
+
+    with jax.named_scope("gradients"):
+        return _mapped(config, leaf, gradients)
+
+
+def shards(config: ModelConfig, layout: Layout, params: Any) -> Any:
+    """The part of every weight that a device updates."""
+
+    def leaf(path: str, letters: str, weight: Array) -> Array:
+        return run_steps(weight, reshard(layout.weight(path, letters), layout.gradient(path, letters)))
+
+    return _mapped(config, leaf, params)
+
+
+def gathered(config: ModelConfig, layout: Layout, updated: Any) -> Any:
+    """The weights of their updated shards."""
+
+    def leaf(path: str, letters: str, shard: Array) -> Array:
+        steps = reshard(layout.gradient(path, letters), layout.weight(path, letters))
+        with jax.named_scope(tensor_of(path)):
+            return run_steps(shard, steps)
+
+    return _mapped(config, leaf, updated)
+
+
+def tensor_of(path: str) -> str:
+    """The name that the plan has for what a parameter's gradient travels as: a norm's bias is the norm's.
+
+    >>> tensor_of("layers/mlp_norm_bias"), tensor_of("layers/wq_bias")
+    ('mlp_norm', 'wq_bias')
+    """
+    name = path.rpartition("/")[2]
+    return name.removesuffix("_bias") if "norm" in name else name
+
+
+def _named(gradient: Array, partial: ShardedArray) -> Array:
+    """The gradient as an operation of its own: the compiler names a sum after what it sums.
+
+    That would be the loop over the microbatches, for all gradients alike.
+    """
+    spec = partition_spec(partial)
+    inner = PartitionSpec(None, *spec.partitions, unreduced=spec.unreduced)
+    return jnp.reshape(
+        jnp.reshape(gradient, (1, *gradient.shape), out_sharding=inner), gradient.shape, out_sharding=spec
+    )
+
+
+def _is_scattered(layout: Layout, name: str, letters: str) -> bool:
+    return accumulated(layout, name, letters).axes != layout.weight(name, letters).axes
+
+
+def _mapped(config: ModelConfig, leaf: Callable[..., Any], *trees: Any) -> Any:
+    """The parameter pytree of `leaf(path, letters, array, ...)`."""
+    flat = [flatten(tree) for tree in trees]
+
+    def one(path: str, param: Param) -> Any:
+        return leaf(path, param.letters, *(arrays[path] for arrays in flat))
+
+    return build(config, one)

@@ -1,0 +1,117 @@
+"""Gradients of several microbatches and of ZeRO 1 and 2: every one of them is that of one device.
+
+Values are float32, where a layout changes nothing but the order of sums. Differences seen are at most
+2e-6 of a tensor's largest entry.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from tests.nn.test_layouts import GPT, LOCAL, TIED, TINY, WITHOUT_GRADIENT
+
+from meshwright.errors import LayoutError
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.nn.params import flatten
+from meshwright.plan_file import Workload
+from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.step import CompiledStep
+
+TOLERANCE = 5e-6
+TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (16, 17), dtype=np.int32)
+
+
+def _step(config: ModelConfig, layout: Layout) -> CompiledStep:
+    optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=2, total_steps=100)
+    layout = layout.replace(weights_dtype="f32", compute_dtype="f32")
+    return CompiledStep(config, layout, Workload(16, 16), optimizer, chip_flops_per_second=1e11)
+
+
+def _gradients(step: CompiledStep) -> tuple[float, dict[str, jax.Array]]:
+    params = step.init(0).params
+    with jax.set_mesh(step.mesh):
+        loss, gradients = jax.jit(step.loss_and_gradients)(
+            params, jax.device_put(TOKENS, step.batch_sharding)
+        )
+    return float(loss), flatten(gradients)
+
+
+@cache
+def _one_device(config: ModelConfig) -> tuple[float, dict[str, np.ndarray]]:
+    loss, gradients = _gradients(_step(config, Layout()))
+    return loss, {path: np.asarray(gradient) for path, gradient in gradients.items()}
+
+
+def _assert_agrees(config: ModelConfig, text: str) -> None:
+    step = _step(config, Layout.parse(text))
+    loss, gradients = _gradients(step)
+    expected_loss, expected = _one_device(config)
+    assert loss == pytest.approx(expected_loss, rel=TOLERANCE)
+    moments = {leaf.sharding for leaf in jax.tree.leaves(step.abstract_state().opt_state) if leaf.ndim}
+    for path, gradient in gradients.items():
+        assert gradient.sharding in moments, f"{path} does not lie as a moment does"
+        if (config.name, path) in WITHOUT_GRADIENT:
+            assert np.abs(gradient).max() < 1e-7
+            continue
+        scale = np.abs(expected[path]).max()
+        assert scale > 0, f"{path} has no gradient to compare"
+        np.testing.assert_allclose(gradient, expected[path], rtol=0, atol=TOLERANCE * scale, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data=2,fsdp=2,tensor=2,microbatches=2,sequence_parallel=true",
+        pytest.param("data=4,tensor=2,zero=1,microbatches=2", marks=pytest.mark.slow),
+        "data=2,fsdp=2,tensor=2,zero=2,microbatches=4,remat=full",
+    ],
+)
+def test_loss_and_gradients_are_those_of_one_device(text: str) -> None:
+    _assert_agrees(TINY, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data=8,microbatches=2",
+        "data=8,zero=1",
+        "data=8,zero=2",
+        "fsdp=8,microbatches=2,remat=matmuls",
+        "fsdp=4,tensor=2,zero=1,sequence_parallel=true",
+        "data=2,context=4,microbatches=2,remat=full",
+        "fsdp=2,context=2,tensor=2,zero=2,microbatches=2,sequence_parallel=true",
+        "data=2,fsdp=2,context=2,zero=1,microbatches=4,remat=matmuls",
+    ],
+)
+def test_the_other_pairs_of_options(text: str) -> None:
+    _assert_agrees(TINY, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [TIED, LOCAL, GPT], ids=lambda config: config.name)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data=2,fsdp=2,tensor=2,microbatches=2,sequence_parallel=true",
+        "data=2,fsdp=2,tensor=2,zero=1,microbatches=2,sequence_parallel=true",
+        "data=4,tensor=2,zero=2,microbatches=2",
+        "context=2,fsdp=2,tensor=2,zero=1,remat=full",
+    ],
+)
+def test_other_families_agree(config: ModelConfig, text: str) -> None:
+    """A table that is used twice, windows in periods, norms of heads, biases and learned positions."""
+    _assert_agrees(config, text)
+
+
+def test_a_shard_that_does_not_divide_is_refused() -> None:
+    """The weights are whole: only what ZeRO shards of them must divide."""
+    with pytest.raises(LayoutError) as error:
+        _step(replace(TINY, d_model=20), Layout(data=8, zero=1))
+    assert str(error.value) == (
+        "dembed[V, D_data]: 20 model dimension (D) do not divide over data = 8; "
+        "fits: data in {1, 2, 4, 5, 10, 20}, or replicate: dembed[V, D]"
+    )
