@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny preset with room for a byte-level vocabulary, on the eight devices of the tests."""
     folder = tmp_path_factory.mktemp("plan")
-    fields = vars(load_model("tiny")) | {"vocab_size": 512}
-    lines = [f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None]
+    config = replace(load_model("tiny"), vocab_size=512)
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value is not None]
     (folder / "small.toml").write_text("".join(lines))
     options = ["--model", str(folder / "small.toml"), "--hardware", "cpu:8"]
     options += ["--batch-tokens", "512", "--seq-len", "32", "--layout", "fsdp=4,tensor=2"]
