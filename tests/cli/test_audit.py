@@ -28,8 +28,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict:
     """What the last audit was asked; its verdict is that of asked["verdict"]."""
     last: dict = {"verdict": "match"}
 
-    def audit_plan(plan, target, progress, *, use_cache):
-        last.update(plan=plan, target=target, use_cache=use_cache)
+    def audit_plan(plan, target, progress, *, use_cache, numerics):
+        last.update(plan=plan, target=target, use_cache=use_cache, numerics=numerics)
         return audit_document() | {"verdict": last["verdict"]}
 
     monkeypatch.setattr("meshwright.audit.audit.audit_plan", audit_plan)
@@ -38,9 +38,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict:
 
 def test_the_target_and_the_cache_are_passed_on(asked: dict):
     assert main(["audit", *PLAN]) == 0
-    assert (asked["target"], asked["use_cache"]) == (None, True)
-    assert main(["audit", *PLAN, "--target", "tpu", "--no-cache"]) == 0
-    assert (asked["target"], asked["use_cache"]) == ("tpu", False)
+    assert (asked["target"], asked["use_cache"], asked["numerics"]) == (None, True, False)
+    assert main(["audit", *PLAN, "--target", "tpu", "--no-cache", "--numerics"]) == 0
+    assert (asked["target"], asked["use_cache"], asked["numerics"]) == ("tpu", False, True)
     assert (asked["plan"].hardware, str(asked["plan"].layout)) == ("v5e:2x4", "fsdp=8,remat=none")
 
 

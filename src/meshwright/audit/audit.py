@@ -11,6 +11,7 @@ from meshwright.audit.findings import findings
 from meshwright.audit.flops import dot_flops
 from meshwright.audit.gaps import not_understood
 from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.numerics import check_numerics
 from meshwright.audit.targets import choose_target
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.catalog import load
@@ -24,9 +25,11 @@ def audit_plan(
     progress: Callable[[str], None] = lambda _: None,
     *,
     use_cache: bool = True,
+    numerics: bool = False,
 ) -> dict:
     """The audit of the training step of `plan`: the keys of `mw audit`.
 
+    numerics: also run the layout with a tiny model beside one device (see `numerics.check_numerics`).
     target: "cpu" or "tpu", whose compiler to ask; by default that of the plan's hardware where it is
     installed, else the CPU's. verdict: `match` if every collective is planned or equivalent, everything
     was understood, and the compiler replicated nothing of its own. Raises AuditError where the step does
@@ -41,7 +44,9 @@ def audit_plan(
     rows = line_up(candidate.cost.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
+    checked = _numerics(plan, progress) if numerics else None
     bad = any(row.status in DIFFERENT for row in rows) or bool(gaps) or replicates(said)
+    bad = bad or (checked is not None and not checked["agrees"])
     memory = compiled.memory_bytes
     return {
         "verdict": "differs" if bad else "match",
@@ -51,6 +56,7 @@ def audit_plan(
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
         "findings": [one.to_dict() for one in findings(rows, hardware.place(plan.layout.mesh))],
+        **({"numerics": checked} if checked else {}),
         "compiler_warnings": [one.to_dict() for one in said],
         "planned": [p.to_dict() for row in rows for p in row.planned],
         "emitted": [e.to_dict(row.tensor) for row in rows for e in row.emitted],
@@ -72,6 +78,11 @@ def audit_plan(
             "compiled_by_cause": memory,
         },
     }
+
+
+def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
+    progress(f"running a tiny model under {plan.layout} and on one device")
+    return check_numerics(plan)
 
 
 def _memory_by_cause(candidate: Candidate) -> dict[str, int]:

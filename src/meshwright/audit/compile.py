@@ -101,7 +101,8 @@ def _run(folder: Path, plan: Plan, target: Target) -> None:
     if excess:
         raise AuditError(f"{plan.layout}: compiling took over {excess}")
     if process.returncode:
-        raise AuditError(f"{plan.layout} does not compile: {_message(folder / _LOG, process.returncode)}")
+        log = (folder / _LOG).read_text(errors="replace")
+        raise AuditError(f"{plan.layout} does not compile: {error_line(log, process.returncode)}")
 
 
 def _watch(process: subprocess.Popen) -> str:
@@ -131,9 +132,9 @@ def _resident_bytes(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _message(log: Path, code: int) -> str:
-    """The line that says what was wrong: the last error of the traceback, else the last line."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+def error_line(log: str, code: int) -> str:
+    """The line of a failed process that says why: the last error of the traceback, else the last line."""
+    lines = [line for line in log.splitlines() if line.strip()]
     errors = [found[1] for line in lines if (found := _ERROR_LINE.match(line))]
     return (errors or lines or [f"exit code {code}"])[-1]
 

@@ -36,6 +36,12 @@ def audit(
         Path | None, typer.Option(help="The optimised HLO of any program, in place of a plan.")
     ] = None,
     mesh: Annotated[str | None, typer.Option(help="With --hlo: the mesh's axes, data=2,tensor=4.")] = None,
+    numerics: Annotated[
+        bool,
+        typer.Option(
+            "--numerics", help="Also compare loss and gradients with one device's, on a tiny model."
+        ),
+    ] = False,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compile even what was compiled before.")
     ] = False,
@@ -62,6 +68,7 @@ def audit(
             "--seq-len": seq_len,
             "--layout": layout,
             "--target": target,
+            "--numerics": numerics or None,
         }
         _finish(_of_program(hlo, hardware, mesh, given), output, as_json=as_json)
         return
@@ -71,7 +78,9 @@ def audit(
 
     asked = _from_options(model, hardware, batch_tokens, seq_len, layout) if plan is None else load_plan(plan)
     with progress() as update:
-        document = audit_plan(asked, target, lambda what: update(what, None), use_cache=not no_cache)
+        document = audit_plan(
+            asked, target, lambda what: update(what, None), use_cache=not no_cache, numerics=numerics
+        )
     _finish(document, output, as_json=as_json)
 
 

@@ -65,7 +65,7 @@ def audit_table(audit: Document) -> Group:
     table.add_column("status")
     for row in audit_rows(audit):
         table.add_row(*_audit_cells(row))
-    said = [*map(_finding, audit.get("findings") or []), *compiler_lines(audit)]
+    said = [*map(_finding, audit.get("findings") or []), *compiler_lines(audit), *_numerics(audit)]
     return Group(table, _totals_table(audit), *said, _verdict(audit))
 
 
@@ -136,6 +136,27 @@ def _totals_table(audit: Document) -> Table:
     for name, *figures in totals(audit):
         table.add_row(name, *figures)
     return table
+
+
+def _numerics(audit: Document) -> list[Text]:
+    """How far loss and gradients of the tiny model are from those of one device."""
+    found = audit.get("numerics")
+    if not found:
+        return []
+    worst, loss = found["worst"], found["loss"]["difference"]
+    verdict = Text("agrees", style="green") if found["agrees"] else Text("differs", style="red")
+    return [
+        Text("numerics: ")
+        .append(verdict)
+        .append(
+            f" with one device (tiny model, {found['layout']}): loss within {_share(loss)}, "
+            f"{len(found['gradients'])} gradients within {_share(worst['difference'])} ({worst['tensor']})"
+        )
+    ]
+
+
+def _share(difference: float | None) -> str:
+    return "unavailable" if difference is None else f"{difference:.1e}"
 
 
 def _finding(finding: Document) -> Text:

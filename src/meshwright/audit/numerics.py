@@ -1,0 +1,158 @@
+"""Whether a layout computes what one device computes: loss and every gradient of a tiny model.
+
+The model has the shape of the planned one (its norms, positions, heads a KV head, windows, biases) and
+small dimensions; the layout keeps its options, and each of its degrees above one becomes two. Numbers are
+float32, in which a layout changes nothing but the order of sums. It runs on virtual CPU devices, in a
+process of its own, since their number is fixed when JAX starts.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from meshwright.audit.compile import error_line
+from meshwright.errors import AuditError
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.plan_file import Plan, Workload, load_plan, save_plan
+
+# Relative to a tensor's largest entry. Sums of some hundred terms differ by about ten roundings of 1.2e-7.
+TOLERANCE = 1e-5
+# What is this small beside the largest gradient of any tensor is rounding: a bias of keys has none.
+_NEGLIGIBLE = 1e-6
+_DEGREES = ("data", "fsdp", "context", "tensor", "microbatches")
+_SEQ_LEN, _VOCAB, _D_HEAD = 16, 64, 8
+TIMEOUT_SECONDS = 300
+
+
+def check_numerics(plan: Plan) -> dict[str, Any]:
+    """loss and gradients[] of the plan's layout beside one device's, their differences, and `agrees`.
+
+    difference: relative to the tensor's largest entry; None where a number is not finite. Raises
+    AuditError where the small model does not run under the layout.
+    """
+    small = tiny_plan(plan)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count="
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{flags}{small.layout.mesh.num_devices}",
+    }
+    with tempfile.TemporaryDirectory(prefix="meshwright-numerics-") as folder:
+        save_plan(small, Path(folder) / "plan.toml")
+        command = [sys.executable, "-m", "meshwright.audit.numerics", folder]
+        try:
+            ran = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise AuditError(f"{small.layout}: the tiny model ran for over {TIMEOUT_SECONDS} s") from None
+        if ran.returncode:
+            why = error_line(ran.stderr, ran.returncode)
+            raise AuditError(f"{small.layout}: the tiny model does not run: {why}")
+        return json.loads(ran.stdout.splitlines()[-1])
+
+
+def tiny_plan(plan: Plan) -> Plan:
+    """The plan with a model, a batch and degrees that a laptop runs in seconds."""
+    layout = plan.layout.replace(
+        **{name: min(2, getattr(plan.layout, name)) for name in _DEGREES},
+        weights_dtype="f32",
+        compute_dtype="f32",
+        gradients_dtype=None,
+    )
+    ranks = layout.data * layout.fsdp * layout.microbatches
+    return Plan(tiny_model(plan.model), "cpu:1", Workload(2 * ranks, _SEQ_LEN), layout)
+
+
+def tiny_model(config: ModelConfig) -> ModelConfig:
+    """A model with the features of `config` and small dimensions."""
+    num_kv_heads = min(4, config.num_kv_heads)
+    num_heads = num_kv_heads * min(2, config.num_heads // config.num_kv_heads)
+    num_layers = min(config.num_layers, config.global_every + 1 if config.global_every else 2)
+    return replace(
+        config,
+        num_layers=num_layers,
+        d_model=32,
+        d_ff=64,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        d_head=_D_HEAD,
+        rotary_dim=config.rotary_dim and _D_HEAD // 2,
+        vocab_size=_VOCAB,
+        max_seq_len=4 * _SEQ_LEN,
+        sliding_window=config.sliding_window and 5,
+    )
+
+
+def compared(
+    loss: float, gradients: Mapping[str, Any], loss_alone: float, gradients_alone: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The report of two runs: arrays by path, under the layout and on one device."""
+    import numpy as np
+
+    largest = max(float(np.abs(one).max()) for one in gradients_alone.values())
+    rows = []
+    for path, alone in gradients_alone.items():
+        scale = max(float(np.abs(alone).max()), _NEGLIGIBLE * largest)
+        rows.append({"tensor": path, "difference": _finite(np.abs(gradients[path] - alone).max() / scale)})
+    difference = _finite(abs(loss - loss_alone) / abs(loss_alone))
+    worst = max(rows, key=lambda row: _or_infinite(row["difference"]))
+    return {
+        "agrees": max(map(_or_infinite, (difference, worst["difference"]))) <= TOLERANCE,
+        "tolerance": TOLERANCE,
+        "loss": {"layout": _finite(loss), "one_device": _finite(loss_alone), "difference": difference},
+        "gradients": rows,
+        "worst": worst,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """A number that JSON can hold; None for inf and nan."""
+    return float(value) if isfinite(value) else None
+
+
+def _or_infinite(value: float | None) -> float:
+    return inf if value is None else value
+
+
+def _compare_here(folder: Path) -> dict[str, Any]:
+    """What the process does: both runs, one after the other."""
+    plan = load_plan(folder / "plan.toml")
+    alone = Layout(weights_dtype="f32", compute_dtype="f32")
+    report = compared(*_run(plan, plan.layout), *_run(plan, alone))
+    return {"layout": str(plan.layout), "devices": plan.layout.mesh.num_devices, **report}
+
+
+def _run(plan: Plan, layout: Layout) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients, by path, of the same parameters and tokens."""
+    import jax
+    import numpy as np
+
+    from meshwright.nn.mesh import device_mesh
+    from meshwright.nn.params import flatten, init_params, shardings
+    from meshwright.train.optimizer import OptimizerConfig
+    from meshwright.train.step import CompiledStep
+
+    optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
+    step = CompiledStep(plan.model, layout, plan.workload, optimizer, chip_flops_per_second=1.0)
+    one = Layout(weights_dtype="f32", compute_dtype="f32")
+    whole = jax.tree.map(np.asarray, init_params(plan.model, one, device_mesh(one), seed=0))
+    params = jax.device_put(whole, shardings(plan.model, layout, step.mesh))
+    shape = (plan.workload.num_sequences, plan.workload.seq_len + 1)
+    tokens = np.random.default_rng(0).integers(0, plan.model.vocab_size, shape, dtype=np.int32)
+    with jax.set_mesh(step.mesh):
+        rows = jax.device_put(tokens, step.batch_sharding)
+        loss, gradients = jax.jit(step.loss_and_gradients)(params, rows)
+    return float(loss), {path: np.asarray(one, np.float32) for path, one in flatten(gradients).items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_compare_here(Path(sys.argv[1]))))

@@ -1,0 +1,92 @@
+"""A layout's numbers beside one device's: what is made small, what agrees, and what does not."""
+
+import numpy as np
+import pytest
+
+from meshwright.audit.numerics import check_numerics, compared, tiny_model, tiny_plan
+from meshwright.errors import AuditError
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, Workload
+
+
+def _plan(model: str, layout: str) -> Plan:
+    return Plan(load_model(model), "v5p:16x16x16", Workload(1024, 4096), Layout.parse(layout))
+
+
+def test_a_tiny_model_keeps_its_family() -> None:
+    gemma = load_model("gemma-2-9b")
+    small = tiny_model(gemma)
+    kept = (
+        "norm",
+        "norm_offset",
+        "post_norms",
+        "attention_softcap",
+        "logit_softcap",
+        "tied_embeddings",
+        "activation",
+    )
+    assert [getattr(small, name) for name in kept] == [getattr(gemma, name) for name in kept]
+    assert small.windows == (5, None, 5)
+    assert (small.num_heads // small.num_kv_heads, small.num_layers) == (2, 3)
+    multi_query = tiny_model(load_model("llama-3-70b"))
+    assert (multi_query.num_heads, multi_query.num_kv_heads, multi_query.sliding_window) == (8, 4, None)
+
+
+def test_a_tiny_plan_keeps_the_layouts_options() -> None:
+    small = tiny_plan(
+        _plan("llama-3-70b", "fsdp=128,tensor=4,microbatches=8,sequence_parallel=true,remat=full")
+    )
+    assert str(small.layout) == (
+        "fsdp=2,tensor=2,sequence_parallel=true,microbatches=2,remat=full,weights_dtype=f32,compute_dtype=f32"
+    )
+    assert small.workload == Workload(8, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("llama-3-70b", "fsdp=1024,tensor=4,sequence_parallel=true,remat=full"),
+        ("gemma-2-9b", "data=2,fsdp=8,context=4,tensor=2"),
+        ("llama-3-70b", "fsdp=64,microbatches=4"),
+    ],
+)
+def test_what_nn_runs_agrees_with_one_device(model: str, layout: str) -> None:
+    found = check_numerics(_plan(model, layout))
+    assert found["agrees"] and found["loss"]["difference"] < 1e-6
+    assert found["loss"]["one_device"] > 4  # ln 64 = 4.16
+    assert {row["tensor"] for row in found["gradients"]} >= {
+        "embed",
+        "layers/wq",
+        "layers/w_out",
+        "final_norm",
+    }
+    assert 0 < found["worst"]["difference"] <= found["tolerance"]
+
+
+def test_a_layout_that_cannot_run_says_why() -> None:
+    with pytest.raises(
+        AuditError, match=r"the tiny model does not run: .*pipe=2 can be planned, not yet run"
+    ):
+        check_numerics(_plan("llama-3-70b", "pipe=2,fsdp=64"))
+
+
+def test_a_missing_sum_is_found() -> None:
+    alone = {"wq": np.array([1.0, 2.0]), "wk": np.array([3.0, -4.0])}
+    found = compared(4.0, {**alone, "wk": np.array([1.5, -2.0])}, 4.0, alone)
+    assert not found["agrees"]
+    assert found["worst"] == {"tensor": "wk", "difference": 0.5}
+    assert compared(4.0, alone, 4.0, alone)["agrees"]
+    assert not compared(4.1, alone, 4.0, alone)["agrees"]
+
+
+def test_what_is_not_finite_is_none_and_differs() -> None:
+    alone = {"wq": np.array([1.0])}
+    found = compared(float("nan"), {"wq": np.array([np.inf])}, 4.0, alone)
+    assert (found["agrees"], found["loss"]["difference"], found["worst"]["difference"]) == (False, None, None)
+
+
+def test_a_gradient_that_is_only_rounding_is_measured_by_the_others() -> None:
+    alone = {"wq": np.array([1.0]), "wk_bias": np.array([1e-12])}
+    assert compared(4.0, {"wq": np.array([1.0]), "wk_bias": np.array([-3e-12])}, 4.0, alone)["agrees"]
