@@ -97,7 +97,7 @@ class Enumeration:
         q, chip = question, question.hardware.chip
         self.question, self.placement, self.by = question, question.placement, by
         self.router = router(question.placement)
-        self.both: dict[tuple, tuple[Move, Move | None]] = {}
+        self.both: dict[tuple, tuple[Move, Move | None]] | None = None  # what is shared with by_rules()
         given = [array for array in (q.rhs, q.lhs, q.out) if array is not None]
         used = {axis for array in given for axis in (*array.sharded_axes, *array.unreduced)}
         self.axes = tuple(axis for axis, size in q.mesh.sizes.items() if size > 1 or axis in used)
@@ -119,7 +119,7 @@ class Enumeration:
     def by_rules(self) -> "Enumeration":
         """The same by the rules alone; what one finds of moves the other knows."""
         other = Enumeration(self.question, "rules")
-        other.both = self.both
+        self.both = other.both = {}
         return other
 
     def price(self, roles: Roles, found: Collector, least: "Least | None" = None, limit: float = inf) -> None:
@@ -188,11 +188,7 @@ class Enumeration:
         self, dims: Axes, source: Split, partial: Axes, target: Split, target_partial: Axes, block: float
     ) -> list[tuple[Move, bool]]:
         """The move by the rules and, where it may be better, that of a search; whether it is searched."""
-        key = dims, source, partial, target, target_partial, block
-        if key not in self.both:
-            ask = Ask(source, partial, target, target_partial, self.rooms[dims])
-            self.both[key] = self._both(ask, block)
-        rules, searched = self.both[key]
+        rules, searched = self._both(Ask(source, partial, target, target_partial, self.rooms[dims]), block)
         if searched is None or self.by == "rules":
             return [(rules, False)]
         if self.by == "useful" and searched.replaces(rules):
@@ -201,8 +197,16 @@ class Enumeration:
 
     def _both(self, ask: Ask, block: float) -> tuple[Move, Move | None]:
         """The move by the rules, and that of a search where it takes less time."""
+        if self.both is None:
+            return self._found(ask, block)
+        key = ask, block
+        if key not in self.both:
+            self.both[key] = self._found(ask, block)
+        return self.both[key]
+
+    def _found(self, ask: Ask, block: float) -> tuple[Move, Move | None]:
         rules = move(way(*ask[:4]), block, self.placement)
-        legs = self.router.legs(ask, block) if rules.legs else None
+        legs = self.router.legs(ask, block) if rules.seconds else None
         if legs is None or legs == rules.legs:
             return rules, None
         searched = move(legs, block, self.placement)

@@ -11,6 +11,7 @@ from math import prod
 from string import ascii_lowercase
 from typing import NamedTuple
 
+from meshwright.cost.collectives import seconds_by_bytes
 from meshwright.cost.resharding import step_price
 from meshwright.hardware.topology import Placement
 from meshwright.notation.array import Axes, ShardedArray
@@ -118,14 +119,18 @@ def move(legs: tuple[Leg, ...], block: float, placement: Placement) -> Move:
 @lru_cache(maxsize=1 << 16)
 def _leg(op: Op, axes: Axes, placement: Placement) -> Callable[[float], tuple[float, float, float]]:
     """Of a block's bytes (those of the resulting block, seconds, those that a device sends)."""
-    n, price = prod([placement.sizes[axis] for axis in axes]), step_price(placement)
+    n = prod([placement.sizes[axis] for axis in axes])
     if op == "slice":
         return lambda block: (block / n, 0.0, 0.0)
+    price = seconds_by_bytes(op, axes, placement)
+    if op == "permute":  # whose price is the longer of two collectives
+        price = lambda gathered: step_price(placement)(op, axes, round(gathered))  # noqa: E731
     growth = n if op == "all_gather" else 1 / n if op == "reduce_scatter" else 1
+    gathered = gathered_bytes(op, 1.0, n)
+    sent = sent_bytes(op, gathered, n)
 
     def leg(block: float) -> tuple[float, float, float]:
-        gathered = gathered_bytes(op, block, n)
-        return block * growth, price(op, axes, gathered), sent_bytes(op, gathered, n)
+        return block * growth, price(block * gathered), block * sent
 
     return leg
 
