@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test check nightly lint types imports tests lock screenshot clean
+.PHONY: help demo test test-audit check nightly lint types imports tests lock screenshot clean
 
 PYTHON  ?= python3
 # The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
@@ -11,6 +11,7 @@ TORCH   ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 UV_TORCH = $(if $(PIP_FIND_LINKS),--find-links '$(PIP_FIND_LINKS)',--torch-backend cpu)
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))' 2>/dev/null || echo 1)
 DEV     ?= .venv-dev
+TPU     ?= .venv-tpu
 ARGS    ?=
 UV      := $(shell command -v uv 2>/dev/null)
 START   := $(shell date +%s)
@@ -23,6 +24,7 @@ help:
 	@echo 'make demo      plan, train, audit and serve a small model on 8 virtual CPU devices (own .venv)'
 	@echo 'make test      lint, types, import contracts and tests, in a fresh or current $(DEV)'
 	@echo 'make check     the same in the environment that is there: make check DEV=.venv'
+	@echo 'make test-audit  audits by the TPU compiler, which needs no TPU, in an environment of their own'
 	@echo 'make nightly   make test, the slow tests too'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
 	@echo 'make screenshot docs/report.png from runs/demo/report.html (needs Chromium)'
@@ -39,6 +41,11 @@ test: $(DEV)/.installed
 
 check: lint types imports tests
 	@echo "all passed: lint, types, imports, tests in $(SECONDS_SO_FAR) s"
+
+# One compile at a time: libtpu runs once on a host.
+test-audit: $(TPU)/.installed
+	@echo '== pytest, by the TPU compiler' && $(TPU)/bin/pytest -q tests/audit/test_tpu.py --durations=0 $(ARGS)
+	@echo "all passed: audits by the TPU compiler in $(SECONDS_SO_FAR) s"
 
 nightly: $(DEV)/.installed
 	@$(MAKE) --no-print-directory check SELECT=
@@ -64,6 +71,12 @@ $(DEV)/.installed: requirements-dev.lock pyproject.toml
 	@$(call environment,$(DEV),requirements-dev.lock)
 	@$(call install,$(DEV)) -c requirements-dev.lock $(if $(UV),$(UV_TORCH)) '$(TORCH)' \
 	  || echo 'note: no $(TORCH) to be found; the tests against Hugging Face on torch will be skipped'
+	@touch $@ && echo "installed in $(SECONDS_SO_FAR) s"
+
+$(TPU)/.installed: requirements-dev.lock pyproject.toml
+	@$(call environment,$(TPU),requirements-dev.lock)
+	@$(call install,$(TPU)) -c requirements-dev.lock 'jax[tpu]'
+	@$(TPU)/bin/python -c 'import libtpu'
 	@touch $@ && echo "installed in $(SECONDS_SO_FAR) s"
 
 # $(call install,ENV): the installer's command line up to the requirements.
@@ -100,5 +113,5 @@ screenshot:
 	  rm -rf "$$profile"; test -f docs/report.png && echo 'wrote docs/report.png'
 
 clean:
-	rm -rf .venv .venv-dev .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist
+	rm -rf .venv .venv-dev .venv-tpu .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
