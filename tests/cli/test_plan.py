@@ -240,3 +240,28 @@ def test_no_size_that_fits_exits_1_and_says_why(capsys):
     assert smallest["hardware"] is None and len(smallest["tried"]) == 3
     assert all(tried["why_not"] for tried in smallest["tried"])
     assert "mw: llama-3-70b on up to v5p:2x2x1: weights and moments alone need 176 GB a chip" in printed.err
+
+
+def test_the_compiler_is_asked_for_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """A compiler that says 1 TB of the best and 1 MB of the next."""
+    from meshwright.audit.compile import CompiledProgram
+
+    answers = iter([10**12, 10**6, 10**6])
+    monkeypatch.setattr(
+        "meshwright.audit.second_opinion.compile_plan",
+        lambda plan, target, progress: CompiledProgram("", 1.0, {"total": next(answers)}),
+    )
+    command = ["plan", "train", "--model", "tiny", "--hardware", "cpu:8", "--batch-tokens", "1Ki"]
+    assert main([*command, "--seq-len", "64", "--audit", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(one["compiled_bytes"], one["fits"]) for one in document["audit"]] == [
+        (10**12, False),
+        (10**6, True),
+        (10**6, True),
+    ]
+    assert document["best"]["layout"] == document["audit"][1]["layout"]
+    assert document["best"]["compiled_bytes_per_chip"] == 10**6
+    answers = iter([10**12, 10**6, 10**6])
+    assert main([*command, "--seq-len", "64", "--audit"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 TB a chip by XLA for CPU" in out and ": does not fit" in out

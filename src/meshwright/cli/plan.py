@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from meshwright.audit.second_opinion import second_opinion
 from meshwright.cli.common import (
     HardwareOption,
     Json,
@@ -28,12 +29,13 @@ from meshwright.layout import DTYPES, Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.anchor import slowdown_of
+from meshwright.plan.chosen import plan_of
 from meshwright.plan.degrees import check_chips
 from meshwright.plan.explain import explain as explain_search
 from meshwright.plan.smallest import NothingFits, Smallest
 from meshwright.plan.smallest import smallest as find_smallest
-from meshwright.plan.train import Candidate, Search, assumptions, price, search
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan.train import Search, assumptions, price, search
+from meshwright.plan_file import Workload
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -87,6 +89,12 @@ def train(
         Path | None,
         typer.Option(help="A run's metrics.jsonl, its plan.toml beside it: times are scaled to fit it."),
     ] = None,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit", help="Ask the hardware's compiler for the memory of the best; implies --runnable."
+        ),
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say in words what was chosen, why, and what next.")
     ] = False,
@@ -108,6 +116,7 @@ def train(
     if output:
         check_output(output)
     fixed = Layout.parse_fields(given or "")
+    runnable = True if audit and runnable is None else runnable
     sizing = None
     if smallest:
         _check_smallest(layout, anchor)
@@ -132,14 +141,20 @@ def train(
                 given=fixed,
                 runnable=runnable,
             )
+    opinions = ()
+    if audit:
+        with progress() as update:
+            found, opinions = second_opinion(
+                config, machine, workload, found, progress=lambda what: update(what, None)
+            )
     said = None
     if explain or as_json or output or tokens or critical_batch:
         said = explain_search(
             config, machine, workload, found, num_tokens=tokens, critical_tokens=critical_batch
         )
-    document = plan_document(config, machine, workload, found, top, said, sizing)
+    document = plan_document(config, machine, workload, found, top, said, sizing, opinions)
     if output and found.best.fits:
-        write_plan(output, _runnable(config, machine, workload, found.best), workload, document)
+        write_plan(output, plan_of(config, machine, workload, found.best), workload, document)
     if as_json:
         emit(document)
     else:
@@ -266,12 +281,3 @@ def _price_one(
     best = min(priced, key=lambda candidate: candidate.step_seconds)
     seconds = time.perf_counter() - started
     return Search((best,), 1, seconds, tuple(assumptions(hardware, workload, best)))
-
-
-def _runnable(config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate) -> Plan:
-    """The plan of the best layout, its batch rounded to what the batch shards divide."""
-    shards = best.layout.num_batch_shards * best.layout.microbatches
-    whole = Workload(max(1, round(workload.num_sequences / shards)) * shards, workload.seq_len)
-    run = best if whole == workload else price(config, hardware, whole, best.layout)
-    planned = {"step_seconds": run.step_seconds, "mfu": run.mfu, "bytes_per_chip": run.memory.total}
-    return Plan(config, hardware.spec, whole, best.layout, planned)

@@ -2,10 +2,12 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 from meshwright import __version__
+from meshwright.audit.second_opinion import Opinion
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
@@ -25,6 +27,7 @@ def plan_document(
     num_candidates: int,
     said: Explanation | None,
     sizing: Smallest | None = None,
+    opinions: Sequence[Opinion] = (),
 ) -> dict:
     """The keys of contract.md (best, candidates, assumptions, search), then why, then what they are about."""
     return {
@@ -34,6 +37,7 @@ def plan_document(
         "search": {"considered": found.considered, "seconds": found.seconds},
         **(said.to_dict() if said else {}),
         **({"smallest": sizing.to_dict()} if sizing else {}),
+        **({"audit": [opinion.to_dict() for opinion in opinions]} if opinions else {}),
         "model": asdict(config) | {"params": count_params(config).total},
         "hardware": {
             "spec": hardware.spec,

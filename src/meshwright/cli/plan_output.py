@@ -39,7 +39,7 @@ def write_plan(path: Path, written: Plan, asked: Workload, document: dict) -> No
 
 def misses(found: Search) -> str:
     """By how much the best layout does not fit."""
-    best, needed = found.best, found.best.memory.total
+    best, needed = found.best, found.best.needed_bytes
     usable = usable_bytes(best.hardware)
     which = "nothing fits; nearest comes" if found.considered > 1 else "does not fit:"
     return (
@@ -71,11 +71,25 @@ def show_plan(
         *([_sizes(sizing)] if sizing else []),
         "",
         plan_table(document),
+        *map(_opinion, document.get("audit", [])),
         *([] if in_words else [breakdown_table(document["best"])]),
         *(_prose(section.title, section.paragraphs) for section in sections),
         _prose("Assumptions", tuple(document["assumptions"])),
         f"{found.considered:,} layouts considered in {format_seconds(found.seconds)}"
         + ("" if in_words else "; --explain says why in words"),
+    )
+
+
+def _opinion(opinion: dict) -> str:
+    """The compiler's memory of a layout beside the planned one."""
+    compiled, planned = opinion["compiled_bytes"], opinion["planned_bytes"]
+    start = f"audited {opinion['layout']}: "
+    if compiled is None:
+        return f"{start}unavailable, {opinion['reason']}"
+    fits = "fits" if opinion["fits"] else "does not fit"
+    return (
+        f"{start}{format_bytes(compiled)} a chip by {opinion['compiler']}, {compiled / planned:.0%} of the "
+        f"planned {format_bytes(planned)}: {fits}"
     )
 
 

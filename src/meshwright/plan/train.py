@@ -40,7 +40,10 @@ NUM_PLACED = 5
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout with its price. placement: the links that its axes take."""
+    """One layout with its price. placement: the links that its axes take.
+
+    compiled_bytes: of one chip, as a compiler says; None where none was asked.
+    """
 
     layout: Layout
     cost: StepCost
@@ -49,14 +52,20 @@ class Candidate:
     num_tokens: float
     hardware: Hardware
     placement: Placement
+    compiled_bytes: int | None = None
 
     @property
     def step_seconds(self) -> float:
         return self.cost.seconds
 
     @property
+    def needed_bytes(self) -> int:
+        """Of one chip: the compiler's figure where it was asked."""
+        return self.memory.total if self.compiled_bytes is None else self.compiled_bytes
+
+    @property
     def fits(self) -> bool:
-        return self.memory.total <= usable_bytes(self.hardware)
+        return self.needed_bytes <= usable_bytes(self.hardware)
 
     @property
     def mfu(self) -> float:
@@ -87,6 +96,7 @@ class Candidate:
             "tflops_per_chip": self.model_flops / seconds / chips / 1e12,
             "tokens_per_second_per_chip": self.num_tokens / seconds / chips,
             "bytes_per_chip": self.memory.to_dict(),
+            **({} if self.compiled_bytes is None else {"compiled_bytes_per_chip": self.compiled_bytes}),
             "fits": self.fits,
             "bound": self.cost.bound,
             "breakdown": [
@@ -172,9 +182,9 @@ def search(
             raise PlanError(f"{config.name} on {hardware.spec}: no layout that divides has {wanted}")
         raise PlanError(_nothing_divides(config, hardware, workload, runnable))
     found = _priced(choices, config, hardware, workload, num_ranked)
-    found.sort(key=_rank)
+    found.sort(key=rank)
     found[:NUM_PLACED] = [well_placed(config, workload, candidate) for candidate in found[:NUM_PLACED]]
-    found.sort(key=_rank)
+    found.sort(key=rank)
     said = tuple(assumptions(hardware, workload, found[0]))
     return Search(tuple(found), len(choices), time.perf_counter() - started, said)
 
@@ -200,9 +210,9 @@ def _priced(
     return found
 
 
-def _rank(candidate: Candidate) -> tuple:
+def rank(candidate: Candidate) -> tuple:
     """Those that fit by time; the others by how much memory they lack."""
-    over = 0 if candidate.fits else candidate.memory.total
+    over = 0 if candidate.fits else candidate.needed_bytes
     return (over, candidate.step_seconds)
 
 

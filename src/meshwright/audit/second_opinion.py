@@ -1,0 +1,94 @@
+"""A search's best layouts, ranked again by the memory that the hardware's own compiler says they take."""
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+from meshwright.audit.compile import compile_plan
+from meshwright.audit.targets import Target, choose_target
+from meshwright.errors import AuditError, MeshwrightError
+from meshwright.hardware.topology import Hardware
+from meshwright.models.config import ModelConfig
+from meshwright.plan.chosen import plan_of
+from meshwright.plan.train import Candidate, Search, rank
+from meshwright.plan_file import Workload
+
+# How many of the best are compiled, and how many more until one of them fits.
+NUM_AUDITED, MAX_AUDITED = 3, 6
+_USED = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """Memory of one layout on one chip, planned and compiled; reason: why the latter is None."""
+
+    layout: str
+    planned_bytes: int
+    compiled_bytes: int | None
+    fits: bool
+    compiler: str
+    reason: str = ""
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+def second_opinion(
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    found: Search,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Search, tuple[Opinion, ...]]:
+    """The search with the compiled memory of its best, which refuses those that do not fit.
+
+    The NUM_AUDITED best are compiled, and the next, up to MAX_AUDITED, until one fits. Raises AuditError
+    where the compiler of the hardware's chips is not there.
+    """
+    target = _own_compiler(hardware, found.best)
+    candidates, opinions = list(found.candidates), []
+    for at, candidate in enumerate(found.candidates[:MAX_AUDITED]):
+        if at >= NUM_AUDITED and any(one.fits and one.compiled_bytes is not None for one in opinions):
+            break
+        candidates[at], opinion = _asked(config, hardware, workload, candidate, target, progress)
+        opinions.append(opinion)
+    return replace(found, candidates=tuple(sorted(candidates, key=rank))), tuple(opinions)
+
+
+def _own_compiler(hardware: Hardware, best: Candidate) -> Target:
+    """The compiler of the hardware's chips: that of another tells nothing of their memory."""
+    kind = hardware.chip.kind
+    if kind == "gpu":
+        raise AuditError(f"--audit knows no compiler for {hardware.chip.name}; fits: a TPU or cpu")
+    return choose_target(hardware.spec, best.layout, kind)
+
+
+def _asked(
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    candidate: Candidate,
+    target: Target,
+    progress: Callable[[str], None],
+) -> tuple[Candidate, Opinion]:
+    reason, compiled = "", None
+    try:
+        plan = plan_of(config, hardware, workload, candidate)
+        memory = compile_plan(plan, target, progress).memory_bytes
+        if memory:
+            compiled = memory["total"]
+        else:
+            reason = f"{target.compiler} gives no figure"
+    except MeshwrightError as error:
+        compiled, reason = bytes_refused(str(error)), str(error)
+    asked = replace(candidate, compiled_bytes=compiled)
+    layout, planned = str(candidate.layout), candidate.memory.total
+    return asked, Opinion(layout, planned, compiled, asked.fits, target.compiler, reason)
+
+
+def bytes_refused(message: str) -> int | None:
+    """The bytes that a program wants of a chip that has less, from the compiler's message; else None."""
+    used = _USED.search(message)
+    return round(float(used[1]) * _UNITS[used[2]]) if used else None
