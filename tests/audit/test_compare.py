@@ -7,6 +7,7 @@ from meshwright.audit.collectives import Collective
 from meshwright.audit.compare import Emitted, line_up
 from meshwright.audit.compile import compile_plan
 from meshwright.audit.groups import DeviceGroups
+from meshwright.audit.op_names import phase_of
 from meshwright.audit.targets import Target
 from meshwright.cost.graph import Transfer
 from meshwright.cost.step import PlannedTransfer
@@ -145,6 +146,33 @@ def test_sums_of_single_numbers_are_listed_and_negligible() -> None:
     assert _statuses([], emitted) == [("grad_norm", "update", "negligible")]
 
 
+def test_gradients_summed_after_the_microbatches_are_the_backward_pass() -> None:
+    emitted = _emitted("all_reduce", "data", scope="gradients/wq")
+    assert _statuses([_planned("all_reduce", "data")], [emitted]) == [("wq", "backward", "match")]
+    assert phase_of("jit(step)/gradients/wq/reshard", differentiated=True) == "backward"
+
+
+def test_updated_weights_are_gathered_under_their_own_names() -> None:
+    planned = [
+        _planned("all_gather", "data", direction="update"),
+        _planned("all_reduce", "data", "grad_norm", 4, "update"),
+    ]
+    emitted = [
+        _emitted("all_gather", "data", scope="update/wq", phase="update"),
+        _emitted("all_reduce", "data", scope="update", size=4, phase="update"),
+    ]
+    assert _statuses(planned, emitted) == [("wq", "update", "match"), ("grad_norm", "update", "match")]
+
+
+def test_a_gather_kept_for_all_microbatches_is_said() -> None:
+    planned = [_planned("all_gather", "fsdp"), _planned("all_gather", "fsdp")]
+    (row,) = line_up(planned, [_emitted("all_gather", "fsdp")])
+    assert (row.status, row.note) == (
+        "equivalent",
+        "gathered once and kept for 2 uses: fewer bytes, more memory",
+    )
+
+
 def _audit(planned: Layout, monkeypatch: pytest.MonkeyPatch | None = None, ran: Layout | None = None) -> dict:
     plan = Plan(load_model("tiny"), "cpu:8", Workload(16, 64), planned)
     if monkeypatch and ran:
@@ -170,6 +198,19 @@ def _layout(**values: object) -> Layout:
         pytest.param(_layout(data=2, tensor=4, microbatches=2, remat="full"), marks=pytest.mark.slow),
         pytest.param(_layout(fsdp=4, tensor=2, sequence_parallel=True), marks=pytest.mark.slow),
         pytest.param(_layout(data=2, context=4, remat="matmuls"), marks=pytest.mark.slow),
+        _layout(data=2, fsdp=2, tensor=2, zero=2, microbatches=2),
+        pytest.param(_layout(data=2, fsdp=2, tensor=2, microbatches=2), marks=pytest.mark.slow),
+        pytest.param(_layout(data=8, microbatches=2, remat="full"), marks=pytest.mark.slow),
+        pytest.param(_layout(data=8, zero=1), marks=pytest.mark.slow),
+        pytest.param(
+            _layout(data=4, tensor=2, zero=1, microbatches=2, sequence_parallel=True), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            _layout(data=2, fsdp=2, context=2, zero=1, microbatches=2, remat="matmuls"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(_layout(fsdp=8, microbatches=2, compute_dtype="bf16"), marks=pytest.mark.slow),
+        pytest.param(_layout(data=8, zero=2, microbatches=2, compute_dtype="bf16"), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -18,7 +18,14 @@ TWO_PERIODS = replace(LOCAL, num_layers=4)
 
 
 @pytest.mark.parametrize("config", [TWO_PERIODS, GPT], ids=lambda config: config.name)
-@pytest.mark.parametrize("text", ["data=2,fsdp=2,tensor=2", "fsdp=2,tensor=4,sequence_parallel=true"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data=2,fsdp=2,tensor=2",
+        "fsdp=2,tensor=4,sequence_parallel=true",
+        "data=2,fsdp=2,tensor=2,zero=1,microbatches=2,sequence_parallel=true",
+    ],
+)
 def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: str) -> None:
     layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
     audit = audit_plan(Plan(config, "cpu:8", Workload(16, 64), layout), "cpu", use_cache=False)

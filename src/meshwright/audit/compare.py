@@ -219,8 +219,8 @@ def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, .
     notes = [*_type_note(planned, sums), *_padding_note(emitted)]
     scattered = {a for p in planned if p.transfer.op == "reduce_scatter" for a in p.transfer.axes}
     kept = {a for e in sums for a in (e.axes if e.op == "reduce_scatter" else e.kept)}
-    elements = max(p.transfer.gathered_bytes * p.count / dtype_bytes(p.transfer.dtype) for p in planned)
-    if scattered != kept or max(e.elements_per_step for e in sums) > elements:
+    elements = _most((p.transfer.op, p.transfer.axes, _elements_per_step(p)) for p in planned)
+    if scattered != kept or _most((e.op, e.axes, e.elements_per_step) for e in sums) > elements:
         return ""
     if any(e.op == "all_reduce" and e.kept for e in sums):
         notes.append(
@@ -232,6 +232,18 @@ def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, .
             return ""
         notes.append("the same sums in another order")
     return "; ".join(notes) or "the same sums in another order"
+
+
+def _elements_per_step(planned: PlannedTransfer) -> float:
+    return planned.transfer.gathered_bytes * planned.count / dtype_bytes(planned.transfer.dtype)
+
+
+def _most(elements: Iterable[tuple[Op, Axes, float]]) -> float:
+    """Elements a step of the operation and axes that move most, of all layers together."""
+    total: dict[tuple[Op, frozenset[str]], float] = defaultdict(float)
+    for op, axes, count in elements:
+        total[op, frozenset(axes)] += count
+    return max(total.values())
 
 
 def _kept_note(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> str:
