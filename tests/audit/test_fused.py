@@ -6,6 +6,7 @@ from meshwright.audit.collectives import Collective, collectives
 from meshwright.audit.compare import line_up, on_mesh
 from meshwright.audit.findings import findings
 from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.prices import step_prices
 from meshwright.cost.graph import Transfer
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.catalog import load
@@ -121,12 +122,12 @@ def test_a_sum_without_a_name_has_that_of_what_it_sums() -> None:
 def test_a_padded_scatter_is_equivalent_and_no_finding() -> None:
     rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(PADDED)], has_reduce_scatter=True)
     assert [(row.tensor, row.direction, row.status) for row in rows] == [("w_in", "backward", "equivalent")]
-    assert findings(rows, load("v5e:2x2").place(MESH)) == []
+    assert findings(rows, step_prices(load("v5e:2x2"), MESH)) == []
 
 
 def test_a_gradient_summed_whole_is_found_priced_and_mended() -> None:
     rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(WHOLE)], has_reduce_scatter=True)
-    (found,) = findings(rows, load("v5e:2x2").place(MESH))
+    (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
     assert found.what.startswith("w_in is all-reduced over fsdp where a reduce-scatter is planned")
     assert found.change.startswith("sum it with the scattered dimension split into [fsdp, rest]")
     assert (found.tensor, found.direction, found.where) == ("w_in", "backward", NAME)
@@ -138,7 +139,7 @@ def test_a_gradient_summed_whole_is_found_priced_and_mended() -> None:
 def test_a_difference_over_no_mesh_axes_has_no_time() -> None:
     text = WHOLE.replace("{{0,1,2,3}}", "{{0,1},{2},{3}}")
     rows = line_up([], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
-    (found,) = findings(rows, load("v5e:2x2").place(MESH))
+    (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
     assert found.extra_seconds is None
 
 

@@ -12,6 +12,7 @@ from meshwright.audit.flops import dot_flops
 from meshwright.audit.gaps import not_understood
 from meshwright.audit.hlo import parse_hlo
 from meshwright.audit.numerics import check_numerics
+from meshwright.audit.prices import Prices, step_prices
 from meshwright.audit.targets import choose_target
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.catalog import load
@@ -42,6 +43,7 @@ def audit_plan(
     program = parse_hlo(compiled.hlo)
     emitted = [on_mesh(found, plan.layout.mesh) for found in collectives(program)]
     rows = line_up(candidate.cost.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
+    prices = step_prices(hardware, plan.layout.mesh)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
     checked = _numerics(plan, progress) if numerics else None
@@ -55,7 +57,7 @@ def audit_plan(
         "layout": str(plan.layout),
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
-        "findings": [one.to_dict() for one in findings(rows, hardware.place(plan.layout.mesh))],
+        "findings": [one.to_dict() for one in findings(rows, prices)],
         **({"numerics": checked} if checked else {}),
         "compiler_warnings": [one.to_dict() for one in said],
         "planned": [p.to_dict() for row in rows for p in row.planned],
@@ -64,7 +66,7 @@ def audit_plan(
             e.to_dict(row.tensor) for row in rows if row.status == "unplanned" for e in row.emitted
         ],
         "missing": [p.to_dict() for row in rows if row.status == "missing" for p in row.planned],
-        "rows": [_row_dict(row) for row in rows],
+        "rows": [_row_dict(row, prices) for row in rows],
         "not_understood": gaps,
         "bytes": {
             "planned": sum(p.transfer.gathered_bytes * p.count for p in candidate.cost.transfers),
@@ -89,12 +91,19 @@ def _memory_by_cause(candidate: Candidate) -> dict[str, int]:
     return asdict(candidate.memory)
 
 
-def _row_dict(row: Row) -> dict:
+def _row_dict(row: Row, prices: Prices) -> dict:
+    """Both sides of a row, each with its seconds a step, hidden or not; None where unavailable."""
+    planned, emitted = _planned_summary(row.planned), _emitted_summary(row.emitted)
+    seconds = [prices.seconds(e) for e in row.emitted]
+    if planned:
+        planned["seconds"] = sum(p.seconds * p.count for p in row.planned)
+    if emitted:
+        emitted["seconds"] = None if None in seconds else sum(s for s in seconds if s is not None)
     return {
         "tensor": row.tensor,
         "direction": row.direction,
-        "planned": _planned_summary(row.planned),
-        "emitted": _emitted_summary(row.emitted),
+        "planned": planned,
+        "emitted": emitted,
         "status": row.status,
         "note": row.note,
     }

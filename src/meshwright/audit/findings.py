@@ -4,10 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from meshwright.audit.compare import DIFFERENT, Emitted, Row
-from meshwright.cost.collectives import collective_seconds
-from meshwright.cost.moves import sent_bytes
-from meshwright.hardware.topology import Placement
-from meshwright.notation.collective import gathered_bytes
+from meshwright.audit.prices import Prices
 
 
 @dataclass(frozen=True)
@@ -30,29 +27,24 @@ class Finding:
         return asdict(self)
 
 
-def findings(rows: Iterable[Row], placement: Placement) -> list[Finding]:
+def findings(rows: Iterable[Row], prices: Prices) -> list[Finding]:
     """A finding for each row that differs, the costliest first."""
-    found = [_finding(row, placement) for row in rows if row.status in DIFFERENT]
+    found = [_finding(row, prices) for row in rows if row.status in DIFFERENT]
     return sorted(found, key=lambda one: (-(one.extra_seconds or 0.0), -one.extra_bytes))
 
 
-def _finding(row: Row, placement: Placement) -> Finding:
+def _finding(row: Row, prices: Prices) -> Finding:
     what, change = _summed_whole(row) or (row.note, "")
-    seconds = [_emitted_seconds(e, placement) for e in row.emitted]
+    seconds = [prices.seconds(e) for e in row.emitted]
     known = [s for s in seconds if s is not None]
     planned_seconds = sum(p.seconds * p.count for p in row.planned)
-    planned_bytes = sum(
-        sent_bytes(p.transfer.op, p.transfer.gathered_bytes, _num_devices(p.transfer.axes, placement))
-        * p.count
-        for p in row.planned
-    )
     return Finding(
         tensor=row.tensor,
         direction=row.direction,
         what=what,
         where=next((_where(e) for e in row.emitted), ""),
         change=change,
-        extra_bytes=round(sum(_emitted_sent(e, placement) for e in row.emitted) - planned_bytes),
+        extra_bytes=round(sum(map(prices.sent, row.emitted)) - sum(map(prices.planned_sent, row.planned))),
         extra_seconds=sum(known) - planned_seconds if len(known) == len(seconds) else None,
     )
 
@@ -71,32 +63,6 @@ def _summed_whole(row: Row) -> tuple[str, str] | None:
         f"sum it with the scattered dimension split into [{over}, rest], so that a slice is one part of it "
         "and not some rows: XLA then keeps the reduce-scatter",
     )
-
-
-def _emitted_seconds(e: Emitted, placement: Placement) -> float | None:
-    if not e.axes:
-        return None
-    return collective_seconds(e.op, _moved(e, placement), e.axes, placement).seconds * (
-        e.collective.count or 1
-    )
-
-
-def _emitted_sent(e: Emitted, placement: Placement) -> float:
-    n = _num_devices(e.axes, placement) if e.axes else max(1, e.collective.groups.size)
-    return sent_bytes(e.op, _moved(e, placement), n) * (e.collective.count or 1)
-
-
-def _moved(e: Emitted, placement: Placement) -> int:
-    """V as priced, padding included; a permute's operand is one block of it."""
-    whole = e.collective.source_bytes + e.collective.padding_bytes
-    return gathered_bytes("permute", whole, _num_devices(e.axes, placement)) if e.op == "permute" else whole
-
-
-def _num_devices(axes: Iterable[str], placement: Placement) -> int:
-    size = 1
-    for axis in axes:
-        size *= placement.sizes[axis]
-    return size
 
 
 def _where(e: Emitted) -> str:

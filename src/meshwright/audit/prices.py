@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from meshwright.audit.compare import Emitted
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.moves import sent_bytes
+from meshwright.cost.step import PlannedTransfer, at_step_rates
 from meshwright.hardware.chip import Chip
-from meshwright.hardware.topology import Placement
+from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.collective import gathered_bytes
 from meshwright.notation.mesh import Mesh
+
+
+def step_prices(hardware: Hardware, mesh: Mesh) -> "Prices":
+    """Of a planned step, whose links reach what the planner reckons with."""
+    machine = at_step_rates(hardware)
+    return Prices(mesh, machine.place(mesh), machine.chip, mesh)
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,10 @@ class Prices:
             return 0.0 if self.placement and e.collective.groups.size == 1 else None
         price = collective_seconds(e.op, self.gathered(e), e.axes, self.placement)
         return price.seconds * (e.collective.count or 1)
+
+    def planned_sent(self, p: PlannedTransfer) -> float:
+        """Bytes that each device was planned to send in a step."""
+        return sent_bytes(p.transfer.op, p.transfer.gathered_bytes, self.mesh.size(p.transfer.axes)) * p.count
 
     def sent(self, e: Emitted) -> int:
         """Bytes that each device sends in a step."""
