@@ -1,11 +1,11 @@
 """The audit as the page shows it: one row a collective, totals, and how many of each status."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshwright.report.documents import Document, audit_rows, collective_text
 from meshwright.report.figures import ABSENT, bytes_text
-from meshwright.units import format_bytes, format_count
+from meshwright.units import format_bytes, format_count, format_seconds
 
 STATUS_TONE = {
     "match": "good",
@@ -57,6 +57,48 @@ def totals(audit: Document) -> list[tuple[str, str, str, str]]:
         texts = ["unavailable" if value is None else write(value) for value in (planned, compiled)]
         rows.append((names[key], *texts, f"{compiled / planned:.2f}×" if planned and compiled else ABSENT))
     return rows
+
+
+def memory_rows(audit: Document) -> list[tuple[str, str, str]]:
+    """Bytes of one device: cause, planned, compiled. Of causes a compiler knows inputs and temporaries."""
+    memory = audit.get("memory") or {}
+    planned, compiled = memory.get("planned_by_cause"), memory.get("compiled_by_cause")
+    if not planned:
+        return []
+    causes = {
+        "arguments": ("weights", "optimizer"),
+        "temporaries": ("gradients", "activations", "buffers"),
+        "outputs": (),
+    }
+    rows = []
+    for name, parts in causes.items():
+        detail = ", ".join(f"{part} {format_bytes(planned[part])}" for part in parts)
+        total = format_bytes(sum(planned[part] for part in parts))
+        found = "unavailable" if not compiled else format_bytes(compiled[name])
+        rows.append((f"{name}: {detail}" if detail else f"{name} besides", total, found))
+    return rows
+
+
+def remarks(audit: Document) -> list[tuple[str, str, str, str]]:
+    """Findings and the compiler's warnings: title, what, where, change."""
+    said = [("the compiler", one["what"], one) for one in audit.get("compiler_warnings") or []]
+    found = [
+        (f"{one['tensor']} {one['direction']}", f"{one['what']} ({cost_text(one)})", one)
+        for one in audit.get("findings") or []
+    ]
+    return [(title, what, one["where"], one["change"]) for title, what, one in found + said]
+
+
+def cost_text(finding: Document) -> str:
+    """What a finding costs in a step, beyond the plan."""
+    seconds = finding["extra_seconds"]
+    time = "time unavailable" if seconds is None else _signed(seconds, format_seconds)
+    return f"each device sends {_signed(finding['extra_bytes'], format_bytes)} a step, {time}"
+
+
+def _signed(value: float, write: Callable[[float], str]) -> str:
+    """A difference to the plan, its sign always shown."""
+    return f"{'-' if value < 0 else '+'}{write(abs(value))}"
 
 
 def status_counts(audit: Document) -> list[tuple[str, int, str]]:

@@ -114,7 +114,7 @@ def collective_text(collective: Document | None) -> str:
     axes = axes_text(collective.get("axes"))
     count = collective.get("count")
     subscript = f"_{{{axes}}}" if "," in axes else f"_{axes}" if axes else ""
-    return f"{op}{subscript}" + (f" ×{count}" if count is not None and count != 1 else "")
+    return f"{op}{subscript}" + (f" ×{count:,g}" if count is not None and count != 1 else "")
 
 
 def _read_folder(folder: Path) -> Run:

@@ -20,6 +20,7 @@ from meshwright.files import write_whole
 from meshwright.notation.mesh import Mesh
 from meshwright.plan_file import Workload, load_plan
 from meshwright.report import audit_view, mesh_view, plan_view, summary
+from meshwright.report.audit_graph import layer_svg
 from meshwright.report.documents import Document, Run, planned_step_seconds, read_run
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
@@ -188,6 +189,9 @@ def _audit_context(audit: Document | None) -> dict[str, Any] | None:
         "totals": audit_view.totals(audit),
         "rows": rows,
         "notes": audit_view.notes(rows),
+        "graph": layer_svg(audit),
+        "memory": audit_view.memory_rows(audit),
+        "remarks": audit_view.remarks(audit),
     }
 
 

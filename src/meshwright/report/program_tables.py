@@ -24,11 +24,11 @@ def program_table(audit: Document) -> Group:
     for row in sorted(_alike(audit["emitted"]), key=_cost, reverse=True):
         table.add_row(*_cells(row))
     gaps = [Text(f"not understood: {line}", style="yellow") for line in audit["not_understood"]]
-    said = compiler_lines(audit)
+    said = _compiler_lines(audit)
     return Group(table, *map(_warning, audit["warnings"]), *said, *gaps, _verdict(audit))
 
 
-def compiler_lines(audit: Document) -> list[Text]:
+def _compiler_lines(audit: Document) -> list[Text]:
     """What the compiler warned of while it partitioned the program, with its cures."""
     found = audit.get("compiler_warnings", [])
     if found is None:

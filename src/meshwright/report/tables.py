@@ -3,7 +3,7 @@
 Text from documents is wrapped in `Text`, so that `[D_fsdp]` is never read as rich's markup.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -13,12 +13,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.report.audit_view import AuditRow, status_counts, totals
+from meshwright.report.audit_view import AuditRow, memory_rows, remarks, status_counts, totals
 from meshwright.report.audit_view import rows as audit_rows
 from meshwright.report.documents import Document, Run
-from meshwright.report.figures import ABSENT, bytes_text, percent_text, seconds_text
+from meshwright.report.figures import ABSENT, percent_text, seconds_text
 from meshwright.report.plan_view import CandidateRow, candidate_rows
-from meshwright.report.program_tables import compiler_lines
 from meshwright.report.summary import cards
 
 _STYLE = {"good": "green", "fine": "cyan", "warn": "yellow", "bad": "red"}
@@ -65,8 +64,8 @@ def audit_table(audit: Document) -> Group:
     table.add_column("status")
     for row in audit_rows(audit):
         table.add_row(*_audit_cells(row))
-    said = [*map(_finding, audit.get("findings") or []), *compiler_lines(audit), *_numerics(audit)]
-    return Group(table, _totals_table(audit), *said, _verdict(audit))
+    said = [*(_remark(*remark) for remark in remarks(audit)), *_numerics(audit)]
+    return Group(table, _totals_table(audit), *_memory_table(audit), *said, _verdict(audit))
 
 
 def summary_panel(run: Run, places: Mapping[str, str | Path]) -> Panel:
@@ -138,6 +137,18 @@ def _totals_table(audit: Document) -> Table:
     return table
 
 
+def _memory_table(audit: Document) -> list[Table]:
+    found = memory_rows(audit)
+    if not found:
+        return []
+    table = _table("Memory of one device", "")
+    for heading in ("planned", "compiled"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in found:
+        table.add_row(*row)
+    return [table]
+
+
 def _numerics(audit: Document) -> list[Text]:
     """How far loss and gradients of the tiny model are from those of one device."""
     found = audit.get("numerics")
@@ -159,22 +170,13 @@ def _share(difference: float | None) -> str:
     return "unavailable" if difference is None else f"{difference:.1e}"
 
 
-def _finding(finding: Document) -> Text:
-    """One difference: what, what it costs a step, where, and what to change."""
-    seconds = finding["extra_seconds"]
-    time = "time unavailable" if seconds is None else _signed(seconds, seconds_text)
-    cost = f"each device sends {_signed(finding['extra_bytes'], bytes_text)} a step, {time}"
-    text = Text(f"{finding['tensor']} {finding['direction']}: ", style="bold")
-    text.append(f"{finding['what']} ({cost})", style="not bold")
-    for label in ("where", "change"):
-        if finding[label]:
-            text.append(f"\n  {label}: ", style="dim").append(finding[label], style="not bold")
+def _remark(title: str, what: str, where: str, change: str) -> Text:
+    """One difference or warning: what, what it costs a step, where, and what to change."""
+    text = Text(f"{title}: ", style="bold").append(what, style="not bold")
+    for label, words in (("where", where), ("change", change)):
+        if words:
+            text.append(f"\n  {label}: ", style="dim").append(words, style="not bold")
     return text
-
-
-def _signed(value: float, write: Callable[[float], str]) -> str:
-    """A difference to the plan, its sign always shown."""
-    return f"{'-' if value < 0 else '+'}{write(abs(value))}"
 
 
 def _verdict(audit: Document) -> Text:
