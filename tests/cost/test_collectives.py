@@ -396,3 +396,18 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(
     assert 2 * prices[0].seconds - launch <= reduce.seconds * (1 + 1e-9)
     assert reduce.seconds <= 2 * prices[0].seconds * (1 + 1e-9)
     assert reduce.hops == 2 * prices[0].hops
+
+
+def test_copies_of_a_row_cross_to_a_node_once() -> None:
+    """Of 8 copies for the devices of 4 nodes 4 (1 - (3/4)^8) = 3.6 cross (DeepSeek-V3, 2024)."""
+    placement = _place("h100:4x8", expert=32)
+    alone, with_copies = (
+        collective_seconds("all_to_all", 1e10, "expert", placement, copies=copies).seconds
+        for copies in (1, 8)
+    )
+    inner = collective_seconds("all_to_all", 1e10 / 4, "x", _place("h100:8", x=8)).seconds
+    assert (with_copies - inner) / (alone - inner) == pytest.approx(4 * (1 - 0.75**8) / 8, rel=1e-3)
+    inside = _place("h100:8", expert=8)
+    assert collective_seconds("all_to_all", 1e9, "expert", inside, copies=8) == collective_seconds(
+        "all_to_all", 1e9, "expert", inside
+    )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, L, N, V, record
 
 from meshwright.cost.graph import saved_values
-from meshwright.cost.memory import Memory, stored_parameters, train_memory, update_work
+from meshwright.cost.memory import Held, Memory, stored_parameters, train_memory, update_work
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
@@ -115,6 +115,13 @@ class TestBuffers:
             vocab_size=64_000, max_seq_len=128,
         )  # fmt: skip
         assert _memory(Layout(remat="full"), wide).buffers >= BF16 * TOKENS * 64_000
+
+    def test_the_head_has_the_room_of_gradients_that_come_after_it(self) -> None:
+        """Those of one microbatch; with several they add up from the first on."""
+        held = Held(a_microbatch=0, once=0, on_chip=0, layer=10, ends=25, logarithms=4)
+        assert [held.buffers(room) for room in (0, 5, 20)] == [25, 20, 10]
+        assert held.buffers(room=20, fused_loss=False) == 10
+        assert held.buffers(room=5, fused_loss=False) == 24
 
 
 @given(

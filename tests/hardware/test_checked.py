@@ -9,7 +9,17 @@ from meshwright.hardware.catalog import dump_toml, load
 from meshwright.hardware.checked import CheckedToml
 
 WRONG = ("nan", "inf", "-inf", "-1", "-1e-9", '"80e9"', "true", "[1]", "{}", "1979-05-27")
-OPTIONAL = ("aliases", "devices", "power_watts", "attention", "memory", "elementwise", "overlap")
+OPTIONAL = (
+    "aliases",
+    "devices",
+    "matrix_unit",
+    "power_watts",
+    "experts",
+    "attention",
+    "memory",
+    "elementwise",
+    "overlap",
+)
 OPTIONAL += ("waiting", "kernel_seconds", "launch_seconds", "slowdown", "efficiency")
 
 

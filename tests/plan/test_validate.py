@@ -14,6 +14,7 @@ from meshwright.plan.published import MEMORY, STEP, THROUGHPUT, PublishedRow, Sk
 from meshwright.plan.reproduce import reproduce
 from meshwright.plan.shape_guess import model_of
 from meshwright.plan.validate import (
+    TRUST,
     Prediction,
     anchored,
     grouped,
@@ -248,7 +249,7 @@ def test_an_anchor_sets_one_factor_for_its_source_chip_and_dtype():
     other = predicted(replace(timed, id="A3", dtype="fp8"), 5.0)
     found = anchored([first, second, other])
     assert [p.is_anchor for p in found] == [True, False, True]
-    assert found[1].predicted == pytest.approx(3.0 * 2)
+    assert found[1].predicted == pytest.approx(3.0 * 2**TRUST)
     # The anchor's MFU of 0.4 instead of its own 0.3.
     assert found[1].baseline == pytest.approx(7.0 * 0.3 / 0.4)
     assert [p.row.id for p in step_rows(found)] == ["A2"]

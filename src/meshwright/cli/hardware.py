@@ -66,6 +66,7 @@ def chip_document(chip: Chip) -> dict:
         "chips_per_host": chip.chips_per_host,
         "host_bytes": chip.host_bytes,
         "host_link_bytes_per_second": chip.host_link_bytes_per_second,
+        "matrix_unit": chip.matrix_unit,
         "power_watts": chip.power_watts,
         "power_limit_watts": chip.power_limit_watts,
         "price_per_chip_hour": chip.price_per_chip_hour,

@@ -9,6 +9,7 @@ import typer
 from meshwright.cli.common import Json, emit, note, progress, show
 from meshwright.plan.published import read_rows
 from meshwright.plan.validate import (
+    TRUST,
     Prediction,
     Score,
     anchored,
@@ -32,6 +33,9 @@ def validate(
     anchor: Annotated[
         bool, typer.Option("--anchor", help="The first row of each source, chip and dtype sets one factor.")
     ] = False,
+    trust: Annotated[
+        float, typer.Option(help="Share of what the first row is off by (a logarithm) that sets the factor.")
+    ] = TRUST,
     median_bar: Annotated[
         float | None, typer.Option(help="Largest median error that passes. [0.07; 0.05 with --anchor]")
     ] = None,
@@ -53,7 +57,7 @@ def validate(
     with progress() as update:
         found = predict(read_rows(file), lambda share: update("pricing rows", share))
     if anchor:
-        found = anchored(found)
+        found = anchored(found, trust)
     bars = _ANCHORED if anchor else _FREE
     bars = (bars[0] if median_bar is None else median_bar, bars[1] if p90_bar is None else p90_bar)
     document = validation_document(found, anchor)

@@ -56,7 +56,8 @@ class Transfer:
 class Work:
     """Compute on one device: FLOPs, bytes of HBM traffic, and the kernels that do it.
 
-    shape: (rows, contracted, columns) of the product, where it is one. batch: such products at once.
+    shape: (rows, contracted, columns) of the product, where it is one, and (queries, head dimension, keys)
+    of attention. batch: such products at once.
     """
 
     flops: float = 0.0

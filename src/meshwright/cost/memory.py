@@ -6,7 +6,9 @@
     activations  what the layers of this stage save for the backward pass, for every microbatch that is
                  in flight, and the head's inputs and logits
     buffers      gathered weights and the working set of a backward pass: of one layer, whose next
-                 layer's weights arrive meanwhile, or of the head, whichever is larger
+                 layer's weights arrive meanwhile, or of the head, whichever is larger. In the head's time
+                 there are no gradients yet, but for those that add up over microbatches: a single one has
+                 their room
 
 The peak is at the start of the backward pass, when the activations of every layer are alive; of the
 stages of a pipeline, at the first, where most microbatches are, or the last, which has the head.
@@ -120,19 +122,24 @@ def _elements(array: ShardedArray, layout: Layout, sizes: Mapping[str, int]) -> 
     )
 
 
-def train_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
-    """The peak of a step whose microbatch is `graph`, on the stage that has most."""
+def train_memory(config: ModelConfig, layout: Layout, graph: Graph, *, fused_loss: bool = True) -> Memory:
+    """The peak of a step whose microbatch is `graph`, on the stage that has most.
+
+    fused_loss: whether a compiler makes one pass of the loss; if not, its logarithms are held too.
+    """
     ends = {0, layout.pipe - 1}
-    return max((_stage_memory(config, layout, graph, stage) for stage in ends), key=lambda m: m.total)
+    found = (_stage_memory(config, layout, graph, stage, fused_loss) for stage in ends)
+    return max(found, key=lambda memory: memory.total)
 
 
-def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> Memory:
+def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int, fused_loss: bool) -> Memory:
     weights, gradients, optimizer = state_bytes(config, layout, index)
     held = held_bytes(graph, layout.pipe, layout.interleave, index, layout.remat)
     alive = alive_microbatches(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, index)
     saved = held.saved(alive)
     kept = min(saved, held.on_chip) if layout.offload else saved
-    return Memory(weights, gradients, optimizer, round(kept), held.buffers, round(saved - kept))
+    buffers = held.buffers(gradients if layout.microbatches == 1 else 0, fused_loss)
+    return Memory(weights, gradients, optimizer, round(kept), buffers, round(saved - kept))
 
 
 def state_bytes(config: ModelConfig, layout: Layout, stage: int) -> tuple[int, int, int]:
@@ -152,17 +159,24 @@ class Held:
 
     a_microbatch: that its layers save for one microbatch. once: that the embedding and the head save,
     which run one at a time, and the last layer's output. on_chip: the part of all that stays on the
-    chip where the rest is offloaded. buffers: gathered weights and the working set.
+    chip where the rest is offloaded. layer, ends: gathered weights and the working set of a layer, and of
+    the embedding or the head. logarithms: of a loss, as large as the logits in float32.
     """
 
     a_microbatch: float
     once: float
     on_chip: float
-    buffers: int
+    layer: int
+    ends: int
+    logarithms: int
 
     def saved(self, alive: float) -> float:
         """With so many microbatches in flight."""
         return alive * self.a_microbatch + self.once
+
+    def buffers(self, room: int = 0, fused_loss: bool = True) -> int:
+        """Those of the pass that needs most; room: bytes that are not in use yet when the head runs."""
+        return max(self.layer, self.ends - room + (0 if fused_loss else self.logarithms))
 
 
 @lru_cache(maxsize=16384)
@@ -177,7 +191,11 @@ def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, remat: str)
         once=sum(count * _saved(segment, remat) for segment, count in here if not segment.source)
         + (last.bytes_per_device if last else 0),
         on_chip=sum(_LAYERS_NOT_OFFLOADED * _saved(segment, remat) for segment, _ in here),
-        buffers=max(_working_set(segment, remat) for segment, _ in here),
+        layer=max((_working_set(segment, remat) for segment, _ in layers), default=0),
+        ends=max((_working_set(segment, remat) for segment, _ in here if not segment.source), default=0),
+        logarithms=_bytes(
+            [v for s, _ in here for node in s.nodes if node.kind == "loss" for v in node.outputs]
+        ),
     )
 
 

@@ -208,7 +208,10 @@ class SymbolicOps(Recorder):
         if not self.flash_attention:
             inputs = (*inputs, self._scores(q, k, round(4 * self.elements(q.array) / self.sizes["H"] * keys)))
         # Backward: the scores again, dQ and dK over H; dP and dV over O.
-        forward, backward = Work(scores + values, traffic), Work(3 * scores + 2 * values, 2 * traffic)
+        head = (self.sizes[q.array.dims[-1]] + self.sizes[out.array.dims[-1]]) / 2
+        shape = self.sizes["T"], head, keys
+        forward = Work(scores + values, traffic, shape=shape)
+        backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
         self.add(Node(name, "attention", inputs, (out,), (q, k, v), (forward,), (backward,)))
         return out, cache
 

@@ -101,7 +101,9 @@ def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
     if not work.flops:
         return 0.0
     if kind == "attention":
-        return work.flops / (chip.flops(dtypes.compute) * chip.step.attention * chip.clock_share)
+        assert work.shape is not None, "attention has a shape"
+        return work.flops / chip.attention_flops_per_second(dtypes.compute, work.shape[1])
     if dtypes.matmul in chip.matmul_rates:
         return work.flops / share_at(chip.matmul_rates[dtypes.matmul], work.flops)
-    return work.flops / chip.matmul_flops_per_second(dtypes.matmul)
+    grouped = chip.step.experts if work.batch > 1 else 1.0
+    return work.flops / (chip.matmul_flops_per_second(dtypes.matmul) * grouped)

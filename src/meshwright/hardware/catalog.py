@@ -235,7 +235,7 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_bytes_per_second", "host_bytes",
-    "host_link_bytes_per_second", "power_watts", "power_limit_watts", "price_per_chip_hour",
+    "host_link_bytes_per_second", "matrix_unit", "power_watts", "power_limit_watts", "price_per_chip_hour",
 )  # fmt: skip
 
 

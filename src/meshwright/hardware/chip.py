@@ -98,8 +98,9 @@ class SharedMemory:
 class StepEfficiency:
     """What work in a training step reaches of a chip's ratings; the defaults are ideal.
 
-    matmul: by dtype, the share of the dense peak that a large product reaches.
-    attention: share of the bf16 peak of a flash kernel.
+    matmul: by dtype, the share of the dense peak that a large product reaches. experts: what several experts'
+    products at once get of that: as long as the fullest takes, with tiles that few tokens leave part empty.
+    attention: share of the bf16 peak of a flash kernel, whose head dimension fills the matrix units.
     memory: share of the HBM bandwidth that memory-bound work reaches; elementwise: what norms, activations,
     casts and the like get of that, which no compiler fuses as far as they are counted (operands and results
     once); memory_by_dtype: what a dtype gets of that. (XLA:CPU widens bf16 to float32 and back, so half the
@@ -115,6 +116,7 @@ class StepEfficiency:
     """
 
     matmul: Mapping[str, float] = field(default_factory=dict, hash=False)
+    experts: float = 1.0
     attention: float = 1.0
     memory: float = 1.0
     elementwise: float = 1.0
@@ -150,6 +152,7 @@ class Chip:
     kind: tpu, gpu or cpu. flops_per_second: by dtype, dense peak.
     hbm_bytes: memory of the chip. host_bytes: memory of its host, which chips_per_host chips share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
+    matrix_unit: rows and columns of its systolic arrays, of which a product over fewer fills a part.
     power_watts: the power it is rated for (TDP). power_limit_watts: what this machine gives it, where
     that is less. price_per_chip_hour: in whatever currency the prices of all chips are.
     matmul_rates, memory_rates: as measured, by dtype: FLOPs a second by the FLOPs of a product, bytes a
@@ -168,6 +171,7 @@ class Chip:
     chips_per_host: int
     network: Torus | Switch | SharedMemory
     aliases: tuple[str, ...] = ()
+    matrix_unit: int | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
     price_per_chip_hour: float | None = None
@@ -205,6 +209,14 @@ class Chip:
     def matmul_flops_per_second(self, dtype: str) -> float:
         """FLOPs a second that a large product in `dtype` reaches."""
         return self.flops(dtype) * self.step.matmul_share(dtype) * self.clock_share
+
+    def attention_flops_per_second(self, dtype: str, head: float) -> float:
+        """FLOPs a second that flash attention reaches with a head dimension.
+
+        It contracts the scores over the head, and the values have as many columns.
+        """
+        filled = min(1.0, head / self.matrix_unit) if self.matrix_unit else 1.0
+        return self.flops(dtype) * self.step.attention * filled * self.clock_share
 
     def memory_bytes_per_second(self, dtype: str) -> float:
         """HBM bytes a second that memory-bound work in `dtype` gets."""

@@ -47,7 +47,7 @@ _SWITCH = (
     "nic_hop_seconds",
     "collective_launch_seconds",
 )
-_STEP_SHARES = ("attention", "memory", "elementwise", "overlap", "waiting")
+_STEP_SHARES = ("experts", "attention", "memory", "elementwise", "overlap", "waiting")
 _STEP_SECONDS = ("kernel_seconds", "launch_seconds", "slowdown")
 _LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
 
@@ -69,7 +69,7 @@ def read_chip(text: str, origin: str) -> Description:
     """
     file = CheckedToml(origin, text)
     data = file.parse()
-    file.refuse_unknown(data, _FIGURES + _COUNTS + _OPTIONAL + _OTHER)
+    file.refuse_unknown(data, (*_FIGURES, *_COUNTS, *_OPTIONAL, "matrix_unit", *_OTHER))
     per_core = data.get("per_core", False)
     if per_core is not True and per_core is not False:
         raise file.error("per_core", f"is {per_core!r}, not true or false")
@@ -83,6 +83,7 @@ def read_chip(text: str, origin: str) -> Description:
         hbm_bytes=counts["hbm_bytes"],
         host_bytes=counts["host_bytes"],
         chips_per_host=counts["chips_per_host"],
+        matrix_unit=file.count(data, "matrix_unit") if "matrix_unit" in data else None,
         network=_network(file, data),
         aliases=_aliases(file, data),
         matmul_rates=_rates(file, data, "matmul_rates"),

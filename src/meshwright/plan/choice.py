@@ -17,6 +17,8 @@ from meshwright.plan.train import Candidate, price
 # A published row did run, on a chip whose memory the table does not give (H100s come with 80 and 96 GB),
 # in a framework that may keep less than we count: a layout that needs so much more than there is may be it.
 _BENEFIT_OF_DOUBT = 1.2
+# A caching allocator's blocks over what is alive in them, of tensors of as many sizes as a step has.
+_BLOCKS = 1.05
 # Of the host's memory, what saved activations may take.
 _HOST_SHARE = 0.9
 
@@ -40,22 +42,16 @@ class Mix:
 
 @dataclass(frozen=True)
 class Choice:
-    """A mix with its prices."""
+    """A mix with its prices. bytes_per_chip: as an allocator shows them."""
 
     mix: Mix
     candidates: tuple[Candidate, ...]
+    bytes_per_chip: float
 
     @cached_property
     def step_seconds(self) -> float:
         return sum(
             share * candidate.step_seconds
-            for (share, _), candidate in zip(self.mix.parts, self.candidates, strict=True)
-        )
-
-    @cached_property
-    def bytes_per_chip(self) -> float:
-        return sum(
-            share * candidate.memory.total
             for (share, _), candidate in zip(self.mix.parts, self.candidates, strict=True)
         )
 
@@ -67,7 +63,18 @@ def choose(case: Case) -> Choice:
 
 def _priced(case: Case, mix: Mix) -> Choice:
     candidates = (price(case.config, case.hardware, case.workload, layout) for _, layout in mix.parts)
-    return Choice(mix, tuple(candidates))
+    return Choice(mix, tuple(candidates), allocated_bytes(case, mix))
+
+
+def allocated_bytes(case: Case, mix: Mix) -> float:
+    """What the allocator of a chip shows at the peak of a step.
+
+    On GPUs it is that of a framework which runs the loss operation by operation, and holds blocks that
+    what is alive does not fill. XLA plans a TPU's memory to the byte.
+    """
+    eager = case.hardware.chip.kind == "gpu"
+    total = sum(share * memory_of(case, part, fused_loss=not eager).total for share, part in mix.parts)
+    return total * (_BLOCKS if eager else 1.0)
 
 
 def mixes(case: Case) -> list[Mix]:
@@ -83,11 +90,11 @@ def mixes(case: Case) -> list[Mix]:
     return [_with_full(case, nearest[1])]
 
 
-def memory_of(case: Case, layout: Layout) -> Memory:
+def memory_of(case: Case, layout: Layout, *, fused_loss: bool = True) -> Memory:
     """What a layout needs on a chip."""
     sequences = case.workload.num_sequences / layout.microbatches
     graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
-    return train_memory(case.config, layout, graph)
+    return train_memory(case.config, layout, graph, fused_loss=fused_loss)
 
 
 def _excess(hardware: Hardware, memory: Memory) -> float:

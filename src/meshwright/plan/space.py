@@ -172,7 +172,7 @@ class Space:
         """Microbatches by schedules of one mesh, each with the remat policy that recomputes least to fit."""
         per_shard = self.workload.num_sequences / mesh.num_batch_shards
         ends = sorted({0, mesh.pipe - 1})
-        states = {stage: sum(state_bytes(self.config, mesh, stage)) for stage in ends}
+        states = {stage: state_bytes(self.config, mesh, stage) for stage in ends}
         placement = at_step_rates(self.hardware).place(mesh.mesh)
         sequences = 1.0
         most = max(1.0, _MAX_PASS_TOKENS * mesh.context / self.workload.seq_len)
@@ -209,7 +209,7 @@ class Space:
         schedule: str,
         interleave: int,
         local: "_Local",
-        states: dict[int, int],
+        states: dict[int, tuple[int, int, int]],
         waiting: float,
     ) -> Iterator[Choice]:
         usable, pipe = usable_bytes(self.hardware), mesh.pipe
@@ -218,7 +218,8 @@ class Space:
             if remat == "attention" and self.runnable:
                 continue
             held = local.held(pipe, interleave, remat)
-            needed = max(states[s] + held[s].saved(alive[s]) + held[s].buffers for s in states)
+            room = {s: gradients if microbatches == 1 else 0 for s, (_, gradients, _) in states.items()}
+            needed = max(sum(states[s]) + held[s].saved(alive[s]) + held[s].buffers(room[s]) for s in states)
             least = max(waiting, local.least_seconds(remat, schedule, pipe, microbatches, interleave))
             least *= self.hardware.chip.step.slowdown
             yield Choice(least, needed, mesh, microbatches, schedule, interleave, remat)
