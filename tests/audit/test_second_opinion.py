@@ -80,12 +80,14 @@ def test_a_compile_that_runs_out_of_memory_tells_how_much_it_wanted(
     _, opinions = second_opinion(CONFIG, HARDWARE, WORKLOAD, found)
     assert opinions[0].compiled_bytes == round(21.5 * 2**30) == bytes_refused(message)
     assert message in opinions[0].reason
+    temporaries = "the total memory required for HLO temporaries (19.86G) exceeds available HBM (15.75G)."
+    assert bytes_refused(temporaries) == round(19.86 * 2**30)
     assert bytes_refused("another message") is None
 
 
 def test_another_chips_compiler_is_not_asked(found: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AuditError, match="--audit knows no compiler for h100; fits: a TPU or cpu"):
         second_opinion(CONFIG, load("h100:8"), WORKLOAD, found)
-    monkeypatch.setattr("meshwright.audit.targets.libtpu_is_installed", lambda: False)
+    monkeypatch.setattr("meshwright.audit.targets.is_installed", lambda name: False)
     with pytest.raises(DeviceError, match="which is not installed: pip install"):
         second_opinion(CONFIG, load("v5e:2x4"), WORKLOAD, found)

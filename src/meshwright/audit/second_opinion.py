@@ -15,7 +15,8 @@ from meshwright.plan_file import Workload
 
 # How many of the best are compiled, and how many more until one of them fits.
 NUM_AUDITED, MAX_AUDITED = 3, 6
-_USED = re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
+# As libtpu words it: of the whole program, or of its temporaries where these alone are too much.
+_USED = re.compile(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
