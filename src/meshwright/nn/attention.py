@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.nn.elementwise import softcap
@@ -78,14 +79,22 @@ attend.defvjp(_attend_forward, _attend_backward)
 
 
 def write_cache(cache: Array, new: Array, layer: Array, positions: Array, layout: Layout) -> Array:
-    """cache[L, B, S, K, H] with new[B, T, K, H] written at positions[B, T] of one layer."""
-    rows = jnp.arange(new.shape[0])[:, None]
-    return cache.at[layer, rows, positions].set(
-        new.astype(cache.dtype),
-        unique_indices=True,
-        mode="promise_in_bounds",
-        out_sharding=partition_spec(layout.activation("cache", "LBSKH")),
-    )
+    """cache[L, B, S, K, H] with new[B, T, K, H] written at positions[B, T] of one layer.
+
+    Each device writes its own sequences: a scatter over a split B is gathered by XLA's partitioner.
+    """
+    whole, rows = layout.activation("cache", "LBSKH"), layout.activation("new", "BTKH")
+    own, written = partition_spec(whole), partition_spec(rows.replace(axes={"T": ()}))
+    numbers = PartitionSpec(written[0], None)
+
+    def local(cache: Array, new: Array, positions: Array, layer: Array) -> Array:
+        sequences = jnp.arange(new.shape[0])[:, None]
+        return cache.at[layer, sequences, positions].set(
+            new.astype(cache.dtype), unique_indices=True, mode="promise_in_bounds"
+        )
+
+    write = jax.shard_map(local, in_specs=(own, written, numbers, PartitionSpec()), out_specs=own)
+    return write(cache, new, reshard(positions, numbers), layer)
 
 
 def read_cache(cache: Array, layer: Array) -> Array:

@@ -47,5 +47,15 @@ def check_layout_runs(layout: Layout) -> None:
             )
 
 
+def check_layout_infers(layout: Layout) -> None:
+    """Raises LayoutError where a layout splits the positions of a sequence: one token has none to split."""
+    splits = [f"context={layout.context}"] if layout.context > 1 else []
+    splits += ["sequence_parallel=true"] if layout.sequence_parallel else []
+    if splits:
+        raise LayoutError(
+            f"layout {layout}: inference splits over data, fsdp and tensor; leave out {', '.join(splits)}"
+        )
+
+
 def _beyond_llama3(config: ModelConfig) -> bool:
     return config.rope_scaling is not None and config.rope_scaling.kind not in ("llama3", "linear")
