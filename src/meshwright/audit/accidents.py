@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from meshwright.audit import activation_rules, transfer_rules, weight_rules
+from meshwright.audit.accident import Accident
 from meshwright.audit.collectives import is_differentiated
 from meshwright.audit.compare import NEGLIGIBLE_BYTES
 from meshwright.audit.hlo import Program
@@ -15,7 +16,6 @@ from meshwright.audit.overlap import has_async_gathers
 from meshwright.audit.prices import Prices
 from meshwright.audit.rules import Context, Fault, Rule
 from meshwright.audit.sent import Sent
-from meshwright.audit.warning import Warning
 
 # The most telling first.
 _RULES: tuple[Rule, ...] = (
@@ -34,12 +34,12 @@ _RULES: tuple[Rule, ...] = (
 _SHARE = 0.001
 
 
-def accidents(program: Program, sent: Iterable[Sent], prices: Prices) -> list[Warning]:
+def accidents(program: Program, sent: Iterable[Sent], prices: Prices) -> list[Accident]:
     """A warning for each tensor and kind of accident, in the program's order."""
     everyone = tuple(sent)
     context = Context(program, everyone, prices, is_differentiated(program), has_async_gathers(program))
     least = _SHARE * sum(prices.sent(one.emitted) for one in everyone)
-    found: dict[tuple[str, str], Warning] = {}
+    found: dict[tuple[str, str], Accident] = {}
     for one in everyone:
         num_sent = prices.sent(one.emitted)
         if one.collective.gathered_bytes <= NEGLIGIBLE_BYTES or num_sent < least or not num_sent:
@@ -56,13 +56,13 @@ def _faults(one: Sent, context: Context) -> list[Fault]:
     return [fault for fault in (found, transfer_rules.widened(one, context)) if fault]
 
 
-def _warning(fault: Fault, one: Sent, prices: Prices) -> Warning:
+def _warning(fault: Fault, one: Sent, prices: Prices) -> Accident:
     kind, what, change = fault
     bytes_sent, seconds = prices.sent(one.emitted), prices.seconds(one.emitted)
-    return Warning(kind, one.tensor, one.collective.name, what, one.where, change, bytes_sent, seconds)
+    return Accident(kind, one.tensor, one.collective.name, what, one.where, change, bytes_sent, seconds)
 
 
-def _joined(first: Warning, other: Warning) -> Warning:
+def _joined(first: Accident, other: Accident) -> Accident:
     known = first.seconds is not None and other.seconds is not None
     seconds = (first.seconds or 0.0) + (other.seconds or 0.0) if known else None
     return replace(first, bytes=first.bytes + other.bytes, seconds=seconds)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from meshwright.audit.accident import Accident
 from meshwright.audit.collectives import groups_of, narrowest_dtype, op_of, unreadable_groups
 from meshwright.audit.dependence import chain_of, sources
 from meshwright.audit.devices import device_values
@@ -19,7 +20,6 @@ from meshwright.audit.op_names import primitive_of, scope_of
 from meshwright.audit.prices import Prices
 from meshwright.audit.shardings import copied_over
 from meshwright.audit.trace import Value, places, run_count
-from meshwright.audit.warning import Warning
 from meshwright.notation.mesh import Mesh
 
 # Products alike on several devices are told of where they are more than this of the program's FLOPs:
@@ -42,7 +42,7 @@ class Product:
         return self.flops * (1 - 1 / self.copies)
 
 
-def repeated_products(program: Program, prices: Prices) -> list[Warning]:
+def repeated_products(program: Program, prices: Prices) -> list[Accident]:
     """A warning for each set of axes over which a good part of the program's products is alike."""
     found, total = _products(program, prices.mesh)
     by_axes: dict[tuple[str, ...], list[Product]] = {}
@@ -130,7 +130,7 @@ def _key(value: Value) -> tuple[object, ...]:
     return value.instruction.name, chain_of(value.place), value.path
 
 
-def _warning(products: list[Product], program: Program, prices: Prices) -> Warning:
+def _warning(products: list[Product], program: Program, prices: Prices) -> Accident:
     largest = max(products, key=lambda one: one.excess_flops)
     instruction = largest.value.instruction
     scope = scope_of(instruction.op_name)
@@ -138,7 +138,7 @@ def _warning(products: list[Product], program: Program, prices: Prices) -> Warni
     over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in products)
     others = f" and {len(products) - 1} more" if len(products) > 1 else ""
     dtype = narrowest_dtype(program, largest.value.operand(0))
-    return Warning(
+    return Accident(
         "computed_repeatedly",
         name,
         instruction.name,

@@ -2,6 +2,7 @@
 
 import re
 
+from meshwright.audit.accident import Accident
 from meshwright.audit.collectives import is_differentiated
 from meshwright.audit.dependence import entered_as
 from meshwright.audit.hlo import Instruction, Program, Shape
@@ -9,7 +10,6 @@ from meshwright.audit.op_names import phase_of
 from meshwright.audit.prices import Prices
 from meshwright.audit.shardings import copied_over, copies_of
 from meshwright.audit.trace import Place, Value, places, readers
-from meshwright.audit.warning import Warning
 
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
 _MOMENT = re.compile(r"opt_state|optimizer|momentum|moments|(?:^|[^a-z])(?:mu|nu)(?:$|[^a-z])")
@@ -18,7 +18,7 @@ _WRITES = ("dynamic-update-slice", "scatter", "select")
 _SHARE = 0.01
 
 
-def replicated_state(program: Program, prices: Prices) -> list[Warning]:
+def replicated_state(program: Program, prices: Prices) -> list[Accident]:
     """A warning for the optimizer's state, in training, or for the caches, else; none if all are sharded."""
     training = is_differentiated(program)
     chosen = _moments(program) if training else _caches(program)
@@ -70,7 +70,7 @@ def _arrays(program: Program) -> list[Instruction]:
 
 def _warning(
     found: list[tuple[Instruction, int]], program: Program, prices: Prices, *, training: bool
-) -> Warning:
+) -> Accident:
     largest, copies = max(found, key=lambda pair: pair[0].shapes[0].num_bytes)
     name = largest.op_name or largest.name
     excess = round(sum(one.shapes[0].num_bytes * (1 - 1 / count) for one, count in found))
@@ -83,4 +83,4 @@ def _warning(
         kind, change = "replicated_optimizer_state", f"shard the optimizer's state over {over} too (ZeRO-1)"
     else:
         kind, change = "replicated_cache", f"shard the cache over {over} too: by sequence, head or position"
-    return Warning(kind, name, largest.name, what, "", change, excess, prices.read_seconds(excess))
+    return Accident(kind, name, largest.name, what, "", change, excess, prices.read_seconds(excess))

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
-class Warning:
+class Accident:
     """An accident. bytes: what each device sends, or holds, in vain in a step; seconds: the time of that
     on the links, or to read it from memory; None where no hardware was named. change: the cure.
     """
