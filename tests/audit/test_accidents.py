@@ -81,3 +81,17 @@ def test_groups_of_unequal_size_are_listed_without_a_time() -> None:
     (one,) = found["emitted"]
     assert (one["axes"], one["seconds"], found["seconds"]) == ([], None, None)
     assert one["note"].startswith("groups differ")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kinds"),
+    [("{{0,1},{1,2},{2,3},{3,0}}", []), ("{{0,0},{1,2},{2,1},{3,3}}", ["weight_resharded"])],
+)
+def test_blocks_passed_round_a_ring_are_a_collective_in_steps(pairs: str, kinds: list[str]) -> None:
+    lines = f"""\
+  %w = bf16[256,128]{{1,0}} parameter(0), sharding={{devices=[4,1]<=[4]}}, metadata={{op_name="w"}}
+  %moved = bf16[256,128]{{1,0}} collective-permute(%w), source_target_pairs={pairs}
+  ROOT %y = bf16[256,128]{{1,0}} sine(%moved)
+}}
+"""
+    assert _kinds(lines) == kinds

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Accident:
-    """An accident. bytes: what each device sends, or holds, in vain in a step; seconds: the time of that
-    on the links, or to read it from memory; None where no hardware was named. change: the cure.
+    """bytes: what each device sends, or holds, in vain in a step; seconds: the time of that on the links, to
+    read it from memory, or of what it computes in vain; None where no hardware was named. change: the cure.
     """
 
     kind: str

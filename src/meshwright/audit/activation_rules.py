@@ -84,6 +84,7 @@ def _is_moved_activation(one: Sent, context: Context) -> bool:
     """Computed, not moved by the user's own collective, and not the gather of sequence parallelism."""
     if (
         one.is_written
+        or one.is_windowed
         or one.collective.phase == "update"
         or not (is_computed(context.program, one.operand()) or _is_carried(one, context.program))
     ):

@@ -201,6 +201,24 @@ def _shown(groups: DeviceGroups) -> str:
     return "{" + shown + (",..." if len(groups.members) > 4 else "") + "}"
 
 
+def ring_lengths(pairs: DeviceGroups) -> set[int]:
+    """Lengths of the cycles that a permute's (source, target) pairs close; 0 for a chain that stays open.
+
+    >>> ring_lengths(DeviceGroups(((0, 1), (1, 2), (2, 0), (3, 3)), is_permute=True))
+    {1, 3}
+    """
+    targets = {pair[0]: pair[1] for pair in pairs.members if len(pair) == 2}
+    lengths, left = set(), set(targets)
+    while left:
+        start = device = left.pop()
+        length = 1
+        while (device := targets.get(device, -1)) in left:
+            left.remove(device)
+            length += 1
+        lengths.add(length if device == start else 0)
+    return lengths
+
+
 def inferred_mesh(groups: Iterable[DeviceGroups], num_devices: int) -> Mesh:
     """A mesh of nameless axes (`axis0` outermost) of which most of `groups` span whole axes.
 

@@ -7,6 +7,7 @@ from meshwright.audit.collectives import Collective, op_of
 from meshwright.audit.compare import Emitted
 from meshwright.audit.dependence import ancestors
 from meshwright.audit.flops import flops_of
+from meshwright.audit.groups import ring_lengths
 from meshwright.audit.hlo import Program
 from meshwright.audit.trace import Value, readers
 
@@ -44,6 +45,12 @@ class Sent:
     def is_written(self) -> bool:
         """Whether a user called it by name, in shard_map."""
         return self.collective.primitive.startswith(_WRITTEN)
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether it passes blocks round rings: a collective in steps, under a product."""
+        lengths = ring_lengths(self.collective.groups)
+        return self.emitted.op == "permute" and len(lengths) == 1 and min(lengths) > 2
 
     @property
     def where(self) -> str:

@@ -78,7 +78,7 @@ def moved_weight(one: Sent, context: Context) -> Fault | None:
     """A weight stored by one axis and used by another."""
     c = one.collective
     moves = one.emitted.op in ("permute", "all_to_all") and not c.follows_sum
-    if not moves or one.is_written or is_computed(context.program, one.operand()):
+    if not moves or one.is_written or one.is_windowed or is_computed(context.program, one.operand()):
         return None
     return stored_otherwise(one, context)
 
