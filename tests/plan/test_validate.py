@@ -171,6 +171,33 @@ def test_an_empty_remat_is_the_least_that_fits():
     assert only(replace(LLAMA, remat="selective+offload")).offload
 
 
+def test_an_empty_micro_batch_is_a_sequence_where_there_are_stages():
+    pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=None, interleave=None)
+    assert (only(pipelined).microbatches, only(pipelined).interleave) == (32, 2)
+    assert only(replace(LLAMA, micro_batch=None)).microbatches == 1
+
+
+def test_microbatches_that_do_not_divide_over_the_stages_do_not_interleave():
+    pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=1.0, interleave=2)
+    assert only(pipelined).interleave == 2
+    assert only(replace(pipelined, global_batch_sequences=62)).interleave == 1
+
+
+def test_chips_without_a_sequence_of_their_own_share_one():
+    silent = replace(LLAMA, data=None, fsdp=None, tensor=None, pipe=None, context=None, micro_batch=None)
+    assert [only(replace(silent, global_batch_sequences=n)).tensor for n in (16, 8, 5)] == [1, 2, 4]
+    assert only(replace(silent, hardware="h100:3x8", chips=24, global_batch_sequences=2)).tensor == 1
+
+
+def test_a_width_is_padded_to_its_shards_and_kv_heads_are_replicated():
+    odd = replace(LLAMA, hardware="h100:3x8", chips=24, data=1, fsdp=24, global_batch_sequences=48)
+    assert reproduce(odd).config.d_model == 171 * 24
+    assert reproduce(LLAMA).config.d_model == 4096
+    wide = replace(LLAMA, data=1, fsdp=1, tensor=16, zero=1)
+    assert reproduce(wide).config.num_kv_heads == 16
+    assert [found.skipped for found in predict([odd, wide])] == [None, None]
+
+
 def test_a_local_batch_that_leaves_stages_empty_is_cut_for_them():
     pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=32.0)
     assert (only(pipelined).microbatches, only(pipelined).zero) == (8, 1)

@@ -6,7 +6,7 @@ as little (see `choose`).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from meshwright.errors import LayoutError
@@ -42,6 +42,8 @@ _MASTER_COPY: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "
 _BF16_WEIGHTS: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "bf16"}
 _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
 
+# Of a model's width, to divide over ranks that it does not divide over.
+_MOST_PADDING = 0.05
 _REMATS = {"none": ("none",), "selective": ("matmuls",), "full": ("full",)}
 _ANY_REMAT = ("none", "attention", "matmuls", "full")
 
@@ -66,7 +68,23 @@ def reproduce(row: PublishedRow) -> Case:
         raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
     workload = Workload(row.global_batch_sequences, row.seq_len)
     groups = tuple(tuple(_layouts(row, config, hardware, *choice)) for choice in _preferences(row))
-    return Case(config, hardware, workload, tuple(group for group in groups if group))
+    groups = tuple(group for group in groups if group)
+    return Case(_as_run(config, groups[0][0]), hardware, workload, groups)
+
+
+def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
+    """`config` with a width that divides over the shards, if one is near, and a KV head for each tensor rank.
+
+    Frameworks shard a layer's parameters as one flat array, padded, so any number of ranks will do, and
+    replicate KV heads of which there are fewer than ranks.
+    """
+    width = -(-config.d_model // layout.fsdp) * layout.fsdp
+    heads, ranks = config.num_kv_heads, layout.tensor
+    if width <= (1 + _MOST_PADDING) * config.d_model:
+        config = replace(config, d_model=width)
+    if config.mla is None and heads < ranks and ranks % heads == config.num_heads % ranks == 0:
+        config = replace(config, num_kv_heads=ranks)
+    return config
 
 
 def machine_of(row: PublishedRow) -> Hardware:
@@ -113,7 +131,7 @@ def _layouts(
     row: PublishedRow, config: ModelConfig, hardware: Hardware, remat: str, states: Mapping[str, object]
 ) -> Iterator[Layout]:
     """The layouts that the row's columns leave open, with one remat policy."""
-    tensor, pipe, context = row.tensor or 1, row.pipe or 1, row.context or 1
+    tensor, pipe, context = row.tensor or _least_tensor(row), row.pipe or 1, row.context or 1
     data, fsdp, zero = _data_axes(row, row.chips // (tensor * pipe * context))
     if data * fsdp * tensor * pipe * context != row.chips:
         raise LayoutError(
@@ -121,6 +139,7 @@ def _layouts(
             f"= {data * fsdp * tensor * pipe * context} is not the row's {row.chips} chips"
         )
     compute, matmul = arithmetic(row.dtype, hardware)
+    microbatches = _microbatches(row, data * fsdp, pipe)
     undecided = row.sequence_parallel is None and tensor > 1
     sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
     for split in sequence_parallel:
@@ -135,8 +154,8 @@ def _layouts(
                 "zero": zero,
                 "zero_context": context > 1 and bool(zero),  # as all frameworks do
                 "sequence_parallel": split and tensor > 1,
-                "microbatches": _microbatches(row, data * fsdp, pipe),
-                "interleave": _chunks(row, config, pipe),
+                "microbatches": microbatches,
+                "interleave": _chunks(row, config, pipe, microbatches),
                 "remat": remat,
                 "offload": (row.remat or "").endswith("+offload"),
                 "compute_dtype": compute,
@@ -144,6 +163,16 @@ def _layouts(
                 **states,
             }
         )
+
+
+def _least_tensor(row: PublishedRow) -> int:
+    """Chips that share a sequence where a source says nothing of it: 1, or as many as have no own."""
+    named = (row.data, row.fsdp, row.pipe, row.context)
+    if any(named) or row.chips <= row.global_batch_sequences:
+        return 1
+    sharing = -(-row.chips // row.global_batch_sequences)
+    fitting = (n for n in range(sharing, row.chips + 1) if row.chips % n == 0 and n & (n - 1) == 0)
+    return next(fitting, 1)
 
 
 def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
@@ -168,9 +197,12 @@ def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:
     Programs that shard one array over all chips (JAX) count the batch of a chip, also where several chips
     share a sequence: if that times the chips is the whole batch, nothing accumulates. A pipeline of which
     the microbatches would not fill half the stages cuts its local batch into as many as there are stages,
-    since what is called a micro batch is then what one rank holds.
+    since what is called a micro batch is then what one rank holds. One that does not say runs sequences one
+    by one.
     """
-    if row.micro_batch is None or (pipe == 1 and row.micro_batch * row.chips == row.global_batch_sequences):
+    if row.micro_batch is None:
+        return max(1, row.global_batch_sequences // ranks) if pipe > 1 else 1
+    if pipe == 1 and row.micro_batch * row.chips == row.global_batch_sequences:
         return 1
     count = max(1, round(row.global_batch_sequences / (ranks * row.micro_batch)))
     if pipe > 1 and 2 * count <= pipe:
@@ -178,9 +210,12 @@ def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:
     return count
 
 
-def _chunks(row: PublishedRow, config: ModelConfig, pipe: int) -> int:
-    """Chunks a stage: the row's. A source that does not say how many interleave means the usual two."""
-    if pipe == 1:
+def _chunks(row: PublishedRow, config: ModelConfig, pipe: int, microbatches: int) -> int:
+    """Chunks a stage: the row's. A source that does not say how many interleave means the usual two.
+
+    Microbatches that do not divide over the stages run without, as the schedule has it.
+    """
+    if pipe == 1 or microbatches % pipe:
         return 1
     return row.interleave or min(2, max(1, config.num_layers // pipe))
 
