@@ -20,15 +20,24 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.parameters import parameters
 
+PHASES = ("train", "prefill", "generate")
+
 
 @dataclass(frozen=True)
 class Workload:
-    """What one training step eats: whole sequences of seq_len tokens."""
+    """What one step eats: whole sequences of seq_len tokens.
+
+    phase: "train"; "prefill", of that many tokens of each; "generate", one more token of each, behind a
+    cache of seq_len positions.
+    """
 
     num_sequences: int
     seq_len: int
+    phase: str = "train"
 
     def __post_init__(self) -> None:
+        if self.phase not in PHASES:
+            raise PlanError(f"workload: phase = {self.phase!r}; {nearest(self.phase, list(PHASES))}")
         for name in ("num_sequences", "seq_len"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -83,7 +92,10 @@ def save_plan(plan: Plan, path: Path) -> None:
     document.add(tomlkit.comment(f"{plan.model.name} on {plan.hardware}: {plan.layout}"))
     document.add("meshwright", tomlkit.item(meshwright.__version__))
     document.add("hardware", tomlkit.item(_relative(plan.hardware, path)))
-    document.add("workload", tomlkit.item(asdict(plan.workload)))
+    workload = asdict(plan.workload)
+    if plan.workload.phase == "train":
+        del workload["phase"]  # as plans are that nobody wrote for serving
+    document.add("workload", tomlkit.item(workload))
     document.add("layout", tomlkit.item(plan.layout.to_dict()))
     document.add("model", tomlkit.item(_without_none(asdict(plan.model))))
     document.add("planned", tomlkit.item(dict(plan.planned)))
@@ -121,7 +133,7 @@ def _from_dict(data: dict, path: Path) -> Plan:
     return Plan(
         model=model_from_dict(data["model"], "[model]"),
         hardware=_resolved(str(data["hardware"]), path),
-        workload=Workload(**_checked(Workload, data["workload"], "[workload]")),
+        workload=Workload(**_checked(Workload, data["workload"], "[workload]", {"phase"})),
         layout=Layout.from_dict(data["layout"]),
         planned=data.get("planned", {}),
     )

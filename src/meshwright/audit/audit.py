@@ -1,7 +1,6 @@
 """The audit of a plan: its step compiled, its collectives, FLOPs and memory beside the planned ones."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from meshwright.audit.collectives import collectives
 from meshwright.audit.compare import DIFFERENT, Emitted, Row, line_up, on_mesh
@@ -13,10 +12,10 @@ from meshwright.audit.gaps import not_understood
 from meshwright.audit.hlo import parse_hlo
 from meshwright.audit.numerics import check_numerics
 from meshwright.audit.prices import Prices, step_prices
+from meshwright.audit.programs import planned_step
 from meshwright.audit.targets import choose_target
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.catalog import load
-from meshwright.plan.train import Candidate, price
 from meshwright.plan_file import Plan
 
 
@@ -28,7 +27,7 @@ def audit_plan(
     use_cache: bool = True,
     numerics: bool = False,
 ) -> dict:
-    """The audit of the training step of `plan`: the keys of `mw audit`.
+    """The audit of the step of `plan`, of whatever phase: the keys of `mw audit`.
 
     numerics: also run the layout with a tiny model beside one device (see `numerics.check_numerics`).
     target: "cpu" or "tpu", whose compiler to ask; by default that of the plan's hardware where it is
@@ -38,11 +37,11 @@ def audit_plan(
     """
     hardware = load(plan.hardware)
     chosen = choose_target(plan.hardware, plan.layout, target)
-    candidate = price(plan.model, hardware, plan.workload, plan.layout)
+    planned = planned_step(plan, hardware)
     compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
     program = parse_hlo(compiled.hlo)
     emitted = [on_mesh(found, plan.layout.mesh) for found in collectives(program)]
-    rows = line_up(candidate.cost.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
+    rows = line_up(planned.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
     prices = step_prices(hardware, plan.layout.mesh)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
@@ -69,14 +68,14 @@ def audit_plan(
         "rows": [_row_dict(row, prices) for row in rows],
         "not_understood": gaps,
         "bytes": {
-            "planned": sum(p.transfer.gathered_bytes * p.count for p in candidate.cost.transfers),
+            "planned": sum(p.transfer.gathered_bytes * p.count for p in planned.transfers),
             "compiled": sum(e.bytes_per_step for e in emitted),
         },
-        "flops": {"planned": candidate.cost.executed_flops, "compiled": dot_flops(program)},
+        "flops": {"planned": planned.flops, "compiled": dot_flops(program)},
         "memory": {
-            "planned": candidate.memory.total,
+            "planned": planned.memory_total,
             "compiled": memory and memory["total"],
-            "planned_by_cause": _memory_by_cause(candidate),
+            "planned_by_cause": dict(planned.memory),
             "compiled_by_cause": memory,
         },
     }
@@ -85,10 +84,6 @@ def audit_plan(
 def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
     progress(f"running a tiny model under {plan.layout} and on one device")
     return check_numerics(plan)
-
-
-def _memory_by_cause(candidate: Candidate) -> dict[str, int]:
-    return asdict(candidate.memory)
 
 
 def _row_dict(row: Row, prices: Prices) -> dict:

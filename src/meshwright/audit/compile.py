@@ -19,6 +19,7 @@ from pathlib import Path
 
 from meshwright.audit.cache import content_key, fetch, one_at_a_time, store
 from meshwright.audit.compiler_log import warning_lines
+from meshwright.audit.programs import traced_step
 from meshwright.audit.targets import Target, target_mesh
 from meshwright.errors import AuditError
 from meshwright.hardware.description import host_memory_bytes
@@ -141,22 +142,11 @@ def error_line(log: str, code: int) -> str:
 
 def _compile_here(folder: Path) -> None:
     """What the process does: plan.toml and target.json in, program.hlo and figures.json out."""
-    import jax
-
-    from meshwright.train.optimizer import OptimizerConfig
-    from meshwright.train.step import CompiledStep
-
     plan, target = load_plan(folder / _PLAN), Target(**json.loads((folder / _TARGET).read_text()))
-    mesh = target_mesh(target, plan.layout)
-    optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
-    step = CompiledStep(
-        plan.model, plan.layout, plan.workload, optimizer, chip_flops_per_second=1.0, mesh=mesh
-    )
-    with jax.set_mesh(step.mesh):
-        traced = step.jitted.trace(step.abstract_state(), step.abstract_tokens())
-        lowered = traced.lower(lowering_platforms=(target.name,))
-        started = time.perf_counter()
-        compiled = lowered.compile()
+    traced = traced_step(plan, target_mesh(target, plan.layout))
+    lowered = traced.lower(lowering_platforms=(target.name,))
+    started = time.perf_counter()
+    compiled = lowered.compile()
     seconds = time.perf_counter() - started
     (folder / _PROGRAM).write_text(compiled.as_text())
     figures = {"compile_seconds": seconds, "memory_bytes": _memory(compiled)}

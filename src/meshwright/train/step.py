@@ -11,6 +11,7 @@ import optax
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
+from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_updates
 from meshwright.models import transformer
@@ -50,6 +51,8 @@ class CompiledStep:
         chip_flops_per_second: float,
         mesh: jax.sharding.Mesh | None = None,
     ) -> None:
+        if workload.phase != "train":
+            raise PlanError(f"{config.name}: the plan is of phase {workload.phase!r}; training takes 'train'")
         layout.check(config, workload.num_sequences, workload.seq_len)
         check_updates(layout, config)
         self.config, self.layout, self.workload = config, layout, workload

@@ -1,0 +1,89 @@
+"""Prefill and generation as planned are what the compiler emits: collectives and FLOPs, to the unit."""
+
+from pathlib import Path
+
+import pytest
+from tests.audit.test_families import TWO_PERIODS
+from tests.nn.test_layouts import GPT, TIED
+
+from meshwright.audit.audit import audit_plan
+from meshwright.cost.inference import inference_cost
+from meshwright.errors import PlanError
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, Workload, load_plan, save_plan
+from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.step import CompiledStep
+
+TINY = load_model("tiny")
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "phase"),
+    [
+        (TINY, "data=2,tensor=4", "generate"),
+        pytest.param(TINY, "data=2,tensor=4", "prefill", marks=pytest.mark.slow),
+        pytest.param(TINY, "data=8", "generate", marks=pytest.mark.slow),
+        pytest.param(TINY, "fsdp=8", "generate", marks=pytest.mark.slow),
+        pytest.param(TINY, "tensor=4", "prefill", marks=pytest.mark.slow),
+        pytest.param(TIED, "data=2,fsdp=2,tensor=2", "prefill", marks=pytest.mark.slow),
+        pytest.param(TWO_PERIODS, "data=2,fsdp=2,tensor=2", "prefill", marks=pytest.mark.slow),
+        pytest.param(TWO_PERIODS, "data=2,fsdp=2,tensor=2", "generate", marks=pytest.mark.slow),
+        pytest.param(GPT, "data=2,tensor=4", "prefill", marks=pytest.mark.slow),
+        pytest.param(GPT, "data=2,tensor=4", "generate", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_the_compiled_step_is_the_planned_one(config: ModelConfig, text: str, phase: str) -> None:
+    layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+    hardware = f"cpu:{layout.num_chips}"
+    audit = audit_plan(Plan(config, hardware, Workload(16, 64, phase), layout), "cpu", use_cache=False)
+    assert audit["verdict"] == "match", [row for row in audit["rows"] if row["status"] == "differs"]
+    assert (audit["unplanned"], audit["missing"], audit["not_understood"]) == ([], [], [])
+    assert audit["bytes"]["compiled"] == audit["bytes"]["planned"]
+    assert audit["flops"]["compiled"] == audit["flops"]["planned"]
+
+
+def test_generation_reads_the_weights_and_the_cache_once() -> None:
+    """LLaMA-3-8B in bf16 on one v5p: 15 GB of weights but for the table, 64 caches of 4,096 positions."""
+    config, chip = load_model("llama-3-8b"), load("v5p:1x1x1").ideal()
+    cost, memory = inference_cost(config, Layout(), chip, "generate", 64, 4096)
+    cache = 2 * 2 * config.num_layers * 64 * 4096 * config.num_kv_heads * config.d_head
+    assert memory.cache == cache
+    matrices = 2 * (
+        config.num_layers * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 4096 * 128256
+    )
+    assert memory.weights == pytest.approx(matrices + 2 * 4096 * 128256, rel=1e-3)
+    # Activations of 64 tokens add 2%; nothing travels.
+    read = (matrices + cache) / chip.chip.hbm_bytes_per_second
+    assert cost.seconds == pytest.approx(read, rel=0.03)
+    assert cost.transfers == ()
+
+
+def test_replicas_of_a_decode_step_exchange_nothing() -> None:
+    hardware = load("v5p:4x4x4")
+    config = load_model("llama-3-8b")
+    cost, _ = inference_cost(config, Layout(data=8, tensor=8), hardware, "generate", 512, 4096)
+    assert {one.transfer.axes for one in cost.transfers} == {("tensor",)}
+    weights, _ = inference_cost(config, Layout(fsdp=64), hardware, "generate", 512, 4096)
+    assert weights.seconds > cost.seconds  # every weight is gathered for one token
+
+
+def test_a_plan_keeps_its_phase(tmp_path: Path) -> None:
+    plan = Plan(TINY, "cpu:8", Workload(16, 64, "generate"), Layout(data=2, tensor=4))
+    save_plan(plan, tmp_path / "plan.toml")
+    assert load_plan(tmp_path / "plan.toml").workload == plan.workload
+    save_plan(Plan(TINY, "cpu:8", Workload(16, 64), Layout(data=2, tensor=4)), tmp_path / "plan.toml")
+    assert "phase" not in (tmp_path / "plan.toml").read_text()
+
+
+def test_another_phase_is_refused() -> None:
+    with pytest.raises(PlanError) as error:
+        Workload(16, 64, "decode")
+    assert str(error.value).startswith("workload: phase = 'decode'; ")
+    optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
+    with pytest.raises(PlanError) as error:
+        CompiledStep(TINY, Layout(), Workload(16, 64, "prefill"), optimizer, chip_flops_per_second=1.0)
+    assert str(error.value) == "tiny: the plan is of phase 'prefill'; training takes 'train'"
