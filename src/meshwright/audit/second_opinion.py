@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.audit.compile import compile_plan
-from meshwright.audit.targets import Target, choose_target
+from meshwright.audit.targets import TARGETS, Target, choose_target
 from meshwright.errors import AuditError, MeshwrightError
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
@@ -61,8 +61,8 @@ def second_opinion(
 def _own_compiler(hardware: Hardware, best: Candidate) -> Target:
     """The compiler of the hardware's chips: that of another tells nothing of their memory."""
     kind = hardware.chip.kind
-    if kind == "gpu":
-        raise AuditError(f"--audit knows no compiler for {hardware.chip.name}; fits: a TPU or cpu")
+    if kind not in TARGETS:
+        raise AuditError(f"--audit knows no compiler for a {kind}; it has those of {', '.join(TARGETS)}")
     return choose_target(hardware.spec, best.layout, kind)
 
 
