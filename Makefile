@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-audit check nightly lint types imports tests lock screenshot clean
+.PHONY: help demo test test-audit test-audit-gpu check nightly lint types imports tests lock screenshot clean
 
 PYTHON  ?= python3
 # The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
@@ -12,6 +12,7 @@ UV_TORCH = $(if $(PIP_FIND_LINKS),--find-links '$(PIP_FIND_LINKS)',--torch-backe
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))' 2>/dev/null || echo 1)
 DEV     ?= .venv-dev
 TPU     ?= .venv-tpu
+GPU     ?= .venv-gpu
 ARGS    ?=
 UV      := $(shell command -v uv 2>/dev/null)
 START   := $(shell date +%s)
@@ -25,6 +26,7 @@ help:
 	@echo 'make test      lint, types, import contracts and tests, in a fresh or current $(DEV)'
 	@echo 'make check     the same in the environment that is there: make check DEV=.venv'
 	@echo 'make test-audit  audits by the TPU compiler, which needs no TPU, in an environment of their own'
+	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
 	@echo 'make nightly   make test, the slow tests too'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
 	@echo 'make screenshot docs/report.png from runs/demo/report.html (needs Chromium)'
@@ -46,6 +48,10 @@ check: lint types imports tests
 test-audit: $(TPU)/.installed
 	@echo '== pytest, by the TPU compiler' && $(TPU)/bin/pytest -q tests/audit/test_tpu.py --durations=0 $(ARGS)
 	@echo "all passed: audits by the TPU compiler in $(SECONDS_SO_FAR) s"
+
+test-audit-gpu: $(GPU)/.installed
+	@echo '== pytest, by the GPU compiler' && $(GPU)/bin/pytest -q tests/audit/test_gpu.py --durations=0 $(ARGS)
+	@echo "all passed: audits by the GPU compiler in $(SECONDS_SO_FAR) s"
 
 nightly: $(DEV)/.installed
 	@$(MAKE) --no-print-directory check SELECT=
@@ -77,6 +83,12 @@ $(TPU)/.installed: requirements-dev.lock pyproject.toml
 	@$(call environment,$(TPU),requirements-dev.lock)
 	@$(call install,$(TPU)) -c requirements-dev.lock 'jax[tpu]'
 	@$(TPU)/bin/python -c 'import libtpu'
+	@touch $@ && echo "installed in $(SECONDS_SO_FAR) s"
+
+$(GPU)/.installed: requirements-dev.lock pyproject.toml
+	@$(call environment,$(GPU),requirements-dev.lock)
+	@$(call install,$(GPU)) -c requirements-dev.lock 'jax[cuda12]'
+	@$(GPU)/bin/python -c 'import jax_cuda12_plugin'
 	@touch $@ && echo "installed in $(SECONDS_SO_FAR) s"
 
 # $(call install,ENV): the installer's command line up to the requirements.

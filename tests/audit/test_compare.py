@@ -60,6 +60,20 @@ def _statuses(planned: list[PlannedTransfer], emitted: list[Emitted]) -> list[tu
     return [(row.tensor, row.direction, row.status) for row in line_up(planned, emitted)]
 
 
+def test_tensors_that_travel_as_one_are_equivalent_if_their_plans_add_up() -> None:
+    planned = [_planned("reduce_scatter", "fsdp", tensor) for tensor in ("wq", "wk", "wv")]
+    whole = [_emitted("reduce_scatter", "fsdp", "wk", size=3 * 4096)]
+    rows = line_up(planned, whole)
+    assert [row.status for row in rows] == ["equivalent"] * 3
+    assert [row.note for row in rows] == [
+        "sent together with wk", "sent together with wq, wv", "sent together with wk",
+    ]  # fmt: skip
+    too_little = [_emitted("reduce_scatter", "fsdp", "wk", size=3 * 4096 - 8)]
+    assert {row.status for row in line_up(planned, too_little)} == {"missing", "differs"}
+    elsewhere = [_emitted("reduce_scatter", "data", "wk", size=3 * 4096)]
+    assert {row.status for row in line_up(planned, elsewhere)} == {"missing", "differs"}
+
+
 def test_the_same_collective_matches() -> None:
     rows = _statuses([_planned("all_gather", "fsdp")], [_emitted("all_gather", "fsdp")])
     assert rows == [("wq", "backward", "match")]

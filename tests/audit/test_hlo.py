@@ -288,3 +288,28 @@ def test_merged_op_names_are_told_apart() -> None:
         "jit(step)/transpose(jvp(attn))/wq/dot_general",
         "jit(step)/jvp(loss)/reduce_sum",
     ]
+
+
+def test_what_is_laid_end_to_end_is_summed_tensor_by_tensor() -> None:
+    """XLA for GPU sums several gradients as one flat array, and names none of them."""
+    computation = """%cat (p: bf16[16], q: bf16[8]) -> bf16[24] {
+  %p = bf16[16] parameter(0)
+  %q = bf16[8] parameter(1)
+  ROOT %flat = bf16[24] concatenate(%p, %q), dimensions={0}
+}
+"""
+    entry = """  %dw = bf16[4,4] multiply(%x, %x), metadata={op_name="jit(f)/transpose(jvp(mlp))/w_in/dot"}
+  %dv = bf16[8] multiply(%y, %y), metadata={op_name="jit(f)/transpose(jvp(mlp))/w_out/dot_general"}
+  %rs = ((bf16[4,4], bf16[8]), (bf16[4,4], bf16[8])) reduce-scatter-start(%dw, %dv), \
+replica_groups={{0},{1},{2},{3}}, dimensions={0}, to_apply=%sum
+  %rd = (bf16[4,4], bf16[8]) reduce-scatter-done(%rs)
+  %a = bf16[4,4] get-tuple-element(%rd), index=0
+  %b = bf16[8] get-tuple-element(%rd), index=1
+  %flat_a = bf16[16] bitcast(%a)
+  %one = bf16[24] fusion(%flat_a, %b), kind=kLoop, calls=%cat
+  ROOT %sum_of_all = bf16[24] all-reduce(%one), replica_groups={}, to_apply=%sum"""
+    sums = [one for one in found(entry, computation) if one.op == "all_reduce"]
+    assert [(one.scope, one.gathered_bytes) for one in sums] == [
+        (("mlp", "w_in"), 32),
+        (("mlp", "w_out"), 16),
+    ]

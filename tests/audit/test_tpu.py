@@ -12,13 +12,13 @@ import pytest
 
 from meshwright.audit.audit import audit_plan
 from meshwright.audit.cache import one_at_a_time
-from meshwright.audit.targets import choose_target, libtpu_is_installed
+from meshwright.audit.targets import choose_target, is_installed
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, Workload
 
 pytestmark = pytest.mark.skipif(
-    not libtpu_is_installed(), reason='no libtpu; pip install "meshwright[tpu]" runs the audits for TPU'
+    not is_installed("tpu"), reason='no libtpu; pip install "meshwright[tpu]" runs the audits for TPU'
 )
 
 # dw[F_tensor, D_fsdp] of one matmul, on 256 chips: reduced by the plain reshard, and as nn does it.

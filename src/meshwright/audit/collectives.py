@@ -10,7 +10,7 @@ from meshwright.audit.fused import FusedScatter, fused_scatter
 from meshwright.audit.groups import DeviceGroups, parse_groups, parse_pairs
 from meshwright.audit.hlo import Instruction, Program, Shape, dtype_bits, leaves
 from meshwright.audit.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
-from meshwright.audit.trace import MOVES, Place, Value, history, places, run_count
+from meshwright.audit.trace import MOVES, Place, Value, history, places, resolve, run_count
 from meshwright.errors import AuditError
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
@@ -30,7 +30,7 @@ _DTYPES = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
 class Collective:
     """One tensor's communication; a combined instruction gives one for each of its tensors.
 
-    name, index: the HLO instruction, and which of its operands.
+    name, index: the HLO instruction, and which of its operands, or of what is laid end to end in it.
     dtype: what travels; source_dtype: the narrowest type that the same numbers had before (bf16
     where XLA:CPU widened bf16 to f32 to send it).
     gathered_bytes: V, bytes of the gathered array on one device, in dtype: the result of an
@@ -137,8 +137,27 @@ def _read(program: Program, value: Value, differentiated: bool) -> Iterator[Coll
         # One array cut into a piece for each device: the pieces are one communication.
         yield _one(program, value, op, operands, results, 0, differentiated)
         return
+    pieces = _concatenated(program, operands[0]) if op == "all_reduce" and num_operands == 1 else []
+    if pieces:
+        for index, piece in enumerate(pieces):
+            yield _one(program, value, op, [piece], piece.instruction.shapes, index, differentiated)
+        return
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
         yield _one(program, value, op, [operand], (result,), index, differentiated)
+
+
+def _has_one_name_for_many(instruction: Instruction, op: Op) -> bool:
+    """Whether a sum of several tensors has the name of one of them."""
+    several = op in ("all_reduce", "reduce_scatter") and len(instruction.operands) > 1
+    return several and len(split_op_name(instruction.op_name)) == 1
+
+
+def _concatenated(program: Program, operand: Value) -> list[Value]:
+    """The tensors that XLA for GPU laid end to end to sum them in one go; none where there are no such."""
+    made = resolve(program, operand)
+    if made.instruction.opcode != "concatenate":
+        return []
+    return [made.operand(index) for index in range(len(made.instruction.operands))]
 
 
 def _one(
@@ -159,7 +178,8 @@ def _one(
     offsets = kept_slices(program, value, index, groups) if reduces and not fused else None
     op_name, named = _fusion_name(fused) if fused else _op_name(value, index)
     operand_op_name = _origin_name(program, origin)
-    op_name = op_name or operand_op_name
+    if not op_name or (named is instruction and _has_one_name_for_many(instruction, op)):
+        op_name = operand_op_name or op_name
     padding = fused.padding_bytes if fused else 0
     return Collective(
         name=instruction.name,
@@ -225,11 +245,45 @@ def _results(instruction: Instruction, op: Op) -> tuple[Shape, ...]:
 
 
 def _origin_name(program: Program, origin: list[Value]) -> str:
-    """JAX's name of what computed a value, from its history; of a sum without one, that of what it sums."""
-    name = next((v.instruction.op_name for v in reversed(origin) if v.instruction.op_name), "")
-    if name or op_of(origin[-1].instruction) is None:
-        return name
-    return _origin_name(program, list(history(program, origin[-1].operand(0), _MOVED)))
+    """JAX's name of what computed a value, from its history.
+
+    Of a sum without one, that of what it sums; of what a loop adds up, that of what each turn adds.
+    """
+    named = [v.instruction for v in origin if v.instruction.op_name]
+    # XLA for GPU multiplies by several weights at once, and the slices of the product have their names.
+    cut = [i for i in named if i.opcode == "slice" and primitive_of(i.op_name) == "dot_general"]
+    name = (cut[:1] or named[-1:] or [origin[0].instruction])[0].op_name
+    end = origin[-1]
+    if end.instruction.opcode == "while" and end.path:
+        names = [name, *_names_of_turn(program, end)]
+        return max(names, key=lambda name: len(scope_of(name)))
+    return name or _summed_name(program, end)
+
+
+def _summed_name(program: Program, end: Value) -> str:
+    """JAX's name of what a sum of several tensors sums in this one."""
+    start = end.operand(0, end.path) if end.instruction.opcode.endswith("-done") else end
+    if op_of(start.instruction) is None:
+        return ""
+    index = start.path[0] if start.path and len(start.instruction.operands) > 1 else 0
+    return _origin_name(program, list(history(program, start.operand(index), _MOVED)))
+
+
+def _names_of_turn(program: Program, value: Value) -> Iterator[str]:
+    """Names of what a loop's turn makes of a value: of the terms of sums, of what is written into stacks."""
+    opcode = value.instruction.opcode
+    if opcode == "while" and value.path:
+        body = program.computations[value.instruction.attributes["body"].lstrip("%")]
+        made = [Value(body.result, value.place.enter(value.instruction, body), value.path)]
+    elif opcode in ("add", "dynamic-update-slice"):
+        made = [value.operand(1), *([value.operand(0)] if opcode == "add" else [])]
+    else:
+        made = []
+    for one in made:
+        origin = list(history(program, one, _MOVED))
+        yield _origin_name(program, origin)
+        yield _summed_name(program, origin[-1])
+        yield from _names_of_turn(program, origin[-1])
 
 
 def _result(value: Value, index: int) -> Value:
@@ -260,7 +314,7 @@ def _op_name(value: Value, index: int) -> tuple[str, Instruction]:
     if element:
         return element.op_name, element
     merged = split_op_name(instruction.op_name)
-    return merged[index] if len(merged) == len(instruction.operands) else merged[0], instruction
+    return merged[index] if index < len(merged) == len(instruction.operands) else merged[0], instruction
 
 
 def _parameter(origin: Value) -> str | None:

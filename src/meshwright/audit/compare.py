@@ -9,7 +9,8 @@ summed over a step, so that combined or split instructions compare.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from meshwright.audit.collectives import Collective, Op
 from meshwright.audit.groups import axes_that_change, group_axes
@@ -111,7 +112,45 @@ def line_up(
     for key in [*planned_by_key, *(key for key in emitted_by_key if key not in planned_by_key)]:
         found = emitted_by_key.get(key, [])
         rows += _rows_of(*key, planned_by_key.get(key, []), found, has_reduce_scatter)
+    return _told_together(rows)
+
+
+def _told_together(rows: list[Row]) -> list[Row]:
+    """Rows of tensors that travel as one: a compiler that merges products or sums names one of them.
+
+    A tensor for which too much was emitted and those of the same pass that are missing are equivalent
+    where their plans together are exactly what was emitted; the nearest such ones in the plan.
+    """
+    rows = list(rows)
+    for index, row in enumerate(rows):
+        if row.status != "differs":
+            continue
+        emitted = emitted_bytes(row.emitted)
+        missing = [i for i, one in enumerate(rows) if _may_travel_with(one, row, emitted)]
+        missing.sort(key=lambda i: abs(i - index))
+        found = next(
+            (
+                some
+                for count in range(1, min(len(missing), _MOST_TOGETHER) + 1)
+                for some in combinations(missing, count)
+                if planned_bytes(p for i in (index, *some) for p in rows[i].planned) == emitted
+            ),
+            (),
+        )
+        for i in found:
+            rows[i] = replace(rows[i], status="equivalent", note=f"sent together with {row.tensor}")
+        if found:
+            names = ", ".join(rows[i].tensor for i in found)
+            rows[index] = replace(row, status="equivalent", note=f"sent together with {names}")
     return rows
+
+
+_MOST_TOGETHER = 3
+
+
+def _may_travel_with(one: Row, row: Row, emitted: Counter) -> bool:
+    same = one.status == "missing" and one.direction == row.direction
+    return same and planned_bytes(one.planned).keys() <= emitted.keys()
 
 
 def _pass(direction: str) -> str:

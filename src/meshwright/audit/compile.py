@@ -64,7 +64,7 @@ def compile_plan(
     alone = one_at_a_time(lambda: progress("waiting for another audit: libtpu runs one at a time"))
     with (
         tempfile.TemporaryDirectory(prefix="meshwright-audit-") as name,
-        alone if target.topology else nullcontext(),
+        alone if target.is_alone else nullcontext(),
     ):
         folder = Path(name)
         save_plan(plan, folder / _PLAN)
@@ -87,7 +87,7 @@ def _read(folder: Path, *, cached: bool) -> CompiledProgram:
 
 def _run(folder: Path, plan: Plan, target: Target) -> None:
     """Compiles in another process, watched until it ends."""
-    flags = os.environ.get("XLA_FLAGS", "")
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {target.xla_flags}"
     if not target.topology:
         flags += f" --xla_force_host_platform_device_count={plan.layout.mesh.num_devices}"
     environment = {**os.environ, **target.environment, "XLA_FLAGS": flags}
@@ -144,7 +144,7 @@ def _compile_here(folder: Path) -> None:
     """What the process does: plan.toml and target.json in, program.hlo and figures.json out."""
     plan, target = load_plan(folder / _PLAN), Target(**json.loads((folder / _TARGET).read_text()))
     traced = traced_step(plan, target_mesh(target, plan.layout))
-    lowered = traced.lower(lowering_platforms=(target.name,))
+    lowered = traced.lower(lowering_platforms=(target.platform,))
     started = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - started

@@ -1,0 +1,32 @@
+"""The GPU's own compiler, without a GPU: what it makes of whole planned steps.
+
+Needs the [cuda12] extra; without it the CPU's compiler stands in (test_compare.py).
+"""
+
+import pytest
+
+from meshwright.audit.audit import audit_plan
+from meshwright.audit.targets import is_installed
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, Workload
+
+pytestmark = pytest.mark.skipif(
+    not is_installed("gpu"), reason='no CUDA plugin; pip install "meshwright[cuda12]" runs the audits for GPU'
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "layout"),
+    [
+        ("tiny", "h100:8", Layout(fsdp=4, tensor=2, remat="full")),
+        ("tiny", "a100-80gb:2x4", Layout(data=2, fsdp=2, tensor=2)),
+        ("tiny", "b200:8", Layout(data=2, tensor=4, sequence_parallel=True)),
+        ("demo", "h200:2x8", Layout(data=2, fsdp=8, microbatches=2)),
+    ],
+)
+def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout: Layout) -> None:
+    audit = audit_plan(Plan(load_model(model), hardware, Workload(32, 128), layout), "gpu", use_cache=False)
+    assert (audit["target"], audit["not_understood"], audit["findings"]) == ("gpu", [], [])
+    assert audit["verdict"] == "match"
+    assert audit["memory"]["compiled"] > 0
