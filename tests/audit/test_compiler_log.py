@@ -26,6 +26,7 @@ copy(%cos.0), sharding={BEFORE}, metadata={{op_name="jit(f)/jvp(mlp)/h/sharding_
 stack_frame_id=4}}. As the last resort, SPMD will replicate the tensor and then partition it.
 {STAMP} hlo_rematerialization.cc:3005] Can't reduce memory use below 1.00GiB
 {STAMP} cpu_client.cc:1] something about the host
+{STAMP} tpu_spmd_partitioner.cc:459] Collective matmul V1 is enabled. Please consider migrating to V2
 not a line of XLA's
 """
 

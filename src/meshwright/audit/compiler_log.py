@@ -41,10 +41,17 @@ class CompilerWarning:
 
 
 def warning_lines(log: str) -> list[str]:
-    """The lines of a compiler's log that warn of its partitioning, each once."""
-    return list(
-        dict.fromkeys(f"{found[1]}: {found[2]}" for found in map(_LINE.match, log.splitlines()) if found)
-    )
+    """The lines of a compiler's log that warn of a tensor's partitioning or of memory, each once.
+
+    What a pass says of itself, of every program, is no warning of this one.
+    """
+    found = (_LINE.match(line) for line in log.splitlines())
+    told = ((one[1], one[2]) for one in found if one)
+    return list(dict.fromkeys(f"{file}: {what}" for file, what in told if _is_of_program(file, what)))
+
+
+def _is_of_program(file: str, what: str) -> bool:
+    return bool(_REPLICATED.search(what) or _OPERATION.search(what)) or "remat" in file
 
 
 def compiler_warnings(lines: Iterable[str]) -> list[CompilerWarning]:

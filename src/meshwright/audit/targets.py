@@ -70,8 +70,13 @@ class Target:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables under which the compilers look for no chips and no metadata server."""
-        alone = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+        """Variables under which the compilers look for no chips and no metadata server, and warn on stderr."""
+        alone = {
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_MIN_LOG_LEVEL": "1",
+            "TPU_STDERR_LOG_LEVEL": "1",
+        }
         return {"JAX_PLATFORMS": "cpu", **(alone if self.name == "tpu" else {})}
 
     @property
