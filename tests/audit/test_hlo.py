@@ -313,3 +313,24 @@ replica_groups={{0},{1},{2},{3}}, dimensions={0}, to_apply=%sum
         (("mlp", "w_in"), 32),
         (("mlp", "w_out"), 16),
     ]
+
+
+def test_a_collective_between_slices_is_a_send_and_a_recv() -> None:
+    told = (
+        'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
+        '_xla_host_transfer_rendezvous="all-reduce.1_0",_xla_megascale_reduce_operation="SUM",'
+        '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+    entry = f"""  %dw = bf16[4,8] multiply(%x, %x), metadata={{op_name="jit(f)/transpose(jvp(mlp))/w_in/dot"}}
+  %token = token[] after-all()
+  %s = (bf16[4,8], u32[], token[]) send(%dw, %token), channel_id=2, is_host_transfer=true, {told}
+  %r = (bf16[4,8], u32[], token[]) recv(%token), channel_id=1, is_host_transfer=true, {told}
+  %sd = token[] send-done(%s), channel_id=2, is_host_transfer=true
+  ROOT %rd = (bf16[4,8], token[]) recv-done(%r), channel_id=1, is_host_transfer=true"""
+    (one,) = found(entry)
+    assert (one.op, one.gathered_bytes, one.scope) == ("all_reduce", 64, ("mlp", "w_in"))
+    assert one.groups.members == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert not_understood(parse_hlo(program(entry))) == []
+    other = entry.replace("ALL_REDUCE", "ONE_TO_MANY")
+    assert found(other) == []
+    assert len(not_understood(parse_hlo(program(other)))) == 2

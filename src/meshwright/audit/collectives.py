@@ -10,6 +10,7 @@ from meshwright.audit.fused import FusedScatter, fused_scatter
 from meshwright.audit.groups import DeviceGroups, parse_groups, parse_pairs
 from meshwright.audit.hlo import Instruction, Program, Shape, dtype_bits, leaves
 from meshwright.audit.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
+from meshwright.audit.slices import crossing_groups, crossing_op, received
 from meshwright.audit.trace import MOVES, Place, Value, history, places, resolve, run_count
 from meshwright.errors import AuditError
 
@@ -114,6 +115,8 @@ def is_differentiated(program: Program) -> bool:
 
 def op_of(instruction: Instruction) -> Op | None:
     """Our name of a collective instruction, its start included; None for others and for a done."""
+    if instruction.opcode == "send":
+        return crossing_op(instruction)
     return OPS.get(instruction.opcode.removesuffix("-start"))
 
 
@@ -132,7 +135,7 @@ def _read(program: Program, value: Value, differentiated: bool) -> Iterator[Coll
     assert op
     num_operands = _num_tensors(instruction, op)
     operands = [value.operand(i) for i in range(num_operands)]
-    results = _results(instruction, op)
+    results = _results(value, op)
     if op == "all_to_all" and len(results) > 1:
         # One array cut into a piece for each device: the pieces are one communication.
         yield _one(program, value, op, operands, results, 0, differentiated)
@@ -173,7 +176,7 @@ def _one(
     sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
     origin = list(history(program, operands[0], _MOVED))
     groups = groups_of(instruction, program.num_partitions)
-    reduces = op == "all_reduce"
+    reduces = op == "all_reduce" and instruction.opcode != "send"
     fused = fused_scatter(program, _result(value, index), operands[0]) if reduces else None
     offsets = kept_slices(program, value, index, groups) if reduces and not fused else None
     op_name, named = _fusion_name(fused) if fused else _op_name(value, index)
@@ -212,6 +215,8 @@ def _one(
 
 def groups_of(instruction: Instruction, num_devices: int) -> DeviceGroups:
     """Groups of a collective in any of HLO's forms."""
+    if instruction.opcode == "send":
+        return crossing_groups(instruction, num_devices)
     pairs = instruction.attributes.get("source_target_pairs")
     if pairs:
         return parse_pairs(pairs)
@@ -233,12 +238,15 @@ def unreadable_groups(instruction: Instruction, num_devices: int) -> str:
 def _num_tensors(instruction: Instruction, op: Op) -> int:
     """Operands that are data: a permute that writes in place carries its targets and offsets too."""
     in_place = op == "permute" and len(instruction.operands) > 1 and "slice_sizes" in instruction.attributes
-    return 1 if in_place else len(instruction.operands)
+    # A send has a token besides.
+    return 1 if in_place or instruction.opcode == "send" else len(instruction.operands)
 
 
-def _results(instruction: Instruction, op: Op) -> tuple[Shape, ...]:
+def _results(value: Value, op: Op) -> tuple[Shape, ...]:
     """Result arrays; an asynchronous start's shape is (operands, results, contexts ...)."""
-    shape = instruction.shape
+    instruction, shape = value.instruction, value.instruction.shape
+    if instruction.opcode == "send":
+        return received(value.place.computation, instruction).shapes[:1]
     if instruction.opcode.endswith("-start") and op != "all_reduce" and not isinstance(shape, Shape):
         return leaves(shape[1])
     return leaves(shape)

@@ -3,6 +3,7 @@
 from meshwright.audit.collectives import op_of, unreadable_groups
 from meshwright.audit.flops import flops_of, is_library_matmul
 from meshwright.audit.hlo import Instruction, Program
+from meshwright.audit.slices import crossing_op
 from meshwright.audit.trace import Place, places, run_count
 
 _COMMUNICATES = ("send", "recv", "collective-broadcast", "ragged-all-to-all", "infeed", "outfeed")
@@ -12,7 +13,7 @@ _HARMLESS = frozenset({
     "AsyncCollectiveStart", "AsyncCollectiveDone", "MoveToHost", "MoveToDevice", "cu_threefry2x32",
     "annotate_device_placement", "LayoutConstraint", "AssumeGatherIndicesInBound", "__onednn$softmax",
     "__onednn$layernorm", "__cub$DeviceRadixSort", "xla.gpu.ext.cub_sort_pairs",
-    "PartialReduce", "SliceToDynamic", "PadToStatic", "xla_python_cpu_callback", "PrintPrimitive",
+    "GatherScatterIndicesBitpacked", "PartialReduce", "SliceToDynamic", "PadToStatic", "xla_python_cpu_callback", "PrintPrimitive",
 })  # fmt: skip
 
 # Opcodes of XLA's HloOpcode, without the endings of asynchronous pairs.
@@ -55,7 +56,7 @@ def _problem(instruction: Instruction, num_devices: int) -> str:
         return (
             f"{_named(instruction)}: opcode {instruction.opcode} is unknown, and what it does is not counted"
         )
-    if opcode in _COMMUNICATES:
+    if opcode in _COMMUNICATES and not crossing_op(instruction):
         return f"{_named(instruction)}: {opcode} communicates, and its bytes are not counted"
     target = instruction.attributes.get("custom_call_target", "").strip('"')
     if opcode != "custom-call" or target in _HARMLESS or is_library_matmul(instruction):
