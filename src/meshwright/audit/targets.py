@@ -70,7 +70,7 @@ class Target:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables under which the compilers look for no chips and no metadata server, and warn on stderr."""
+        """Variables under which compilers look for no chips and no metadata server, and warn on stderr."""
         alone = {
             "TPU_SKIP_MDS_QUERY": "1",
             "TPU_WORKER_HOSTNAMES": "localhost",
