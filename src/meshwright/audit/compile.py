@@ -87,10 +87,10 @@ def _read(folder: Path, *, cached: bool) -> CompiledProgram:
 
 def _run(folder: Path, plan: Plan, target: Target) -> None:
     """Compiles in another process, watched until it ends."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {target.xla_flags}"
+    flags = [os.environ.get("XLA_FLAGS", ""), target.xla_flags]
     if not target.topology:
-        flags += f" --xla_force_host_platform_device_count={plan.layout.mesh.num_devices}"
-    environment = {**os.environ, **target.environment, "XLA_FLAGS": flags}
+        flags.append(f"--xla_force_host_platform_device_count={plan.layout.mesh.num_devices}")
+    environment = {**os.environ, **target.environment, "XLA_FLAGS": " ".join(filter(None, flags))}
     command = [sys.executable, "-m", "meshwright.audit.compile", str(folder)]
     with (folder / _LOG).open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

@@ -23,7 +23,7 @@ _DIFFERS = 1
 def audit(
     plan: Annotated[Path | None, typer.Argument(help="A plan.toml; or give --model and the rest.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="Whose compiler: tpu, cpu. [the hardware's where installed, else cpu]")
+        str | None, typer.Option(help="Whose compiler: tpu, gpu, cpu. [the hardware's where installed, else cpu]")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A preset, config.json, checkpoint folder or TOML.")
@@ -50,9 +50,9 @@ def audit(
 ) -> None:
     """Compile a plan's training step and compare its collectives, FLOPs and memory with the plan.
 
-    The compiler is the TPU's own where the plan is for v5e, v5p or v6e and libtpu is installed (the
-    [tpu] extra), else XLA's for CPU on virtual devices. No chip need be attached, and nothing of the
-    model's size is allocated. Exits 1 where they differ, and says what that costs and what to change.
+    The compiler is that of the plan's TPU or GPU where it is installed (the [tpu] or [cuda12] extra), else
+    XLA's for CPU on virtual devices. No chip need be attached, and nothing of the model's size is
+    allocated. Exits 1 where they differ, and says what that costs and what to change.
 
     \b
     mw audit runs/demo/plan.toml
