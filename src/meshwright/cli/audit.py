@@ -23,7 +23,7 @@ _DIFFERS = 1
 def audit(
     plan: Annotated[Path | None, typer.Argument(help="A plan.toml; or give --model and the rest.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="Whose compiler: tpu, gpu, cpu. [the hardware's where installed, else cpu]")
+        str | None, typer.Option(help="tpu, gpu or cpu. [the hardware's where installed, else cpu]")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A preset, config.json, checkpoint folder or TOML.")
