@@ -1,5 +1,6 @@
 """Prefill and generation as planned are what the compiler emits: collectives and FLOPs, to the unit."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def test_the_compiled_step_is_the_planned_one(config: ModelConfig, text: str, ph
     assert (audit["unplanned"], audit["missing"], audit["not_understood"]) == ([], [], [])
     assert audit["bytes"]["compiled"] == audit["bytes"]["planned"]
     assert audit["flops"]["compiled"] == audit["flops"]["planned"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("libtpu") is None, reason='no libtpu; pip install "meshwright[tpu]"')
+@pytest.mark.parametrize(
+    ("text", "phase"), [("data=8,tensor=8", "generate"), ("data=16,tensor=4", "prefill")]
+)
+def test_the_tpus_compiler_sends_what_is_planned(text: str, phase: str) -> None:
+    plan = Plan(load_model("llama-3-8b"), "v5p:4x4x4", Workload(128, 4096, phase), Layout.parse(text))
+    audit = audit_plan(plan, "tpu", use_cache=False)
+    assert (audit["verdict"], audit["unplanned"], audit["missing"]) == ("match", [], [])
+    assert audit["bytes"]["compiled"] == pytest.approx(audit["bytes"]["planned"], rel=0.001)
+    if phase == "generate":
+        assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.001)
+        assert audit["memory"]["compiled"] == pytest.approx(audit["memory"]["planned"], rel=0.1)
 
 
 def test_generation_reads_the_weights_and_the_cache_once() -> None:

@@ -13,7 +13,8 @@ _HARMLESS = frozenset({
     "AsyncCollectiveStart", "AsyncCollectiveDone", "MoveToHost", "MoveToDevice", "cu_threefry2x32",
     "annotate_device_placement", "LayoutConstraint", "AssumeGatherIndicesInBound", "__onednn$softmax",
     "__onednn$layernorm", "__cub$DeviceRadixSort", "xla.gpu.ext.cub_sort_pairs",
-    "GatherScatterIndicesBitpacked", "PartialReduce", "SliceToDynamic", "PadToStatic", "xla_python_cpu_callback", "PrintPrimitive",
+    "GatherScatterIndicesBitpacked",
+    "PartialReduce", "SliceToDynamic", "PadToStatic", "xla_python_cpu_callback", "PrintPrimitive",
 })  # fmt: skip
 
 # Opcodes of XLA's HloOpcode, without the endings of asynchronous pairs.

@@ -64,7 +64,7 @@ def record_inference(config: ModelConfig, layout: Layout, shape: Shape, *, flash
     weights = symbolic_weights(config, ops)
     logits, _ = transformer.next_token_logits(config, ops, weights, tokens, positions, tokens, None)
     steps = reshard(logits.array, logits.array.replace(axes={"V": ()}))
-    gathered = ops.transfers(steps, "logits", "f32", critical=True)
+    gathered = ops.transfers(steps, "logits", logits.dtype, critical=True)
     ops.add(Node("logits", "move", (logits,), (logits,), forward_transfers=gathered))
     return ops.graph()
 

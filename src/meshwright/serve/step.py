@@ -61,7 +61,7 @@ class InferenceStep:
         logits, cache = next_token_logits(self.config, self.ops, params, tokens, positions, lengths, cache)
         with jax.named_scope("logits"):
             whole = partition_spec(self.layout.activation("logits", "BTV").replace(axes={"V": ()}))
-            return reshard(logits.astype(jnp.float32), whole)[:, 0], cache
+            return reshard(logits, whole).astype(jnp.float32)[:, 0], cache
 
     def abstract_arguments(self) -> tuple[Any, ...]:
         """The arguments of `jitted` as ShapeDtypeStructs with their shardings."""
