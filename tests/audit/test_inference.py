@@ -14,6 +14,7 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
+from meshwright.plan.train import price
 from meshwright.plan_file import Plan, Workload, load_plan, save_plan
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
@@ -93,6 +94,28 @@ def test_a_plan_keeps_its_phase(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "plan.toml").workload == plan.workload
     save_plan(Plan(TINY, "cpu:8", Workload(16, 64), Layout(data=2, tensor=4)), tmp_path / "plan.toml")
     assert "phase" not in (tmp_path / "plan.toml").read_text()
+
+
+def test_numerics_are_of_training() -> None:
+    plan = Plan(TINY, "cpu:8", Workload(16, 64, "generate"), Layout(data=2, tensor=4))
+    with pytest.raises(PlanError) as error:
+        audit_plan(plan, "cpu", numerics=True)
+    assert str(error.value) == "--numerics compares training steps; the plan is of phase 'generate'"
+
+
+@pytest.mark.slow
+def test_a_plan_over_two_slices_is_the_compiled_one() -> None:
+    """`data` lies over the data-centre network: gradients cross it once a step, as shards."""
+    layout = Layout(data=2, fsdp=2, tensor=2, microbatches=2, weights_dtype="f32", compute_dtype="f32")
+    plan = Plan(TINY, "2*v5p:2x2x1", Workload(16, 64), layout)
+    assert audit_plan(plan, "cpu", use_cache=False)["verdict"] == "match"
+    crossing = [
+        one
+        for one in price(TINY, load(plan.hardware), plan.workload, layout).cost.transfers
+        if one.bound == "dcn" and one.direction == "backward"
+    ]
+    assert {one.transfer.op for one in crossing} == {"all_reduce"}
+    assert all(one.transfer.once for one in crossing)
 
 
 def test_another_phase_is_refused() -> None:

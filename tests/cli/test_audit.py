@@ -67,7 +67,7 @@ def test_a_difference_exits_1_and_is_written_all_the_same(
 
 def test_a_target_that_is_none_is_refused(capsys: pytest.CaptureFixture):
     assert main(["audit", *PLAN, "--target", "gpv"]) == 2
-    assert "--target 'gpv' is not supported; known: cpu, tpu" in capsys.readouterr().err
+    assert "--target 'gpv' is not supported; did you mean gpu?" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture):
@@ -146,3 +146,15 @@ def test_what_a_program_does_not_go_with_is_refused(
 def test_a_mesh_without_a_program_is_refused(capsys: pytest.CaptureFixture):
     assert main(["audit", *PLAN, "--mesh", "data=8"]) == 2
     assert "--mesh goes with --hlo; a plan's mesh is that of its layout" in capsys.readouterr().err
+
+
+def test_the_phase_is_that_of_the_plan_or_the_option(asked: dict):
+    assert main(["audit", *PLAN]) == 0
+    assert asked["plan"].workload.phase == "train"
+    assert main(["audit", *PLAN, "--phase", "generate"]) == 0
+    assert asked["plan"].workload.phase == "generate"
+
+
+def test_a_phase_that_is_none_is_refused(asked: dict, capsys: pytest.CaptureFixture):
+    assert main(["audit", *PLAN, "--phase", "generation"]) == 2
+    assert capsys.readouterr().err.startswith("mw: workload: phase = 'generation'; ")

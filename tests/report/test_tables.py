@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from tests.report.sample_run import audit_document, plan_document, write_run
 
+from meshwright.report.audit_view import memory_rows
 from meshwright.report.documents import read_run
 from meshwright.report.tables import (
     audit_table,
@@ -94,3 +95,10 @@ def test_the_summary_says_the_headlines_and_the_places(tmp_path, width):
         "runs/demo/report.html",
     ):
         assert expected in text
+
+
+def test_memory_of_a_step_that_generates_has_a_cache_and_no_optimizer() -> None:
+    planned = {"weights": 1000, "cache": 2000, "buffers": 3000}
+    rows = memory_rows({"memory": {"planned_by_cause": planned, "compiled_by_cause": None}})
+    assert rows[0] == ("arguments: weights 1 kB, cache 2 kB", "3 kB", "unavailable")
+    assert rows[1][:2] == ("temporaries: buffers 3 kB", "3 kB")

@@ -15,6 +15,7 @@ from meshwright.audit.prices import Prices, step_prices
 from meshwright.audit.programs import planned_step
 from meshwright.audit.targets import choose_target
 from meshwright.cost.step import PlannedTransfer
+from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
 from meshwright.plan_file import Plan
 
@@ -82,6 +83,8 @@ def audit_plan(
 
 
 def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
+    if plan.workload.phase != "train":
+        raise PlanError(f"--numerics compares training steps; the plan is of phase {plan.workload.phase!r}")
     progress(f"running a tiny model under {plan.layout} and on one device")
     return check_numerics(plan)
 

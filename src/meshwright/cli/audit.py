@@ -1,6 +1,7 @@
 """mw audit: what the compiler makes of a plan, beside what was planned."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,9 @@ def audit(
     batch_tokens: Annotated[int | None, count_option("--batch-tokens", help="Tokens of one step.")] = None,
     seq_len: Annotated[int | None, count_option("--seq-len", help="Tokens of one sequence.")] = None,
     layout: Annotated[str | None, typer.Option(help="data=2,fsdp=2,tensor=2,remat=full")] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="train, prefill or generate. [the plan's, else train]")
+    ] = None,
     hlo: Annotated[
         Path | None, typer.Option(help="The optimised HLO of any program, in place of a plan.")
     ] = None,
@@ -48,7 +52,7 @@ def audit(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the JSON here too.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compile a plan's training step and compare its collectives, FLOPs and memory with the plan.
+    """Compile a plan's step and compare its collectives, FLOPs and memory with the plan.
 
     The compiler is that of the plan's TPU or GPU where it is installed (the [tpu] or [cuda12] extra), else
     XLA's for CPU on virtual devices. No chip need be attached, and nothing of the model's size is
@@ -57,6 +61,7 @@ def audit(
     \b
     mw audit runs/demo/plan.toml
     mw audit plan.toml --target tpu
+    mw audit plan.toml --phase generate
     mw audit --model tiny --hardware cpu:8 --batch-tokens 1024 --seq-len 64 --layout fsdp=4,tensor=2
     mw audit --hlo step.after_optimizations.txt --hardware v5p:4x4x4 --mesh data=16,tensor=4
     """
@@ -68,6 +73,7 @@ def audit(
             "--seq-len": seq_len,
             "--layout": layout,
             "--target": target,
+            "--phase": phase,
             "--numerics": numerics or None,
         }
         _finish(_of_program(hlo, hardware, mesh, given), output, as_json=as_json)
@@ -77,6 +83,8 @@ def audit(
     from meshwright.audit.audit import audit_plan
 
     asked = _from_options(model, hardware, batch_tokens, seq_len, layout) if plan is None else load_plan(plan)
+    if phase:
+        asked = replace(asked, workload=replace(asked.workload, phase=phase))
     with progress() as update:
         document = audit_plan(
             asked, target, lambda what: update(what, None), use_cache=not no_cache, numerics=numerics

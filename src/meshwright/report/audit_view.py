@@ -66,12 +66,13 @@ def memory_rows(audit: Document) -> list[tuple[str, str, str]]:
     if not planned:
         return []
     causes = {
-        "arguments": ("weights", "optimizer"),
+        "arguments": ("weights", "optimizer", "cache"),
         "temporaries": ("gradients", "activations", "buffers"),
         "outputs": (),
     }
     rows = []
-    for name, parts in causes.items():
+    for name, known in causes.items():
+        parts = [part for part in known if part in planned]  # training has no cache, inference no optimizer
         detail = ", ".join(f"{part} {format_bytes(planned[part])}" for part in parts)
         total = format_bytes(sum(planned[part] for part in parts))
         found = "unavailable" if not compiled else format_bytes(compiled[name])
