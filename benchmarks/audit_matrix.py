@@ -1,0 +1,189 @@
+"""Plans held against the TPU's compiler: results/audit_matrix.json, and from it docs/audit.md's table.
+
+    python benchmarks/audit_matrix.py              # compile what the JSON lacks (needs the [tpu] extra)
+    python benchmarks/audit_matrix.py --only 70b   # of those, the cases that have this in their text
+    python benchmarks/audit_matrix.py --again 8b   # compile anew the cases that have this in their text
+    python benchmarks/audit_matrix.py --table      # only write the table
+
+One compile after another, on any machine; each takes some seconds to two minutes on two cores.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from meshwright.audit.audit import audit_plan
+from meshwright.errors import MeshwrightError
+from meshwright.files import write_whole
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, Workload
+
+ROOT = Path(__file__).parents[1]
+RESULTS, DOCUMENT = ROOT / "benchmarks/results/audit_matrix.json", ROOT / "docs/audit.md"
+START, END = "<!-- matrix -->", "<!-- end of matrix -->"
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    hardware: str
+    layout: str
+    num_sequences: int
+    seq_len: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.model} {self.hardware} {self.layout}"
+
+
+CASES = [
+    Case("llama-3.2-1b", "v5e:4x4", "data=16,zero=1", 32, 2048),
+    Case("llama-3.2-1b", "v5e:4x4", "data=16,zero=2,microbatches=2", 32, 2048),
+    Case("llama-3.2-1b", "v5p:2x2x4", "data=16", 32, 2048),
+    Case("llama-3.2-1b", "v5e:4x4", "fsdp=16", 32, 2048),
+    Case("llama-3.2-1b", "v5e:4x4", "fsdp=16,remat=full", 32, 2048),
+    Case("llama-3.2-1b", "v5e:4x4", "data=2,tensor=8", 16, 2048),
+    Case("llama-3.2-1b", "v5e:4x4", "data=2,tensor=8,sequence_parallel=true", 16, 2048),
+    Case("llama-3.2-1b", "v5e:4x4", "fsdp=4,tensor=4,sequence_parallel=true,remat=matmuls", 32, 2048),
+    Case("llama-3.2-1b", "v6e:4x4", "fsdp=16", 32, 2048),
+    Case("llama-3.2-1b", "v6e:4x4", "data=4,fsdp=4", 32, 2048),
+    Case("llama-3.2-1b", "v5p:2x2x4", "data=2,fsdp=4,tensor=2", 32, 2048),
+    Case("llama-3.2-1b", "v5p:2x2x4", "fsdp=4,context=4", 16, 2048),
+    Case("llama-3-8b", "v5p:4x4x4", "fsdp=64", 128, 4096),
+    Case("llama-3-8b", "v5p:4x4x4", "data=4,fsdp=16,remat=full", 128, 4096),
+    Case("llama-3-8b", "v5p:4x4x4", "fsdp=16,tensor=4,sequence_parallel=true", 128, 4096),
+    Case("llama-3-8b", "v5e:16x16", "fsdp=256,remat=full", 256, 4096),
+    Case("llama-3-8b", "v5e:16x16", "fsdp=64,tensor=4,sequence_parallel=true,remat=full", 256, 4096),
+    Case("llama-3-8b", "v6e:8x8", "fsdp=64,remat=full", 128, 4096),
+    Case("llama-3-8b", "v6e:8x8", "data=8,tensor=8,zero=1,sequence_parallel=true,remat=full", 64, 4096),
+    Case("llama-3-70b", "v5p:16x16x16", "fsdp=1024,tensor=4,sequence_parallel=true,remat=full", 1024, 4096),
+    Case("llama-3-70b", "v5p:8x8x8", "fsdp=512,remat=full", 512, 4096),
+    Case("llama-3-70b", "v6e:16x16", "fsdp=64,tensor=4,sequence_parallel=true,remat=full", 256, 4096),
+    Case("llama-3.1-405b", "v5p:16x16x16", "fsdp=512,tensor=8,sequence_parallel=true,remat=full", 1024, 4096),
+    Case("llama-3.1-405b", "v6e:16x16", "fsdp=32,tensor=8,sequence_parallel=true,remat=full", 64, 4096),
+]
+
+
+def audited(case: Case) -> dict:
+    """What the table says of a case, and the differences in words."""
+    layout = Layout.parse(case.layout)
+    plan = Plan(load_model(case.model), case.hardware, Workload(case.num_sequences, case.seq_len), layout)
+    try:
+        found = audit_plan(plan, "tpu", lambda what: print(what, file=sys.stderr, flush=True))
+    except MeshwrightError as error:
+        return {**asdict(case), "verdict": "refused", "why": str(error)}
+    said = [f"{one['tensor']} {one['direction']}: {one['what']}" for one in found["findings"]]
+    said += [one["what"] for one in found["compiler_warnings"]] + found["not_understood"]
+    ratios = {
+        name: found[name]["compiled"] / found[name]["planned"]
+        for name in ("bytes", "flops", "memory")
+        if found[name]["compiled"] and found[name]["planned"]
+    }
+    return {
+        **asdict(case),
+        "verdict": found["verdict"],
+        "compiled_over_planned": ratios,
+        "memory_bytes": found["memory"]["compiled"],
+        "compile_seconds": found["compile_seconds"],
+        "differences": said,
+    }
+
+
+def run(only: str, again: str | None) -> None:
+    """Every case that the JSON lacks, each written when it is there."""
+    known = {_key(one): one for one in _read()["cases"]}
+    for case in (one for one in CASES if only in one.text):
+        key = _key(asdict(case))
+        if key not in known or (again and again in case.text):
+            known[key] = audited(case)
+            _write([known[k] for k in map(_key, map(asdict, CASES)) if k in known])
+        print(case.text, known[key]["verdict"], file=sys.stderr, flush=True)
+
+
+def _key(case: dict) -> tuple:
+    return tuple(case[name] for name in ("model", "hardware", "layout", "num_sequences", "seq_len"))
+
+
+def _read() -> dict:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cases": []}
+
+
+def _write(cases: list[dict]) -> None:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    environment = {
+        **{name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
+        "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "compiler_peak_bytes": children or None,
+    }
+    write_whole(RESULTS, json.dumps({"environment": environment, "cases": cases}, indent=1) + "\n")
+
+
+def table(cases: list[dict]) -> str:
+    """Markdown: a row a case, differences below."""
+    lines = [
+        "| model | hardware | layout | verdict | bytes gathered or summed | FLOPs | memory | compiled in |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    notes: list[str] = []
+    for case in cases:
+        ratios = case.get("compiled_over_planned", {})
+        cells = [f"{ratios[name]:.3f}" if name in ratios else "–" for name in ("bytes", "flops", "memory")]
+        remarks = _grouped(case.get("differences", [])) or ([case["why"]] if "why" in case else [])
+        if remarks and (said := "; ".join(remarks)) not in notes:
+            notes.append(said)
+        mark = f" [{notes.index('; '.join(remarks)) + 1}]" if remarks else ""
+        seconds = f"{case['compile_seconds']:.0f} s" if "compile_seconds" in case else "–"
+        layout = case["layout"].replace(",", ", ")
+        row = [
+            case["model"],
+            f"`{case['hardware']}`",
+            f"`{layout}`",
+            f"{case['verdict']}{mark}",
+            *cells,
+            seconds,
+        ]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join([*lines, "", *(f"{at}. {note}" for at, note in enumerate(notes, start=1))])
+
+
+def _grouped(differences: list[str]) -> list[str]:
+    """Differences that are alike but for their tensor, as one each."""
+    tensors: dict[str, list[str]] = {}
+    for line in differences:
+        where, colon, what = line.partition(": ")
+        tensor = where.split(" ")[0] if colon else ""
+        tensors.setdefault(what.removeprefix(f"{tensor} ") if colon else line, []).append(
+            where if colon else ""
+        )
+    return [
+        f"{', '.join(sorted(filter(None, names)))}: {what}".removeprefix(": ")
+        for what, names in tensors.items()
+    ]
+
+
+def write_table() -> None:
+    """The table between its marks in the document."""
+    found = _read()
+    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(START)
+    _, _, after = rest.partition(END)
+    versions = ", ".join(f"{name} {found['environment'][name]}" for name in ("jax", "libtpu"))
+    text = f"{START}\n{versions}; compiled over planned:\n\n{table(found['cases'])}\n{END}"
+    write_whole(DOCUMENT, before + text + after)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--again", metavar="TEXT", help="compile the cases anew that have this in their text")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only cases that have this in their text")
+    parser.add_argument("--table", action="store_true", help="only write docs/audit.md")
+    asked = parser.parse_args()
+    if not asked.table:
+        run(asked.only, asked.again)
+    write_table()
