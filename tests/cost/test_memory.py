@@ -16,8 +16,8 @@ BTD, BTV = TOKENS * D, TOKENS * V
 SAVED = {  # elements that one layer keeps
     # x, h, x, h; q and a; k and v; gate, up and their product. F = 4D, NH = KH = D makes it 20 BTD.
     "none": 4 * BTD + 2 * TOKENS * N * H + 2 * TOKENS * K * H + 3 * TOKENS * F,
-    # x and the results of wq, wk, wv, wo, w_gate and w_in.
-    "matmuls": 2 * BTD + TOKENS * N * H + 2 * TOKENS * K * H + 2 * TOKENS * F,
+    # x and the results of wq, wk, wv, attention, wo, w_gate and w_in.
+    "matmuls": 2 * BTD + 2 * TOKENS * N * H + 2 * TOKENS * K * H + 2 * TOKENS * F,
     "full": BTD,
 }
 

@@ -131,13 +131,17 @@ class Graph:
                 yield segment, node
 
 
+# Kinds of nodes whose results the policy `matmuls` keeps. Attention's is as small as one of its inputs.
+_KEPT_AS_MATMULS = ("matmul", "attention", "reduce", "exchange")
+
+
 @lru_cache(maxsize=16384)  # memory and time of every layout that shares the segment ask for the same
 def saved_values(segment: Segment, remat: str) -> list[Value]:
     """What the backward pass of one run of `segment` finds in memory.
 
     none: everything it reads but gathered arrays, which are gathered again. attention: all of that but
-    the scores between its products. matmuls: the results of matmuls and of exchanges. full: only
-    the segment's input. A value that nothing needs is not counted.
+    the scores between its products. matmuls: the results of matmuls, of attention and of exchanges.
+    full: only the segment's input. A value that nothing needs is not counted.
     """
     kept = {id(segment.source)}
     for node in segment.nodes:
@@ -147,7 +151,7 @@ def saved_values(segment: Segment, remat: str) -> list[Value]:
             kept |= {id(value) for value in node.outputs}
         if remat == "attention" and node.kind not in ("gather", "move", "softmax"):
             kept |= {id(value) for value in node.outputs}
-        if remat == "matmuls" and node.kind in ("matmul", "reduce", "exchange"):
+        if remat == "matmuls" and node.kind in _KEPT_AS_MATMULS:
             kept |= {id(value) for value in node.outputs}
     read = {id(value): value for value in _read_by_backward(segment, kept)}
     return [value for key, value in read.items() if key in kept]

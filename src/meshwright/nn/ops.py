@@ -127,7 +127,7 @@ class JaxOps:
                 }
                 k, v = (read_cache(arrays[name], layer).astype(self.dtype) for name in ("k", "v"))
                 cache = arrays, layer
-            return checkpoint_name(attend(q, k, v, positions, self.layout, how), OPERATION), cache
+            return checkpoint_name(attend(q, k, v, positions, self.layout, how), MATMUL), cache
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""

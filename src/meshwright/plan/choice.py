@@ -78,12 +78,15 @@ def allocated_bytes(case: Case, mix: Mix) -> float:
 
 
 def mixes(case: Case) -> list[Mix]:
-    """Those of the first group of which some fit; if none does, though it was run, the nearest one mixed."""
+    """Those of the first group of which some fit; if none does, though it was run, the nearest one mixed.
+
+    Where more than full rematerialisation was open, so many layers keep matmuls as there is room for.
+    """
     nearest: tuple[float, Layout] | None = None
     for group in case.layouts:
         excess = [(_excess(case.hardware, memory_of(case, layout)), layout) for layout in group]
         if fitting := [Mix(((1.0, layout),)) for over, layout in excess if over == 0]:
-            return fitting
+            return [_less_than_full(case, mix.layout) for mix in fitting]
         closest = min(excess, key=lambda pair: pair[0])
         nearest = closest if nearest is None or closest[0] < nearest[0] else nearest
     assert nearest is not None, "a case has layouts"
@@ -105,6 +108,14 @@ def _excess(hardware: Hardware, memory: Memory) -> float:
 
 def _host_bytes(hardware: Hardware) -> float:
     return hardware.chip.host_bytes / hardware.chip.chips_per_host * _HOST_SHARE
+
+
+def _less_than_full(case: Case, layout: Layout) -> Mix:
+    """`layout`, or with full rematerialisation for fewer layers where the source leaves it open."""
+    less = layout.replace(remat="matmuls")
+    if layout.remat == "full" and any(less in group for group in case.layouts):
+        return _with_full(case, less)
+    return Mix(((1.0, layout),))
 
 
 def _with_full(case: Case, layout: Layout) -> Mix:

@@ -12,8 +12,8 @@ from meshwright.units import format_bytes, format_count, format_seconds
 _REMATS = {
     "none": "Everything that the backward pass reads is kept: nothing is recomputed (remat=none).",
     "attention": "The backward pass recomputes attention's scores and keeps the rest (remat=attention).",
-    "matmuls": "Of the forward pass only the results of matmuls are kept; the rest is recomputed "
-    "(remat=matmuls).",
+    "matmuls": "Of the forward pass only the results of matmuls and attention are kept; the rest is "
+    "recomputed (remat=matmuls).",
     "full": "Of each layer only the input is kept, and the backward pass runs the layer again: a third more "
     "arithmetic for the least memory (remat=full).",
 }
