@@ -150,13 +150,13 @@ def sweep(
     "best" is the best of all strategies and of the meshes `searched` (those a search ranks first).
     """
     points: list[Point] = []
-    ranked = [mesh_of(layout) for layout in searched]
+    ranked = list(dict.fromkeys(mesh_of(layout) for layout in searched))
     for num_sequences in batches(workload.num_sequences, hardware.num_chips):
         space = Space(config, hardware, Workload(num_sequences, workload.seq_len), base, runnable=False)
         found = {strategy: best_of(space, meshes(space, strategy)) for strategy in STRATEGIES}
-        found[BEST] = min(
-            (one for one in (*found.values(), best_of(space, ranked)) if one), key=rank, default=None
-        )
+        # Each mesh by itself: the many schedules of one would leave no other a place among the priced.
+        rivals = (*found.values(), *(best_of(space, [mesh]) for mesh in ranked))
+        found[BEST] = min((one for one in rivals if one), key=rank, default=None)
         points += [Point(name, num_sequences, one) for name, one in found.items() if one]
     return Sweep(hardware, workload.num_tokens, tuple(points))
 
