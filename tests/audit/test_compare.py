@@ -46,10 +46,10 @@ def _emitted(
         count=1,
         op_name=f"jit(step)/{scope}/{op}",
         phase=phase,  # pyright: ignore[reportArgumentType]
-        scope=tuple(scope.split("/")),
+        scope=tuple(filter(None, scope.split("/"))),
         primitive=op,
         operand_op_name="",
-        parameter=None,
+        parameter=str(more.pop("parameter")) if "parameter" in more else None,
         source_dtype=dtype,
         **more,  # pyright: ignore[reportArgumentType]
     )
@@ -58,6 +58,18 @@ def _emitted(
 
 def _statuses(planned: list[PlannedTransfer], emitted: list[Emitted]) -> list[tuple[str, str, str]]:
     return [(row.tensor, row.direction, row.status) for row in line_up(planned, emitted)]
+
+
+def test_what_has_no_name_is_the_tensor_that_lacks_just_that() -> None:
+    planned = [_planned("all_gather", "fsdp", tensor, direction="forward") for tensor in ("wq", "wo")]
+    planned += [_planned("all_reduce", "data", "wo", size=512)]
+    found = [
+        _emitted("all_gather", "fsdp", "", phase="update", parameter="state.params['layers']['wo']"),
+        _emitted("all_gather", "fsdp", "", phase="update"),
+        _emitted("all_reduce", "data", "", phase="forward", size=512),
+    ]
+    assert {row.status for row in line_up(planned, found)} == {"match"}
+    assert _statuses(planned, [*found, found[1]])[-1] == ("grad_norm", "update", "unplanned")
 
 
 def test_tensors_that_travel_as_one_are_equivalent_if_their_plans_add_up() -> None:

@@ -11,7 +11,7 @@ from meshwright.audit.groups import DeviceGroups, parse_groups, parse_pairs
 from meshwright.audit.hlo import Instruction, Program, Shape, dtype_bits, leaves
 from meshwright.audit.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
 from meshwright.audit.slices import crossing_groups, crossing_op, received
-from meshwright.audit.trace import MOVES, Place, Value, history, places, resolve, run_count
+from meshwright.audit.trace import MOVES, Place, Value, history, places, readers, resolve, run_count
 from meshwright.errors import AuditError
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
@@ -140,10 +140,11 @@ def _read(program: Program, value: Value, differentiated: bool) -> Iterator[Coll
         # One array cut into a piece for each device: the pieces are one communication.
         yield _one(program, value, op, operands, results, 0, differentiated)
         return
-    pieces = _concatenated(program, operands[0]) if op == "all_reduce" and num_operands == 1 else []
+    pieces = _concatenated(program, value) if op == "all_reduce" and num_operands == 1 else []
     if pieces:
         for index, piece in enumerate(pieces):
-            yield _one(program, value, op, [piece], piece.instruction.shapes, index, differentiated)
+            shapes = piece.instruction.shapes
+            yield _one(program, value, op, [piece], shapes, index, differentiated, whole=False)
         return
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
         yield _one(program, value, op, [operand], (result,), index, differentiated)
@@ -155,10 +156,11 @@ def _has_one_name_for_many(instruction: Instruction, op: Op) -> bool:
     return several and len(split_op_name(instruction.op_name)) == 1
 
 
-def _concatenated(program: Program, operand: Value) -> list[Value]:
+def _concatenated(program: Program, value: Value) -> list[Value]:
     """The tensors that XLA for GPU laid end to end to sum them in one go; none where there are no such."""
-    made = resolve(program, operand)
-    if made.instruction.opcode != "concatenate":
+    made = resolve(program, value.operand(0))
+    # A sum with JAX's name is of one array of the program, whatever made that.
+    if value.instruction.op_name or made.instruction.opcode != "concatenate":
         return []
     return [made.operand(index) for index in range(len(made.instruction.operands))]
 
@@ -171,18 +173,23 @@ def _one(
     results: tuple[Shape, ...],
     index: int,
     differentiated: bool,
+    *,
+    whole: bool = True,
 ) -> Collective:
+    """whole: the instruction's result is the tensor's, and not also that of others beside it."""
     instruction = value.instruction
     sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
     origin = list(history(program, operands[0], _MOVED))
     groups = groups_of(instruction, program.num_partitions)
-    reduces = op == "all_reduce" and instruction.opcode != "send"
+    reduces = op == "all_reduce" and instruction.opcode != "send" and whole
     fused = fused_scatter(program, _result(value, index), operands[0]) if reduces else None
     offsets = kept_slices(program, value, index, groups) if reduces and not fused else None
     op_name, named = _fusion_name(fused) if fused else _op_name(value, index)
     operand_op_name = _origin_name(program, origin)
     if not op_name or (named is instruction and _has_one_name_for_many(instruction, op)):
         op_name = operand_op_name or op_name
+    if not scope_of(op_name):
+        op_name = _reader_name(program, _result(value, index)) or op_name
     padding = fused.padding_bytes if fused else 0
     return Collective(
         name=instruction.name,
@@ -275,6 +282,15 @@ def _summed_name(program: Program, end: Value) -> str:
         return ""
     index = start.path[0] if start.path and len(start.instruction.operands) > 1 else 0
     return _origin_name(program, list(history(program, start.operand(index), _MOVED)))
+
+
+def _reader_name(program: Program, result: Value) -> str:
+    """JAX's name of the first that reads a collective's result, where it has one inside a scope."""
+    if result.instruction.opcode.endswith("-start"):
+        done = next(iter(result.place.computation.users[result.instruction.name]), result.instruction)
+        result = Value(done, result.place, result.path)
+    names = (user.instruction.op_name for user, _ in readers(program, result))
+    return next(filter(scope_of, names), "")
 
 
 def _names_of_turn(program: Program, value: Value) -> Iterator[str]:

@@ -106,8 +106,17 @@ def line_up(
     for transfer in planned:
         planned_by_key[transfer.transfer.tensor, _pass(transfer.direction)].append(transfer)
     emitted_by_key: dict[tuple[str, str], list[Emitted]] = defaultdict(list)
+    nameless: list[Emitted] = []
     for found in emitted:
-        emitted_by_key[_key_of(found, planned_by_key)].append(found)
+        key = _key_by_name(found, planned_by_key)
+        if key:
+            emitted_by_key[key].append(found)
+        else:
+            nameless.append(found)
+    for found in nameless:
+        # What has a name of its own is nobody else's.
+        by_size = None if found.collective.scope else _key_by_size(found, planned_by_key, emitted_by_key)
+        emitted_by_key[by_size or _key_unplanned(found)].append(found)
     rows = []
     for key in [*planned_by_key, *(key for key in emitted_by_key if key not in planned_by_key)]:
         found = emitted_by_key.get(key, [])
@@ -157,7 +166,9 @@ def _pass(direction: str) -> str:
     return _PASS_OF.get(direction, direction)
 
 
-def _key_of(found: Emitted, planned: Mapping[tuple[str, str], list[PlannedTransfer]]) -> tuple[str, str]:
+def _key_by_name(
+    found: Emitted, planned: Mapping[tuple[str, str], list[PlannedTransfer]]
+) -> tuple[str, str] | None:
     """The planned tensor that `found` moves: one of its scopes whose plan is most like it.
 
     A projection's scope holds two tensors' sums: its weight's gradient and its input's, which is
@@ -165,11 +176,47 @@ def _key_of(found: Emitted, planned: Mapping[tuple[str, str], list[PlannedTransf
     """
     phase, scopes = _pass(found.collective.phase), found.collective.scope
     candidates = [(tensor, phase) for tensor, when in planned if when == phase and _covers(tensor, scopes)]
-    if candidates:
-        return max(candidates, key=lambda key: _likeness(found, planned[key]))
+    return max(candidates, key=lambda key: _likeness(found, planned[key]), default=None)
+
+
+def _key_unplanned(found: Emitted) -> tuple[str, str]:
+    phase, scopes = _pass(found.collective.phase), found.collective.scope
     if phase == "update":
         return "grad_norm", "update"
     return (scopes[-1] if scopes else found.collective.primitive, phase)
+
+
+def _key_by_size(
+    found: Emitted,
+    planned: Mapping[tuple[str, str], list[PlannedTransfer]],
+    emitted: Mapping[tuple[str, str], list[Emitted]],
+) -> tuple[str, str] | None:
+    """The planned tensor that lacks just such a collective: for compilers that drop JAX's names.
+
+    The program's input that is sent, where it is one, has the tensor's name.
+    """
+
+    def lacks(key: tuple[str, str]) -> bool:
+        same = [
+            p
+            for p in planned[key]
+            if _kind(p.transfer.op, p.transfer.axes, p.transfer.gathered_bytes) == kind
+        ]
+        had = [
+            e.collective.count or 1
+            for e in emitted.get(key, ())
+            if _kind(e.op, e.axes, e.collective.source_bytes) == kind
+        ]
+        return sum(p.count for p in same) - sum(had) >= (found.collective.count or 1)
+
+    kind = _kind(found.op, found.axes, found.collective.source_bytes)
+    candidates = [key for key in planned if lacks(key)]
+    parameter = found.collective.parameter or ""
+    return max(candidates, key=lambda key: f"['{key[0]}']" in parameter, default=None)
+
+
+def _kind(op: Op, axes: Axes, size: int) -> tuple[Op, frozenset[str], int]:
+    return op, frozenset(axes), size
 
 
 def _covers(tensor: str, scopes: tuple[str, ...]) -> bool:
