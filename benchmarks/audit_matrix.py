@@ -1,6 +1,6 @@
-"""Plans held against the TPU's compiler: results/audit_matrix.json, and from it docs/audit.md's table.
+"""Plans held against the compilers of TPU and GPU: results/audit_matrix.json, and docs/audit.md's table.
 
-    python benchmarks/audit_matrix.py              # compile what the JSON lacks (needs the [tpu] extra)
+    python benchmarks/audit_matrix.py              # compile what the JSON lacks ([tpu], [cuda12])
     python benchmarks/audit_matrix.py --only 70b   # of those, the cases that have this in their text
     python benchmarks/audit_matrix.py --again 8b   # compile anew the cases that have this in their text
     python benchmarks/audit_matrix.py --table      # only write the table
@@ -21,12 +21,14 @@ from pathlib import Path
 from meshwright.audit.audit import audit_plan
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
+from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, Workload
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCUMENT = ROOT / "benchmarks/results/audit_matrix.json", ROOT / "docs/audit.md"
+PACKAGES = ("jax", "libtpu", "jax-cuda12-plugin")
 START, END = "<!-- matrix -->", "<!-- end of matrix -->"
 
 
@@ -37,10 +39,11 @@ class Case:
     layout: str
     num_sequences: int
     seq_len: int
+    phase: str = "train"
 
     @property
     def text(self) -> str:
-        return f"{self.model} {self.hardware} {self.layout}"
+        return f"{self.model} {self.phase} {self.hardware} {self.layout}"
 
 
 CASES = [
@@ -68,15 +71,39 @@ CASES = [
     Case("llama-3-70b", "v6e:16x16", "fsdp=64,tensor=4,sequence_parallel=true,remat=full", 256, 4096),
     Case("llama-3.1-405b", "v5p:16x16x16", "fsdp=512,tensor=8,sequence_parallel=true,remat=full", 1024, 4096),
     Case("llama-3.1-405b", "v6e:16x16", "fsdp=32,tensor=8,sequence_parallel=true,remat=full", 64, 4096),
+    Case("llama-3-8b", "v5e:4x4", "data=4,tensor=4", 4, 4096, "prefill"),
+    Case("llama-3-8b", "v5e:4x4", "data=4,tensor=4", 64, 4096, "generate"),
+    Case("llama-3.2-1b", "h100:1x8", "data=8,zero=1", 16, 4096),
+    Case("llama-3.2-1b", "h200:2x8", "data=16,zero=2,microbatches=2", 64, 4096),
+    Case("llama-3.2-1b", "a100-80gb:2x8", "fsdp=16", 32, 4096),
+    Case("llama-3-8b", "h100:1x8", "fsdp=8,remat=full", 16, 4096),
+    Case("llama-3-8b", "h100:2x8", "data=2,fsdp=4,tensor=2,remat=full", 32, 4096),
+    Case("llama-3-8b", "h100:2x8", "data=2,fsdp=8,microbatches=2,remat=full", 64, 4096),
+    Case("llama-3-8b", "b200:1x8", "tensor=8,sequence_parallel=true", 16, 4096),
+    Case("llama-3-8b", "h100:1x8", "tensor=8", 4, 4096, "prefill"),
+    Case("llama-3-8b", "h100:1x8", "tensor=8", 64, 4096, "generate"),
+    Case("llama-3-70b", "h100:8x8", "fsdp=64,remat=full", 64, 4096),
+    Case("llama-3-70b", "h100:8x8", "fsdp=8,tensor=8,sequence_parallel=true,remat=full", 64, 4096),
+    Case("llama-3-70b", "b200:4x8", "fsdp=4,tensor=8,sequence_parallel=true,remat=full", 32, 4096),
+    Case("llama-3-70b", "h200:1x8", "tensor=8", 4, 4096, "prefill"),
+    Case("llama-3-70b", "h200:1x8", "tensor=8", 64, 4096, "generate"),
+    Case("llama-3.1-405b", "h100:64x8", "fsdp=64,tensor=8,sequence_parallel=true,remat=full", 512, 4096),
+    Case(
+        "llama-3.1-405b", "b200:16x8", "data=2,fsdp=8,tensor=8,sequence_parallel=true,remat=full", 128, 4096
+    ),
+    Case("llama-3.1-405b", "b200:1x8", "tensor=8", 16, 4096, "generate"),
 ]
 
 
 def audited(case: Case) -> dict:
     """What the table says of a case, and the differences in words."""
     layout = Layout.parse(case.layout)
-    plan = Plan(load_model(case.model), case.hardware, Workload(case.num_sequences, case.seq_len), layout)
+    workload = Workload(case.num_sequences, case.seq_len, case.phase)
+    plan = Plan(load_model(case.model), case.hardware, workload, layout)
     try:
-        found = audit_plan(plan, "tpu", lambda what: print(what, file=sys.stderr, flush=True))
+        found = audit_plan(
+            plan, load(case.hardware).chip.kind, lambda what: print(what, file=sys.stderr, flush=True)
+        )
     except MeshwrightError as error:
         return {**asdict(case), "verdict": "refused", "why": str(error)}
     said = [f"{one['tensor']} {one['direction']}: {one['what']}" for one in found["findings"]]
@@ -108,7 +135,8 @@ def run(only: str, again: str | None) -> None:
 
 
 def _key(case: dict) -> tuple:
-    return tuple(case[name] for name in ("model", "hardware", "layout", "num_sequences", "seq_len"))
+    names = ("model", "hardware", "layout", "num_sequences", "seq_len")
+    return (*(case[name] for name in names), case.get("phase", "train"))
 
 
 def _read() -> dict:
@@ -118,7 +146,7 @@ def _read() -> dict:
 def _write(cases: list[dict]) -> None:
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     environment = {
-        **{name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "compiler_peak_bytes": children or None,
     }
@@ -128,8 +156,8 @@ def _write(cases: list[dict]) -> None:
 def table(cases: list[dict]) -> str:
     """Markdown: a row a case, differences below."""
     lines = [
-        "| model | hardware | layout | verdict | bytes gathered or summed | FLOPs | memory | compiled in |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | step | hardware | layout | verdict | bytes moved | FLOPs | memory | compiled in |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     notes: list[str] = []
     for case in cases:
@@ -143,6 +171,7 @@ def table(cases: list[dict]) -> str:
         layout = case["layout"].replace(",", ", ")
         row = [
             case["model"],
+            case.get("phase", "train"),
             f"`{case['hardware']}`",
             f"`{layout}`",
             f"{case['verdict']}{mark}",
@@ -173,7 +202,7 @@ def write_table() -> None:
     found = _read()
     before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(START)
     _, _, after = rest.partition(END)
-    versions = ", ".join(f"{name} {found['environment'][name]}" for name in ("jax", "libtpu"))
+    versions = ", ".join(f"{name} {found['environment'][name]}" for name in PACKAGES)
     text = f"{START}\n{versions}; compiled over planned:\n\n{table(found['cases'])}\n{END}"
     write_whole(DOCUMENT, before + text + after)
 
