@@ -125,5 +125,5 @@ screenshot:
 	  rm -rf "$$profile"; test -f docs/report.png && echo 'wrote docs/report.png'
 
 clean:
-	rm -rf .venv .venv-dev .venv-tpu .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist
+	rm -rf .venv .venv-dev .venv-tpu .venv-gpu .pytest_cache .hypothesis .ruff_cache .import_linter_cache build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
