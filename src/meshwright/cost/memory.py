@@ -88,23 +88,24 @@ def stored_parameters(config: ModelConfig, layout: Layout, stage: int = 0) -> St
     return Stored(*map(ceil, (used, updated if zero >= 2 else used, updated if zero >= 1 else used)))
 
 
-def _sharing(layout: Layout) -> Layout:
-    """A layout with the degrees that say how weights are stored, so that others share the counts."""
-    return Layout(
-        data=layout.data,
-        fsdp=layout.fsdp,
-        tensor=layout.tensor,
-        tensor2=layout.tensor2,
-        expert=layout.expert,
-        zero=layout.zero,
-        zero_context=layout.zero_context,
-        context=layout.context if layout.zero_context else 1,
-    )
+_Sharing = tuple[int, int, int, int, int, int | None, bool, int]
+
+
+def _sharing(layout: Layout) -> _Sharing:
+    """The fields of a layout that say how weights are stored; others share the counts."""
+    context = layout.context if layout.zero_context else 1
+    degrees = layout.data, layout.fsdp, layout.tensor, layout.tensor2, layout.expert
+    return (*degrees, layout.zero, layout.zero_context, context)
 
 
 @lru_cache(maxsize=4096)
-def _counts(config: ModelConfig, layout: Layout) -> tuple[tuple[str, int, int], ...]:
+def _counts(config: ModelConfig, sharing: _Sharing) -> tuple[tuple[str, int, int], ...]:
     """(stack or parameter, its elements on a chip as used, and as the optimizer has them)."""
+    data, fsdp, tensor, tensor2, expert, zero, zero_context, context = sharing
+    layout = Layout(
+        data=data, fsdp=fsdp, tensor=tensor, tensor2=tensor2, expert=expert,
+        zero=zero, zero_context=zero_context, context=context,
+    )  # fmt: skip
     sizes, totals = dimensions(config), dict[str, tuple[int, int]]()
     for path, param in parameters(config).items():
         stack, _, name = path.rpartition("/")

@@ -174,13 +174,13 @@ class Space:
         ends = sorted({0, mesh.pipe - 1})
         states = {stage: state_bytes(self.config, mesh, stage) for stage in ends}
         placement = at_step_rates(self.hardware).place(mesh.mesh)
-        sequences = 1.0
+        sequences, few = 1.0, self._few(mesh)
         most = max(1.0, _MAX_PASS_TOKENS * mesh.context / self.workload.seq_len)
         while sequences <= min(per_shard, most):
             microbatches = int(per_shard / sequences)
             if microbatches == 1 and mesh.pipe > 1:
                 break
-            local = self._local_of(mesh, sequences)
+            local = self._local_of(few, mesh, sequences)
             sequences *= 2
             waiting = microbatches * local.fsdp_seconds(mesh, placement)
             for schedule, interleave in self._schedules(mesh.pipe, microbatches):
@@ -226,13 +226,15 @@ class Space:
             if needed <= usable and "remat" not in self._of_schedule:
                 return
 
-    def _local_of(self, mesh: Layout, sequences: float) -> "_Local":
+    def _few(self, mesh: Layout) -> Layout:
         """What meshes share that differ in data ranks and stages alone, and in whether they gather."""
         shared = "fsdp" if mesh.zero_stage == 3 else "data"
         cut = mesh.mesh.sizes.get("expert", 1)
         # Three: twice `cut` could be the whole of `expert` where that takes two of `tensor` as well.
         ranks = {"data": 1, "fsdp": 1} | {shared: cut * (1 if mesh.num_batch_shards == cut else 3)}
-        few = mesh.replace(**ranks, zero=None, pipe=1)
+        return mesh.replace(**ranks, zero=None, pipe=1)
+
+    def _local_of(self, few: Layout, mesh: Layout, sequences: float) -> "_Local":
         key = (few, sequences)
         if key not in self._local:
             self._local[key] = _Local(self.config, self.hardware, few, mesh, sequences, self.workload.seq_len)
