@@ -8,6 +8,7 @@ is priced by the bytes it reads and writes, fused as compilers fuse it.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil, prod
 
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
@@ -341,6 +342,7 @@ class SymbolicOps(Recorder):
         return self.add(replace(node, forward_transfers=(*reduced, *mean)))
 
 
+@lru_cache(maxsize=4096)
 def _route(given: ShardedArray, used: ShardedArray) -> Route:
     """There, and the cotangent back the same way."""
     return Route(given, used.replace(name=given.name), cotangent(used).replace(name=f"d{given.name}"))

@@ -23,10 +23,17 @@ from functools import cached_property
 from meshwright.errors import LayoutError
 from meshwright.layout.fields import AXES, DEGREES, FLAG_FIELDS, check_values, clean_fields, read_fields
 from meshwright.layout.fit import check_batch, check_stages, check_weights
-from meshwright.layout.rules import Rules, is_matrix, make_rules, planned_contraction, split
+from meshwright.layout.rules import (
+    Rules,
+    gathered_positions,
+    is_matrix,
+    make_rules,
+    planned_contraction,
+    split,
+)
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
-from meshwright.notation.einsum import Contraction, Route, cotangent
+from meshwright.notation.einsum import Contraction, Route
 from meshwright.notation.mesh import Mesh
 
 
@@ -200,9 +207,7 @@ class Layout:
 
         Every shard of the queries adds to their cotangents.
         """
-        projected = self.activation(name, letters)
-        whole = projected.replace(axes={"T": ()})
-        return Route(projected, whole, cotangent(whole).replace(unreduced=projected.axes_of("T")))
+        return gathered_positions(self._rules, name, letters)
 
     def contraction(self, name: str, spec: str) -> Contraction:
         """The contraction of an activation with the weight `name`, as moves the fewest arrays.

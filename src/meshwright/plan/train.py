@@ -134,13 +134,18 @@ def price(config: ModelConfig, hardware: Hardware, workload: Workload, layout: L
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """The garbage collector takes a sixth of a search, which makes much that lasts and no cycles."""
+    """The garbage collector takes a sixth of a search, which makes much that lasts and no cycles.
+
+    What it made counts as old afterwards, or the next object would set off a look at all of it.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            gc.freeze()
+            gc.unfreeze()
             gc.enable()
 
 
