@@ -18,6 +18,8 @@ SAVED = {  # elements that one layer keeps
     "none": 4 * BTD + 2 * TOKENS * N * H + 2 * TOKENS * K * H + 3 * TOKENS * F,
     # x and the results of wq, wk, wv, attention, wo, w_gate and w_in.
     "matmuls": 2 * BTD + 2 * TOKENS * N * H + 2 * TOKENS * K * H + 2 * TOKENS * F,
+    # x and the results of wq, wv, attention and w_gate; not of wk, wo and w_in.
+    "alternate": BTD + 2 * TOKENS * N * H + TOKENS * K * H + TOKENS * F,
     "full": BTD,
 }
 
@@ -118,10 +120,8 @@ class TestBuffers:
 
     def test_the_head_has_the_room_of_gradients_that_come_after_it(self) -> None:
         """Those of one microbatch; with several they add up from the first on."""
-        held = Held(a_microbatch=0, once=0, on_chip=0, layer=10, ends=25, logarithms=4)
+        held = Held(a_microbatch=0, once=0, on_chip=0, layer=10, ends=25)
         assert [held.buffers(room) for room in (0, 5, 20)] == [25, 20, 10]
-        assert held.buffers(room=20, fused_loss=False) == 10
-        assert held.buffers(room=5, fused_loss=False) == 24
 
 
 @given(
@@ -144,7 +144,7 @@ def test_no_item_is_ever_negative(layout: Layout) -> None:
 
 @given(st.builds(Layout, fsdp=st.sampled_from([1, 2, 4]), tensor=st.sampled_from([1, 2, 4])))
 def test_saving_less_takes_less(layout: Layout) -> None:
-    saved = [_memory(layout.replace(remat=remat)).activations for remat in ("none", "matmuls", "full")]
+    saved = [_memory(layout.replace(remat=remat)).activations for remat in SAVED]
     assert saved == sorted(saved, reverse=True)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.errors import PlanError
 from meshwright.models.count import count_params
+from meshwright.plan.choice import choose
 from meshwright.plan.published import MEMORY, STEP, THROUGHPUT, PublishedRow, SkippedRow, read_rows
 from meshwright.plan.reproduce import reproduce
 from meshwright.plan.shape_guess import model_of
@@ -169,6 +170,15 @@ def test_an_empty_remat_is_the_least_that_fits():
     dtypes = [group[0].gradients_dtype for group in reproduce(replace(LLAMA, remat=None, zero=1)).layouts]
     assert dtypes[:4] == ["f32", "bf16", "f32", "bf16"]
     assert only(replace(LLAMA, remat="selective+offload")).offload
+
+
+def test_selective_keeps_every_second_product_of_a_gpu_that_has_no_room_for_all():
+    """LLaMA-3-8B on 8 H100s: 16,384 tokens keep 11.5 x 134 MB a layer, or 6.75; half as many fit whole."""
+    long = replace(LLAMA, hardware="h100:1x8", chips=8, data=1, remat="selective", metric=MEMORY)
+    assert choose(reproduce(long)).mix.layout.remat == "alternate"
+    assert choose(reproduce(replace(long, micro_batch=1.0))).mix.layout.remat == "matmuls"
+    on_tpu = replace(long, hardware="v6e:2x4")
+    assert {group[0].remat for group in reproduce(on_tpu).layouts} == {"matmuls"}
 
 
 def test_an_empty_micro_batch_is_a_sequence_where_there_are_stages():

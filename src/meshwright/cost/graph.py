@@ -80,6 +80,7 @@ class Node:
     forward, backward: its pieces of work, one after another. weight_gradient: the piece of the backward
     pass that nothing in it waits for, which a zero-bubble schedule puts off.
     update_transfers: of the weight, after the optimizer (ZeRO 1 and 2 gather what they updated).
+    unfused_bytes: what its steps keep for the backward pass besides `needs`, where no compiler fuses them.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Node:
     forward_transfers: tuple[Transfer, ...] = ()
     backward_transfers: tuple[Transfer, ...] = ()
     update_transfers: tuple[Transfer, ...] = ()
+    unfused_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +143,8 @@ def saved_values(segment: Segment, remat: str) -> list[Value]:
 
     none: everything it reads but gathered arrays, which are gathered again. attention: all of that but
     the scores between its products. matmuls: the results of matmuls, of attention and of exchanges.
-    full: only the segment's input. A value that nothing needs is not counted.
+    alternate: the same but for the second, the fourth, ... of the products. full: only the segment's
+    input. A value that nothing needs is not counted.
     """
     kept = {id(segment.source)}
     for node in segment.nodes:
@@ -151,10 +154,16 @@ def saved_values(segment: Segment, remat: str) -> list[Value]:
             kept |= {id(value) for value in node.outputs}
         if remat == "attention" and node.kind not in ("gather", "move", "softmax"):
             kept |= {id(value) for value in node.outputs}
-        if remat == "matmuls" and node.kind in _KEPT_AS_MATMULS:
+        if remat in ("matmuls", "alternate") and node.kind in _KEPT_AS_MATMULS:
             kept |= {id(value) for value in node.outputs}
+    if remat == "alternate" and segment.source:
+        kept -= {id(value) for node in _every_second_product(segment) for value in node.outputs}
     read = {id(value): value for value in _read_by_backward(segment, kept)}
     return [value for key, value in read.items() if key in kept]
+
+
+def _every_second_product(segment: Segment) -> list[Node]:
+    return [node for node in segment.nodes if node.kind == "matmul"][1::2]
 
 
 @lru_cache(maxsize=16384)

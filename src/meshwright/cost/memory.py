@@ -12,6 +12,9 @@
 
 The peak is at the start of the backward pass, when the activations of every layer are alive; of the
 stages of a pipeline, at the first, where most microbatches are, or the last, which has the head.
+
+This is the memory of a program that XLA plans as a whole; eager.py has that of one run operation by
+operation.
 """
 
 from collections.abc import Mapping
@@ -20,7 +23,7 @@ from functools import lru_cache
 from math import ceil, prod
 
 from meshwright.cost.graph import Graph, Segment, Value, Work, saved_values
-from meshwright.cost.stages import alive_microbatches, layers_of_stages, stage_counts
+from meshwright.cost.stages import alive_microbatches, layers_of_stages, stage_segments
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
@@ -123,23 +126,19 @@ def _elements(array: ShardedArray, layout: Layout, sizes: Mapping[str, int]) -> 
     )
 
 
-def train_memory(config: ModelConfig, layout: Layout, graph: Graph, *, fused_loss: bool = True) -> Memory:
-    """The peak of a step whose microbatch is `graph`, on the stage that has most.
-
-    fused_loss: whether a compiler makes one pass of the loss; if not, its logarithms are held too.
-    """
-    ends = {0, layout.pipe - 1}
-    found = (_stage_memory(config, layout, graph, stage, fused_loss) for stage in ends)
+def train_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
+    """The peak of a step whose microbatch is `graph`, on the stage that has most."""
+    found = (_stage_memory(config, layout, graph, stage) for stage in {0, layout.pipe - 1})
     return max(found, key=lambda memory: memory.total)
 
 
-def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int, fused_loss: bool) -> Memory:
+def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> Memory:
     weights, gradients, optimizer = state_bytes(config, layout, index)
     held = held_bytes(graph, layout.pipe, layout.interleave, index, layout.remat)
     alive = alive_microbatches(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, index)
     saved = held.saved(alive)
     kept = min(saved, held.on_chip) if layout.offload else saved
-    buffers = held.buffers(gradients if layout.microbatches == 1 else 0, fused_loss)
+    buffers = held.buffers(gradients if layout.microbatches == 1 else 0)
     return Memory(weights, gradients, optimizer, round(kept), buffers, round(saved - kept))
 
 
@@ -161,7 +160,7 @@ class Held:
     a_microbatch: that its layers save for one microbatch. once: that the embedding and the head save,
     which run one at a time, and the last layer's output. on_chip: the part of all that stays on the
     chip where the rest is offloaded. layer, ends: gathered weights and the working set of a layer, and of
-    the embedding or the head. logarithms: of a loss, as large as the logits in float32.
+    the embedding or the head.
     """
 
     a_microbatch: float
@@ -169,22 +168,20 @@ class Held:
     on_chip: float
     layer: int
     ends: int
-    logarithms: int
 
     def saved(self, alive: float) -> float:
         """With so many microbatches in flight."""
         return alive * self.a_microbatch + self.once
 
-    def buffers(self, room: int = 0, fused_loss: bool = True) -> int:
+    def buffers(self, room: int = 0) -> int:
         """Those of the pass that needs most; room: bytes that are not in use yet when the head runs."""
-        return max(self.layer, self.ends - room + (0 if fused_loss else self.logarithms))
+        return max(self.layer, self.ends - room)
 
 
 @lru_cache(maxsize=16384)
 def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, remat: str) -> Held:
     """What the passes of one stage hold under one remat policy."""
-    counts = stage_counts(graph, pipe, interleave, stage)
-    here = [(segment, count) for segment, count in zip(graph.segments, counts, strict=True) if count]
+    here = stage_segments(graph, pipe, interleave, stage)
     layers = [(segment, count) for segment, count in here if segment.source]
     last = layers[-1][0].source if layers else None  # a stage may hold the embedding or the head alone
     return Held(
@@ -194,9 +191,6 @@ def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, remat: str)
         on_chip=sum(_LAYERS_NOT_OFFLOADED * _saved(segment, remat) for segment, _ in here),
         layer=max((_working_set(segment, remat) for segment, _ in layers), default=0),
         ends=max((_working_set(segment, remat) for segment, _ in here if not segment.source), default=0),
-        logarithms=_bytes(
-            [v for s, _ in here for node in s.nodes if node.kind == "loss" for v in node.outputs]
-        ),
     )
 
 
@@ -210,20 +204,22 @@ def _saved(segment: Segment, remat: str) -> int:
 @lru_cache(maxsize=16384)
 def _working_set(segment: Segment, remat: str) -> int:
     """Gathered weights, what the backward pass recomputed, and a cotangent as large as it all."""
-    gathered = _bytes(_gathered(segment)) * (2 if segment.count > 1 else 1)
+    gathered = gathered_bytes(segment) * (2 if segment.count > 1 else 1)
     everything = [value for node in segment.nodes for value in node.outputs if node.kind != "gather"]
     return gathered + 2 * _bytes(everything) - _saved(segment, remat)
 
 
-def _gathered(segment: Segment) -> list[Value]:
-    """Weights that are copies: gathered, or of another dtype; others are read where they are stored."""
-    return [
-        value
-        for node in segment.nodes
-        if node.kind == "gather"
-        for value in node.outputs
-        if node.forward_transfers or value.dtype != node.inputs[0].dtype
-    ]
+def gathered_bytes(segment: Segment) -> int:
+    """Of weights that are copies: gathered, or of another dtype; others are read where they are stored."""
+    return _bytes(
+        [
+            value
+            for node in segment.nodes
+            if node.kind == "gather"
+            for value in node.outputs
+            if node.forward_transfers or value.dtype != node.inputs[0].dtype
+        ]
+    )
 
 
 def _bytes(values: list[Value]) -> int:

@@ -89,7 +89,11 @@ class SymbolicOps(Recorder):
             whole = placed((squares,), squares.replace(unreduced=()), wanted=True).routes[0]
             sums = self.transfers(whole.forward, name, "f32", critical=True)
         out = self.value(x.array, x.dtype)
-        return self.elementwise(name, (x,), out, (x,), forward_transfers=sums, backward_transfers=sums)
+        # Steps of an RMS norm: x in float32, and divided by its size. Layer norms are one kernel anywhere.
+        steps = self.value(x.array, "f32").bytes_per_device + out.bytes_per_device if kind == "rms" else 0
+        return self.elementwise(
+            name, (x,), out, (x,), forward_transfers=sums, backward_transfers=sums, unfused_bytes=steps
+        )
 
     def rope(self, name: str, x: Value, positions: Value, local: bool = False) -> Value:
         return self.elementwise(name, (x,), self.value(x.array, x.dtype), ())
@@ -101,7 +105,9 @@ class SymbolicOps(Recorder):
 
     def activation(self, name: str, gate: Value, up: Value | None, kind: str) -> Value:
         inputs = (gate,) if up is None else (gate, up)
-        return self.elementwise(name, inputs, self.value(gate.array, gate.dtype), inputs)
+        factor = 0 if up is None else gate.bytes_per_device  # the activated gate, before the product with up
+        out = self.value(gate.array, gate.dtype)
+        return self.elementwise(name, inputs, out, inputs, unfused_bytes=factor)
 
     def residual(self, name: str, x: Value, y: Value) -> Value:
         return self.elementwise(name, (x, y), self.value(x.array, x.dtype), ())
@@ -213,8 +219,14 @@ class SymbolicOps(Recorder):
         shape = self.sizes["T"], head, keys
         forward = Work(scores + values, traffic, shape=shape)
         backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
-        self.add(Node(name, "attention", inputs, (out,), (q, k, v), (forward,), (backward,)))
+        node = Node(name, "attention", inputs, (out,), (q, k, v), (forward,), (backward,))
+        self.add(replace(node, unfused_bytes=self._copies_of_keys(k, v)))
         return out, cache
+
+    def _copies_of_keys(self, k: Value, v: Value) -> int:
+        """Bytes of keys and values for each head of the queries, as kernels without groups want them."""
+        group = self.sizes["N"] / self.sizes["K"] if "K" in k.array.dims else 1
+        return round((group - 1) * (k.bytes_per_device + v.bytes_per_device))
 
     def _mean_keys(self, window: int | None) -> float:
         """Keys that a query sees under the causal mask, on average, within a window if there is one.

@@ -146,6 +146,7 @@ class Recorder:
         *,
         forward_transfers: tuple[Transfer, ...] = (),
         backward_transfers: tuple[Transfer, ...] = (),
+        unfused_bytes: int = 0,
     ) -> Value:
         """A memory-bound operation: the backward reads the inputs and the cotangent and writes one."""
         moved = sum(value.bytes_per_device for value in inputs) + output.bytes_per_device
@@ -160,6 +161,7 @@ class Recorder:
                 backward=(Work(hbm_bytes=moved + output.bytes_per_device),),
                 forward_transfers=forward_transfers,
                 backward_transfers=backward_transfers,
+                unfused_bytes=unfused_bytes,
             )
         )
 

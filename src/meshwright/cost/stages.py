@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from meshwright.cost.graph import Graph
+from meshwright.cost.graph import Graph, Segment
 from meshwright.cost.pipeline import in_flight
 
 Counts = tuple[float, ...]
@@ -21,6 +21,12 @@ def stage_counts(graph: Graph, pipe: int, interleave: int, stage: int) -> Counts
         segment.count * (share if segment.source else stage == (0 if index < first else pipe - 1))
         for index, segment in enumerate(graph.segments)
     )
+
+
+def stage_segments(graph: Graph, pipe: int, interleave: int, stage: int) -> list[tuple[Segment, float]]:
+    """(segment, how often one microbatch runs it on `stage`), of those that run there."""
+    counts = stage_counts(graph, pipe, interleave, stage)
+    return [(segment, count) for segment, count in zip(graph.segments, counts, strict=True) if count]
 
 
 @lru_cache(maxsize=4096)

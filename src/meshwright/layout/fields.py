@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 # The axes that every mesh has, outermost first, and those that only some layouts use.
 AXES = ("data", "fsdp", "context", "tensor")
 DEGREES = ("pipe", "data", "fsdp", "expert", "context", "tensor2", "tensor")
-REMATS = ("none", "attention", "matmuls", "full")
+REMATS = ("none", "attention", "matmuls", "alternate", "full")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
 CONTEXT_METHODS = ("allgather", "ring")
 DTYPES = ("f32", "bf16")

@@ -51,7 +51,8 @@ class Layout:
     sequence_parallel: split T of the residual stream over `tensor`. microbatches: of one step;
     without stages they accumulate gradients. schedule, interleave: of the pipeline; chunks a stage.
     remat: what the backward pass recomputes ("none", the scores of "attention", all but "matmuls" and
-    attention, the "full" block). offload: saved activations wait in the host's memory.
+    attention, "alternate" ones of these matmuls as well, the "full" block). offload: saved activations
+    wait in the host's memory.
     weights_dtype: of the stored weights; gradients_dtype: of gradients (the weights' by default);
     optimizer_dtype: of Adam's two moments; master_weights: a float32 copy beside the weights;
     compute_dtype: of activations and gathers; matmul_dtype: of matmuls alone (by default the same).

@@ -31,7 +31,7 @@ def check_layout_runs(layout: Layout) -> None:
         f"tensor2={layout.tensor2}": layout.tensor2 > 1,
         "zero_context=true": layout.zero_context,
         f"context_method={layout.context_method}": layout.context_method != plain.context_method,
-        f"remat={layout.remat}": layout.remat == "attention",
+        f"remat={layout.remat}": layout.remat in ("attention", "alternate"),
         "offload=true": layout.offload,
         f"matmul_dtype={layout.matmul_dtype}": layout.matmul_dtype not in (None, layout.compute_dtype),
         f"gradients_dtype={layout.gradients_dtype}": layout.gradients_dtype

@@ -12,12 +12,13 @@ from math import gcd
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import REMATS, Layout
+from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.parameters import dimensions
 from meshwright.plan.comparison import Rejected, compare, too_large
 from meshwright.plan.ideal_links import links
+from meshwright.plan.space import SEARCHED_REMATS
 from meshwright.plan.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
 from meshwright.plan.train import NOT_SEARCHED, Candidate, Search, price, usable_bytes
 from meshwright.plan_file import Workload
@@ -39,7 +40,7 @@ def best_schedule(config: ModelConfig, hardware: Hardware, workload: Workload, l
     priced = [
         candidate
         for variant in variants
-        for remat in REMATS
+        for remat in SEARCHED_REMATS
         for candidate in _until_it_fits(config, hardware, workload, variant.replace(remat=remat))
     ]
     fitting = [candidate for candidate in priced if candidate.fits]

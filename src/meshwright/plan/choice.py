@@ -4,12 +4,16 @@ A policy that saves more than fits is mixed with full rematerialisation: so many
 saves as there is room for on the chip, and on the host where activations are offloaded.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from meshwright.cost.eager import eager_memory
+from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory, train_memory
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
 from meshwright.plan.reproduce import Case
 from meshwright.plan.space import record, usable_bytes
 from meshwright.plan.train import Candidate, price
@@ -17,8 +21,6 @@ from meshwright.plan.train import Candidate, price
 # A published row did run, on a chip whose memory the table does not give (H100s come with 80 and 96 GB),
 # in a framework that may keep less than we count: a layout that needs so much more than there is may be it.
 _BENEFIT_OF_DOUBT = 1.2
-# A caching allocator's blocks over what is alive in them, of tensors of as many sizes as a step has.
-_BLOCKS = 1.05
 # Of the host's memory, what saved activations may take.
 _HOST_SHARE = 0.9
 
@@ -69,12 +71,11 @@ def _priced(case: Case, mix: Mix) -> Choice:
 def allocated_bytes(case: Case, mix: Mix) -> float:
     """What the allocator of a chip shows at the peak of a step.
 
-    On GPUs it is that of a framework which runs the loss operation by operation, and holds blocks that
-    what is alive does not fill. XLA plans a TPU's memory to the byte.
+    Sources that measure a GPU's memory run operation by operation: XLA takes most of it at its start,
+    whatever a program needs.
     """
-    eager = case.hardware.chip.kind == "gpu"
-    total = sum(share * memory_of(case, part, fused_loss=not eager).total for share, part in mix.parts)
-    return total * (_BLOCKS if eager else 1.0)
+    count = eager_memory if case.hardware.chip.kind == "gpu" else train_memory
+    return sum(share * _counted(case, part, count).total for share, part in mix.parts)
 
 
 def mixes(case: Case) -> list[Mix]:
@@ -85,19 +86,34 @@ def mixes(case: Case) -> list[Mix]:
     nearest: tuple[float, Layout] | None = None
     for group in case.layouts:
         excess = [(_excess(case.hardware, memory_of(case, layout)), layout) for layout in group]
-        if fitting := [Mix(((1.0, layout),)) for over, layout in excess if over == 0]:
-            return [_less_than_full(case, mix.layout) for mix in fitting]
+        if fitting := [layout for over, layout in excess if over == 0 and _keeps_all(case, layout)]:
+            return [_less_than_full(case, layout) for layout in fitting]
         closest = min(excess, key=lambda pair: pair[0])
         nearest = closest if nearest is None or closest[0] < nearest[0] else nearest
     assert nearest is not None, "a case has layouts"
     return [_with_full(case, nearest[1])]
 
 
-def memory_of(case: Case, layout: Layout, *, fused_loss: bool = True) -> Memory:
-    """What a layout needs on a chip."""
+def memory_of(case: Case, layout: Layout) -> Memory:
+    """What a layout needs on a chip, where a compiler plans it."""
+    return _counted(case, layout, train_memory)
+
+
+def _counted(case: Case, layout: Layout, count: Callable[[ModelConfig, Layout, Graph], Memory]) -> Memory:
     sequences = case.workload.num_sequences / layout.microbatches
     graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
-    return train_memory(case.config, layout, graph, fused_loss=fused_loss)
+    return count(case.config, layout, graph)
+
+
+def _keeps_all(case: Case, layout: Layout) -> bool:
+    """Whether a source that may keep the results of all products, or of every second, keeps all: if they fit.
+
+    As rated: the smaller choice has the benefit of doubt.
+    """
+    fewer = layout.replace(remat="alternate")
+    if layout.remat != "matmuls" or not any(fewer in group for group in case.layouts):
+        return True
+    return _counted(case, layout, eager_memory).total <= usable_bytes(case.hardware)
 
 
 def _excess(hardware: Hardware, memory: Memory) -> float:

@@ -14,6 +14,8 @@ _REMATS = {
     "attention": "The backward pass recomputes attention's scores and keeps the rest (remat=attention).",
     "matmuls": "Of the forward pass only the results of matmuls and attention are kept; the rest is "
     "recomputed (remat=matmuls).",
+    "alternate": "Of the forward pass only attention and every second matmul are kept; the rest is "
+    "recomputed (remat=alternate).",
     "full": "Of each layer only the input is kept, and the backward pass runs the layer again: a third more "
     "arithmetic for the least memory (remat=full).",
 }

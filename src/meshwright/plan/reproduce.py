@@ -16,6 +16,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.plan.published import PublishedRow
 from meshwright.plan.shape_guess import model_of
+from meshwright.plan.space import SEARCHED_REMATS
 from meshwright.plan_file import Workload
 from meshwright.units import DTYPE_BYTES
 
@@ -45,7 +46,8 @@ _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
 # Of a model's width, to divide over ranks that it does not divide over.
 _MOST_PADDING = 0.05
 _REMATS = {"none": ("none",), "selective": ("matmuls",), "full": ("full",)}
-_ANY_REMAT = ("none", "attention", "matmuls", "full")
+# JAX's programs keep the results of all products, PyTorch's of every second; on GPUs there are both.
+_SELECTIVE_ON_GPUS = ("matmuls", "alternate")
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,12 @@ def machine_of(row: PublishedRow) -> Hardware:
 def _preferences(row: PublishedRow) -> Iterator[tuple[str, Mapping[str, object]]]:
     """(remat policy, dtypes of the parameters' states), what costs least time first."""
     asked, _, _ = (row.remat or "").partition("+")
-    remats = _REMATS.get(asked) if asked else _ANY_REMAT
+    remats = _REMATS.get(asked) if asked else SEARCHED_REMATS
     if remats is None:
         raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {', '.join(_REMATS)}, each with +offload")
     mixed, narrow = _states(row)
+    if asked == "selective" and machine_of(row).chip.kind == "gpu":
+        remats = _SELECTIVE_ON_GPUS
     for some in (mixed, narrow):
         yield from product(remats, some)
 

@@ -21,7 +21,7 @@ from meshwright.cost.step import at_step_rates, transfer_price
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware, Placement
-from meshwright.layout import REMATS, Layout
+from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.plan_file import Workload
@@ -35,6 +35,9 @@ _MAX_PIPE = 64
 _MAX_PASS_TOKENS = 65_536
 
 
+# The remat policies that a search tries, what recomputes least first. "alternate", which PyTorch's programs
+# have, is priced where it is asked for.
+SEARCHED_REMATS = ("none", "attention", "matmuls", "full")
 # Fields of a layout that are not of its mesh.
 _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
 
@@ -214,8 +217,9 @@ class Space:
     ) -> Iterator[Choice]:
         usable, pipe = usable_bytes(self.hardware), mesh.pipe
         alive = {s: alive_microbatches(schedule, pipe, microbatches, interleave, s) for s in states}
-        for remat in local.remats:
-            if remat == "attention" and self.runnable:
+        given = self._of_schedule.get("remat")
+        for remat in [str(given)] if given else local.remats:
+            if remat in ("attention", "alternate") and self.runnable:
                 continue
             held = local.held(pipe, interleave, remat)
             room = {s: gradients if microbatches == 1 else 0 for s, (_, gradients, _) in states.items()}
@@ -223,7 +227,7 @@ class Space:
             least = max(waiting, local.least_seconds(remat, schedule, pipe, microbatches, interleave))
             least *= self.hardware.chip.step.slowdown
             yield Choice(least, needed, mesh, microbatches, schedule, interleave, remat)
-            if needed <= usable and "remat" not in self._of_schedule:
+            if needed <= usable:
                 return
 
     def _few(self, mesh: Layout) -> Layout:
@@ -259,7 +263,7 @@ class _Local:
     ) -> None:
         self.chip, self.dtypes, self.num_layers = hardware.chip, Dtypes.of(few), config.num_layers
         # Without scores in memory `attention` is the same as `none`.
-        self.remats = [r for r in REMATS if r != "attention" or not runs_flash(hardware)]
+        self.remats = [r for r in SEARCHED_REMATS if r != "attention" or not runs_flash(hardware)]
         self.graph = record(config, hardware, few, sequences * few.num_batch_shards, seq_len)
         self.placement = at_step_rates(hardware).place(mesh.mesh)
         self._seconds: dict[str, tuple[PassSeconds, float]] = {}
