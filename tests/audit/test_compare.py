@@ -104,6 +104,14 @@ def test_a_sliced_all_reduce_differs_where_the_compiler_has_a_reduce_scatter() -
     assert row.status == "differs"
 
 
+def test_a_gather_written_as_a_sum_differs_where_it_sends_twice_the_bytes() -> None:
+    planned, emitted = [_planned("all_gather", "fsdp")], [_emitted("all_reduce", "fsdp", gathers=True)]
+    (equal,) = line_up(planned, emitted)
+    (dearer,) = line_up(planned, emitted, has_reduce_scatter=True)
+    assert (equal.status, dearer.status) == ("match", "differs")
+    assert "all_gather (a sum of shards in zeros) over fsdp" in dearer.note
+
+
 def test_a_padded_reduce_scatter_and_its_permutes_are_the_planned_one() -> None:
     emitted = [
         _emitted("reduce_scatter", "fsdp", padding_bytes=512),

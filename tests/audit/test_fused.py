@@ -136,6 +136,36 @@ def test_a_gradient_summed_whole_is_found_priced_and_mended() -> None:
     assert found.extra_seconds is not None and found.extra_seconds > 0
 
 
+def test_a_sum_round_more_rings_than_a_reduce_scatter_has_no_cure() -> None:
+    """The compiler says how many directed rings carry it; a reduce-scatter of it takes both ways of one."""
+    rings = """backend_config={"strategy":"Nd","debug":"Nd{colors:6 phases:3 cores:{4 4 4}}"}"""
+    text = WHOLE.replace(f"all-reduce(%gradient), {GROUPS}", f"all-reduce(%gradient), {GROUPS}, {rings}")
+    rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
+    (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
+    assert found.what.endswith("round 6 rings at once, in 67% of the time of a reduce-scatter round one ring")
+    assert found.change == ""
+
+
+def test_a_gather_written_as_a_sum_costs_what_the_sum_sends() -> None:
+    text = WHOLE.replace(
+        "%gradient = bf16[40,128] add(%dw, %dw)",
+        """%none = bf16[] constant(0)
+  %empty = bf16[40,128] broadcast(%none), dimensions={}
+  %shard = bf16[10,128] slice(%dw), slice={[0:10], [0:128]}
+  %id.1 = u32[] partition-id()
+  %ten = u32[] constant(10)
+  %zero.1 = u32[] constant(0)
+  %from = u32[] multiply(%id.1, %ten)
+  %gradient = bf16[40,128] dynamic-update-slice(%empty, %shard, %from, %zero.1)""",
+    )
+    transfer = Transfer("all_gather", ("fsdp",), "w_in", 40 * 128 * 2, "bf16", critical=False)
+    planned = PlannedTransfer(transfer, "backward", 1, 1e-6, "ici", 1.0)
+    rows = line_up([planned], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
+    (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
+    assert found.what.startswith("w_in is gathered over fsdp by a sum of shards in zeros")
+    assert found.extra_bytes == 40 * 128 * 2 * 3 // 4
+
+
 def test_a_difference_over_no_mesh_axes_has_no_time() -> None:
     text = WHOLE.replace("{{0,1,2,3}}", "{{0,1},{2},{3}}")
     rows = line_up([], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)

@@ -219,18 +219,37 @@ def test_an_all_reduce_that_is_also_used_whole_is_not_scattered() -> None:
     assert not one.scattered
 
 
+# Of one replica, so the second device id is the first.
+DEVICE_IDS = [
+    "%id = u32[] partition-id()",
+    """%partition = u32[] partition-id()
+  %replica = u32[] replica-id()
+  %before = u32[] multiply(%replica, %two)
+  %id = u32[] add(%before, %partition)""",
+]
+
+
+@pytest.mark.parametrize("device_id", DEVICE_IDS)
 @pytest.mark.parametrize(("fill", "gathers"), [("0", True), ("1", False)])
-def test_an_all_reduce_of_shards_in_zeros_gathers(fill: str, gathers: bool) -> None:
+def test_an_all_reduce_of_shards_in_zeros_gathers(fill: str, gathers: bool, device_id: str) -> None:
     entry = f"""  %x = f32[2] parameter(0)
   %fill = f32[] constant({fill})
   %empty = f32[8] broadcast(%fill), dimensions={{}}
-  %id = u32[] partition-id()
   %two = u32[] constant(2)
+  {device_id}
   %at = u32[] multiply(%id, %two)
   %placed = f32[8] dynamic-update-slice(%empty, %x, %at)
   ROOT %all = f32[8] all-reduce(%placed), replica_groups={{}}, to_apply=%sum"""
     (one,) = found(entry)
     assert one.gathers is gathers
+
+
+def test_a_sum_without_a_name_has_that_of_what_takes_it_on() -> None:
+    entry = """  %x = f32[8] parameter(0)
+  %whole = f32[8] all-reduce(%x), replica_groups={}, to_apply=%sum
+  ROOT %row = f32[1,8] reshape(%whole), metadata={op_name="jit(step)/logits/squeeze"}"""
+    (one,) = found(entry)
+    assert (one.scope, one.phase) == (("logits",), "forward")
 
 
 def test_overlapped_pieces_of_one_collective_count_once() -> None:

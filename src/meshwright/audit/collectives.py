@@ -44,6 +44,7 @@ class Collective:
     reduce_scatter; slice_offsets: that slice's start on each device (see groups.axes_that_change).
     gathers: an all_reduce of shards written into zeros, which makes it an all_gather.
     follows_sum: a permute of what was just summed: it brings the slices of a padded reduce-scatter home.
+    num_rings: directed rings that carry it at once, where the TPU's compiler tells (its `colors`).
 
     What the compiler gave no name has that of the fusion around it, or of what computed the operand.
     """
@@ -71,6 +72,7 @@ class Collective:
     gathers: bool = False
     padding_bytes: int = 0
     follows_sum: bool = False
+    num_rings: int | None = None
     source_file: str = ""
     source_line: int | None = None
 
@@ -215,6 +217,7 @@ def _one(
         gathers=reduces and not fused and is_shard_in_zeros(program, operands[0]),
         padding_bytes=padding,
         follows_sum=op == "permute" and op_of(origin[-1].instruction) in ("all_reduce", "reduce_scatter"),
+        num_rings=_num_rings(instruction),
         source_file=named.source_file,
         source_line=named.source_line,
     )
@@ -285,11 +288,12 @@ def _summed_name(program: Program, end: Value) -> str:
 
 
 def _reader_name(program: Program, result: Value) -> str:
-    """JAX's name of the first that reads a collective's result, where it has one inside a scope."""
+    """JAX's name of the first that reads a collective's result, moves included, if it has one in a scope."""
     if result.instruction.opcode.endswith("-start"):
         done = next(iter(result.place.computation.users[result.instruction.name]), result.instruction)
         result = Value(done, result.place, result.path)
-    names = (user.instruction.op_name for user, _ in readers(program, result))
+    moved = result.place.computation.users[result.instruction.name] if not result.path else ()
+    names = [user.op_name for user in moved] + [u.instruction.op_name for u, _ in readers(program, result)]
     return next(filter(scope_of, names), "")
 
 
@@ -358,6 +362,11 @@ def _narrowest(origin: list[Value], dtype: str) -> str:
     seen = [dtype] + [shape.dtype for shape in shapes if isinstance(shape, Shape)]
     floats = [name for name in seen if re.match(r"b?f\d", name)]
     return _short(min(floats or [dtype], key=dtype_bits))
+
+
+def _num_rings(instruction: Instruction) -> int | None:
+    colors = re.search(r"\{colors:(\d+)", instruction.attributes.get("backend_config", ""))
+    return int(colors[1]) if colors else None
 
 
 def _reduction(program: Program, instruction: Instruction) -> str | None:

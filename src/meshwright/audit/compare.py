@@ -3,8 +3,9 @@
 Both sides are joined per tensor and pass by what they mean: gathers over axes, or sums over axes.
 An all-reduce over data and fsdp of which each device keeps its own fsdp slice is what XLA:CPU
 makes of a planned reduce-scatter and all-reduce; there it is equivalent, and said so. A compiler
-that has a reduce-scatter did not use it then: twice the bytes, so the program differs. Bytes are
-summed over a step, so that combined or split instructions compare.
+that has a reduce-scatter did not use it then: twice the bytes, so the program differs. So it does
+where it gathers by a sum of shards in zeros. Bytes are summed over a step, so that combined or split
+instructions compare.
 """
 
 from collections import Counter, defaultdict
@@ -100,7 +101,8 @@ def line_up(
 ) -> list[Row]:
     """One row for each tensor and pass that either side knows.
 
-    has_reduce_scatter: the compiler can emit one, so a sum of which slices are kept is none.
+    has_reduce_scatter: the compiler can emit one, so a sum that does the work of one, or of a gather,
+    is another thing.
     """
     planned_by_key: dict[tuple[str, str], list[PlannedTransfer]] = defaultdict(list)
     for transfer in planned:
@@ -260,8 +262,10 @@ def _judge(
     def row(status: str, note: str = "") -> Row:
         return Row(tensor, phase, planned, emitted, status, note)
 
+    gathered_as_sum = has_reduce_scatter and any(e.collective.gathers for e in emitted)
+    scattered_as_sum = has_reduce_scatter and any(e.op == "all_reduce" and e.kept for e in emitted)
     largest = max([p.transfer.gathered_bytes for p in planned] + [e.collective.source_bytes for e in emitted])
-    if planned_bytes(planned) == emitted_bytes(emitted):
+    if planned_bytes(planned) == emitted_bytes(emitted) and not gathered_as_sum:
         return row("match")
     if largest <= NEGLIGIBLE_BYTES:
         return row("negligible", "sums of single numbers")
@@ -269,8 +273,7 @@ def _judge(
         return row("unplanned", _unplanned_note(emitted))
     if not emitted:
         return row("missing", "planned and not found in the program")
-    written_as_sum = any(e.op == "all_reduce" and e.kept for e in emitted)
-    if not (written_as_sum and has_reduce_scatter) and (note := _equivalence(planned, emitted)):
+    if not (gathered_as_sum or scattered_as_sum) and (note := _equivalence(planned, emitted)):
         return row("equivalent", note)
     return row("differs", _difference(planned, emitted))
 
@@ -363,10 +366,14 @@ def _padding_note(emitted: tuple[Emitted, ...]) -> list[str]:
 
 def _difference(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> str:
     plan = ", ".join(sorted({f"{p.transfer.op} over {'·'.join(p.transfer.axes)}" for p in planned}))
-    found = ", ".join(sorted({f"{e.op} over {'·'.join(e.axes) or 'no mesh axes'}" for e in emitted}))
+    found = ", ".join(sorted({f"{_form(e)} over {'·'.join(e.axes) or 'no mesh axes'}" for e in emitted}))
     planned_bytes = sum(p.transfer.gathered_bytes * p.count for p in planned)
     found_bytes = sum(e.bytes_per_step for e in emitted)
     return f"planned {plan} ({planned_bytes:,} B a step), emitted {found} ({found_bytes:,} B a step)"
+
+
+def _form(e: Emitted) -> str:
+    return f"{e.op} (a sum of shards in zeros)" if e.collective.gathers else e.op
 
 
 def _unplanned_note(emitted: tuple[Emitted, ...]) -> str:

@@ -30,12 +30,15 @@ def device_values(program: Program, value: Value) -> tuple[int, ...] | None:
     """The integer that each partition computes for a scalar; None where it depends on data.
 
     XLA's partitioner writes a shard's offset as a table looked up by partition-id, or as
-    arithmetic on partition-id, often hoisted out of the loop that uses it.
+    arithmetic on partition-id, often hoisted out of the loop that uses it. A pass of the TPU's
+    compiler numbers devices as replica x partitions + partition.
     """
     found = resolve(program, value, _MOVED)
     instruction = found.instruction
     if instruction.opcode == "partition-id":
         return tuple(range(program.num_partitions))
+    if instruction.opcode == "replica-id" and program.num_replicas == 1:
+        return (0,) * program.num_partitions
     if instruction.opcode == "constant":
         table = _table(instruction.literal)
         return table * program.num_partitions if len(table) == 1 else None

@@ -19,6 +19,7 @@ _BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0, "tf32": 32}
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")
 _COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-<>]+)\s*(?:\(.*)?\{$")
 _INSTRUCTION = re.compile(r"(ROOT\s+)?%?([\w.\-<>]+)\s+=\s+")
+_END = re.compile(r"\}(,|$)")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|<=|[()\[\]{},]')
 _METADATA = re.compile(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\d+))')
@@ -100,12 +101,13 @@ class Computation:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled module for one device of `num_partitions` (SPMD: all run the same)."""
+    """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`."""
 
     name: str
     computations: Mapping[str, Computation]
     entry: str
     num_partitions: int = 1
+    num_replicas: int = 1
 
     @property
     def main(self) -> Computation:
@@ -147,8 +149,19 @@ def parse_hlo(text: str) -> Program:
     if not entry:
         raise AuditError("the text is not an HLO module: it has no ENTRY computation")
     module = re.search(r"^HloModule\s+([^\s,]+)", text, re.M)
-    partitions = re.search(r"^HloModule.*\bnum_partitions=(\d+)", text, re.M)
-    return Program(module[1] if module else "", computations, entry, int(partitions[1]) if partitions else 1)
+    return Program(
+        module[1] if module else "",
+        computations,
+        entry,
+        num_partitions=_count(text, "num_partitions"),
+        num_replicas=_count(text, "replica_count"),
+    )
+
+
+def _count(text: str, name: str) -> int:
+    """A number of the module's header, which is left out where it is one."""
+    found = re.search(rf"^HloModule.*\b{name}=(\d+)", text, re.M)
+    return int(found[1]) if found else 1
 
 
 def _computation_blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
@@ -159,9 +172,11 @@ def _computation_blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
         header = None if _INSTRUCTION.match(line) else _COMPUTATION.match(line)
         if header and not name:
             name, is_entry, lines = header[2], bool(header[1]), []
-        elif name and line.startswith("}"):
+        elif name and _END.match(line):
             yield name, is_entry, lines
             name = ""
+        elif name and lines and not _INSTRUCTION.match(line):
+            lines[-1] += line
         elif name and line:
             lines.append(line)
 

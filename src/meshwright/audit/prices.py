@@ -35,7 +35,7 @@ class Prices:
         """Seconds a step, hidden or not; None without hardware, or where groups follow no axes."""
         if self.placement is None or not e.axes:
             return 0.0 if self.placement and e.collective.groups.size == 1 else None
-        price = collective_seconds(e.op, self.gathered(e), e.axes, self.placement)
+        price = collective_seconds(e.collective.op, self.gathered(e), e.axes, self.placement)
         return price.seconds * (e.collective.count or 1)
 
     def planned_sent(self, p: PlannedTransfer) -> float:
@@ -46,7 +46,7 @@ class Prices:
         """Bytes that each device sends in a step."""
         groups = e.collective.groups
         n = self.mesh.size(e.axes) if e.axes else max(map(len, groups.members), default=1)
-        return round(sent_bytes(e.op, self.gathered(e), n) * (e.collective.count or 1))
+        return round(sent_bytes(e.collective.op, self.gathered(e), n) * (e.collective.count or 1))
 
     def gathered(self, e: Emitted) -> int:
         """V of one run, padding included; a permute's operand is one block of it."""
