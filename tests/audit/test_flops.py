@@ -3,6 +3,7 @@
 import pytest
 
 from meshwright.audit.flops import dot_flops
+from meshwright.audit.gaps import not_understood
 from meshwright.audit.hlo import parse_hlo
 
 
@@ -41,3 +42,70 @@ def test_a_convolution_counts_only_taps_on_real_input(
 def test_library_matmuls_are_counted_by_their_shapes(target: str) -> None:
     line = f'(bf16[4,6,3], s8[99]) custom-call(%a, %b), custom_call_target="{target}"'
     assert flops(line, "bf16[4,6,5]", "bf16[4,5,3]") == 2 * 4 * 6 * 5 * 3
+
+
+# Two sequences, 3 heads over one of keys, T = 1024, H = 64: of four blocks of 512 by 512 one is hidden.
+SPLASH = """HloModule test
+
+ENTRY %main () -> f32[] {{
+  %next = s8[1,2,2] constant({{ {{ {{ 0, 0 }}, {{ 0, 1 }} }} }})
+  %visited = s8[1,2,2] constant({{{visited}}})
+  %moved = s8[1,2,2] copy(%visited)
+  %q = bf16[2,3,1024,64] parameter(0)
+  %k = bf16[2,1,1024,64] parameter(1)
+  %v = bf16[2,1,1024,64] parameter(2)
+  ROOT %kernel = {results} custom-call(%next, %moved, %q, %k, %v), custom_call_target="tpu_custom_call", \
+frontend_attributes={{kernel_metadata={{
+"xprof_metadata":"{{\\"block_q{suffix}\\": 512, \\"block_kv{suffix}\\": 512, \\"block_kv_compute\\": 512}}"
+}}}}, metadata={{op_name="jit(step)/attention/splash_mha_{which}_residuals/pallas_call"}}
+}}
+"""
+CAUSAL = " { { 1, 0 }, { 2, 1 } } "
+ONE_PRODUCT = 2 * (2 * 3) * (3 * 512 * 512) * 64
+
+
+@pytest.mark.parametrize(
+    ("which", "results", "products"),
+    [
+        ("fwd", "bf16[2,3,1024,64]", 2),
+        ("dq", "bf16[2,3,1024,64]", 3),
+        ("dkv", "(bf16[2,1,1024,64], bf16[2,1,1024,64])", 4),
+        ("dkv", "(bf16[2,2,3,1024,64], bf16[2,1,1024,64], bf16[2,1,1024,64])", 5),
+    ],
+)
+def test_a_kernel_of_splash_attention_counts_the_blocks_that_it_visits(
+    which: str, results: str, products: int
+) -> None:
+    suffix = "" if which == "fwd" else f"_{which}"
+    program = parse_hlo(SPLASH.format(visited=CAUSAL, results=results, suffix=suffix, which=which))
+    assert dot_flops(program) == products * ONE_PRODUCT
+    assert not_understood(program) == []
+
+
+def test_a_kernel_whose_mask_is_not_printed_is_not_understood() -> None:
+    text = SPLASH.format(visited="...", results="bf16[2,3,1024,64]", suffix="", which="fwd")
+    assert "not printed" in not_understood(parse_hlo(text))[0]
+
+
+@pytest.mark.parametrize(
+    ("mask", "window", "pairs"), [("CAUSAL", 0, 8 * 9 // 2), ("CAUSAL", 3, 21), ("NO_MASK", 0, 64)]
+)
+@pytest.mark.parametrize(("target", "products"), [("fmhaSoftmax", 2), ("fmhaSoftmaxBackward", 5)])
+def test_a_kernel_of_cudnn_counts_the_scores_that_its_mask_leaves(
+    mask: str, window: int, pairs: int, target: str, products: int
+) -> None:
+    """T = 8 queries see 1 to 8 keys; of a window of 3 they see 1, 2 and six times 3."""
+    notes = '"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["2", "4", "8", "8"]}, '
+    notes += f'"mask_type": "{mask}", "sliding_window_length": {window}'
+    text = f"""HloModule test
+
+ENTRY %main () -> f32[] {{
+  %q = bf16[2,8,4,64] parameter(0)
+  %k = bf16[2,8,1,64] parameter(1)
+  ROOT %out = bf16[2,4,8,64] custom-call(%q, %k, %k), custom_call_target="__cudnn${target}", \
+backend_config={{"cudnn_fmha_backend_config": {{{notes}}}}}
+}}
+"""
+    program = parse_hlo(text)
+    assert dot_flops(program) == products * 2 * (2 * 4) * pairs * 64
+    assert not_understood(program) == []

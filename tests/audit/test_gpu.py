@@ -30,3 +30,5 @@ def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout:
     assert (audit["target"], audit["not_understood"], audit["findings"]) == ("gpu", [], [])
     assert audit["verdict"] == "match"
     assert audit["memory"]["compiled"] > 0
+    # A causal mask leaves (T + 1) / 2 keys a query, which a plan counts as T / 2.
+    assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.01)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from meshwright.audit.cache import content_key, fetch, one_at_a_time, store
 from meshwright.audit.compiler_log import warning_lines
+from meshwright.audit.printed import program_text
 from meshwright.audit.programs import traced_step
 from meshwright.audit.targets import Target, target_mesh
 from meshwright.errors import AuditError
@@ -148,7 +149,7 @@ def _compile_here(folder: Path) -> None:
     started = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - started
-    (folder / _PROGRAM).write_text(compiled.as_text())
+    (folder / _PROGRAM).write_text(program_text(compiled))
     figures = {"compile_seconds": seconds, "memory_bytes": _memory(compiled)}
     (folder / _FIGURES).write_text(json.dumps(figures))
 

@@ -1,27 +1,41 @@
 """FLOPs of the matrix products in a compiled program."""
 
 import re
+from collections.abc import Iterator
 from math import prod
 
 from meshwright.audit.hlo import Computation, Instruction, Program, Shape
-from meshwright.audit.trace import places, run_count
+from meshwright.audit.kernels import attention_flops, is_attention_kernel
+from meshwright.audit.trace import Place, Value, places, run_count
 
 MATMUL_TARGETS = ("__onednn$matmul", "__cublas$gemm", "__cublas$lt$matmul")
 
 
 def dot_flops(program: Program) -> float:
-    """FLOPs of one device's dots, convolutions and library matmuls in one step.
+    """FLOPs of one device's dots, convolutions, library matmuls and attention kernels in one step.
 
     Each multiply-add is 2; loop bodies count by their trips, or once where these are unknown, and
     every branch of a conditional counts. `gaps.not_understood` names what is missing.
     """
     total = 0.0
     for place in places(program):
-        flops = sum(flops_of(i, place.computation) for i in place.computation.instructions.values())
-        if flops:
+        if flops := sum(_flops_at(program, place)):
             count = run_count(program, place)
             total += flops * (1 if count is None else count)
     return total
+
+
+def _flops_at(program: Program, place: Place) -> Iterator[int]:
+    for instruction in place.computation.instructions.values():
+        if is_attention_kernel(instruction):
+            yield attention_flops(program, Value(instruction, place)) or 0
+        else:
+            yield flops_of(instruction, place.computation)
+
+
+def multiplies(instruction: Instruction, computation: Computation) -> bool:
+    """Whether an instruction is a matrix product or a kernel of several."""
+    return is_attention_kernel(instruction) or flops_of(instruction, computation) > 0
 
 
 def flops_of(instruction: Instruction, computation: Computation) -> int:

@@ -1,10 +1,11 @@
 """What the audit could not read in a program, said aloud so that nothing is dropped in silence."""
 
 from meshwright.audit.collectives import op_of, unreadable_groups
-from meshwright.audit.flops import flops_of, is_library_matmul
+from meshwright.audit.flops import is_library_matmul, multiplies
 from meshwright.audit.hlo import Instruction, Program
+from meshwright.audit.kernels import attention_flops, is_attention_kernel
 from meshwright.audit.slices import crossing_op
-from meshwright.audit.trace import Place, places, run_count
+from meshwright.audit.trace import Place, Value, places, run_count
 
 _COMMUNICATES = ("send", "recv", "collective-broadcast", "ragged-all-to-all", "infeed", "outfeed")
 # Custom calls that neither talk to other devices nor multiply matrices.
@@ -42,17 +43,18 @@ def not_understood(program: Program) -> list[str]:
     for place in places(program):
         matters = False
         for instruction in place.computation.instructions.values():
-            problem = _problem(instruction, program.num_partitions)
+            problem = _problem(program, Value(instruction, place))
             found |= {problem: None} if problem else {}
-            matters |= op_of(instruction) is not None or flops_of(instruction, place.computation) > 0
+            matters |= op_of(instruction) is not None or multiplies(instruction, place.computation)
         if matters and run_count(program, place) is None:
             found[_unknown_loop(place)] = None
     return list(found)
 
 
-def _problem(instruction: Instruction, num_devices: int) -> str:
+def _problem(program: Program, value: Value) -> str:
+    instruction = value.instruction
     opcode = instruction.opcode.removesuffix("-start")
-    if op_of(instruction) and (why := unreadable_groups(instruction, num_devices)):
+    if op_of(instruction) and (why := unreadable_groups(instruction, program.num_partitions)):
         return f"{_named(instruction)}: {why}"
     if instruction.opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update") not in _KNOWN:
         return (
@@ -63,7 +65,11 @@ def _problem(instruction: Instruction, num_devices: int) -> str:
     target = instruction.attributes.get("custom_call_target", "").strip('"')
     if opcode != "custom-call" or target in _HARMLESS or is_library_matmul(instruction):
         return ""
-    return f"{_named(instruction)}: custom call {target}: its FLOPs and communication are not counted"
+    if not is_attention_kernel(instruction):
+        return f"{_named(instruction)}: custom call {target}: its FLOPs and communication are not counted"
+    if attention_flops(program, value) is None:
+        return f"{_named(instruction)}: which scores this kernel skips is not printed; FLOPs not counted"
+    return ""
 
 
 def _unknown_loop(place: Place) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from meshwright.audit.compiler_log import captured_stderr, warning_lines
 from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo import Program, parse_hlo
+from meshwright.audit.printed import program_text
 from meshwright.errors import AuditError
 from meshwright.notation.mesh import Mesh
 
@@ -32,7 +33,7 @@ def compiled_program(jitted: Callable[..., Any], *args: Any, **kwargs: Any) -> t
     if not hasattr(jitted, "lower"):
         jitted = jax.jit(jitted)
     try:
-        text = jitted.lower(*args, **kwargs).compile().as_text()  # pyright: ignore[reportFunctionMemberAccess]
+        text = program_text(jitted.lower(*args, **kwargs).compile())  # pyright: ignore[reportFunctionMemberAccess]
     except Exception as error:
         name = getattr(jitted, "__name__", "the function")
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -1,6 +1,6 @@
 """Whether a product runs while an array is gathered."""
 
-from meshwright.audit.flops import flops_of
+from meshwright.audit.flops import multiplies
 from meshwright.audit.hlo import Computation, Instruction, Program
 from meshwright.audit.sent import Sent
 from meshwright.audit.trace import called_by
@@ -42,7 +42,7 @@ def is_exposed(program: Program, one: Sent) -> bool:
 
 def _hides(program: Program, instruction: Instruction, computation: Computation) -> bool:
     called = called_by(program, instruction)
-    return flops_of(instruction, computation) > 0 or any(_computes(program, one) for one in called)
+    return multiplies(instruction, computation) or any(_computes(program, one) for one in called)
 
 
 def _computes(program: Program, computation: Computation) -> bool:

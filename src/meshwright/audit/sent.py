@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from meshwright.audit.collectives import Collective, op_of
 from meshwright.audit.compare import Emitted
 from meshwright.audit.dependence import ancestors
-from meshwright.audit.flops import flops_of
+from meshwright.audit.flops import multiplies
 from meshwright.audit.groups import ring_lengths
 from meshwright.audit.hlo import Program
 from meshwright.audit.trace import Value, readers
@@ -96,4 +96,4 @@ def is_computed(program: Program, value: Value) -> bool:
 
 def is_product(value: Value) -> bool:
     """Whether an instruction is a matrix product."""
-    return flops_of(value.instruction, value.place.computation) > 0
+    return multiplies(value.instruction, value.place.computation)

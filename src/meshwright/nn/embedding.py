@@ -58,7 +58,9 @@ def embed(tokens: Array, table: Array, layout: Layout) -> Array:
         mine = (rows >= 0) & (rows < table_local.shape[0])
         x_local = jnp.where(mine[..., None], table_local[jnp.where(mine, rows, 0)], 0)
         if axis in out.axes_of("T"):
-            return lax.psum_scatter(x_local, axis, scatter_dimension=1, tiled=True)
+            # [B, n, T/n, D]: so that it stays a reduce-scatter (see scatter.py).
+            parts = jnp.reshape(x_local, (x_local.shape[0], lax.axis_size(axis), -1, x_local.shape[-1]))
+            return lax.psum_scatter(parts, axis, scatter_dimension=1)
         return lax.psum(x_local, axis)
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)

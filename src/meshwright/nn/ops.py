@@ -22,6 +22,7 @@ from meshwright.nn.contract import local_product
 from meshwright.nn.elementwise import activate, along, norm, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import move
+from meshwright.nn.flash import flash_kernel, kept
 from meshwright.nn.gradients import Scattered, read
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
@@ -32,10 +33,11 @@ from meshwright.notation.einsum import Contraction
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
 MATMUL, OPERATION = "matmul", "operation"
+_policies = jax.checkpoint_policies
 _POLICIES = {
-    "none": jax.checkpoint_policies.save_only_these_names(MATMUL, OPERATION),
-    "matmuls": jax.checkpoint_policies.save_only_these_names(MATMUL),
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "none": _policies.save_from_both_policies(_policies.save_only_these_names(MATMUL, OPERATION), kept),
+    "matmuls": _policies.save_from_both_policies(_policies.save_only_these_names(MATMUL), kept),
+    "full": _policies.nothing_saveable,
 }
 
 
@@ -120,14 +122,23 @@ class JaxOps:
             if cache is None:
                 k, v = self._gather_positions("k", k), self._gather_positions("v", v)
             else:
-                arrays, layer = cache
-                arrays = {
-                    "k": write_cache(arrays["k"], k, layer, positions, self.layout),
-                    "v": write_cache(arrays["v"], v, layer, positions, self.layout),
-                }
-                k, v = (read_cache(arrays[name], layer).astype(self.dtype) for name in ("k", "v"))
-                cache = arrays, layer
+                k, v, cache = self._cached(k, v, positions, cache)
+            # As many queries as keys are all positions from 0, as kernels take them to be.
+            whole = q.shape[1] == k.shape[1]
+            if whole and (kernel := flash_kernel(q, self.layout, how)):
+                return kernel(q, k, v), cache
             return checkpoint_name(attend(q, k, v, positions, self.layout, how), MATMUL), cache
+
+    def _cached(self, k: Array, v: Array, positions: Array, cache: Any) -> tuple[Array, Array, Any]:
+        """All keys and values of a layer, the new ones written to the cache; and the cache."""
+        arrays, layer = cache
+        arrays = {
+            "k": write_cache(arrays["k"], k, layer, positions, self.layout),
+            "v": write_cache(arrays["v"], v, layer, positions, self.layout),
+        }
+        if k.shape[1] < arrays["k"].shape[2]:
+            k, v = (read_cache(arrays[name], layer).astype(self.dtype) for name in ("k", "v"))
+        return k, v, (arrays, layer)
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""

@@ -1,0 +1,109 @@
+"""Causal attention by kernels that keep scores on chip: splash attention on TPUs, cuDNN's on GPUs.
+
+They serve where a sequence starts at position 0: query t sees the keys s <= t, of these the last
+`window`. Both skip blocks that the mask hides. For the backward pass they keep their result and the
+log-sum-exp of each query's scores, and compute the scores again.
+
+Sources: Dao, "FlashAttention-2", 2023; jax.experimental.pallas.ops.tpu.splash_attention;
+jax.nn.dot_product_attention.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import gcd
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.layout import Layout
+from meshwright.nn.attention import Scores
+from meshwright.nn.mesh import partition_spec
+
+# Rows and lanes of a vector register's tile: blocks of splash attention are multiples of it.
+_LANES = 128
+_BLOCK = 512
+# The one backward kernel adds to dQ once a block of keys: so many partial dQ lie in memory at once.
+_MAX_PARTIAL_QUERIES = 8
+_KEPT = "attention"
+_CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
+_CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
+_CUDNN_HEAD_DIM = 128
+
+
+Kernel = Callable[[Array, Array, Array], Array]
+
+
+def flash_kernel(q: Array, layout: Layout, how: Scores) -> Kernel | None:
+    """The platform's kernel for out[B, T, N, H] of q[B, T, N, H] and k, v[B, T, K, H], or None.
+
+    None on CPUs, where T is split, and where the kernel asks for more: splash for T in multiples of 128,
+    cuDNN's for 16-bit numbers, H in multiples of 8 up to 128 and no softcap. Call under `jax.set_mesh`.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    platform = device.platform if device and layout.context == 1 else "cpu"
+    length, head_dim = q.shape[1], q.shape[-1]
+    fits = {
+        "tpu": not length % _LANES,
+        "gpu": q.dtype in _CUDNN_DTYPES
+        and not head_dim % 8
+        and head_dim <= _CUDNN_HEAD_DIM
+        and not how.softcap,
+    }
+    kernels = {"tpu": splash, "gpu": cudnn}
+    return partial(kernels[platform], layout=layout, how=how) if fits.get(platform) else None
+
+
+def splash(q: Array, k: Array, v: Array, *, layout: Layout, how: Scores, interpret: bool = False) -> Array:
+    """Attention by the TPU's kernel, each device with its own sequences and heads.
+
+    interpret: run it in JAX, on any platform.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    length, heads, head_dim = q.shape[1:]
+    shape = length, length
+    mask = masks.LocalMask(shape, (how.window - 1, 0), 0) if how.window else masks.CausalMask(shape)
+    block = gcd(length, _BLOCK)
+    one_pass = length // block <= _MAX_PARTIAL_QUERIES
+    apart: dict[str, Any] = {} if one_pass else {"block_q_dq": block, "block_kv_dq": block}
+    blocks = kernels.BlockSizes(
+        block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block,
+        use_fused_bwd_kernel=one_pass, **apart,
+    )  # fmt: skip
+    kernel = kernels.make_splash_mha_single_device(
+        masks.MultiHeadMask([mask] * (heads // layout.tensor)), block_sizes=blocks,
+        attn_logits_soft_cap=how.softcap, residual_checkpoint_name=_KEPT, interpret=interpret,
+    )  # fmt: skip
+
+    def local(q: Array, k: Array, v: Array) -> Array:
+        by_head = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+        out: Any = jax.vmap(kernel)(*by_head)
+        return jnp.swapaxes(out, 1, 2)
+
+    scale = head_dim**-0.5 if how.scale is None else how.scale
+    scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
+    return _on_each_device(local, layout)(scaled, k, v)
+
+
+def cudnn(q: Array, k: Array, v: Array, *, layout: Layout, how: Scores) -> Array:
+    """Attention by cuDNN, each device with its own sequences and heads."""
+    local = partial(
+        jax.nn.dot_product_attention,
+        is_causal=True, scale=how.scale, implementation="cudnn",
+        local_window_size=(how.window - 1, 0) if how.window else None,
+    )  # fmt: skip
+    return _on_each_device(local, layout)(q, k, v)
+
+
+def kept(primitive: Any, *_: Any, **params: Any) -> bool:
+    """A remat policy: what a kernel keeps for its backward pass, which saves running it twice."""
+    return primitive.name == _CUDNN_FORWARD or params.get("name") == _KEPT
+
+
+def _on_each_device(local: Kernel, layout: Layout) -> Kernel:
+    queries, keys = (partition_spec(layout.activation("x", letters)) for letters in ("BTNH", "BTKH"))
+    # Kernels do not say over which axes their results vary; these are split over all that there are.
+    return jax.shard_map(local, in_specs=(queries, keys, keys), out_specs=queries, check_vma=False)
