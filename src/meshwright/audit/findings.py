@@ -56,8 +56,8 @@ def _summed_whole(row: Row) -> tuple[str, str] | None:
     if gathered:
         return (
             f"{row.tensor} is gathered over {_joined(gathered)} by a sum of shards in zeros: twice the bytes",
-            "gather over fewer devices: beside a second mesh axis (data=4,fsdp=16 for fsdp=64) XLA for TPU has "
-            "gathers of its own",
+            "gather over fewer devices: beside a second mesh axis (data=4,fsdp=16 for fsdp=64) XLA for TPU "
+            "has gathers of its own",
         )
     planned = {axis for p in row.planned if p.transfer.op == "reduce_scatter" for axis in p.transfer.axes}
     scattered = {axis for e in row.emitted if e.op == "reduce_scatter" for axis in e.axes}
