@@ -1,5 +1,7 @@
 """Bytes on a chip, item by item, against closed forms in the sizes of the model."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,7 +118,9 @@ class TestBuffers:
             name="wide", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=4, d_head=16,
             vocab_size=64_000, max_seq_len=128,
         )  # fmt: skip
-        assert _memory(Layout(remat="full"), wide).buffers >= BF16 * TOKENS * 64_000
+        # Their cotangent, for which the gradients that do not exist yet make room.
+        memory = _memory(Layout(remat="full"), wide)
+        assert memory.buffers + memory.gradients >= BF16 * TOKENS * 64_000
 
     def test_the_head_has_the_room_of_gradients_that_come_after_it(self) -> None:
         """Those of one microbatch; with several they add up from the first on."""
@@ -170,6 +174,25 @@ def test_zero_stages_share_one_thing_more_each(zero: int, shares: tuple[int, int
 def test_stages_hold_their_layers_and_the_ends_the_vocabulary() -> None:
     first, last = (stored_parameters(SMALL, Layout(pipe=3), stage).weights for stage in (0, 2))
     assert first == LAYER_WEIGHTS + 2 * D + V * D and last == first + D
+
+
+def test_a_v_ends_where_it_begins() -> None:
+    """The first stage of ZB-V has the embedding and the head, weights and logits; the last its layer alone."""
+    v = Layout(pipe=3, schedule="zb-v", microbatches=3)
+    first, last = (stored_parameters(SMALL, v, stage).weights for stage in (0, 2))
+    assert first == LAYER_WEIGHTS + 2 * D + 2 * V * D + D and last == LAYER_WEIGHTS + 2 * D
+    # Three microbatches of one layer, the head's input and the norm of it, and the logits.
+    assert _memory(v).activations == BF16 * (3 * SAVED["none"] + 2 * BTD + BTV)
+    assert _memory(v).total - _memory(v.replace(schedule="zb-h1")).total >= 12 * V * D
+
+
+def test_both_directions_of_a_dualpipe_have_ends_on_both_end_stages() -> None:
+    """Two copies of the model on four stages: the layers of two, and at either end both tables."""
+    config = replace(SMALL, num_layers=4)
+    both = Layout(pipe=4, schedule="dualpipe", microbatches=8)
+    shares = [stored_parameters(config, both, stage).weights for stage in range(4)]
+    layers = 2 * (LAYER_WEIGHTS + 2 * D)
+    assert shares == [layers + 2 * V * D + D, layers, layers, layers + 2 * V * D + D]
 
 
 def test_what_is_offloaded_waits_on_the_host() -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 from meshwright.cost.graph import Graph, Segment, saved_values
 from meshwright.cost.memory import Memory, gathered_bytes, held_bytes, state_bytes
-from meshwright.cost.stages import alive_microbatches, stage_segments
+from meshwright.cost.stages import alive_microbatches, stage_ends, stage_segments
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.units import dtype_bytes
@@ -44,9 +44,10 @@ def _phases(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> tu
     weights, gradients, optimizer = state_bytes(config, layout, index)
     scattered = layout.zero_stage >= 2 and bool(layout.zero_axes)
     early = gradients if scattered or layout.microbatches > 1 else 0  # before any of this step is made
-    held = held_bytes(graph, layout.pipe, layout.interleave, index, layout.remat)
+    has = stage_ends(layout.schedule, layout.pipe, index)
+    held = held_bytes(graph, layout.pipe, layout.interleave, index, has, layout.remat)
     alive = alive_microbatches(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, index)
-    here = stage_segments(graph, layout.pipe, layout.interleave, index)
+    here = stage_segments(graph, layout.pipe, layout.interleave, index, has)
     layers = [(segment, count) for segment, count in here if segment.source]
     ends = [segment for segment, _ in here if not segment.source]
 

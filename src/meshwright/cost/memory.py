@@ -11,7 +11,8 @@
                  their room
 
 The peak is at the start of the backward pass, when the activations of every layer are alive; of the
-stages of a pipeline, at the first, where most microbatches are, or the last, which has the head.
+stages of a pipeline, at the first, where most microbatches are, or the last, which has the head unless the
+schedule turns there.
 
 This is the memory of a program that XLA plans as a whole; eager.py has that of one run operation by
 operation.
@@ -23,7 +24,8 @@ from functools import lru_cache
 from math import ceil, prod
 
 from meshwright.cost.graph import Graph, Segment, Value, Work, saved_values
-from meshwright.cost.stages import alive_microbatches, layers_of_stages, stage_segments
+from meshwright.cost.pipeline import routes
+from meshwright.cost.stages import Ends, alive_microbatches, layers_of_stages, stage_ends, stage_segments
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
@@ -70,22 +72,26 @@ class Stored:
     moments: int
 
 
-def stored_parameters(config: ModelConfig, layout: Layout, stage: int = 0) -> Stored:
-    """Parameters on one chip of `stage`: its layers, and what the first and last have besides.
+def stored_parameters(
+    config: ModelConfig, layout: Layout, stage: int = 0, schedule: str | None = None
+) -> Stored:
+    """Parameters on one chip of `stage`: its layers, and what the schedule's ends have besides.
 
-    Fractions of a shard round up. A tied table is on the first stage and again on the last.
+    Fractions of a shard round up. A tied table is where the embedding is and where the head is.
+    schedule: the layout's, unless given.
     """
-    pipe = layout.pipe
+    pipe, schedule = layout.pipe, schedule or layout.schedule
     layers = layers_of_stages(config.num_layers, pipe, layout.interleave)[stage] / config.num_layers
-    copies = 2 if layout.schedule == "dualpipe" else 1  # it runs the stages in both directions
+    copies = len(routes(schedule, pipe))  # of a stage's layers, one for each direction
+    embedding, head = stage_ends(schedule, pipe, stage)
     used = updated = 0.0
     for name, count, sharded in _counts(config, _sharing(layout)):
         if name.endswith("layers"):
             share = layers * copies
         elif name == "embed":
-            share = stage == 0 or (config.tied_embeddings and stage == pipe - 1)
+            share = embedding or (config.tied_embeddings and head)
         else:
-            share = stage == (0 if name == "positions" else pipe - 1)
+            share = embedding if name == "positions" else head
         used, updated = used + count * share, updated + sharded * share
     zero = layout.zero_stage
     return Stored(*map(ceil, (used, updated if zero >= 2 else used, updated if zero >= 1 else used)))
@@ -134,7 +140,8 @@ def train_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
 
 def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> Memory:
     weights, gradients, optimizer = state_bytes(config, layout, index)
-    held = held_bytes(graph, layout.pipe, layout.interleave, index, layout.remat)
+    ends = stage_ends(layout.schedule, layout.pipe, index)
+    held = held_bytes(graph, layout.pipe, layout.interleave, index, ends, layout.remat)
     alive = alive_microbatches(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, index)
     saved = held.saved(alive)
     kept = min(saved, held.on_chip) if layout.offload else saved
@@ -142,9 +149,11 @@ def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int)
     return Memory(weights, gradients, optimizer, round(kept), buffers, round(saved - kept))
 
 
-def state_bytes(config: ModelConfig, layout: Layout, stage: int) -> tuple[int, int, int]:
-    """Bytes of (weights, gradients, optimizer) on one chip of a stage."""
-    stored = stored_parameters(config, layout, stage)
+def state_bytes(
+    config: ModelConfig, layout: Layout, stage: int, schedule: str | None = None
+) -> tuple[int, int, int]:
+    """Bytes of (weights, gradients, optimizer) on one chip of a stage, as `stored_parameters` counts."""
+    stored = stored_parameters(config, layout, stage, schedule)
     master = stored.moments * dtype_bytes("f32") if layout.master_weights else 0
     return (
         round(stored.weights * dtype_bytes(layout.weights_dtype) + master),
@@ -179,9 +188,9 @@ class Held:
 
 
 @lru_cache(maxsize=16384)
-def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, remat: str) -> Held:
+def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends, remat: str) -> Held:
     """What the passes of one stage hold under one remat policy."""
-    here = stage_segments(graph, pipe, interleave, stage)
+    here = stage_segments(graph, pipe, interleave, stage, ends)
     layers = [(segment, count) for segment, count in here if segment.source]
     last = layers[-1][0].source if layers else None  # a stage may hold the embedding or the head alone
     return Held(

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from meshwright.cost.graph import Graph, Segment
-from meshwright.cost.pipeline import in_flight
+from meshwright.cost.pipeline import in_flight, routes
 
 Counts = tuple[float, ...]
+# Whether a stage has the embedding, and whether it has the head.
+Ends = tuple[bool, bool]
 
 
 def stage_counts(graph: Graph, pipe: int, interleave: int, stage: int) -> Counts:
@@ -23,10 +25,32 @@ def stage_counts(graph: Graph, pipe: int, interleave: int, stage: int) -> Counts
     )
 
 
-def stage_segments(graph: Graph, pipe: int, interleave: int, stage: int) -> list[tuple[Segment, float]]:
-    """(segment, how often one microbatch runs it on `stage`), of those that run there."""
+@lru_cache(maxsize=4096)
+def stage_ends(schedule: str, pipe: int, stage: int) -> Ends:
+    """What lies on a stage where a schedule puts it.
+
+    A V turns at the last stage and ends on the first; of two directions each begins where the other ends.
+
+    >>> [stage_ends("1f1b", 4, s) for s in (0, 3)], [stage_ends("zb-v", 4, s) for s in (0, 3)]
+    ([(True, False), (False, True)], [(True, True), (False, False)])
+    """
+    directions = routes(schedule, pipe)
+    first, last = ({route[depth].stage for route in directions} for depth in (0, -1))
+    return stage in first, stage in last
+
+
+def stage_segments(
+    graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends
+) -> list[tuple[Segment, float]]:
+    """(segment, how often one microbatch runs it on `stage`), of those that the stage has."""
     counts = stage_counts(graph, pipe, interleave, stage)
-    return [(segment, count) for segment, count in zip(graph.segments, counts, strict=True) if count]
+    first = next(index for index, segment in enumerate(graph.segments) if segment.source)
+    found = []
+    for index, (segment, count) in enumerate(zip(graph.segments, counts, strict=True)):
+        runs = count if segment.source else segment.count * ends[0 if index < first else 1]
+        if runs:
+            found.append((segment, runs))
+    return found
 
 
 @lru_cache(maxsize=4096)

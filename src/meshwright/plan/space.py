@@ -14,9 +14,9 @@ from meshwright.cost.graph import Graph, Segment, Transfer
 from meshwright.cost.memory import Held, held_bytes, state_bytes
 from meshwright.cost.ops import record_loss
 from meshwright.cost.passes import Dtypes, passes
-from meshwright.cost.pipeline import PassSeconds, Times, check_schedule, makespan
+from meshwright.cost.pipeline import PassSeconds, Times, check_schedule, makespan, routes
 from meshwright.cost.recorder import Shape
-from meshwright.cost.stages import alive_microbatches, layers_of_stages, num_chunks
+from meshwright.cost.stages import alive_microbatches, layers_of_stages, num_chunks, stage_ends
 from meshwright.cost.step import at_step_rates, transfer_price
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Torus
@@ -35,6 +35,8 @@ _MAX_PIPE = 64
 _MAX_PASS_TOKENS = 65_536
 
 
+# Bytes of (weights, gradients, optimizer) of the first and the last stage.
+_States = dict[int, tuple[int, int, int]]
 # The remat policies that a search tries, what recomputes least first. "alternate", which PyTorch's programs
 # have, is priced where it is asked for.
 SEARCHED_REMATS = ("none", "attention", "matmuls", "full")
@@ -174,8 +176,7 @@ class Space:
     def choices(self, mesh: Layout) -> Iterator[Choice]:
         """Microbatches by schedules of one mesh, each with the remat policy that recomputes least to fit."""
         per_shard = self.workload.num_sequences / mesh.num_batch_shards
-        ends = sorted({0, mesh.pipe - 1})
-        states = {stage: state_bytes(self.config, mesh, stage) for stage in ends}
+        states: dict[object, _States] = {}
         placement = at_step_rates(self.hardware).place(mesh.mesh)
         sequences, few = 1.0, self._few(mesh)
         most = max(1.0, _MAX_PASS_TOKENS * mesh.context / self.workload.seq_len)
@@ -187,8 +188,14 @@ class Space:
             sequences *= 2
             waiting = microbatches * local.fsdp_seconds(mesh, placement)
             for schedule, interleave in self._schedules(mesh.pipe, microbatches):
-                found = self._remats(mesh, microbatches, schedule, interleave, local, states, waiting)
+                alike = stage_ends(schedule, mesh.pipe, 0), len(routes(schedule, mesh.pipe))
+                if alike not in states:
+                    states[alike] = self._states(mesh, schedule)
+                found = self._remats(mesh, microbatches, schedule, interleave, local, states[alike], waiting)
                 yield from found if not self._of_schedule else filter(self._has_given_schedule, found)
+
+    def _states(self, mesh: Layout, schedule: str) -> "_States":
+        return {s: state_bytes(self.config, mesh, s, schedule) for s in {0, mesh.pipe - 1}}
 
     def _has_given_schedule(self, choice: "Choice") -> bool:
         return all(getattr(choice, key) == value for key, value in self._of_schedule.items())
@@ -212,7 +219,7 @@ class Space:
         schedule: str,
         interleave: int,
         local: "_Local",
-        states: dict[int, tuple[int, int, int]],
+        states: "_States",
         waiting: float,
     ) -> Iterator[Choice]:
         usable, pipe = usable_bytes(self.hardware), mesh.pipe
@@ -221,7 +228,7 @@ class Space:
         for remat in [str(given)] if given else local.remats:
             if remat in ("attention", "alternate") and self.runnable:
                 continue
-            held = local.held(pipe, interleave, remat)
+            held = local.held(schedule, pipe, interleave, remat)
             room = {s: gradients if microbatches == 1 else 0 for s, (_, gradients, _) in states.items()}
             needed = max(sum(states[s]) + held[s].saved(alive[s]) + held[s].buffers(room[s]) for s in states)
             least = max(waiting, local.least_seconds(remat, schedule, pipe, microbatches, interleave))
@@ -267,13 +274,16 @@ class _Local:
         self.graph = record(config, hardware, few, sequences * few.num_batch_shards, seq_len)
         self.placement = at_step_rates(hardware).place(mesh.mesh)
         self._seconds: dict[str, tuple[PassSeconds, float]] = {}
-        self._held: dict[tuple[int, int, str], dict[int, Held]] = {}
+        self._held: dict[tuple[str, int, int, str], dict[int, Held]] = {}
 
-    def held(self, pipe: int, interleave: int, remat: str) -> dict[int, Held]:
+    def held(self, schedule: str, pipe: int, interleave: int, remat: str) -> dict[int, Held]:
         """Of the first and the last stage."""
-        key = (pipe, interleave, remat)
+        key = (schedule, pipe, interleave, remat)
         if key not in self._held:
-            self._held[key] = {s: held_bytes(self.graph, pipe, interleave, s, remat) for s in {0, pipe - 1}}
+            self._held[key] = {
+                s: held_bytes(self.graph, pipe, interleave, s, stage_ends(schedule, pipe, s), remat)
+                for s in {0, pipe - 1}
+            }
         return self._held[key]
 
     def least_seconds(

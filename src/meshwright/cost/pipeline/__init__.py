@@ -1,7 +1,7 @@
 """Pipeline schedules: as tables, simulated, and in closed form for a search."""
 
 from meshwright.cost.pipeline.makespan import in_flight, makespan
-from meshwright.cost.pipeline.schedule import SCHEDULES, Schedule, check_schedule
+from meshwright.cost.pipeline.schedule import SCHEDULES, Schedule, check_schedule, routes
 from meshwright.cost.pipeline.simulate import Event, PassSeconds, Timeline, Times, simulate
 from meshwright.cost.pipeline.tables import schedule
 
@@ -15,6 +15,7 @@ __all__ = [
     "check_schedule",
     "in_flight",
     "makespan",
+    "routes",
     "schedule",
     "simulate",
 ]
