@@ -177,7 +177,7 @@ def test_stages_hold_their_layers_and_the_ends_the_vocabulary() -> None:
 
 
 def test_a_v_ends_where_it_begins() -> None:
-    """The first stage of ZB-V has the embedding and the head, weights and logits; the last its layer alone."""
+    """The first stage of ZB-V has embedding and head, weights and logits; the last its layer alone."""
     v = Layout(pipe=3, schedule="zb-v", microbatches=3)
     first, last = (stored_parameters(SMALL, v, stage).weights for stage in (0, 2))
     assert first == LAYER_WEIGHTS + 2 * D + 2 * V * D + D and last == LAYER_WEIGHTS + 2 * D
