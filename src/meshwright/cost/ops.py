@@ -341,7 +341,7 @@ class SymbolicOps(Recorder):
     def loss(self, name: str, logits: Value, targets: Value) -> Value:
         """Cross-entropy in float32; over a split V maximum, sum and target are reduced.
 
-        The logits' float32 copy becomes their probabilities, and those the cotangent.
+        XLA fuses it for TPUs and GPUs; on CPU there is a float32 copy, which becomes the probabilities.
         """
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")
         over_vocabulary = placed((logits.array,), per_token.array, wanted=True).finish.forward
@@ -349,8 +349,10 @@ class SymbolicOps(Recorder):
         reduced = 3 * self.transfers(over_vocabulary, name, "f32", critical=True)
         mean = self.transfers(over_tokens, name, "f32", critical=True)
         read = (Work(hbm_bytes=2 * logits.bytes_per_device),)
-        wide = self.value(logits.array.replace(name="probabilities"), "f32")
-        node = Node(name, "loss", (logits,), (per_token, wide), (logits,), read, read)
+        wide = (
+            () if self.flash_attention else (self.value(logits.array.replace(name="probabilities"), "f32"),)
+        )
+        node = Node(name, "loss", (logits,), (per_token, *wide), (logits,), read, read)
         return self.add(replace(node, forward_transfers=(*reduced, *mean)))
 
 
