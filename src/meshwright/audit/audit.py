@@ -70,7 +70,10 @@ def audit_plan(
         "not_understood": gaps,
         "bytes": {
             "planned": sum(p.transfer.gathered_bytes * p.count for p in planned.transfers),
-            "compiled": sum(e.bytes_per_step for e in emitted),
+            # An all-reduce counts once; so do its parts, scattered and gathered.
+            "compiled": sum(
+                e.bytes_per_step for e in emitted if e.op != "all_gather" or not e.collective.follows_sum
+            ),
         },
         "flops": {"planned": planned.flops, "compiled": dot_flops(program)},
         "memory": {

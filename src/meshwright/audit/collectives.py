@@ -3,27 +3,20 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from fractions import Fraction
 
 from meshwright.audit.devices import Offsets, is_shard_in_zeros, kept_slices
 from meshwright.audit.fused import FusedScatter, fused_scatter
 from meshwright.audit.groups import DeviceGroups, parse_groups, parse_pairs
 from meshwright.audit.hlo import Instruction, Program, Shape, dtype_bits, leaves
+from meshwright.audit.naming import MOVED, laid_end_to_end, origin_name, reader_name, summed
 from meshwright.audit.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
-from meshwright.audit.slices import crossing_groups, crossing_op, received
-from meshwright.audit.trace import MOVES, Place, Value, history, places, readers, resolve, run_count
+from meshwright.audit.opcodes import op_of
+from meshwright.audit.slices import crossing_groups, received
+from meshwright.audit.trace import Place, Value, history, places, run_count
+from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError
 
-Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
-
-OPS: dict[str, Op] = {
-    "all-gather": "all_gather",
-    "reduce-scatter": "reduce_scatter",
-    "all-reduce": "all_reduce",
-    "all-to-all": "all_to_all",
-    "collective-permute": "permute",
-}
-_MOVED = MOVES | {"pad"}
 _DTYPES = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
 
 
@@ -31,7 +24,8 @@ _DTYPES = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
 class Collective:
     """One tensor's communication; a combined instruction gives one for each of its tensors.
 
-    name, index: the HLO instruction, and which of its operands, or of what is laid end to end in it.
+    name, index: the HLO instruction, and which of its operands, of which one may be several tensors laid
+    end to end.
     dtype: what travels; source_dtype: the narrowest type that the same numbers had before (bf16
     where XLA:CPU widened bf16 to f32 to send it).
     gathered_bytes: V, bytes of the gathered array on one device, in dtype: the result of an
@@ -43,7 +37,8 @@ class Collective:
     scattered: an all_reduce of which each device keeps only its own slice, which makes it a
     reduce_scatter; slice_offsets: that slice's start on each device (see groups.axes_that_change).
     gathers: an all_reduce of shards written into zeros, which makes it an all_gather.
-    follows_sum: a permute of what was just summed: it brings the slices of a padded reduce-scatter home.
+    follows_sum: a permute of what was just summed, which brings the slices of a padded reduce-scatter home;
+    or a gather of what was summed in slices and across them.
     num_rings: directed rings that carry it at once, where the TPU's compiler tells (its `colors`).
 
     What the compiler gave no name has that of the fusion around it, or of what computed the operand.
@@ -115,13 +110,6 @@ def is_differentiated(program: Program) -> bool:
     return any("jvp(" in i.op_name for c in program.computations.values() for i in c.instructions.values())
 
 
-def op_of(instruction: Instruction) -> Op | None:
-    """Our name of a collective instruction, its start included; None for others and for a done."""
-    if instruction.opcode == "send":
-        return crossing_op(instruction)
-    return OPS.get(instruction.opcode.removesuffix("-start"))
-
-
 def _chain(instruction: Instruction, place: Place) -> tuple[object, ...] | None:
     """What the pieces of one overlapped collective share; None if it is whole."""
     chain = re.search(r'chain_id="(\w+)"', instruction.attributes.get("frontend_attributes", ""))
@@ -142,29 +130,22 @@ def _read(program: Program, value: Value, differentiated: bool) -> Iterator[Coll
         # One array cut into a piece for each device: the pieces are one communication.
         yield _one(program, value, op, operands, results, 0, differentiated)
         return
-    pieces = _concatenated(program, value) if op == "all_reduce" and num_operands == 1 else []
-    if pieces:
-        for index, piece in enumerate(pieces):
-            shapes = piece.instruction.shapes
-            yield _one(program, value, op, [piece], shapes, index, differentiated, whole=False)
-        return
+    # A collective with JAX's name is of one array of the program, whatever made that.
+    flat = op in ("all_reduce", "all_gather") and not instruction.op_name
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
-        yield _one(program, value, op, [operand], (result,), index, differentiated)
+        pieces = laid_end_to_end(program, operand) if flat else []
+        lengths = [piece.instruction.shapes[0].num_elements for piece in pieces]
+        for piece, length in zip(pieces, lengths, strict=True):
+            share = Fraction(length, sum(lengths))
+            yield _one(program, value, op, [operand], (result,), index, differentiated, (piece, share))
+        if not pieces:
+            yield _one(program, value, op, [operand], (result,), index, differentiated)
 
 
 def _has_one_name_for_many(instruction: Instruction, op: Op) -> bool:
     """Whether a sum of several tensors has the name of one of them."""
     several = op in ("all_reduce", "reduce_scatter") and len(instruction.operands) > 1
     return several and len(split_op_name(instruction.op_name)) == 1
-
-
-def _concatenated(program: Program, value: Value) -> list[Value]:
-    """The tensors that XLA for GPU laid end to end to sum them in one go; none where there are no such."""
-    made = resolve(program, value.operand(0))
-    # A sum with JAX's name is of one array of the program, whatever made that.
-    if value.instruction.op_name or made.instruction.opcode != "concatenate":
-        return []
-    return [made.operand(index) for index in range(len(made.instruction.operands))]
 
 
 def _one(
@@ -175,23 +156,23 @@ def _one(
     results: tuple[Shape, ...],
     index: int,
     differentiated: bool,
-    *,
-    whole: bool = True,
+    piece: tuple[Value, Fraction] | None = None,
 ) -> Collective:
-    """whole: the instruction's result is the tensor's, and not also that of others beside it."""
+    """piece: the tensor, and its share of what is sent, where others are sent beside it in one array."""
     instruction = value.instruction
     sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
-    origin = list(history(program, operands[0], _MOVED))
+    first, share = piece or (operands[0], 1)
+    origin = list(history(program, first, MOVED))
     groups = groups_of(instruction, program.num_partitions)
-    reduces = op == "all_reduce" and instruction.opcode != "send" and whole
+    reduces = op == "all_reduce" and instruction.opcode != "send" and not piece
     fused = fused_scatter(program, _result(value, index), operands[0]) if reduces else None
     offsets = kept_slices(program, value, index, groups) if reduces and not fused else None
     op_name, named = _fusion_name(fused) if fused else _op_name(value, index)
-    operand_op_name = _origin_name(program, origin)
+    operand_op_name = origin_name(program, first)
     if not op_name or (named is instruction and _has_one_name_for_many(instruction, op)):
         op_name = operand_op_name or op_name
     if not scope_of(op_name):
-        op_name = _reader_name(program, _result(value, index)) or op_name
+        op_name = reader_name(program, _result(value, index)) or op_name
     padding = fused.padding_bytes if fused else 0
     return Collective(
         name=instruction.name,
@@ -200,7 +181,8 @@ def _one(
         dtype=_short(results[0].dtype),
         operand_shapes=tuple(shape.dims for shape in sent),
         result_shapes=tuple(shape.dims for shape in ((fused.result,) if fused else results)),
-        gathered_bytes=sum(shape.num_bytes for shape in (results if op == "all_gather" else sent)) - padding,
+        gathered_bytes=round(share * sum(s.num_bytes for s in (results if op == "all_gather" else sent)))
+        - padding,
         groups=groups,
         count=run_count(program, value.place),
         op_name=op_name,
@@ -216,7 +198,7 @@ def _one(
         slice_offsets=offsets,
         gathers=reduces and not fused and is_shard_in_zeros(program, operands[0]),
         padding_bytes=padding,
-        follows_sum=op == "permute" and op_of(origin[-1].instruction) in ("all_reduce", "reduce_scatter"),
+        follows_sum=_follows_sum(program, op, operands[0]),
         num_rings=_num_rings(instruction),
         source_file=named.source_file,
         source_line=named.source_line,
@@ -262,58 +244,6 @@ def _results(value: Value, op: Op) -> tuple[Shape, ...]:
     return leaves(shape)
 
 
-def _origin_name(program: Program, origin: list[Value]) -> str:
-    """JAX's name of what computed a value, from its history.
-
-    Of a sum without one, that of what it sums; of what a loop adds up, that of what each turn adds.
-    """
-    named = [v.instruction for v in origin if v.instruction.op_name]
-    # XLA for GPU multiplies by several weights at once, and the slices of the product have their names.
-    cut = [i for i in named if i.opcode == "slice" and primitive_of(i.op_name) == "dot_general"]
-    name = (cut[:1] or named[-1:] or [origin[0].instruction])[0].op_name
-    end = origin[-1]
-    if end.instruction.opcode == "while" and end.path:
-        names = [name, *_names_of_turn(program, end)]
-        return max(names, key=lambda name: len(scope_of(name)))
-    return name or _summed_name(program, end)
-
-
-def _summed_name(program: Program, end: Value) -> str:
-    """JAX's name of what a sum of several tensors sums in this one."""
-    start = end.operand(0, end.path) if end.instruction.opcode.endswith("-done") else end
-    if op_of(start.instruction) is None:
-        return ""
-    index = start.path[0] if start.path and len(start.instruction.operands) > 1 else 0
-    return _origin_name(program, list(history(program, start.operand(index), _MOVED)))
-
-
-def _reader_name(program: Program, result: Value) -> str:
-    """JAX's name of the first that reads a collective's result, moves included, if it has one in a scope."""
-    if result.instruction.opcode.endswith("-start"):
-        done = next(iter(result.place.computation.users[result.instruction.name]), result.instruction)
-        result = Value(done, result.place, result.path)
-    moved = result.place.computation.users[result.instruction.name] if not result.path else ()
-    names = [user.op_name for user in moved] + [u.instruction.op_name for u, _ in readers(program, result)]
-    return next(filter(scope_of, names), "")
-
-
-def _names_of_turn(program: Program, value: Value) -> Iterator[str]:
-    """Names of what a loop's turn makes of a value: of the terms of sums, of what is written into stacks."""
-    opcode = value.instruction.opcode
-    if opcode == "while" and value.path:
-        body = program.computations[value.instruction.attributes["body"].lstrip("%")]
-        made = [Value(body.result, value.place.enter(value.instruction, body), value.path)]
-    elif opcode in ("add", "dynamic-update-slice"):
-        made = [value.operand(1), *([value.operand(0)] if opcode == "add" else [])]
-    else:
-        made = []
-    for one in made:
-        origin = list(history(program, one, _MOVED))
-        yield _origin_name(program, origin)
-        yield _summed_name(program, origin[-1])
-        yield from _names_of_turn(program, origin[-1])
-
-
 def _result(value: Value, index: int) -> Value:
     """One tensor's result of a collective, which is a tuple where several are combined."""
     return Value(value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ())
@@ -352,7 +282,7 @@ def _parameter(origin: Value) -> str | None:
 
 def narrowest_dtype(program: Program, value: Value) -> str:
     """The narrowest type that a value's numbers had on their way to it, in our names."""
-    origin = list(history(program, value, _MOVED))
+    origin = list(history(program, value, MOVED))
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
 
@@ -362,6 +292,13 @@ def _narrowest(origin: list[Value], dtype: str) -> str:
     seen = [dtype] + [shape.dtype for shape in shapes if isinstance(shape, Shape)]
     floats = [name for name in seen if re.match(r"b?f\d", name)]
     return _short(min(floats or [dtype], key=dtype_bits))
+
+
+def _follows_sum(program: Program, op: Op, operand: Value) -> bool:
+    *_, end = history(program, operand, MOVED)
+    if op == "permute":
+        return op_of(end.instruction) in ("all_reduce", "reduce_scatter")
+    return op == "all_gather" and end.instruction.opcode == "recv-done" and summed(program, end) is not None
 
 
 def _num_rings(instruction: Instruction) -> int | None:

@@ -13,16 +13,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwright.audit.collectives import Collective, Op
+from meshwright.audit.collectives import Collective
 from meshwright.audit.groups import axes_that_change, group_axes
+from meshwright.cost.collectives import Op
 from meshwright.cost.step import PlannedTransfer
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import Axes
 from meshwright.notation.mesh import Mesh
 from meshwright.units import dtype_bytes
 
-# Sums of a few numbers (the loss, a norm of gradients) are listed and never decide the verdict.
-NEGLIGIBLE_BYTES = 64
+# Sums of a few numbers (the loss, a norm of gradients) are listed and never decide the verdict. Between
+# slices a TPU sends a number as a row of 128.
+NEGLIGIBLE_BYTES = 128 * 4
 
 # The passes of a step that are told apart; a recomputed gather may be emitted in either backward pass.
 _PASS_OF = {"recompute": "backward", "remat": "backward"}
@@ -48,12 +50,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A collective of the program on the mesh: a scattered all-reduce is a reduction that keeps `kept`."""
+    """A collective of the program on the mesh: a scattered all-reduce is a reduction that keeps `kept`.
+
+    mesh: of the axes, of whose devices its groups may join a part.
+    """
 
     collective: Collective
     axes: Axes
     kept: Axes
     note: str
+    mesh: Mesh | None = None
 
     @property
     def op(self) -> Op:
@@ -64,6 +70,12 @@ class Emitted:
     def reduces(self) -> bool:
         """Whether it sums, or moves the slices of a sum to where they belong."""
         return self.op in _REDUCTIONS or self.collective.follows_sum
+
+    @property
+    def is_part(self) -> bool:
+        """Whether its groups join some devices of its axes: in a slice, then across slices."""
+        groups = self.collective.groups
+        return self.mesh is not None and not groups.is_permute and groups.size < self.mesh.size(self.axes)
 
     @property
     def bytes_per_step(self) -> int:
@@ -93,7 +105,8 @@ def on_mesh(collective: Collective, mesh: Mesh) -> Emitted:
     found = group_axes(collective.groups, mesh)
     changing = axes_that_change(collective.slice_offsets, mesh) if collective.slice_offsets else ()
     axes = found.axes or ()
-    return Emitted(collective, axes, tuple(axis for axis in changing if axis in axes), found.note)
+    kept = tuple(axis for axis in changing if axis in axes)
+    return Emitted(collective, axes, kept, found.note, mesh)
 
 
 def line_up(
@@ -265,7 +278,7 @@ def _judge(
     gathered_as_sum = has_reduce_scatter and any(e.collective.gathers for e in emitted)
     scattered_as_sum = has_reduce_scatter and any(e.op == "all_reduce" and e.kept for e in emitted)
     largest = max([p.transfer.gathered_bytes for p in planned] + [e.collective.source_bytes for e in emitted])
-    if planned_bytes(planned) == emitted_bytes(emitted) and not gathered_as_sum:
+    if planned_bytes(planned) == emitted_bytes(emitted) and _joins_all(emitted) and not gathered_as_sum:
         return row("match")
     if largest <= NEGLIGIBLE_BYTES:
         return row("negligible", "sums of single numbers")
@@ -273,9 +286,23 @@ def _judge(
         return row("unplanned", _unplanned_note(emitted))
     if not emitted:
         return row("missing", "planned and not found in the program")
-    if not (gathered_as_sum or scattered_as_sum) and (note := _equivalence(planned, emitted)):
+    as_planned = _joins_all(emitted) and not gathered_as_sum and not scattered_as_sum
+    if as_planned and (note := _equivalence(planned, emitted)):
         return row("equivalent", note)
     return row("differs", _difference(planned, emitted))
+
+
+def _joins_all(emitted: tuple[Emitted, ...]) -> bool:
+    """Whether steps over parts of axes join all their devices together, as 4 in a slice by 2 slices do 8."""
+    steps = [e for e in emitted if not e.collective.follows_sum]
+    mesh = next((e.mesh for e in steps if e.is_part), None)
+    if mesh is None:
+        return True
+    groups = [set(group) for one in {e.collective.groups for e in steps} for group in one.members]
+    joined = {0}
+    while more := {device for group in groups if group & joined for device in group} - joined:
+        joined |= more
+    return len(joined) == mesh.size(tuple(dict.fromkeys(axis for e in steps for axis in e.axes)))
 
 
 def planned_bytes(planned: Iterable[PlannedTransfer]) -> Counter:
@@ -308,14 +335,18 @@ def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, .
     notes = [*_type_note(planned, sums), *_padding_note(emitted)]
     scattered = {a for p in planned if p.transfer.op == "reduce_scatter" for a in p.transfer.axes}
     kept = {a for e in sums for a in (e.axes if e.op == "reduce_scatter" else e.kept)}
-    elements = _most((p.transfer.op, p.transfer.axes, _elements_per_step(p)) for p in planned)
-    if scattered != kept or _most((e.op, e.axes, e.elements_per_step) for e in sums) > elements:
+    kept -= {a for e in emitted if e.op == "all_gather" and e.collective.follows_sum for a in e.axes}
+    elements = _most(((p.transfer.op, frozenset(p.transfer.axes)), _elements_per_step(p)) for p in planned)
+    steps = _most(((e.op, frozenset(e.axes), e.collective.groups), e.elements_per_step) for e in sums)
+    if scattered != kept or steps > elements:
         return ""
     if any(e.op == "all_reduce" and e.kept for e in sums):
         notes.append(
             f"an all-reduce of which each device keeps its slice over {'·'.join(sorted(scattered))}: "
             "a reduce-scatter as XLA:CPU writes it, moving more bytes"
         )
+    elif any(e.is_part for e in sums):
+        notes.append("summed within each slice and across slices")
     elif {p.transfer.op for p in planned} != {e.op for e in sums} or len(planned) != len(sums):
         if not sums[0].reduces:
             return ""
@@ -327,11 +358,11 @@ def _elements_per_step(planned: PlannedTransfer) -> float:
     return planned.transfer.gathered_bytes * planned.count / dtype_bytes(planned.transfer.dtype)
 
 
-def _most(elements: Iterable[tuple[Op, Axes, float]]) -> float:
-    """Elements a step of the operation and axes that move most, of all layers together."""
-    total: dict[tuple[Op, frozenset[str]], float] = defaultdict(float)
-    for op, axes, count in elements:
-        total[op, frozenset(axes)] += count
+def _most(elements: Iterable[tuple[object, float]]) -> float:
+    """Elements a step of what moves most, an operation over some devices, of all layers together."""
+    total: dict[object, float] = defaultdict(float)
+    for over, count in elements:
+        total[over] += count
     return max(total.values())
 
 
@@ -355,11 +386,11 @@ def _type_note(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...
 
 def _padding_note(emitted: tuple[Emitted, ...]) -> list[str]:
     """What a padded reduce-scatter sends beside the array."""
-    if not any(e.collective.padding_bytes or e.collective.follows_sum for e in emitted):
+    if not any(e.collective.padding_bytes for e in emitted):
         return []
     whole = sum(e.bytes_per_step for e in emitted if not e.collective.follows_sum)
     padding = sum(e.collective.padding_bytes * (e.collective.count or 1) for e in emitted)
-    moved = sum(e.bytes_per_step for e in emitted if e.collective.follows_sum)
+    moved = sum(e.bytes_per_step for e in emitted if e.op == "permute" and e.collective.follows_sum)
     then = f", then {moved:,} B a step permuted to where they belong" if moved else ""
     return [f"padded by {padding / whole:.1%} to whole tiles{then}"]
 

@@ -1,9 +1,10 @@
 """What the audit could not read in a program, said aloud so that nothing is dropped in silence."""
 
-from meshwright.audit.collectives import op_of, unreadable_groups
+from meshwright.audit.collectives import unreadable_groups
 from meshwright.audit.flops import is_library_matmul, multiplies
 from meshwright.audit.hlo import Instruction, Program
 from meshwright.audit.kernels import attention_flops, is_attention_kernel
+from meshwright.audit.opcodes import op_of
 from meshwright.audit.slices import crossing_op
 from meshwright.audit.trace import Place, Value, places, run_count
 

@@ -4,11 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshwright.audit.compare import Emitted
+from meshwright.audit.groups import group_axes
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.moves import sent_bytes
 from meshwright.cost.step import PlannedTransfer, at_step_rates
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware, Placement
+from meshwright.notation.array import Axes
 from meshwright.notation.collective import gathered_bytes
 from meshwright.notation.mesh import Mesh
 
@@ -16,7 +18,18 @@ from meshwright.notation.mesh import Mesh
 def step_prices(hardware: Hardware, mesh: Mesh) -> "Prices":
     """Of a planned step, whose links reach what the planner reckons with."""
     machine = at_step_rates(hardware)
-    return Prices(mesh, machine.place(mesh), machine.chip, mesh)
+    parts = _cut_at_slices(mesh, hardware.num_slices)
+    placed = None if parts is None else machine.place(parts)
+    return Prices(mesh, machine.place(mesh), machine.chip, mesh, parts, placed)
+
+
+def _cut_at_slices(mesh: Mesh, num_slices: int) -> Mesh | None:
+    """The mesh with its outermost axis cut in two, across slices and within one; None where that is one."""
+    first = next((axis for axis, size in mesh.sizes.items() if size > 1), "")
+    if num_slices == 1 or not first or mesh.size(first) <= num_slices or mesh.size(first) % num_slices:
+        return None
+    inner = {axis: size // num_slices if axis == first else size for axis, size in mesh.sizes.items()}
+    return Mesh({f"{first} across slices": num_slices, **inner})
 
 
 @dataclass(frozen=True)
@@ -24,19 +37,32 @@ class Prices:
     """mesh: of the collectives' axes. placement, chip: None where no hardware was named.
 
     named: the mesh that the user gave; None where `mesh` was inferred and its axes have no names.
+    parts, parts_placement: the mesh whose outermost axis is cut between slices, for sums in steps.
     """
 
     mesh: Mesh
     placement: Placement | None
     chip: Chip | None
     named: Mesh | None = None
+    parts: Mesh | None = None
+    parts_placement: Placement | None = None
 
     def seconds(self, e: Emitted) -> float | None:
         """Seconds a step, hidden or not; None without hardware, or where groups follow no axes."""
         if self.placement is None or not e.axes:
             return 0.0 if self.placement and e.collective.groups.size == 1 else None
-        price = collective_seconds(e.collective.op, self.gathered(e), e.axes, self.placement)
+        axes, placement = self._over(e)
+        if placement is None or not axes:
+            return None
+        price = collective_seconds(e.collective.op, self.gathered(e), axes, placement)
         return price.seconds * (e.collective.count or 1)
+
+    def _over(self, e: Emitted) -> tuple[Axes, Placement | None]:
+        """The axes that a collective is over, and their placement; of the cut mesh if it is over a part."""
+        if not e.is_part or self.parts is None:
+            return e.axes, self.placement
+        found = group_axes(e.collective.groups, self.parts)
+        return (found.axes or (), self.parts_placement) if not found.note else ((), None)
 
     def planned_sent(self, p: PlannedTransfer) -> float:
         """Bytes that each device was planned to send in a step."""
@@ -45,7 +71,7 @@ class Prices:
     def sent(self, e: Emitted) -> int:
         """Bytes that each device sends in a step."""
         groups = e.collective.groups
-        n = self.mesh.size(e.axes) if e.axes else max(map(len, groups.members), default=1)
+        n = self.mesh.size(e.axes) if e.axes and not e.is_part else max(map(len, groups.members), default=1)
         return round(sent_bytes(e.collective.op, self.gathered(e), n) * (e.collective.count or 1))
 
     def gathered(self, e: Emitted) -> int:

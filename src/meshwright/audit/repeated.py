@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from meshwright.audit.accident import Accident
-from meshwright.audit.collectives import groups_of, narrowest_dtype, op_of, unreadable_groups
+from meshwright.audit.collectives import groups_of, narrowest_dtype, unreadable_groups
 from meshwright.audit.dependence import chain_of, sources
 from meshwright.audit.devices import device_values
 from meshwright.audit.flops import flops_of
 from meshwright.audit.groups import axes_that_change, group_axes
 from meshwright.audit.hlo import Program
 from meshwright.audit.op_names import primitive_of, scope_of
+from meshwright.audit.opcodes import op_of
 from meshwright.audit.prices import Prices
 from meshwright.audit.shardings import copied_over
 from meshwright.audit.trace import Value, places, run_count

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.audit.collectives import Collective, op_of
+from meshwright.audit.collectives import Collective
 from meshwright.audit.compare import Emitted
 from meshwright.audit.dependence import ancestors
 from meshwright.audit.flops import multiplies
 from meshwright.audit.groups import ring_lengths
 from meshwright.audit.hlo import Program
+from meshwright.audit.opcodes import op_of
 from meshwright.audit.trace import Value, readers
 
 # Collectives that a user wrote by these names are meant; all others come from a sharding.

@@ -28,11 +28,20 @@ def crossing_op(instruction: Instruction) -> Op | None:
 
 def received(computation: Computation, send: Instruction) -> Instruction:
     """The recv of the same collective."""
-    rendezvous = _attribute(send, "host_transfer_rendezvous")
+    return _other_end(computation, send, "recv")
+
+
+def sent(computation: Computation, recv: Instruction) -> Instruction:
+    """The send of the same collective."""
+    return _other_end(computation, recv, "send")
+
+
+def _other_end(computation: Computation, one: Instruction, opcode: str) -> Instruction:
+    rendezvous = _attribute(one, "host_transfer_rendezvous")
     for other in computation.instructions.values():
-        if other.opcode == "recv" and _attribute(other, "host_transfer_rendezvous") == rendezvous:
+        if other.opcode == opcode and _attribute(other, "host_transfer_rendezvous") == rendezvous:
             return other
-    raise AuditError(f"{send.name}: no recv of its collective {rendezvous!r} between slices")
+    raise AuditError(f"{one.name}: no {opcode} of its collective {rendezvous!r} between slices")
 
 
 def crossing_groups(instruction: Instruction, num_partitions: int) -> DeviceGroups:

@@ -1,0 +1,183 @@
+"""Sums within slices and across them: names, shares, what joins whom, and what it costs. No compiler."""
+
+import pytest
+
+from meshwright.audit.collectives import Collective, collectives
+from meshwright.audit.compare import line_up, on_mesh
+from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.prices import step_prices
+from meshwright.cost.graph import Transfer
+from meshwright.cost.step import PlannedTransfer
+from meshwright.hardware.catalog import load
+from meshwright.notation.mesh import Mesh
+
+# data = 8 is two slices of 4: what is in one slice is data's inner part.
+MESH = Mesh({"data": 8})
+NAME = "jit(step)/transpose(jvp(layers))/w_in/dot_general"
+SIZE = 64 * 128 * 2
+
+
+def _across(rendezvous: str) -> str:
+    return (
+        "is_host_transfer=true, frontend_attributes={"
+        f'_xla_host_transfer_rendezvous="{rendezvous}",_xla_megascale_target="{{1,2}}x{{0:3}}",'
+        '_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+
+
+HEAD = """HloModule test, num_partitions=4
+
+%sum (a: bf16[], b: bf16[]) -> bf16[] {
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %add = bf16[] add(%a, %b)
+}
+
+"""
+GROUPS = "replica_groups={{0,1,2,3}}, to_apply=%sum"
+# Scattered over the 4 of a slice, summed with the other slice, gathered: an all-reduce over all 8.
+IN_STEPS = (
+    HEAD
+    + f"""ENTRY %main (dw: bf16[64,128]) -> bf16[64,128] {{
+  %dw = bf16[64,128] parameter(0)
+  %gradient = bf16[64,128] add(%dw, %dw), metadata={{op_name="{NAME}"}}
+  %mine = bf16[16,128] reduce-scatter(%gradient), dimensions={{0}}, {GROUPS}
+  %token = token[] after-all()
+  %flat = bf16[2048] bitcast(%mine)
+  %send = (bf16[2048], u32[], token[]) send(%flat, %token), channel_id=2, {_across("r")}
+  %recv = (bf16[2048], u32[], token[]) recv(%token), channel_id=1, {_across("r")}
+  %sent = token[] send-done(%send), channel_id=2, is_host_transfer=true
+  %received = (bf16[2048], token[]) recv-done(%recv), channel_id=1, is_host_transfer=true
+  %total = bf16[2048] get-tuple-element(%received), index=0
+  %rows = bf16[16,128] bitcast(%total)
+  ROOT %whole = bf16[64,128] all-gather(%rows), replica_groups={{{{0,1,2,3}}}}, dimensions={{0}}
+}}
+"""
+)
+
+
+def _read(text: str) -> list[Collective]:
+    return collectives(parse_hlo(text))
+
+
+def _planned(op: str = "all_reduce", axes: tuple[str, ...] = ("data",)) -> PlannedTransfer:
+    transfer = Transfer(op, axes, "w_in", SIZE, "bf16", critical=False)  # pyright: ignore[reportArgumentType]
+    return PlannedTransfer(transfer, "backward", 1, 1e-6, "dcn", 1.0)
+
+
+def test_every_step_of_a_sum_has_the_name_of_what_is_summed() -> None:
+    found = _read(IN_STEPS)
+    assert [(one.op, one.gathered_bytes, one.groups.size) for one in found] == [
+        ("reduce_scatter", SIZE, 4),
+        ("all_reduce", SIZE // 4, 2),
+        ("all_gather", SIZE, 4),
+    ]
+    assert {(one.phase, one.scope) for one in found} == {("backward", ("layers", "w_in"))}
+    assert [one.follows_sum for one in found] == [False, False, True]
+
+
+def test_a_sum_in_slices_and_across_them_is_the_planned_one() -> None:
+    emitted = [on_mesh(one, MESH) for one in _read(IN_STEPS)]
+    (row,) = line_up([_planned()], emitted, has_reduce_scatter=True)
+    assert (row.status, row.note) == ("equivalent", "summed within each slice and across slices")
+
+
+@pytest.mark.parametrize("kept", [("reduce_scatter", "all_gather"), ("all_reduce",)])
+def test_a_sum_that_leaves_devices_out_differs(kept: tuple[str, ...]) -> None:
+    emitted = [on_mesh(one, MESH) for one in _read(IN_STEPS) if one.op in kept]
+    (row,) = line_up([_planned()], emitted, has_reduce_scatter=True)
+    assert row.status == "differs"
+
+
+def test_a_sum_of_all_bytes_over_part_of_an_axis_is_no_match() -> None:
+    text = IN_STEPS.partition("  %mine =")[0] + (
+        f"  ROOT %whole = bf16[64,128] all-reduce(%gradient), {GROUPS}\n}}\n"
+    )
+    (row,) = line_up([_planned()], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
+    assert row.status == "differs"
+
+
+def test_steps_are_priced_on_the_links_that_they_take() -> None:
+    """The two in a slice cost what they cost on one slice; only a quarter crosses to the other."""
+    two, one = step_prices(load("2*v5e:2x2"), MESH), step_prices(load("v5e:2x2"), Mesh({"data": 4}))
+    scatter, cross, gather = [on_mesh(found, MESH) for found in _read(IN_STEPS)]
+    on_one = [on_mesh(found, Mesh({"data": 4})) for found in _read(IN_STEPS) if found.op != "all_reduce"]
+    assert [two.seconds(scatter), two.seconds(gather)] == [one.seconds(found) for found in on_one]
+    assert [two.sent(found) for found in (scatter, cross, gather)] == [
+        SIZE * 3 // 4,
+        SIZE // 4,
+        SIZE * 3 // 4,
+    ]
+    crossing = two.seconds(cross)
+    assert crossing is not None and crossing > 0
+
+
+LOOP = (
+    HEAD
+    + f"""%body (state: (s32[], bf16[64,128])) -> (s32[], bf16[64,128]) {{
+  %state = (s32[], bf16[64,128]) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %last = bf16[64,128] get-tuple-element(%state), index=1
+  %token = token[] after-all()
+  %send = (bf16[64,128], u32[], token[]) send(%last, %token), channel_id=2, {_across("r")}
+  %recv = (bf16[64,128], u32[], token[]) recv(%token), channel_id=1, {_across("r")}
+  %gradient = bf16[64,128] add(%last, %last), metadata={{op_name="{NAME}"}}
+  ROOT %out = (s32[], bf16[64,128]) tuple(%next, %gradient)
+}}
+
+%go (state: (s32[], bf16[64,128])) -> pred[] {{
+  %state = (s32[], bf16[64,128]) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %n = s32[] constant(3)
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}}
+
+ENTRY %main (x: bf16[64,128]) -> (s32[], bf16[64,128]) {{
+  %x = bf16[64,128] parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], bf16[64,128]) tuple(%zero, %x)
+  ROOT %end = (s32[], bf16[64,128]) while(%start), condition=%go, body=%body
+}}
+"""
+)
+
+
+def test_what_a_loop_sends_a_turn_later_has_the_name_of_what_made_it() -> None:
+    (one,) = _read(LOOP)
+    assert (one.op, one.count, one.scope) == ("all_reduce", 3, ("layers", "w_in"))
+
+
+NORMS = (
+    HEAD
+    + """%join (p: bf16[128], q: bf16[384]) -> bf16[512] {
+  %p = bf16[128] parameter(0)
+  %q = bf16[384] parameter(1)
+  %least = bf16[] constant(-inf)
+  %first = bf16[512] pad(%p, %least), padding=0_384
+  %second = bf16[512] pad(%q, %least), padding=128_0
+  ROOT %both = bf16[512] maximum(%first, %second)
+}
+
+ENTRY %main (x: bf16[128], y: bf16[384]) -> bf16[512] {
+  %x = bf16[128] parameter(0)
+  %y = bf16[384] parameter(1)
+  %a = bf16[128] add(%x, %x), metadata={op_name="jit(f)/transpose(jvp(mlp_norm))/reduce_sum"}
+  %b = bf16[384] add(%y, %y), metadata={op_name="jit(f)/transpose(jvp(final_norm))/reduce_sum"}
+  %all = bf16[512] fusion(%a, %b), kind=kLoop, calls=%join
+  %here = bf16[512] all-reduce(%all), replica_groups={{0,1,2,3}}, to_apply=%sum
+  ROOT %again = bf16[512] all-reduce(%here), replica_groups={{0,1},{2,3}}, to_apply=%sum
+}
+"""
+)
+
+
+def test_tensors_joined_by_a_maximum_of_padded_ones_are_told_apart() -> None:
+    """As XLA for TPU lays norms end to end; a second sum of the whole is of each its share."""
+    assert [(one.name, one.scope, one.gathered_bytes, one.phase) for one in _read(NORMS)] == [
+        (sum_of, (norm,), size, "backward")
+        for sum_of in ("here", "again")
+        for norm, size in (("mlp_norm", 256), ("final_norm", 768))
+    ]
+    assert [one.scope for one in _read(NORMS.replace("constant(-inf)", "constant(0)"))] == [(), ()]
