@@ -174,9 +174,11 @@ def test_an_empty_remat_is_the_least_that_fits():
 
 def test_selective_keeps_every_second_product_of_a_gpu_that_has_no_room_for_all():
     """LLaMA-3-8B on 8 H100s: 16,384 tokens keep 11.5 x 134 MB a layer, or 6.75; half as many fit whole."""
-    long = replace(LLAMA, hardware="h100:1x8", chips=8, data=1, remat="selective", metric=MEMORY)
+    long = replace(LLAMA, hardware="h100:1x8", chips=8, data=1, remat="selective")
+    short = replace(long, micro_batch=1.0)
     assert choose(reproduce(long)).mix.layout.remat == "alternate"
-    assert choose(reproduce(replace(long, micro_batch=1.0))).mix.layout.remat == "matmuls"
+    assert choose(reproduce(short)).mix.layout.remat == "matmuls"
+    assert only(replace(short, metric=MEMORY)).remat == "alternate"
     on_tpu = replace(long, hardware="v6e:2x4")
     assert {group[0].remat for group in reproduce(on_tpu).layouts} == {"matmuls"}
 

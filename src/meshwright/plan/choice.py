@@ -4,16 +4,13 @@ A policy that saves more than fits is mixed with full rematerialisation: so many
 saves as there is room for on the chip, and on the host where activations are offloaded.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from meshwright.cost.eager import eager_memory
-from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory, train_memory
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.models.config import ModelConfig
 from meshwright.plan.reproduce import Case
 from meshwright.plan.space import record, usable_bytes
 from meshwright.plan.train import Candidate, price
@@ -65,17 +62,8 @@ def choose(case: Case) -> Choice:
 
 def _priced(case: Case, mix: Mix) -> Choice:
     candidates = (price(case.config, case.hardware, case.workload, layout) for _, layout in mix.parts)
-    return Choice(mix, tuple(candidates), allocated_bytes(case, mix))
-
-
-def allocated_bytes(case: Case, mix: Mix) -> float:
-    """What the allocator of a chip shows at the peak of a step.
-
-    Sources that measure a GPU's memory run operation by operation: XLA takes most of it at its start,
-    whatever a program needs.
-    """
-    count = eager_memory if case.hardware.chip.kind == "gpu" else train_memory
-    return sum(share * _counted(case, part, count).total for share, part in mix.parts)
+    total = sum(share * memory_of(case, part).total for share, part in mix.parts)
+    return Choice(mix, tuple(candidates), total)
 
 
 def mixes(case: Case) -> list[Mix]:
@@ -95,13 +83,10 @@ def mixes(case: Case) -> list[Mix]:
 
 
 def memory_of(case: Case, layout: Layout) -> Memory:
-    """What a layout needs on a chip, where a compiler plans it."""
-    return _counted(case, layout, train_memory)
-
-
-def _counted(case: Case, layout: Layout, count: Callable[[ModelConfig, Layout, Graph], Memory]) -> Memory:
+    """What a layout needs on a chip: as most programs for GPUs run, or as XLA plans it."""
     sequences = case.workload.num_sequences / layout.microbatches
     graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
+    count = eager_memory if case.hardware.chip.kind == "gpu" else train_memory
     return count(case.config, layout, graph)
 
 
@@ -113,7 +98,7 @@ def _keeps_all(case: Case, layout: Layout) -> bool:
     fewer = layout.replace(remat="alternate")
     if layout.remat != "matmuls" or not any(fewer in group for group in case.layouts):
         return True
-    return _counted(case, layout, eager_memory).total <= usable_bytes(case.hardware)
+    return memory_of(case, layout).total <= usable_bytes(case.hardware)
 
 
 def _excess(hardware: Hardware, memory: Memory) -> float:

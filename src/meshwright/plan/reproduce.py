@@ -14,7 +14,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.plan.published import PublishedRow
+from meshwright.plan.published import MEMORY, PublishedRow
 from meshwright.plan.shape_guess import model_of
 from meshwright.plan.space import SEARCHED_REMATS
 from meshwright.plan_file import Workload
@@ -46,8 +46,9 @@ _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
 # Of a model's width, to divide over ranks that it does not divide over.
 _MOST_PADDING = 0.05
 _REMATS = {"none": ("none",), "selective": ("matmuls",), "full": ("full",)}
-# JAX's programs keep the results of all products, PyTorch's of every second; on GPUs there are both.
-_SELECTIVE_ON_GPUS = ("matmuls", "alternate")
+# JAX's programs keep the results of all products, PyTorch's of every second. On GPUs there are both; who
+# publishes what memory a GPU took runs PyTorch, since XLA takes most of it at its start.
+_SELECTIVE_ON_GPUS, _SELECTIVE_IN_MEMORY = ("matmuls", "alternate"), ("alternate",)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _preferences(row: PublishedRow) -> Iterator[tuple[str, Mapping[str, object]]
         raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {', '.join(_REMATS)}, each with +offload")
     mixed, narrow = _states(row)
     if asked == "selective" and machine_of(row).chip.kind == "gpu":
-        remats = _SELECTIVE_ON_GPUS
+        remats = _SELECTIVE_IN_MEMORY if row.metric == MEMORY else _SELECTIVE_ON_GPUS
     for some in (mixed, narrow):
         yield from product(remats, some)
 
