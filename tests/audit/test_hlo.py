@@ -189,6 +189,21 @@ def test_a_collective_in_a_loop_counts_by_its_trips(
     assert not_understood(parsed) == (unknown if count is None else [])
 
 
+@pytest.mark.parametrize(("first", "parameter"), [("w", "params['w']"), ("other", "")])
+def test_what_a_loop_fetches_a_turn_ahead_is_what_it_fetches_it_from(first: str, parameter: str) -> None:
+    """The fourth element is filled again from the third, and all turns see it if the first one does."""
+    fetch = "%fetch = (f32[2], f32[2], u32[]) copy-start(%w)\n  %fetched = f32[2] copy-done(%fetch)"
+    loop = LOOP.replace("BOUND", "constant(7)").replace("STEP", "1").replace("f32[2])", "f32[2], f32[2])")
+    loop = loop.replace("%w), replica", "%now), replica").replace(
+        "%gathered, %w)", "%gathered, %w, %fetched)"
+    )
+    loop = loop.replace("  %step =", f"  %now = f32[2] get-tuple-element(%p), index=3\n  {fetch}\n  %step =")
+    entry = LOOP_ENTRY.replace("KNOWN", "").replace("f32[2])", "f32[2], f32[2])")
+    entry = entry.replace("%x, %w)", f"%x, %w, %{first})")
+    (one,) = found("  %other = f32[2] parameter(2)\n" + entry, loop)
+    assert (one.count, one.parameter or "") == (6, parameter)
+
+
 REDUCED_THEN_SLICED = """%slice_it (p: f32[4,4], at: s32[]) -> f32[2,4] {
   %p = f32[4,4] parameter(0)
   %at = s32[] parameter(1)

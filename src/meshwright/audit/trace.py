@@ -175,17 +175,37 @@ def _argument(program: Program, value: Value) -> Value | None:
     caller, number = value.place.frames[-1].caller, int(value.instruction.literal)
     outside = Value(caller, value.place.parent)
     if caller.opcode == "while":
-        unchanged = value.path and is_carried_unchanged(program, caller, value.path)
-        return outside.operand(0, value.path) if unchanged else None
+        same = value.path and _is_same(program, outside, value.path)
+        return outside.operand(0, value.path) if same else None
     if caller.opcode == "conditional":
         return outside.operand(1 + called_by(program, caller).index(value.place.computation), value.path)
     return outside.operand(number, value.path)
 
 
+def _is_same(program: Program, loop: Value, path: tuple[int, ...]) -> bool:
+    """Whether an element that a loop carries has one value in all turns.
+
+    It stays as it is, or is filled again from one that does and began as a copy of the same: the TPU's
+    compiler brings what a turn reads into fast memory during the turn before.
+    """
+    source = _carried(program, loop.instruction, path)
+    if source is None or source == path:
+        return source == path
+    begins = [resolve(program, loop.operand(0, each)) for each in (path, source)]
+    alike = begins[0].instruction is begins[1].instruction and begins[0].path == begins[1].path
+    return alike and is_carried_unchanged(program, loop.instruction, source)
+
+
 def is_carried_unchanged(program: Program, loop: Instruction, path: tuple[int, ...]) -> bool:
+    """Whether an element of a loop's tuple leaves each turn as it entered it."""
+    return _carried(program, loop, path) == path
+
+
+def _carried(program: Program, loop: Instruction, path: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The element of this turn that is an element of the next; None for what the body computes."""
     body = program.computations[loop.attributes["body"].lstrip("%")]
     carried = resolve(program, Value(body.result, Place(body), path))
-    return carried.instruction.opcode == "parameter" and carried.path == path
+    return carried.path if carried.instruction.opcode == "parameter" else None
 
 
 def readers(program: Program, value: Value) -> Iterator[tuple[Value, int]]:
