@@ -17,7 +17,7 @@ _HARMLESS = frozenset({
     "__onednn$layernorm", "__cub$DeviceRadixSort", "xla.gpu.ext.cub_sort_pairs",
     "GatherScatterIndicesBitpacked",
     "PartialReduce", "SliceToDynamic", "PadToStatic", "xla_python_cpu_callback", "PrintPrimitive",
-    "SliceId", "ZeroCrop",
+    "SliceId", "ZeroCrop", "PrepareAsyncCallStart", "PrepareAsyncCallDone",
 })  # fmt: skip
 
 # Opcodes of XLA's HloOpcode, without the endings of asynchronous pairs.
