@@ -2,6 +2,7 @@
 
 import re
 from decimal import Decimal
+from typing import Any
 
 from meshwright.errors import MeshwrightError
 
@@ -25,6 +26,15 @@ def parse_count(text: str | int) -> int:
     if value > 10**18 or value != int(value) or value < 1:
         raise MeshwrightError(f"{text!r} is not a positive whole number below 1e18")
     return int(value)
+
+
+def whole(figure: Any) -> Any:
+    """The nearest whole number; of each number where `figure` is an array of them.
+
+    >>> whole(2.6)
+    3
+    """
+    return round(figure) if isinstance(figure, float | int) else figure.round()
 
 
 def dtype_bytes(dtype: str) -> float:

@@ -3,10 +3,10 @@
 V below is the gathered array: its bytes divided by the product of the axes that stay sharded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from meshwright.hardware.chip import LinearCost, SharedMemory, Switch, Torus
 from meshwright.hardware.efficiency import share_at
@@ -15,6 +15,8 @@ from meshwright.hardware.topology import Placement
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
 Bound = Literal["bandwidth", "latency"]
+# Links between slices or NVLink domains; the others are inside one.
+OUTER_LINKS = ("dcn", "network")
 
 
 class CollectivePrice(NamedTuple):
@@ -75,6 +77,44 @@ def seconds_by_bytes(op: Op, axes: tuple[str, ...], placement: Placement) -> Cal
         return lambda gathered_bytes: collective_seconds(op, gathered_bytes, axes, placement).seconds
     per_byte, latency = parts[0].bandwidth_seconds(1.0), parts[0].latency
     return lambda gathered_bytes: max(gathered_bytes * per_byte, latency)
+
+
+def seconds_of_many(
+    op: Op, axes: tuple[str, ...], placements: Sequence[Placement], *, copies: int = 1
+) -> Callable[[Any], Any]:
+    """The seconds of `collective_seconds` on each placement, as a function of an array with a V for each."""
+    import numpy as np  # a tenth of a second, which the price of a single layout need not take
+
+    network = placements[0].network
+    if isinstance(network, SharedMemory) or network.efficiency:
+
+        def one_by_one(gathered_bytes: Any) -> Any:
+            sizes = np.broadcast_to(gathered_bytes, len(placements)).tolist()
+            pairs = zip(sizes, placements, strict=True)
+            return np.array([collective_seconds(op, v, axes, at, copies=copies).seconds for v, at in pairs])
+
+        return one_by_one
+    rates = np.array([_inner_and_outer(op, axes, at, copies) for at in placements])
+    inner_per_byte, inner_latency, outer_per_byte, outer_latency = rates.T
+
+    def by_bytes(gathered_bytes: Any) -> Any:
+        inner = np.maximum(gathered_bytes * inner_per_byte, inner_latency)
+        outer = np.maximum(gathered_bytes * outer_per_byte, outer_latency)
+        return np.maximum(inner, outer) if op == "permute" else inner + outer
+
+    return by_bytes
+
+
+@lru_cache(maxsize=65536)
+def _inner_and_outer(
+    op: Op, axes: tuple[str, ...], placement: Placement, copies: int
+) -> tuple[float, float, float, float]:
+    """(seconds for a byte of V, latency) of the phase inside, then of the one between; 0 where it is not."""
+    inner = outer = (0.0, 0.0)
+    for part in _parts(op, axes, placement, copies):
+        found = part.bandwidth_seconds(1.0), part.latency
+        inner, outer = (inner, found) if part.link in OUTER_LINKS else (found, outer)
+    return (*inner, *outer)
 
 
 class _Part(NamedTuple):

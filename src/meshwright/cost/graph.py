@@ -2,6 +2,8 @@
 
 A node says which values its backward pass reads (`needs`). From that and the values that a remat
 policy saves follows what is recomputed, and so every collective and FLOP of the backward pass.
+
+Bytes, FLOPs and the like are numbers; or arrays of numbers, where many layouts were recorded at once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -62,7 +64,7 @@ class Work:
 
     flops: float = 0.0
     hbm_bytes: float = 0.0
-    kernels: int = 1
+    kernels: float = 1
     shape: tuple[float, float, float] | None = None
     batch: float = 1.0
 

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Literal
 
+from meshwright.cost.collectives import OUTER_LINKS
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.memory import stored_parameters
 from meshwright.cost.ops import SymbolicOps, symbolic_weights
 from meshwright.cost.passes import Dtypes, passes
 from meshwright.cost.recorder import Shape, Value
-from meshwright.cost.step import OUTER_LINKS, PlannedTransfer, StepCost, Term, at_step_rates, transfer_price
+from meshwright.cost.step import PlannedTransfer, StepCost, Term, at_step_rates, transfer_price
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models import transformer

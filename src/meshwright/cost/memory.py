@@ -18,11 +18,13 @@ This is the memory of a program that XLA plans as a whole; eager.py has that of 
 operation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from math import ceil, prod
+from math import prod
+from typing import Any, NamedTuple
 
+from meshwright.cost.figures import ceiling, larger, largest
 from meshwright.cost.graph import Graph, Segment, Value, Work, saved_values
 from meshwright.cost.pipeline import routes
 from meshwright.cost.stages import Ends, alive_microbatches, layers_of_stages, stage_ends, stage_segments
@@ -30,7 +32,8 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import ShardedArray
-from meshwright.units import dtype_bytes
+from meshwright.notation.mesh import Degrees
+from meshwright.units import dtype_bytes, whole
 
 NUM_MOMENTS = 2
 # Layers whose activations are on the chip while the others' wait on the host.
@@ -73,19 +76,19 @@ class Stored:
 
 
 def stored_parameters(
-    config: ModelConfig, layout: Layout, stage: int = 0, schedule: str | None = None
+    config: ModelConfig, layout: Layout, stage: int = 0, counts: "ParameterCounts | None" = None
 ) -> Stored:
     """Parameters on one chip of `stage`: its layers, and what the schedule's ends have besides.
 
     Fractions of a shard round up. A tied table is where the embedding is and where the head is.
-    schedule: the layout's, unless given.
+    counts: those of many meshes at once; by default the layout's.
     """
-    pipe, schedule = layout.pipe, schedule or layout.schedule
+    pipe, schedule = layout.pipe, layout.schedule
     layers = layers_of_stages(config.num_layers, pipe, layout.interleave)[stage] / config.num_layers
     copies = len(routes(schedule, pipe))  # of a stage's layers, one for each direction
     embedding, head = stage_ends(schedule, pipe, stage)
     used = updated = 0.0
-    for name, count, sharded in _counts(config, _sharing(layout)):
+    for name, count, sharded in counts or parameter_counts(config, layout):
         if name.endswith("layers"):
             share = layers * copies
         elif name == "embed":
@@ -94,42 +97,32 @@ def stored_parameters(
             share = embedding if name == "positions" else head
         used, updated = used + count * share, updated + sharded * share
     zero = layout.zero_stage
-    return Stored(*map(ceil, (used, updated if zero >= 2 else used, updated if zero >= 1 else used)))
+    return Stored(*map(ceiling, (used, updated if zero >= 2 else used, updated if zero >= 1 else used)))
 
 
-_Sharing = tuple[int, int, int, int, int, int | None, bool, int]
+# (stack or parameter, its elements on a chip as used, and as the optimizer has them); or arrays of elements.
+ParameterCounts = Sequence[tuple[str, Any, Any]]
 
 
-def _sharing(layout: Layout) -> _Sharing:
-    """The fields of a layout that say how weights are stored; others share the counts."""
-    context = layout.context if layout.zero_context else 1
-    degrees = layout.data, layout.fsdp, layout.tensor, layout.tensor2, layout.expert
-    return (*degrees, layout.zero, layout.zero_context, context)
+def parameter_counts(config: ModelConfig, layout: Layout, mesh: Degrees | None = None) -> ParameterCounts:
+    """Elements of every stack and of every parameter outside them, on one chip, all layers counted.
 
+    mesh: those of many layouts with the pattern of `layout`, for arrays of elements.
+    """
+    size = (layout.mesh if mesh is None else mesh).size
+    sizes, totals = dimensions(config), dict[str, tuple[Any, Any]]()
 
-@lru_cache(maxsize=4096)
-def _counts(config: ModelConfig, sharing: _Sharing) -> tuple[tuple[str, int, int], ...]:
-    """(stack or parameter, its elements on a chip as used, and as the optimizer has them)."""
-    data, fsdp, tensor, tensor2, expert, zero, zero_context, context = sharing
-    layout = Layout(
-        data=data, fsdp=fsdp, tensor=tensor, tensor2=tensor2, expert=expert,
-        zero=zero, zero_context=zero_context, context=context,
-    )  # fmt: skip
-    sizes, totals = dimensions(config), dict[str, tuple[int, int]]()
+    def elements(array: ShardedArray) -> Any:
+        return prod(-(-sizes[dim] // size(axes)) for dim, axes in zip(array.dims, array.axes, strict=True))
+
     for path, param in parameters(config).items():
         stack, _, name = path.rpartition("/")
         used, updated = totals.get(stack or name, (0, 0))
         totals[stack or name] = (
-            used + _elements(layout.weight(name, param.letters), layout, sizes),
-            updated + _elements(layout.gradient(name, param.letters), layout, sizes),
+            used + elements(layout.weight(name, param.letters)),
+            updated + elements(layout.gradient(name, param.letters)),
         )
-    return tuple((name, *counts) for name, counts in totals.items())
-
-
-def _elements(array: ShardedArray, layout: Layout, sizes: Mapping[str, int]) -> int:
-    return prod(
-        -(-sizes[dim] // layout.mesh.size(axes)) for dim, axes in zip(array.dims, array.axes, strict=True)
-    )
+    return [(name, *counts) for name, counts in totals.items()]
 
 
 def train_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
@@ -150,41 +143,40 @@ def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int)
 
 
 def state_bytes(
-    config: ModelConfig, layout: Layout, stage: int, schedule: str | None = None
+    config: ModelConfig, layout: Layout, stage: int, counts: ParameterCounts | None = None
 ) -> tuple[int, int, int]:
-    """Bytes of (weights, gradients, optimizer) on one chip of a stage, as `stored_parameters` counts."""
-    stored = stored_parameters(config, layout, stage, schedule)
+    """Bytes of (weights, gradients, optimizer) on one chip of a stage; counts: as of stored_parameters."""
+    stored = stored_parameters(config, layout, stage, counts)
     master = stored.moments * dtype_bytes("f32") if layout.master_weights else 0
     return (
-        round(stored.weights * dtype_bytes(layout.weights_dtype) + master),
-        round(stored.gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
-        round(stored.moments * NUM_MOMENTS * dtype_bytes(layout.optimizer_dtype)),
+        whole(stored.weights * dtype_bytes(layout.weights_dtype) + master),
+        whole(stored.gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
+        whole(stored.moments * NUM_MOMENTS * dtype_bytes(layout.optimizer_dtype)),
     )
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """Bytes that the passes of one stage hold.
 
     a_microbatch: that its layers save for one microbatch. once: that the embedding and the head save,
     which run one at a time, and the last layer's output. on_chip: the part of all that stays on the
     chip where the rest is offloaded. layer, ends: gathered weights and the working set of a layer, and of
-    the embedding or the head.
+    the embedding or the head. Arrays of bytes where the graph was recorded for many layouts.
     """
 
-    a_microbatch: float
-    once: float
-    on_chip: float
-    layer: int
-    ends: int
+    a_microbatch: Any
+    once: Any
+    on_chip: Any
+    layer: Any
+    ends: Any
 
-    def saved(self, alive: float) -> float:
+    def saved(self, alive: Any) -> Any:
         """With so many microbatches in flight."""
         return alive * self.a_microbatch + self.once
 
-    def buffers(self, room: int = 0) -> int:
+    def buffers(self, room: Any = 0) -> Any:
         """Those of the pass that needs most; room: bytes that are not in use yet when the head runs."""
-        return max(self.layer, self.ends - room)
+        return larger(self.layer, self.ends - room)
 
 
 @lru_cache(maxsize=16384)
@@ -198,8 +190,8 @@ def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends,
         once=sum(count * _saved(segment, remat) for segment, count in here if not segment.source)
         + (last.bytes_per_device if last else 0),
         on_chip=sum(_LAYERS_NOT_OFFLOADED * _saved(segment, remat) for segment, _ in here),
-        layer=max((_working_set(segment, remat) for segment, _ in layers), default=0),
-        ends=max((_working_set(segment, remat) for segment, _ in here if not segment.source), default=0),
+        layer=largest(_working_set(segment, remat) for segment, _ in layers),
+        ends=largest(_working_set(segment, remat) for segment, _ in here if not segment.source),
     )
 
 
@@ -235,12 +227,12 @@ def _bytes(values: list[Value]) -> int:
     return sum({id(value): value.bytes_per_device for value in values}.values())
 
 
-def update_work(config: ModelConfig, layout: Layout) -> Work:
-    """Adam on one chip's shard.
+def update_work(config: ModelConfig, layout: Layout, counts: ParameterCounts | None = None) -> Work:
+    """Adam on one chip's shard; counts: as of stored_parameters.
 
     Weight, gradient and both moments are read, all but the gradient written. About 12 FLOPs a
     parameter (Kingma & Ba, 2014, algorithm 1); memory decides.
     """
-    params = stored_parameters(config, layout).moments
+    params = stored_parameters(config, layout, counts=counts).moments
     weights = 3 * dtype_bytes(layout.weights_dtype) + (2 * dtype_bytes("f32") if layout.master_weights else 0)
     return Work(12 * params, params * (weights + 2 * NUM_MOMENTS * dtype_bytes(layout.optimizer_dtype)))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil, prod
+from math import prod
 
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import Recorder, Shape
@@ -20,8 +20,9 @@ from meshwright.models.parameters import parameters
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Route, cotangent
+from meshwright.notation.mesh import Degrees
 from meshwright.notation.operation import placed
-from meshwright.units import dtype_bytes
+from meshwright.units import dtype_bytes, whole
 
 # A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
 _CAST_BYTES = 4
@@ -30,8 +31,16 @@ _CAST_BYTES = 4
 class SymbolicOps(Recorder):
     """Records `models/transformer.py` for one model, layout and shape."""
 
-    def __init__(self, config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool) -> None:
-        super().__init__(config, layout, shape)
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        shape: Shape,
+        *,
+        flash_attention: bool,
+        mesh: Degrees | None = None,
+    ) -> None:
+        super().__init__(config, layout, shape, mesh)
         self.flash_attention = flash_attention
         self._quantised: dict[int, Value] = {}
 
@@ -137,8 +146,8 @@ class SymbolicOps(Recorder):
         partial = self.value(plan.product, dtype)
         self._quantise(name, x, w, partial)
         rows, inner, columns, batch = self._product_shape(plan, x, w)
-        kernels = ceil(batch)  # one of each expert here
-        flops = plan.flops_per_device(self.layout.mesh, self.sizes)
+        kernels = -(-batch // 1)  # one of each expert here
+        flops = plan.flops_per_device(self.mesh, self.sizes)
         traffic = x.bytes_per_device + w.bytes_per_device + partial.bytes_per_device
         self.add(
             Node(
@@ -164,7 +173,7 @@ class SymbolicOps(Recorder):
         return x_elements / batch / inner, inner, w_elements / batch / inner, batch
 
     def _local(self, array: ShardedArray, letter: str) -> float:
-        return self.sizes[letter] / self.layout.mesh.size(array.axes_of(letter))
+        return self.sizes[letter] / self.mesh.size(array.axes_of(letter))
 
     def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
         """Operands, and in the backward pass the cotangent, cast to the type of the products.
@@ -213,7 +222,7 @@ class SymbolicOps(Recorder):
         traffic = sum(value.bytes_per_device for value in (q, k, v, out))
         inputs = (q, k, v)
         if not self.flash_attention:
-            inputs = (*inputs, self._scores(q, k, round(4 * self.elements(q.array) / self.sizes["H"] * keys)))
+            inputs = (*inputs, self._scores(q, k, whole(4 * self.elements(q.array) / self.sizes["H"] * keys)))
         # Backward: the scores again, dQ and dK over H; dP and dV over O.
         head = (self.sizes[q.array.dims[-1]] + self.sizes[out.array.dims[-1]]) / 2
         shape = self.sizes["T"], head, keys
@@ -226,7 +235,7 @@ class SymbolicOps(Recorder):
     def _copies_of_keys(self, k: Value, v: Value) -> int:
         """Bytes of keys and values for each head of the queries, as kernels without groups want them."""
         group = self.sizes["N"] / self.sizes["K"] if "K" in k.array.dims else 1
-        return round((group - 1) * (k.bytes_per_device + v.bytes_per_device))
+        return whole((group - 1) * (k.bytes_per_device + v.bytes_per_device))
 
     def _mean_keys(self, window: int | None) -> float:
         """Keys that a query sees under the causal mask, on average, within a window if there is one.
@@ -260,7 +269,7 @@ class SymbolicOps(Recorder):
     def _around_the_ring(self, name: str, x: Value, route: Route) -> Value:
         """Blocks pass from device to device while others are attended to; backward with their cotangents."""
         (gather,) = self.transfers(route.forward, name, x.dtype, critical=False)
-        rounds = self.layout.mesh.size(gather.axes) - 1
+        rounds = self.mesh.size(gather.axes) - 1
 
         def passed(times: int) -> tuple[Transfer, ...]:
             return (
@@ -373,9 +382,11 @@ def _with_copies(node: Node, copies: int) -> Node:
     )
 
 
-def record_loss(config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool) -> Graph:
+def record_loss(
+    config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool, mesh: Degrees | None = None
+) -> Graph:
     """The graph of one microbatch's loss."""
-    ops = SymbolicOps(config, layout, shape, flash_attention=flash_attention)
+    ops = SymbolicOps(config, layout, shape, flash_attention=flash_attention, mesh=mesh)
     tokens, positions = ops.tokens("tokens"), ops.tokens("positions")
     transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, positions)
     return ops.graph()

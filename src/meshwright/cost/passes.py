@@ -6,16 +6,18 @@ Rates are what the chip's `[step]` says whole steps reach. These prices depend o
 alone, so layouts that differ in what lies between the chips share them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+from meshwright.cost.figures import each, larger
 from meshwright.cost.graph import Direction, Node, Segment, Transfer, Work, recomputed_nodes
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.efficiency import share_at
 from meshwright.layout import Layout
 
-# Kinds of work whose bytes one kernel reads and writes as they are counted.
+# Kinds of work whose bytes one kernel reads and writes as they are counted, and that have FLOPs.
 _STREAMED = ("matmul", "attention", "update")
 
 
@@ -37,12 +39,13 @@ class Pass:
 
     terms: (name, bound, seconds) of its compute, by kind. transfers: also those of a step, which the
     first forward pass (an update's) or the last backward pass (gradients') hides. put_off: seconds of
-    weight gradients, which a zero-bubble schedule may run later.
+    weight gradients, which a zero-bubble schedule may run later. Of many layouts both are arrays, and flops
+    and terms are not told.
     """
 
     direction: Direction
-    seconds: float
-    put_off: float
+    seconds: Any
+    put_off: Any
     flops: float
     terms: tuple[tuple[str, str, float], ...]
     transfers: tuple[Transfer, ...]
@@ -67,30 +70,65 @@ def _there_and_back(segment: Segment, dtypes: Dtypes, chip: Chip) -> tuple[Pass,
 def _pass(direction: Direction, nodes: Iterable[Node], dtypes: Dtypes, chip: Chip) -> Pass:
     terms: dict[tuple[str, str], float] = {}
     flops = put_off = 0.0
-    transfers: list[Transfer] = []
-    backward = direction == "backward"
-    for node in nodes:
-        now = node.backward if backward else node.forward
-        for index, work in enumerate((*now, *node.weight_gradient) if backward else now):
-            seconds, bound = work_seconds(work, node.kind, dtypes, chip)
-            key = f"{node.kind} ({direction})", bound
-            terms[key] = terms.get(key, 0.0) + seconds
-            flops += work.flops
-            put_off += seconds if index >= len(now) else 0.0
-        transfers += node.backward_transfers if backward else node.forward_transfers
-        transfers += node.update_transfers if direction == "forward" else ()
+    for kind, work, may_wait in _pieces(direction, nodes):
+        seconds, bound = work_seconds(work, kind, dtypes, chip)
+        key = f"{kind} ({direction})", bound
+        terms[key] = terms.get(key, 0.0) + seconds
+        flops += work.flops
+        put_off += seconds if may_wait else 0.0
     summed = tuple((name, bound, seconds) for (name, bound), seconds in terms.items() if seconds)
-    return Pass(direction, sum(seconds for *_, seconds in summed), put_off, flops, summed, tuple(transfers))
+    transfers = _transfers(direction, nodes)
+    return Pass(direction, sum(seconds for *_, seconds in summed), put_off, flops, summed, transfers)
+
+
+def pass_of_many(direction: Direction, nodes: Sequence[Node], dtypes: Dtypes, chip: Chip) -> Pass:
+    """One direction of `nodes`, for each of the layouts that they were recorded for."""
+    seconds = put_off = 0.0
+    for kind, work, may_wait in _pieces(direction, nodes):
+        taken = seconds_of(work, kind, dtypes, chip)
+        seconds = seconds + taken
+        put_off = put_off + taken if may_wait else put_off
+    return Pass(direction, seconds, put_off, 0.0, (), _transfers(direction, nodes))
+
+
+def _pieces(direction: Direction, nodes: Iterable[Node]) -> Iterator[tuple[str, Work, bool]]:
+    """(kind of the node, piece of its work, whether it may be put off)."""
+    for node in nodes:
+        for work in node.backward if direction == "backward" else node.forward:
+            yield node.kind, work, False
+        for work in node.weight_gradient if direction == "backward" else ():
+            yield node.kind, work, True
+
+
+def _transfers(direction: Direction, nodes: Iterable[Node]) -> tuple[Transfer, ...]:
+    found: list[Transfer] = []
+    for node in nodes:
+        found += node.backward_transfers if direction == "backward" else node.forward_transfers
+        found += node.update_transfers if direction == "forward" else ()
+    return tuple(found)
 
 
 def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, str]:
     """(seconds, "compute" or "hbm", whichever takes longer)."""
-    compute = compute_seconds(work, kind, dtypes, chip)
+    compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
+    return max(compute, hbm) + _overhead(work, chip), "compute" if compute >= hbm else "hbm"
+
+
+def seconds_of(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> Any:
+    """The seconds of `work_seconds`, of work of many layouts."""
+    return larger(*_compute_and_hbm(work, kind, dtypes, chip)) + _overhead(work, chip)
+
+
+def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, float]:
+    """Seconds of the FLOPs and of the bytes."""
     hbm = work.hbm_bytes / chip.memory_bytes_per_second(dtypes.compute)
     if kind not in _STREAMED:
         hbm /= chip.step.elementwise
-    overhead = work.kernels * chip.step.kernel_seconds
-    return max(compute, hbm) + overhead, "compute" if compute >= hbm else "hbm"
+    return compute_seconds(work, kind, dtypes, chip), hbm
+
+
+def _overhead(work: Work, chip: Chip) -> float:
+    return work.kernels * chip.step.kernel_seconds
 
 
 def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
@@ -98,12 +136,13 @@ def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
 
     Where the chip was calibrated, a product runs at the rate measured for its size.
     """
-    if not work.flops:
+    if kind not in _STREAMED:
         return 0.0
     if kind == "attention":
         assert work.shape is not None, "attention has a shape"
         return work.flops / chip.attention_flops_per_second(dtypes.compute, work.shape[1])
     if dtypes.matmul in chip.matmul_rates:
-        return work.flops / share_at(chip.matmul_rates[dtypes.matmul], work.flops)
-    grouped = chip.step.experts if work.batch > 1 else 1.0
+        rates = chip.matmul_rates[dtypes.matmul]
+        return work.flops / each(lambda flops: share_at(rates, flops), work.flops)
+    grouped = each(lambda batch: chip.step.experts if batch > 1 else 1.0, work.batch)
     return work.flops / (chip.matmul_flops_per_second(dtypes.matmul) * grouped)

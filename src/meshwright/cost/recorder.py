@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from meshwright.cost.graph import Graph, Node, Segment, Transfer, Value, Work
 from meshwright.layout import Layout
@@ -12,14 +13,18 @@ from meshwright.models.parameters import dimensions
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import Route
-from meshwright.units import dtype_bytes
+from meshwright.notation.mesh import Degrees
+from meshwright.units import dtype_bytes, whole
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The letters that the workload fixes: sequences B (of one microbatch), T queries, S keys."""
+    """The letters that the workload fixes: sequences B (of one microbatch), T queries, S keys.
 
-    num_sequences: float
+    num_sequences: an array of them where many layouts are recorded at once.
+    """
+
+    num_sequences: Any
     query_len: int
     key_len: int
 
@@ -27,12 +32,17 @@ class Shape:
 class Recorder:
     """Records nodes for one model, layout and shape.
 
-    Sizes may be fractions (a batch that does not divide), since they are only multiplied.
+    Sizes may be fractions (a batch that does not divide), since they are only multiplied. Of layouts with
+    one pattern all can be recorded at once: `mesh` has an array of sizes for each axis then, and every figure
+    of the graph that follows from them is an array too.
     """
 
-    def __init__(self, config: ModelConfig, layout: Layout, shape: Shape) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: Layout, shape: Shape, mesh: Degrees | None = None
+    ) -> None:
         self.config, self.layout = config, layout
-        self.sizes: dict[str, float] = {
+        self.mesh = layout.mesh if mesh is None else mesh
+        self.sizes: dict[str, Any] = {
             **dimensions(config),
             "B": shape.num_sequences,
             "T": shape.query_len,
@@ -68,7 +78,7 @@ class Recorder:
     # Values
 
     def value(self, array: ShardedArray, dtype: str) -> Value:
-        return Value(array, dtype, round(self.elements(array) * dtype_bytes(dtype)))
+        return Value(array, dtype, whole(self.elements(array) * dtype_bytes(dtype)))
 
     def tokens(self, name: str) -> Value:
         """An integer input: tokens, targets or positions [B, T]."""
@@ -83,7 +93,7 @@ class Recorder:
 
     def elements(self, array: ShardedArray) -> float:
         """Of one device's block."""
-        size = self.layout.mesh.size
+        size = self.mesh.size
         return prod(self.sizes[dim] / size(axes) for dim, axes in zip(array.dims, array.axes, strict=True))
 
     # Transfers
@@ -97,7 +107,7 @@ class Recorder:
         critical: bool,
         once: bool = False,
     ) -> tuple[Transfer, ...]:
-        mesh, sizes = self.layout.mesh, self.sizes
+        mesh, sizes = self.mesh, self.sizes
         return tuple(
             Transfer(s.op, s.axes, tensor, s.gathered_bytes(mesh, sizes, dtype), dtype, critical, s, once)
             for s in steps

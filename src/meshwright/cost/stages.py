@@ -25,6 +25,29 @@ def stage_counts(graph: Graph, pipe: int, interleave: int, stage: int) -> Counts
     )
 
 
+def chunk_counts(graph: Graph, stages: Sequence[Counts], chunks: int) -> tuple[Counts, dict[int, Counts]]:
+    """What a chunk between the ends runs, and by depth what the first and the last do.
+
+    The end chunk, with the embedding or the head, has what layers its stage's others leave. Stages at the
+    ends have fewer if layers do not divide.
+    """
+
+    def layers(counts: Counts) -> Counts:
+        return tuple(
+            count if segment.source else 0 for segment, count in zip(graph.segments, counts, strict=True)
+        )
+
+    most = layers(max(stages, key=lambda counts: sum(layers(counts))))
+    special = {
+        depth: tuple(
+            max(0.0, count - (chunks - 1) * in_most / chunks) if segment.source else count
+            for segment, count, in_most in zip(graph.segments, stages[depth], most, strict=True)
+        )
+        for depth in (0, -1)
+    }
+    return tuple(count / chunks for count in most), special
+
+
 @lru_cache(maxsize=4096)
 def stage_ends(schedule: str, pipe: int, stage: int) -> Ends:
     """What lies on a stage where a schedule puts it.

@@ -15,19 +15,21 @@ and, on GPUs, processors from the work beside it. The bubble is that of the sche
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
-from meshwright.cost.collectives import CollectivePrice, collective_seconds
+from meshwright.cost.collectives import OUTER_LINKS, CollectivePrice, collective_seconds
+from meshwright.cost.figures import largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer, Work
 from meshwright.cost.passes import Dtypes, Pass, passes, work_seconds
 from meshwright.cost.pipeline import PassSeconds, Times, makespan
-from meshwright.cost.stages import Counts, num_chunks, stage_counts
-from meshwright.hardware.chip import Switch, Torus
+from meshwright.cost.stages import Counts, chunk_counts, num_chunks, stage_counts
+from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.notation.array import Axes
 
-# Links between slices or NVLink domains; the others are inside one.
-OUTER_LINKS = ("dcn", "network")
+# Shorter than anything that is priced, and no zero to divide by.
+_AN_INSTANT = 1e-30
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class StepPricer:
         """
         priced = [self._price_segment(passes(s, remat, self.dtypes, self.chip)) for s in self.graph.segments]
         stages = self._stages()
-        busiest = max(stages, key=lambda counts: sum(_times(priced, counts)))
+        busiest = max(stages, key=lambda counts: sum(stage_times(priced, counts)))
         sums = _Sums()
         for count, directions in zip(busiest, priced, strict=True):
             for one in directions:
@@ -149,17 +151,17 @@ class StepPricer:
         pipe, interleave = self.layout.pipe, self.layout.interleave
         return [stage_counts(self.graph, pipe, interleave, stage) for stage in range(pipe)]
 
-    def _price(self, transfer: Transfer) -> "_Priced":
+    def _price(self, transfer: Transfer) -> "Priced":
         key = (transfer.op, transfer.gathered_bytes, transfer.axes, transfer.copies)
         if key not in self._prices:
             price = transfer_price(transfer, self.placement)
             self._prices[key] = price.seconds, "dcn" if price.link in OUTER_LINKS else "ici"
         seconds, bound = self._prices[key]
-        return _Priced(transfer, seconds * transfer.repeat, bound)
+        return Priced(transfer, seconds * transfer.repeat, bound)
 
-    def _price_segment(self, directions: Iterable[Pass]) -> "list[_PricedPass]":
+    def _price_segment(self, directions: Iterable[Pass]) -> "list[PricedPass]":
         return [
-            _PricedPass(
+            PricedPass(
                 one,
                 [self._price(t) for t in one.transfers if not t.once],
                 [self._price(t) for t in one.transfers if t.once],
@@ -169,7 +171,7 @@ class StepPricer:
             for one in directions
         ]
 
-    def _add_once(self, sums: "_Sums", priced: "list[list[_PricedPass]]", counts: Counts) -> None:
+    def _add_once(self, sums: "_Sums", priced: "list[list[PricedPass]]", counts: Counts) -> None:
         """What a step does once hides under what one microbatch's passes leave.
 
         Gradients are summed behind the last backward pass, updated weights gathered ahead of the first
@@ -177,24 +179,17 @@ class StepPricer:
         """
         hiding: tuple[tuple[Direction, Direction], ...] = (("forward", "update"), ("backward", "backward"))
         for direction, named in hiding:
-            chosen = [
-                (count, one)
-                for count, directions in zip(counts, priced, strict=True)
-                for one in directions
-                if one.work.direction == direction
-            ]
-            waiting = sum(count * item.seconds for count, one in chosen for item in one.once)
-            room = sum(count * one.room for count, one in chosen)
-            exposed = 1 - self.chip.step.overlap * min(1.0, room / waiting) if waiting else 0.0
-            for count, one in chosen:
+            waiting, room = done_once(priced, counts, direction)
+            exposed = exposed_share(waiting, room, self.chip.step.overlap) if waiting else 0.0
+            for count, one in _in_direction(priced, counts, direction):
                 for item in one.once:
                     sums.add_transfer(item, named, count, exposed)
 
-    def _bubble(self, priced: "list[list[_PricedPass]]", stages: list[Counts]) -> float:
+    def _bubble(self, priced: "list[list[PricedPass]]", stages: list[Counts]) -> float:
         """Seconds that the busiest stage waits: the schedule's makespan less all its passes."""
         layout, times = self.layout, self._pipeline_times(priced, stages)
         whole = makespan(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, times)
-        busy = layout.microbatches * max(sum(_times(priced, counts)) for counts in stages)
+        busy = layout.microbatches * max(sum(stage_times(priced, counts)) for counts in stages)
         return max(0.0, whole - busy)
 
     def pipeline_times(self, remat: str) -> Times:
@@ -202,38 +197,15 @@ class StepPricer:
         priced = [self._price_segment(passes(s, remat, self.dtypes, self.chip)) for s in self.graph.segments]
         return self._pipeline_times(priced, self._stages())
 
-    def _pipeline_times(self, priced: "list[list[_PricedPass]]", stages: list[Counts]) -> Times:
-        chunks = num_chunks(self.layout.schedule, self.layout.interleave)
-        most = max(stages, key=lambda counts: sum(self._layers(counts)))
-        layers = self._layers(most)
-        source = next(segment.source for segment in self.graph.segments if segment.source)
-        sent = source.bytes_per_device * self.layout.pipe
-        # With several chunks a stage has another one's pass to run while a hop is on its way.
-        waits = 1 - self.chip.step.overlap if self.layout.interleave > 1 else 1.0
+    def _pipeline_times(self, priced: "list[list[PricedPass]]", stages: list[Counts]) -> Times:
+        layout, sent = self.layout, sent_bytes(self.graph, self.layout.pipe)
+        hop = collective_seconds("permute", sent, ("pipe",), self.placement).seconds
+        body, special = chunk_counts(self.graph, stages, num_chunks(layout.schedule, layout.interleave))
         return Times(
-            body=PassSeconds(*_times(priced, tuple(count / chunks for count in layers))),
-            special={depth: self._end(priced, stages[depth], layers, chunks) for depth in (0, -1)},
-            hop_seconds=waits * collective_seconds("permute", sent, ("pipe",), self.placement).seconds,
+            body=PassSeconds(*stage_times(priced, body)),
+            special={depth: PassSeconds(*stage_times(priced, counts)) for depth, counts in special.items()},
+            hop_seconds=hop_share(self.chip, layout.interleave) * hop,
         )
-
-    def _layers(self, counts: Counts) -> Counts:
-        """`counts` without the embedding and the head."""
-        return tuple(
-            count if segment.source else 0 for segment, count in zip(self.graph.segments, counts, strict=True)
-        )
-
-    def _end(
-        self, priced: "list[list[_PricedPass]]", counts: Counts, layers: Counts, chunks: int
-    ) -> PassSeconds:
-        """The chunk with the embedding or the head, which has what layers its stage's others leave.
-
-        layers: of a stage that has most. The end stages have fewer if layers do not divide.
-        """
-        shared = tuple(
-            max(0.0, count - (chunks - 1) * most / chunks) if segment.source else count
-            for segment, count, most in zip(self.graph.segments, counts, layers, strict=True)
-        )
-        return PassSeconds(*_times(priced, shared))
 
     def _add_update(self, sums: "_Sums", update: Work, norm_axes: Axes) -> None:
         sums.add("optimizer", *work_seconds(update, "update", self.dtypes, self.chip))
@@ -242,6 +214,11 @@ class StepPricer:
             sums.add_transfer(self._price(norm), "update", 1, 1.0)
         if self.chip.step.launch_seconds:
             sums.add("launch", self.chip.step.launch_seconds * self.layout.microbatches, "launch")
+
+
+def exposed_share(waiting: Any, room: Any, overlap: float) -> Any:
+    """Of the seconds `waiting` of what a step does once, the share that does not hide in `room`."""
+    return 1 - overlap * (room / largest((room, waiting, _AN_INSTANT)))
 
 
 def transfer_price(transfer: Transfer, placement: Placement) -> CollectivePrice:
@@ -271,33 +248,38 @@ def at_step_rates(hardware: Hardware) -> Hardware:
 
 
 @dataclass(frozen=True)
-class _Priced:
+class Priced:
+    """A transfer with the seconds of its runs in a row; bound: as of PlannedTransfer."""
+
     transfer: Transfer
-    seconds: float
+    seconds: Any
     bound: str
 
 
-class _PricedPass:
+class PricedPass:
     """One pass with its transfers priced: those of every microbatch, and those of a step.
 
     exposed: the share of its hideable transfers that does not hide, waiting: of those that compute needs at
-    once. room: seconds that could hide more.
+    once. room: seconds that could hide more. Seconds are arrays in a price of many layouts.
     """
 
     def __init__(
-        self, work: Pass, each: list[_Priced], once: list[_Priced], overlap: float, waiting: float
+        self, work: Pass, each: list[Priced], once: list[Priced], overlap: float, waiting: float
     ) -> None:
         self.work, self.each, self.once, self.waiting = work, each, once, waiting
-        behind = sum(item.seconds for item in each if not item.transfer.critical)
-        covered = min(work.seconds, behind)
-        hidden = overlap * covered
-        self.exposed = 1 - hidden / behind if behind else 0.0
-        self.room = work.seconds - covered
+        self._behind = sum(item.seconds for item in each if not item.transfer.critical)
         needed = sum(item.seconds for item in each if item.transfer.critical)
-        self.seconds = work.seconds + waiting * needed + behind - hidden
+        covered = smaller(work.seconds, self._behind)
+        self._hidden = overlap * covered
+        self.room = work.seconds - covered
+        self.seconds = work.seconds + waiting * needed + self._behind - self._hidden
+
+    @property
+    def exposed(self) -> float:
+        return 1 - self._hidden / self._behind if self._behind else 0.0
 
 
-def _times(priced: list[list[_PricedPass]], counts: Counts) -> tuple[float, float, float]:
+def stage_times(priced: list[list[PricedPass]], counts: Counts) -> tuple[Any, Any, Any]:
     """(forward, backward but for what may be put off, that) of one microbatch on a stage, in seconds."""
     forward = backward = put_off = 0.0
     for count, directions in zip(counts, priced, strict=True):
@@ -308,6 +290,35 @@ def _times(priced: list[list[_PricedPass]], counts: Counts) -> tuple[float, floa
                 backward += count * (one.seconds - one.work.put_off)
                 put_off += count * one.work.put_off
     return forward, backward, put_off
+
+
+def done_once(priced: list[list[PricedPass]], counts: Counts, direction: Direction) -> tuple[Any, Any]:
+    """Seconds of what a step does once on a stage, and what of one microbatch's passes could hide it."""
+    chosen = _in_direction(priced, counts, direction)
+    waiting = sum(count * item.seconds for count, one in chosen for item in one.once)
+    return waiting, sum(count * one.room for count, one in chosen)
+
+
+def _in_direction(
+    priced: list[list[PricedPass]], counts: Counts, direction: Direction
+) -> list[tuple[float, PricedPass]]:
+    return [
+        (count, one)
+        for count, directions in zip(counts, priced, strict=True)
+        for one in directions
+        if one.work.direction == direction
+    ]
+
+
+def sent_bytes(graph: Graph, pipe: int) -> Any:
+    """V of the hop from stage to stage."""
+    source = next(segment.source for segment in graph.segments if segment.source)
+    return source.bytes_per_device * pipe
+
+
+def hop_share(chip: Chip, interleave: int) -> float:
+    """Of a hop, what is waited for: with several chunks a stage has another one's pass to run meanwhile."""
+    return 1 - chip.step.overlap if interleave > 1 else 1.0
 
 
 class _Sums:
@@ -325,7 +336,7 @@ class _Sums:
         found = [Term(name, seconds, bound) for (name, bound), seconds in self._seconds.items() if seconds]
         return sorted(found, key=lambda term: -term.seconds)
 
-    def add_pass(self, one: _PricedPass, times: float) -> None:
+    def add_pass(self, one: PricedPass, times: float) -> None:
         """One direction of a segment, run `times` times; what hides under its work is not added."""
         for name, bound, seconds in one.work.terms:
             self.add(name, seconds * times, bound)
@@ -333,7 +344,7 @@ class _Sums:
             share = one.waiting if item.transfer.critical else one.exposed
             self.add_transfer(item, one.work.direction, times, share)
 
-    def add_transfer(self, item: _Priced, direction: Direction, times: float, exposed: float) -> None:
+    def add_transfer(self, item: Priced, direction: Direction, times: float, exposed: float) -> None:
         if not times:
             return
         self.transfers.append(

@@ -158,6 +158,11 @@ class Layout:
     def num_chips(self) -> int:
         return self.mesh.num_devices
 
+    @cached_property
+    def pattern(self) -> tuple[Rules, int]:
+        """What layouts share that differ in sizes alone: their operations and collectives are the same."""
+        return self._rules, self.zero_stage
+
     def _present(self, *axes: str) -> Axes:
         """Axes of size one split nothing and are left out of every array."""
         return tuple(axis for axis in axes if self.mesh.sizes.get(axis, 1) > 1)

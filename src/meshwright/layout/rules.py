@@ -19,7 +19,7 @@ class Rules:
     activations: LetterRules
 
 
-@lru_cache
+@lru_cache(maxsize=4096)
 def make_rules(
     batch: Axes, zero_axes: Axes, zero: int, experts: Axes, tensor: Axes, tensor2: Axes, positions: Axes
 ) -> Rules:

@@ -16,8 +16,8 @@ from typing import Literal
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.mesh import Mesh
-from meshwright.units import dtype_bytes
+from meshwright.notation.mesh import Degrees
+from meshwright.units import dtype_bytes, whole
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "slice"]
 
@@ -31,7 +31,7 @@ class Collective:
     operand: ShardedArray
     result: ShardedArray
 
-    def gathered_bytes(self, mesh: Mesh, sizes: Mapping[str, float], dtype: str) -> int:
+    def gathered_bytes(self, mesh: Degrees, sizes: Mapping[str, float], dtype: str) -> int:
         """V: bytes of the gathered array over the product of the axes that stay sharded."""
         dims = zip(self.operand.dims, self.operand.axes, strict=True)
         block = prod(sizes[dim] / mesh.size(axes) for dim, axes in dims) * dtype_bytes(dtype)
@@ -65,7 +65,7 @@ def gathered_bytes(op: Op, block_bytes: float, num_devices: int) -> int:
     Source: How to Scale Your Model, "Sharded Matrices".
     """
     blocks = num_devices if op in ("all_gather", "all_to_all", "permute") else 1
-    return round(block_bytes * blocks)
+    return whole(block_bytes * blocks)
 
 
 def ring_bytes(op: Op, gathered_bytes: float, num_devices: int) -> float:

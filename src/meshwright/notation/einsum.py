@@ -25,7 +25,7 @@ from typing import NamedTuple
 from meshwright.errors import NotationError
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard, ring_bytes
-from meshwright.notation.mesh import Mesh
+from meshwright.notation.mesh import Degrees, Mesh
 
 Roles = Mapping[str, str | None]
 Path = tuple[Collective, ...]
@@ -169,7 +169,7 @@ class Contraction:
         """Every collective, in order."""
         return [*self.lhs_steps, *self.rhs_steps, *self.out_steps]
 
-    def flops_per_device(self, mesh: Mesh, sizes: Mapping[str, float]) -> float:
+    def flops_per_device(self, mesh: Degrees, sizes: Mapping[str, float]) -> float:
         """FLOPs of the local product; axes without a role repeat it."""
         shards = prod(mesh.size(axis) for axis, letter in self.roles.items() if letter)
         return self.einsum.flops(sizes) / shards

@@ -3,11 +3,18 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any, Protocol
 
 from meshwright.errors import NotationError
 
 # 64 axes of two are more devices than there are bytes in the world's memory.
 MAX_MESH_AXES = 64
+
+
+class Degrees(Protocol):
+    """What says how many devices there are along axes: a mesh; or many, which say an array of numbers."""
+
+    def size(self, axes: str | tuple[str, ...]) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,10 @@ def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
 
     Where none fits, the one that lacks least memory. None where no mesh takes the batch.
     """
-    choices = [choice for mesh in chosen for choice in space.choices(mesh)]
+    choices = list(space.choices(chosen))
     usable = usable_bytes(space.hardware)
     fitting = [choice for choice in choices if choice.bytes_per_chip <= usable]
-    tried = nsmallest(_NUM_PRICED, fitting, key=lambda choice: choice.least_seconds)
+    tried = nsmallest(_NUM_PRICED, fitting, key=lambda choice: choice.seconds)
     # What needs least memory stands for them where none of those fits after all.
     tried += nsmallest(1, choices, key=lambda choice: choice.bytes_per_chip)
     found = [

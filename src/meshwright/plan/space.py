@@ -1,26 +1,22 @@
-"""The layouts that a search considers, each with its memory and a time that it cannot beat.
+"""The layouts that a search considers, each with its memory and its time.
 
 A layout is a mesh (how many chips each axis takes), a microbatch, a schedule and a remat policy.
-Meshes that do not divide the model, the sequence or the batch are left out. The bound is compute at
-the chip's rates with what a layer waits for and the schedule's bubble, or the weights' gathers alone.
+Meshes that do not divide the model, the sequence or the batch are left out. Those that have the same
+operations and collectives are recorded and priced together (cost/many.py).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from meshwright.cost.collectives import collective_seconds
-from meshwright.cost.graph import Graph, Segment, Transfer
-from meshwright.cost.memory import Held, held_bytes, state_bytes
+from meshwright.cost.graph import Graph
+from meshwright.cost.many import Family, Member, Stages
 from meshwright.cost.ops import record_loss
-from meshwright.cost.passes import Dtypes, passes
-from meshwright.cost.pipeline import PassSeconds, Times, check_schedule, makespan, routes
+from meshwright.cost.pipeline import check_schedule
 from meshwright.cost.recorder import Shape
-from meshwright.cost.stages import alive_microbatches, layers_of_stages, num_chunks, stage_ends
-from meshwright.cost.step import at_step_rates, transfer_price
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Torus
-from meshwright.hardware.topology import Hardware, Placement
+from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
@@ -35,8 +31,6 @@ _MAX_PIPE = 64
 _MAX_PASS_TOKENS = 65_536
 
 
-# Bytes of (weights, gradients, optimizer) of the first and the last stage.
-_States = dict[int, tuple[int, int, int]]
 # The remat policies that a search tries, what recomputes least first. "alternate", which PyTorch's programs
 # have, is priced where it is asked for.
 SEARCHED_REMATS = ("none", "attention", "matmuls", "full")
@@ -45,9 +39,10 @@ _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
 
 
 class Choice(NamedTuple):
-    """One layout, not yet priced.
+    """One layout, whose price is not itemised yet.
 
-    bytes_per_chip: at the peak. least_seconds: what its step takes at least.
+    bytes_per_chip: at the peak. least_seconds: of its step without the pipeline's bubble. stages, place:
+    where its price is.
     """
 
     least_seconds: float
@@ -57,6 +52,14 @@ class Choice(NamedTuple):
     schedule: str
     interleave: int
     remat: str
+    stages: Stages
+    place: int
+
+    @property
+    def seconds(self) -> float:
+        """Of its step, but for the norm of its gradients."""
+        slowdown = self.stages.family.chip.step.slowdown
+        return slowdown * self.stages.step_seconds(self.place, self.schedule)
 
     @property
     def layout(self) -> Layout:
@@ -89,7 +92,6 @@ class Space:
         self._of_mesh = {key: value for key, value in (given or {}).items() if key not in _OF_SCHEDULE}
         self._of_schedule = {key: value for key, value in (given or {}).items() if key in _OF_SCHEDULE}
         self.sizes = dimensions(config)
-        self._local: dict[tuple[Layout, float], _Local] = {}
 
     # Meshes
 
@@ -173,29 +175,39 @@ class Space:
 
     # Schedules
 
-    def choices(self, mesh: Layout) -> Iterator[Choice]:
-        """Microbatches by schedules of one mesh, each with the remat policy that recomputes least to fit."""
-        per_shard = self.workload.num_sequences / mesh.num_batch_shards
-        states: dict[object, _States] = {}
-        placement = at_step_rates(self.hardware).place(mesh.mesh)
-        sequences, few = 1.0, self._few(mesh)
+    def choices(self, meshes: Iterable[Layout]) -> Iterator[Choice]:
+        """Microbatches by schedules of meshes, each with the remat policy that recomputes least to fit."""
+        families: dict[tuple, list[Member]] = {}
+        for mesh in meshes:
+            for microbatches in self._microbatches(mesh):
+                key = (mesh.pattern, microbatches == 1)
+                families.setdefault(key, []).append(Member(mesh, microbatches))
+        for members in families.values():
+            found = self._choices(members)
+            yield from filter(self._has_given_schedule, found) if self._of_schedule else found
+
+    def _microbatches(self, mesh: Layout) -> Iterator[int]:
+        """Of a step: those that leave one sequence to each data rank, and half as many, to one."""
+        per_shard, sequences = self.workload.num_sequences / mesh.num_batch_shards, 1.0
         most = max(1.0, _MAX_PASS_TOKENS * mesh.context / self.workload.seq_len)
         while sequences <= min(per_shard, most):
             microbatches = int(per_shard / sequences)
             if microbatches == 1 and mesh.pipe > 1:
                 break
-            local = self._local_of(few, mesh, sequences)
+            yield microbatches
             sequences *= 2
-            waiting = microbatches * local.fsdp_seconds(mesh, placement)
-            for schedule, interleave in self._schedules(mesh.pipe, microbatches):
-                alike = stage_ends(schedule, mesh.pipe, 0), len(routes(schedule, mesh.pipe))
-                if alike not in states:
-                    states[alike] = self._states(mesh, schedule)
-                found = self._remats(mesh, microbatches, schedule, interleave, local, states[alike], waiting)
-                yield from found if not self._of_schedule else filter(self._has_given_schedule, found)
 
-    def _states(self, mesh: Layout, schedule: str) -> "_States":
-        return {s: state_bytes(self.config, mesh, s, schedule) for s in {0, mesh.pipe - 1}}
+    def _choices(self, members: list[Member]) -> Iterator[Choice]:
+        """Of members of one family."""
+        flash_attention, workload = runs_flash(self.hardware), self.workload
+        family = Family(self.config, self.hardware, members, workload, flash_attention=flash_attention)
+        for pipe, rows in family.rows.items():
+            places: dict[tuple[str, int], list[int]] = {}
+            for place, row in enumerate(rows):
+                for schedule in self._schedules(pipe, members[row].microbatches):
+                    places.setdefault(schedule, []).append(place)
+            for (schedule, interleave), those in places.items():
+                yield from self._with_remats(family, pipe, schedule, interleave, those)
 
     def _has_given_schedule(self, choice: "Choice") -> bool:
         return all(getattr(choice, key) == value for key, value in self._of_schedule.items())
@@ -212,133 +224,35 @@ class Space:
             found += [("interleaved", v) for v in few]
         return found
 
-    def _remats(
-        self,
-        mesh: Layout,
-        microbatches: int,
-        schedule: str,
-        interleave: int,
-        local: "_Local",
-        states: "_States",
-        waiting: float,
+    def _with_remats(
+        self, family: Family, pipe: int, schedule: str, interleave: int, places: list[int]
     ) -> Iterator[Choice]:
-        usable, pipe = usable_bytes(self.hardware), mesh.pipe
-        alive = {s: alive_microbatches(schedule, pipe, microbatches, interleave, s) for s in states}
-        given = self._of_schedule.get("remat")
-        for remat in [str(given)] if given else local.remats:
-            if remat in ("attention", "alternate") and self.runnable:
-                continue
-            held = local.held(schedule, pipe, interleave, remat)
-            room = {s: gradients if microbatches == 1 else 0 for s, (_, gradients, _) in states.items()}
-            needed = max(sum(states[s]) + held[s].saved(alive[s]) + held[s].buffers(room[s]) for s in states)
-            least = max(waiting, local.least_seconds(remat, schedule, pipe, microbatches, interleave))
-            least *= self.hardware.chip.step.slowdown
-            yield Choice(least, needed, mesh, microbatches, schedule, interleave, remat)
-            if needed <= usable:
+        """Of the members at `places` of those with `pipe` stages."""
+        usable, slowdown = usable_bytes(self.hardware), self.hardware.chip.step.slowdown
+        for remat in self._remats_tried:
+            stages = family.stages(pipe, interleave, remat)
+            needed = stages.needed_bytes(places, schedule)
+            least = slowdown * stages.least_seconds(places, schedule)
+            for place, seconds, num_bytes in zip(places, least.tolist(), needed.tolist(), strict=True):
+                mesh, microbatches = family.members[stages.rows[place]]
+                yield Choice(
+                    seconds, num_bytes, mesh, microbatches, schedule, interleave, remat, stages, place
+                )
+            places = [place for place, num_bytes in zip(places, needed, strict=True) if num_bytes > usable]
+            if not places:
                 return
 
-    def _few(self, mesh: Layout) -> Layout:
-        """What meshes share that differ in data ranks and stages alone, and in whether they gather."""
-        shared = "fsdp" if mesh.zero_stage == 3 else "data"
-        cut = mesh.mesh.sizes.get("expert", 1)
-        # Three: twice `cut` could be the whole of `expert` where that takes two of `tensor` as well.
-        ranks = {"data": 1, "fsdp": 1} | {shared: cut * (1 if mesh.num_batch_shards == cut else 3)}
-        return mesh.replace(**ranks, zero=None, pipe=1)
+    @cached_property
+    def _remats_tried(self) -> list[str]:
+        """The policy that is given, or those that are searched.
 
-    def _local_of(self, few: Layout, mesh: Layout, sequences: float) -> "_Local":
-        key = (few, sequences)
-        if key not in self._local:
-            self._local[key] = _Local(self.config, self.hardware, few, mesh, sequences, self.workload.seq_len)
-        return self._local[key]
-
-
-class _Local:
-    """One microbatch on one chip: what it saves, and how long it computes and waits for its group's chips.
-
-    few: the layout that it is recorded under. mesh: one of those that share it: the axes inside a layer
-    (tensor, context, expert) are innermost, so they lie on the same links in all.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        hardware: Hardware,
-        few: Layout,
-        mesh: Layout,
-        sequences: float,
-        seq_len: int,
-    ) -> None:
-        self.chip, self.dtypes, self.num_layers = hardware.chip, Dtypes.of(few), config.num_layers
-        # Without scores in memory `attention` is the same as `none`.
-        self.remats = [r for r in SEARCHED_REMATS if r != "attention" or not runs_flash(hardware)]
-        self.graph = record(config, hardware, few, sequences * few.num_batch_shards, seq_len)
-        self.placement = at_step_rates(hardware).place(mesh.mesh)
-        self._seconds: dict[str, tuple[PassSeconds, float]] = {}
-        self._held: dict[tuple[str, int, int, str], dict[int, Held]] = {}
-
-    def held(self, schedule: str, pipe: int, interleave: int, remat: str) -> dict[int, Held]:
-        """Of the first and the last stage."""
-        key = (schedule, pipe, interleave, remat)
-        if key not in self._held:
-            self._held[key] = {
-                s: held_bytes(self.graph, pipe, interleave, s, stage_ends(schedule, pipe, s), remat)
-                for s in {0, pipe - 1}
-            }
-        return self._held[key]
-
-    def least_seconds(
-        self, remat: str, schedule: str, pipe: int, microbatches: int, interleave: int
-    ) -> float:
-        """Compute and waits of all microbatches, and the bubble of their schedule."""
-        layers, rest = self._of_layers(remat)
-        if pipe == 1:
-            return microbatches * (layers.total + rest)
-        chunks = num_chunks(schedule, interleave)
-        share = max(layers_of_stages(self.num_layers, pipe, interleave)) / self.num_layers / chunks
-        body = PassSeconds(*(seconds * share for seconds in layers))
-        return makespan(schedule, pipe, microbatches, interleave, Times(body))
-
-    def _of_layers(self, remat: str) -> tuple[PassSeconds, float]:
-        """Seconds of all layers, and of the rest, for one microbatch."""
-        if remat not in self._seconds:
-            forward = backward = put_off = rest = 0.0
-            for segment in self.graph.segments:
-                for one in passes(segment, remat, self.dtypes, self.chip):
-                    seconds = one.seconds + sum(map(self._waits, one.transfers))
-                    if not segment.source:
-                        rest += segment.count * seconds
-                    elif one.direction == "forward":
-                        forward += segment.count * seconds
-                    else:
-                        backward += segment.count * (seconds - one.put_off)
-                        put_off += segment.count * one.put_off
-            self._seconds[remat] = PassSeconds(forward, backward, put_off), rest
-        return self._seconds[remat]
-
-    def _waits(self, transfer: Transfer) -> float:
-        """Seconds that compute waits for a transfer inside the layer."""
-        if not transfer.critical or not set(transfer.axes) <= _INNERMOST:
-            return 0.0
-        return self.chip.step.waiting * transfer_price(transfer, self.placement).seconds
-
-    def fsdp_seconds(self, mesh: Layout, placement: Placement) -> float:
-        """Seconds of one microbatch's gathers of weights, which compute may hide but not shorten."""
-        if mesh.fsdp == 1 or mesh.zero_stage != 3:
-            return 0.0
-        layers = [(s.count, self._gathered(s)) for s in self.graph.segments if s.source]
-        largest = max(gathered for _, gathered in layers)
-        one = collective_seconds("all_gather", largest, ("fsdp",), placement).seconds
-        return 2 * one * sum(count * gathered / largest for count, gathered in layers) / mesh.pipe
-
-    @staticmethod
-    @lru_cache(maxsize=16384)
-    def _gathered(segment: Segment) -> float:
-        """Bytes of weights that one run of a segment gathers."""
-        transfers = (t for node in segment.nodes if node.kind == "gather" for t in node.forward_transfers)
-        return sum(t.gathered_bytes for t in transfers)
-
-
-_INNERMOST = {"expert", "context", "tensor2", "tensor"}
+        Without scores in memory `attention` is the same as `none`. Neither that nor `alternate` is run.
+        """
+        given = self._of_schedule.get("remat")
+        tried = [str(given)] if given else list(SEARCHED_REMATS)
+        if runs_flash(self.hardware) and not given:
+            tried.remove("attention")
+        return [r for r in tried if not (self.runnable and r in ("attention", "alternate"))]
 
 
 def record(

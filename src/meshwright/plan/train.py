@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from heapq import heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory, train_memory, update_work
@@ -32,6 +32,8 @@ NOT_SEARCHED = (
     "optimizer_dtype",
     "master_weights",
 )
+# What a price may be off by when its terms are added in another order.
+_ROUNDING = 1 + 1e-9
 # Candidates that are priced and ranked, at least.
 NUM_RANKED = 20
 # The best of them, for which every placement of their axes on the links is priced.
@@ -177,8 +179,8 @@ def search(
     for compute_dtype in compute_dtypes:
         typed = base.replace(compute_dtype=compute_dtype)
         space = Space(config, hardware, workload, typed, runnable=runnable, given=given)
-        for mesh in space.meshes():
-            choices += space.choices(mesh)
+        for choice in space.choices(space.meshes()):
+            choices.append(choice)
             if on_progress:
                 on_progress(len(choices))
     if not choices:
@@ -203,16 +205,27 @@ def _priced(
     if not fitting:
         nearest = sorted(choices, key=lambda choice: choice.bytes_per_chip)[:num_ranked]
         return [price(config, hardware, workload, choice.layout) for choice in nearest]
-    found: list[Candidate] = []
+    found: dict[int, Candidate] = {}
     worst: list[float] = []  # a heap of the best times, negated
-    for choice in sorted(fitting, key=lambda choice: choice.least_seconds):
-        if len(worst) == num_ranked and choice.least_seconds > -worst[0]:
+    for seconds, place in _ascending(fitting):
+        if len(worst) == num_ranked and seconds > -worst[0] * _ROUNDING:
             break
-        found.append(price(config, hardware, workload, choice.layout))
+        found[place] = price(config, hardware, workload, fitting[place].layout)
+        seconds = found[place].step_seconds
         push = heapreplace if len(worst) == num_ranked else heappush
-        if len(worst) < num_ranked or found[-1].step_seconds < -worst[0]:
-            push(worst, -found[-1].step_seconds)
-    return found
+        if len(worst) < num_ranked or seconds < -worst[0]:
+            push(worst, -seconds)
+    return [found[place] for place in sorted(found)]  # of equals, the one that was considered first
+
+
+def _ascending(choices: list[Choice]) -> Iterator[tuple[float, int]]:
+    """(seconds, place) of choices, in ascending order: the seconds are asked for only once a bound is due."""
+    known: list[tuple[float, int]] = []  # a heap
+    for place in sorted(range(len(choices)), key=lambda place: choices[place].least_seconds):
+        while known and known[0][0] <= choices[place].least_seconds:
+            yield heappop(known)
+        heappush(known, (choices[place].seconds, place))
+    yield from sorted(known)
 
 
 def rank(candidate: Candidate) -> tuple:

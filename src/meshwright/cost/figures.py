@@ -1,0 +1,60 @@
+"""Arithmetic on figures that are numbers; or arrays, of one number for each of many layouts."""
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from math import ceil
+from typing import Any
+
+
+def larger(one: Any, other: Any) -> Any:
+    """
+    >>> larger(2.0, 3.0)
+    3.0
+    """
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return max(one, other)
+    return _numpy().maximum(one, other)
+
+
+def smaller(one: Any, other: Any) -> Any:
+    """
+    >>> smaller(2.0, 3.0)
+    2.0
+    """
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return min(one, other)
+    return _numpy().minimum(one, other)
+
+
+def largest(figures: Iterable[Any]) -> Any:
+    """0 where there are none.
+
+    >>> largest([2, 3, 1])
+    3
+    """
+    return reduce(larger, figures, 0)
+
+
+def ceiling(figure: Any) -> Any:
+    """
+    >>> ceiling(2.1)
+    3
+    """
+    return ceil(figure) if isinstance(figure, float | int) else _numpy().ceil(figure)
+
+
+def each(function: Callable[[float], float], figure: Any) -> Any:
+    """`function` of a number, or of each number of an array.
+
+    >>> each(abs, -2.0)
+    2.0
+    """
+    if isinstance(figure, float | int):
+        return function(figure)
+    return _numpy().array([function(number) for number in figure.tolist()])
+
+
+def _numpy() -> Any:
+    import numpy as np  # a tenth of a second, which the price of a single layout need not take
+
+    return np
