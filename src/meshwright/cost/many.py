@@ -161,22 +161,20 @@ class Stages:
         self._busy = totals.max(axis=0) * microbatches
         once = np.choose(totals.argmax(axis=0), [self._once(counts) for counts in different])
         self._besides = once + family.chip.step.launch_seconds * microbatches
-        self._held: dict[tuple, Held] = {}
         self._times: dict[int, list[Times]] = {}
 
     def needed_bytes(self, places: Sequence[int], schedule: str) -> Any:
         """At the peak of some members, on one chip of the stage that needs most."""
-        members = [self.family.members[self.rows[place]] for place in places]
-        single = np.array([member.microbatches == 1 for member in members])
-        found = []
-        for stage, states in self.family.states(self.pipe, self.interleave, schedule).stages.items():
-            weights, gradients, optimizer = (self._all(part)[places] for part in states)
-            held = Held(*[figure[places] for figure in self._held_bytes(stage, schedule)])
-            alive = [
-                alive_microbatches(schedule, self.pipe, one.microbatches, self.interleave, stage)
-                for one in members
-            ]
-            buffers = held.buffers(gradients * single)
+        family, pipe, interleave = self.family, self.pipe, self.interleave
+        rows, found = self.rows[places], []
+        microbatches = family.microbatches[rows]
+        for stage, states in family.states(pipe, interleave, schedule).stages.items():
+            weights, gradients, optimizer = (_at(rows, part) for part in states)
+            ends = stage_ends(schedule, pipe, stage)
+            held = held_bytes(family.graph, pipe, interleave, stage, ends, self.remat)
+            held = Held(*[_at(rows, figure) for figure in held])
+            alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in microbatches.tolist()]
+            buffers = held.buffers(gradients * (microbatches == 1))
             found.append(weights + gradients + optimizer + held.saved(np.array(alive)) + buffers)
         return largest(found)
 
@@ -226,16 +224,14 @@ class Stages:
             exposed = exposed + waiting * exposed_share(waiting, room, self.family.chip.step.overlap)
         return self._all(exposed)
 
-    def _held_bytes(self, stage: int, schedule: str) -> Held:
-        ends = stage_ends(schedule, self.pipe, stage)
-        if (stage, ends) not in self._held:
-            held = held_bytes(self.family.graph, self.pipe, self.interleave, stage, ends, self.remat)
-            self._held[stage, ends] = Held(*map(self._all, held))
-        return self._held[stage, ends]
-
     def _all(self, figure: Any) -> Any:
         """An array with an entry for each of these members."""
-        return figure[self.rows] if isinstance(figure, np.ndarray) else np.full(len(self.rows), figure)
+        return _at(self.rows, figure)
+
+
+def _at(rows: Any, figure: Any) -> Any:
+    """An array with the entries in `rows` of an array for all members, or of what all have."""
+    return figure[rows] if isinstance(figure, np.ndarray) else np.full(len(rows), figure)
 
 
 class _Meshes:

@@ -104,6 +104,8 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
     if not set(target.unreduced) <= set(array.unreduced):
         raise NotationError(f"{array} -> {target}: a finished sum cannot become partial again")
     steps: list[Collective] = []
+    if array.same_layout(target):
+        return steps
     for stage in (_shrink, _all_reduce, _all_gather, _slice):
         for op, axes, result in stage(array, target):
             steps.append(Collective(op, axes, array, result))
