@@ -10,7 +10,6 @@ import pytest
 
 from meshwright.errors import PlanError
 from meshwright.models.count import count_params
-from meshwright.plan.choice import choose
 from meshwright.plan.published import MEMORY, STEP, THROUGHPUT, PublishedRow, SkippedRow, read_rows
 from meshwright.plan.reproduce import reproduce
 from meshwright.plan.shape_guess import model_of
@@ -172,15 +171,12 @@ def test_an_empty_remat_is_the_least_that_fits():
     assert only(replace(LLAMA, remat="selective+offload")).offload
 
 
-def test_selective_keeps_every_second_product_of_a_gpu_that_has_no_room_for_all():
-    """LLaMA-3-8B on 8 H100s: 16,384 tokens keep 11.5 x 134 MB a layer, or 6.75; half as many fit whole."""
-    long = replace(LLAMA, hardware="h100:1x8", chips=8, data=1, remat="selective")
-    short = replace(long, micro_batch=1.0)
-    assert choose(reproduce(long)).mix.layout.remat == "alternate"
-    assert choose(reproduce(short)).mix.layout.remat == "matmuls"
-    assert only(replace(short, metric=MEMORY)).remat == "alternate"
-    on_tpu = replace(long, hardware="v6e:2x4")
-    assert {group[0].remat for group in reproduce(on_tpu).layouts} == {"matmuls"}
+def test_selective_keeps_every_second_product_where_memory_was_measured_on_a_gpu():
+    """XLA takes most of a GPU at its start, so such a figure is PyTorch's."""
+    timed = replace(LLAMA, remat="selective")
+    measured = replace(timed, metric=MEMORY)
+    on_tpu = replace(measured, hardware="v6e:4x4")
+    assert [only(row).remat for row in (timed, measured, on_tpu)] == ["matmuls", "alternate", "matmuls"]
 
 
 def test_an_empty_micro_batch_is_a_sequence_where_there_are_stages():

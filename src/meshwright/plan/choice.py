@@ -74,7 +74,7 @@ def mixes(case: Case) -> list[Mix]:
     nearest: tuple[float, Layout] | None = None
     for group in case.layouts:
         excess = [(_excess(case.hardware, memory_of(case, layout)), layout) for layout in group]
-        if fitting := [layout for over, layout in excess if over == 0 and _keeps_all(case, layout)]:
+        if fitting := [layout for over, layout in excess if over == 0]:
             return [_less_than_full(case, layout) for layout in fitting]
         closest = min(excess, key=lambda pair: pair[0])
         nearest = closest if nearest is None or closest[0] < nearest[0] else nearest
@@ -88,17 +88,6 @@ def memory_of(case: Case, layout: Layout) -> Memory:
     graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
     count = eager_memory if case.hardware.chip.kind == "gpu" else train_memory
     return count(case.config, layout, graph)
-
-
-def _keeps_all(case: Case, layout: Layout) -> bool:
-    """Whether a source that may keep the results of all products, or of every second, keeps all: if they fit.
-
-    As rated: the smaller choice has the benefit of doubt.
-    """
-    fewer = layout.replace(remat="alternate")
-    if layout.remat != "matmuls" or not any(fewer in group for group in case.layouts):
-        return True
-    return memory_of(case, layout).total <= usable_bytes(case.hardware)
 
 
 def _excess(hardware: Hardware, memory: Memory) -> float:

@@ -46,9 +46,9 @@ _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
 # Of a model's width, to divide over ranks that it does not divide over.
 _MOST_PADDING = 0.05
 _REMATS = {"none": ("none",), "selective": ("matmuls",), "full": ("full",)}
-# JAX's programs keep the results of all products, PyTorch's of every second. On GPUs there are both; who
-# publishes what memory a GPU took runs PyTorch, since XLA takes most of it at its start.
-_SELECTIVE_ON_GPUS, _SELECTIVE_IN_MEMORY = ("matmuls", "alternate"), ("alternate",)
+# JAX's programs keep the results of all products, PyTorch's of every second. Who publishes what memory a GPU
+# took runs PyTorch, since XLA takes most of it at its start; rows of time do not say.
+_SELECTIVE_IN_MEMORY = ("alternate",)
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def _preferences(row: PublishedRow) -> Iterator[tuple[str, Mapping[str, object]]
     if remats is None:
         raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {', '.join(_REMATS)}, each with +offload")
     mixed, narrow = _states(row)
-    if asked == "selective" and machine_of(row).chip.kind == "gpu":
-        remats = _SELECTIVE_IN_MEMORY if row.metric == MEMORY else _SELECTIVE_ON_GPUS
+    if asked == "selective" and row.metric == MEMORY and machine_of(row).chip.kind == "gpu":
+        remats = _SELECTIVE_IN_MEMORY
     for some in (mixed, narrow):
         yield from product(remats, some)
 
