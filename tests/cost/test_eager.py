@@ -105,6 +105,12 @@ def test_the_ends_stay_gathered_beside_what_they_arrived_in() -> None:
     assert by_fsdp - by_data == BF16 * (2 * 2 * 64_000 * D + 2 * LAYER_WEIGHTS)
 
 
+def test_a_cast_copy_has_no_flat_array_beside_it() -> None:
+    """Float32 weights of replicas: embedding and head once in bf16, and two layers."""
+    wide, narrow = (_memory(Layout(weights_dtype=dtype), WIDE).buffers for dtype in ("f32", "bf16"))
+    assert wide - narrow == BF16 * (2 * 64_000 * D + 2 * LAYER_WEIGHTS)
+
+
 def test_offloaded_activations_wait_on_the_host() -> None:
     kept, sent = _memory(Layout()), _memory(Layout(offload=True))
     assert sent.host + sent.activations == kept.activations and sent.host > 0

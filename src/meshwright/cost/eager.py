@@ -56,7 +56,7 @@ def _phases(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> tu
         saved += alive * sum(count * _unfused(segment) for segment, count in layers)
     kept = round(min(saved, held.on_chip) if layout.offload else saved)
     host = round(saved - kept)
-    gathered = 2 * sum(map(gathered_bytes, ends))
+    gathered = (2 if layout.zero_stage == 3 else 1) * sum(map(gathered_bytes, ends))
     layer = gathered + held.layer + _most(_unfused(segment) for segment, _ in layers)
     blocks = _most(_forward_peak(segment, layout.remat) for segment, _ in layers)
     loss = gathered + 2 * _most(gathered_bytes(segment) for segment, _ in layers) + blocks
