@@ -52,6 +52,7 @@ def test_the_keys_are_those_of_a_plans_audit() -> None:
         "group_size": 2,
         "seconds": gather["seconds"],
         "note": "",
+        "overlaps": None,
     }
     assert (total["op"], total["axes"], total["bytes"]) == ("all_reduce", ["data"], 8 * 64 * 4)
     assert found["bytes"] == {"planned": None, "compiled": 256 * 64 * 2 + 8 * 64 * 4}

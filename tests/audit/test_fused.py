@@ -138,12 +138,15 @@ def test_a_gradient_summed_whole_is_found_priced_and_mended() -> None:
 
 def test_a_sum_round_more_rings_than_a_reduce_scatter_has_no_cure() -> None:
     """The compiler says how many directed rings carry it; a reduce-scatter of it takes both ways of one."""
-    rings = """backend_config={"strategy":"Nd","debug":"Nd{colors:6 phases:3 cores:{4 4 4}}"}"""
+    rings = """backend_config={"strategy":"UniDirectionNDRingStrategy","debug":"UniDirectionNDRingStrategy\
+{colors:6 phases:3 cores:{4 4 4}}"}"""
     text = WHOLE.replace(f"all-reduce(%gradient), {GROUPS}", f"all-reduce(%gradient), {GROUPS}, {rings}")
     rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
     assert found.what.endswith("round 6 rings at once, in 67% of the time of a reduce-scatter round one ring")
     assert found.change == ""
+    both_ways = text.replace("UniDirectionNDRingStrategy", "StrategyND").replace("colors:6", "colors:2")
+    assert [one.num_rings for one in _read(text) + _read(both_ways)] == [6, 4]
 
 
 def test_a_gather_written_as_a_sum_costs_what_the_sum_sends() -> None:

@@ -8,6 +8,7 @@ from tests.report.sample_run import audit_document, plan_document, write_run
 
 from meshwright.report.audit_view import memory_rows
 from meshwright.report.documents import read_run
+from meshwright.report.schedule_tables import schedule_tables
 from meshwright.report.tables import (
     audit_table,
     breakdown_table,
@@ -73,6 +74,39 @@ def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
     unknown = finding | {"where": "", "change": "", "extra_bytes": -4, "extra_seconds": None}
     lines = printed(audit_table(audit_document() | {"findings": [unknown]}))
     assert lines[-2] == "w_in backward: summed whole (each device sends -4 B a step, time unavailable)"
+
+
+def test_what_runs_at_once_and_what_makes_the_peak_is_shown():
+    sent = {"tensor": "wq", "direction": "forward", "op": "all_gather", "bytes": 1000, "count": 4}
+    alone = sent | {"tensor": "embed", "bytes": 500, "overlaps": []}
+    small = alone | {"tensor": "loss", "bytes": 1}
+    hidden = sent | {"overlaps": ["layers/wk", "layers/wv", "layers/wo"]}
+    buffers = [
+        {"bytes": 6000, "tensor": "layers/w_in", "instruction": "fusion.1", "shape": "bf16[3,1000]"},
+        {"bytes": 3000, "tensor": "", "instruction": "copy.2", "shape": "bf16[1500]"},
+        {"bytes": 4, "tensor": "loss", "instruction": "add.3", "shape": "f32[]"},
+    ]
+    memory = {"compiled_by_cause": {"temporaries": 10000}, "peak": {"bytes": 9004, "buffers": buffers}}
+    audit = {"emitted": [alone, small, hidden], "memory": memory}
+    lines = [line for table in schedule_tables(audit) for line in printed(table)]
+    assert lines[4:6] == [
+        "wq forward all_gather layers/wk, layers/wv and 1 more",
+        "embed forward all_gather nothing",
+    ]
+    assert "layers/w_in bf16[3,1000] 6 kB" in lines
+    assert "copy.2 bf16[1500] 3 kB" in lines
+    assert "all others 4 B" in lines
+    told = " ".join(lines[-3:])
+    assert "9 kB of temporaries by the order of the schedule of 10 kB that the compiler counts" in told
+
+
+def test_what_a_program_does_not_tell_is_unavailable():
+    sent = {"tensor": "wq", "direction": "forward", "op": "all_gather", "bytes": 1000, "count": 4}
+    audit = {"emitted": [sent | {"overlaps": None}], "memory": {"peak": None}}
+    assert [str(line).partition(",")[0] for line in schedule_tables(audit)] == [
+        "what runs beside collectives: unavailable",
+        "what makes the peak: unavailable",
+    ]
 
 
 def test_brackets_are_not_markup():

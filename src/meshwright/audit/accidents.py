@@ -12,7 +12,7 @@ from meshwright.audit.accident import Accident
 from meshwright.audit.collectives import is_differentiated
 from meshwright.audit.compare import NEGLIGIBLE_BYTES
 from meshwright.audit.hlo import Program
-from meshwright.audit.overlap import has_async_gathers
+from meshwright.audit.overlap import Schedule
 from meshwright.audit.prices import Prices
 from meshwright.audit.rules import Context, Fault, Rule
 from meshwright.audit.sent import Sent
@@ -37,7 +37,7 @@ _SHARE = 0.001
 def accidents(program: Program, sent: Iterable[Sent], prices: Prices) -> list[Accident]:
     """A warning for each tensor and kind of accident, in the program's order."""
     everyone = tuple(sent)
-    context = Context(program, everyone, prices, is_differentiated(program), has_async_gathers(program))
+    context = Context(program, everyone, prices, is_differentiated(program), Schedule(program))
     least = _SHARE * sum(prices.sent(one.emitted) for one in everyone)
     found: dict[tuple[str, str], Accident] = {}
     for one in everyone:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from meshwright.audit.collectives import collectives
+from meshwright.audit.buffers import peak
+from meshwright.audit.collectives import located
 from meshwright.audit.compare import DIFFERENT, Emitted, Row, line_up, on_mesh
 from meshwright.audit.compile import compile_plan
 from meshwright.audit.compiler_log import compiler_warnings, replicates
@@ -11,6 +12,7 @@ from meshwright.audit.flops import dot_flops
 from meshwright.audit.gaps import not_understood
 from meshwright.audit.hlo import parse_hlo
 from meshwright.audit.numerics import check_numerics
+from meshwright.audit.overlap import overlaps
 from meshwright.audit.prices import Prices, step_prices
 from meshwright.audit.programs import planned_step
 from meshwright.audit.targets import choose_target
@@ -41,7 +43,9 @@ def audit_plan(
     planned = planned_step(plan, hardware)
     compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
     program = parse_hlo(compiled.hlo)
-    emitted = [on_mesh(found, plan.layout.mesh) for found in collectives(program)]
+    found = [(value, on_mesh(one, plan.layout.mesh)) for value, one in located(program)]
+    emitted = [one for _, one in found]
+    beside = overlaps(program, found)
     rows = line_up(planned.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
     prices = step_prices(hardware, plan.layout.mesh)
     gaps = not_understood(program)
@@ -49,7 +53,7 @@ def audit_plan(
     checked = _numerics(plan, progress) if numerics else None
     bad = any(row.status in DIFFERENT for row in rows) or bool(gaps) or replicates(said)
     bad = bad or (checked is not None and not checked["agrees"])
-    memory = compiled.memory_bytes
+    memory, largest = compiled.memory_bytes, peak(program)
     return {
         "verdict": "differs" if bad else "match",
         "target": chosen.name,
@@ -61,7 +65,7 @@ def audit_plan(
         **({"numerics": checked} if checked else {}),
         "compiler_warnings": [one.to_dict() for one in said],
         "planned": [p.to_dict() for row in rows for p in row.planned],
-        "emitted": [e.to_dict(row.tensor) for row in rows for e in row.emitted],
+        "emitted": [e.to_dict(row.tensor) | {"overlaps": beside[id(e)]} for row in rows for e in row.emitted],
         "unplanned": [
             e.to_dict(row.tensor) for row in rows if row.status == "unplanned" for e in row.emitted
         ],
@@ -81,6 +85,7 @@ def audit_plan(
             "compiled": memory and memory["total"],
             "planned_by_cause": dict(planned.memory),
             "compiled_by_cause": memory,
+            "peak": largest and largest.to_dict(),
         },
     }
 

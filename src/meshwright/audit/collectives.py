@@ -39,7 +39,8 @@ class Collective:
     gathers: an all_reduce of shards written into zeros, which makes it an all_gather.
     follows_sum: a permute of what was just summed, which brings the slices of a padded reduce-scatter home;
     or a gather of what was summed in slices and across them.
-    num_rings: directed rings that carry it at once, where the TPU's compiler tells (its `colors`).
+    num_rings: directed rings that carry it at once, where the TPU's compiler tells: its `colors`, each one
+    way or both.
 
     What the compiler gave no name has that of the fusion around it, or of what computed the operand.
     """
@@ -98,7 +99,7 @@ def located(program: Program) -> Iterator[tuple[Value, Collective]]:
         for instruction in place.computation.instructions.values():
             if op_of(instruction) is None or unreadable_groups(instruction, program.num_partitions):
                 continue
-            chain = _chain(instruction, place)
+            chain = piece_of(instruction, place)
             if chain is None or chain not in chains:
                 value = Value(instruction, place)
                 yield from ((value, one) for one in _read(program, value, differentiated))
@@ -110,7 +111,7 @@ def is_differentiated(program: Program) -> bool:
     return any("jvp(" in i.op_name for c in program.computations.values() for i in c.instructions.values())
 
 
-def _chain(instruction: Instruction, place: Place) -> tuple[object, ...] | None:
+def piece_of(instruction: Instruction, place: Place) -> tuple[object, ...] | None:
     """What the pieces of one overlapped collective share; None if it is whole."""
     chain = re.search(r'chain_id="(\w+)"', instruction.attributes.get("frontend_attributes", ""))
     if not chain:
@@ -302,8 +303,11 @@ def _follows_sum(program: Program, op: Op, operand: Value) -> bool:
 
 
 def _num_rings(instruction: Instruction) -> int | None:
-    colors = re.search(r"\{colors:(\d+)", instruction.attributes.get("backend_config", ""))
-    return int(colors[1]) if colors else None
+    said = instruction.attributes.get("backend_config", "")
+    found = re.search(r'"strategy":"(\w+)".*?\{colors:(\d+)', said)
+    if not found:
+        return None
+    return int(found[2]) * (1 if found[1].startswith("UniDirection") else 2)
 
 
 def _reduction(program: Program, instruction: Instruction) -> str | None:

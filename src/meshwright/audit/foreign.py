@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.audit.accidents import accidents
+from meshwright.audit.buffers import peak
 from meshwright.audit.collectives import located
 from meshwright.audit.compare import on_mesh
 from meshwright.audit.compiler_log import compiler_warnings, replicates
@@ -16,6 +17,7 @@ from meshwright.audit.flops import dot_flops
 from meshwright.audit.gaps import not_understood
 from meshwright.audit.groups import inferred_mesh
 from meshwright.audit.hlo import Program, parse_hlo
+from meshwright.audit.overlap import overlaps
 from meshwright.audit.prices import Prices
 from meshwright.audit.repeated import repeated_products
 from meshwright.audit.replicas import replicated_state
@@ -72,6 +74,8 @@ def audit_program(
     reading = read(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
+    largest = peak(program)
+    beside = overlaps(program, [(one.value, one.emitted) for one in reading.sent])
     warnings = [
         *accidents(program, reading.sent, prices),
         *replicated_state(program, prices),
@@ -85,12 +89,16 @@ def audit_program(
         "devices": program.num_partitions,
         "hardware": machine.spec if machine else None,
         "mesh": dict(mesh.sizes) if mesh else None,
-        "emitted": [_to_dict(one, reading.prices, named=mesh is not None) for one in reading.sent],
+        "emitted": [
+            _to_dict(one, reading.prices, named=mesh is not None) | {"overlaps": beside[id(one.emitted)]}
+            for one in reading.sent
+        ],
         "warnings": [one.to_dict() for one in warnings],
         "compiler_warnings": None if said is None else [one.to_dict() for one in said],
         "not_understood": gaps,
         "bytes": {"planned": None, "compiled": sum(one.emitted.bytes_per_step for one in reading.sent)},
         "flops": {"planned": None, "compiled": dot_flops(program)},
+        "memory": {"planned": None, "compiled": None, "peak": largest and largest.to_dict()},
         "seconds": _total(reading.prices.seconds(one.emitted) for one in reading.sent),
     }
 

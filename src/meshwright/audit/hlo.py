@@ -43,6 +43,29 @@ class Shape:
         """Bytes without padding; four-bit types are packed."""
         return -(-self.num_elements * dtype_bits(self.dtype) // 8)
 
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes with the minor dimensions padded to whole tiles, where the layout has tiles (TPU).
+
+        >>> Shape("f32", (4, 100), "{1,0:T(8,128)}").allocated_bytes == 8 * 128 * 4
+        True
+        """
+        tile = re.search(r"T\(([\d,]+)\)", self.layout or "")
+        if not tile:
+            return self.num_bytes
+        order = [int(d) for d in re.findall(r"\d+", (self.layout or "").partition(":")[0])]
+        minor_first = [self.dims[d] for d in order]
+        sizes = [int(size) for size in reversed(tile[1].split(","))]
+        minor_first += [1] * (len(sizes) - len(minor_first))
+        whole = [-(-n // size) * size for n, size in zip(minor_first, sizes, strict=False)]
+        return -(-prod(whole + minor_first[len(sizes) :]) * dtype_bits(self.dtype) // 8)
+
+    @property
+    def memory_space(self) -> int:
+        """0 is the device's main memory; a TPU's on-chip memories and the host's have other numbers."""
+        space = re.search(r"S\((\d+)\)", self.layout or "")
+        return int(space[1]) if space else 0
+
 
 Shapes: TypeAlias = "Shape | tuple[Shapes, ...]"
 
@@ -101,13 +124,17 @@ class Computation:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`."""
+    """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`.
+
+    is_scheduled: instructions stand in the order in which they run.
+    """
 
     name: str
     computations: Mapping[str, Computation]
     entry: str
     num_partitions: int = 1
     num_replicas: int = 1
+    is_scheduled: bool = False
 
     @property
     def main(self) -> Computation:
@@ -135,6 +162,15 @@ def leaves(shape: Shapes) -> tuple[Shape, ...]:
     return tuple(leaf for part in shape for leaf in leaves(part))
 
 
+def arrays(shape: Shapes, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Shape]]:
+    """The arrays of a possibly nested tuple, each with its place in it."""
+    if isinstance(shape, Shape):
+        yield path, shape
+    else:
+        for index, part in enumerate(shape):
+            yield from arrays(part, (*path, index))
+
+
 def parse_hlo(text: str) -> Program:
     """The program that an optimised HLO module's text describes.
 
@@ -155,6 +191,7 @@ def parse_hlo(text: str) -> Program:
         entry,
         num_partitions=_count(text, "num_partitions"),
         num_replicas=_count(text, "replica_count"),
+        is_scheduled=bool(re.search(r"^HloModule.*\bis_scheduled=true", text, re.M)),
     )
 
 

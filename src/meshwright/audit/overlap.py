@@ -1,12 +1,19 @@
-"""Whether a product runs while an array is gathered."""
+"""What a compiled program computes while it communicates."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from meshwright.audit.collectives import piece_of
+from meshwright.audit.compare import Emitted
 from meshwright.audit.flops import multiplies
 from meshwright.audit.hlo import Computation, Instruction, Program
-from meshwright.audit.sent import Sent
-from meshwright.audit.trace import called_by
+from meshwright.audit.op_names import scope_of
+from meshwright.audit.opcodes import op_of
+from meshwright.audit.slices import received
+from meshwright.audit.trace import Value, called_by, places
 
 
-def has_async_gathers(program: Program) -> bool:
+def has_async_collectives(program: Program) -> bool:
     """Whether the compiler lets collectives run beside products: TPU's and GPU's do, the CPU's does not."""
     return any(
         i.opcode in ("all-gather-start", "all-reduce-start", "reduce-scatter-start", "async-start")
@@ -16,35 +23,67 @@ def has_async_gathers(program: Program) -> bool:
     )
 
 
-def is_exposed(program: Program, one: Sent) -> bool:
-    """Whether no product stands between start and done, in a program printed in the order of its schedule.
+class Schedule:
+    """The products that run while a collective does, in a program printed in the order of its schedule."""
 
-    What runs in one fusion with a product is hidden by it.
-    """
-    instruction, place = one.value.instruction, one.value.place
-    if any(frame.caller.opcode == "fusion" for frame in place.frames) and _computes(
-        program, place.computation
-    ):
-        return False
-    if place.frames and place.frames[-1].caller.opcode == "async-start":
-        instruction, place = place.frames[-1].caller, place.parent
-    if not instruction.opcode.endswith("-start"):
-        return True
-    listed = list(place.computation.instructions.values())
-    start = next(i for i, each in enumerate(listed) if each is instruction)
-    for later in listed[start + 1 :]:
-        if instruction.name in later.operands and later.opcode.endswith("-done"):
-            return True
-        if _hides(program, later, place.computation):
-            return False
-    return True
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.is_async = has_async_collectives(program)
+        self._pieces: dict[object, list[Value]] = defaultdict(list)
+        for place in places(program) if self.is_async else ():
+            for instruction in place.computation.instructions.values():
+                if op_of(instruction) and (whole := piece_of(instruction, place)):
+                    self._pieces[whole].append(Value(instruction, place))
+
+    def beside(self, collective: Value) -> tuple[str, ...]:
+        """Their scopes in the order of the schedule; none where it runs alone.
+
+        XLA for TPU cuts a collective in pieces, each fused with what it runs beside: those count that are
+        in one fusion with any piece. Of others, what stands between its start and its done.
+        """
+        whole = piece_of(collective.instruction, collective.place)
+        pieces = self._pieces[whole] if whole else [collective]
+        return tuple(dict.fromkeys(_named(product) for one in pieces for product in self._beside(one)))
+
+    def _beside(self, collective: Value) -> Iterator[Instruction]:
+        instruction, place = collective.instruction, collective.place
+        if any(frame.caller.opcode == "fusion" for frame in place.frames):
+            yield from _products_in(self.program, place.computation)
+            return
+        if place.frames and place.frames[-1].caller.opcode == "async-start":
+            instruction, place = place.frames[-1].caller, place.parent
+        if not instruction.opcode.endswith("-start") and instruction.opcode != "send":
+            return
+        # Across slices what is sent is summed elsewhere and comes back to the recv.
+        back = instruction if instruction.opcode != "send" else received(place.computation, instruction)
+        listed = list(place.computation.instructions.values())
+        start = next(i for i, each in enumerate(listed) if each is instruction)
+        for later in listed[start + 1 :]:
+            if back.name in later.operands and later.opcode.endswith("-done"):
+                return
+            yield from _products_of(self.program, later, place.computation)
 
 
-def _hides(program: Program, instruction: Instruction, computation: Computation) -> bool:
-    called = called_by(program, instruction)
-    return multiplies(instruction, computation) or any(_computes(program, one) for one in called)
+def overlaps(program: Program, found: Iterable[tuple[Value, Emitted]]) -> dict[int, list[str] | None]:
+    """What runs beside each collective, by its identity; None where the compiler overlaps nothing."""
+    schedule = Schedule(program)
+    return {id(one): list(schedule.beside(value)) if schedule.is_async else None for value, one in found}
 
 
-def _computes(program: Program, computation: Computation) -> bool:
-    """Whether a computation holds a product, itself or in what it calls."""
-    return any(_hides(program, each, computation) for each in computation.instructions.values())
+def _products_of(
+    program: Program, instruction: Instruction, computation: Computation
+) -> Iterator[Instruction]:
+    """The products that an instruction is or calls."""
+    if multiplies(instruction, computation):
+        yield instruction
+    for called in called_by(program, instruction):
+        yield from _products_in(program, called)
+
+
+def _products_in(program: Program, computation: Computation) -> Iterator[Instruction]:
+    for each in computation.instructions.values():
+        yield from _products_of(program, each, computation)
+
+
+def _named(product: Instruction) -> str:
+    return "/".join(scope_of(product.op_name)) or product.name

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.audit.hlo import Program
+from meshwright.audit.overlap import Schedule
 from meshwright.audit.prices import Prices
 from meshwright.audit.sent import Sent
 
@@ -18,7 +19,7 @@ class Context:
     sent: tuple[Sent, ...]
     prices: Prices
     differentiated: bool
-    asynchronous: bool
+    schedule: Schedule
 
     def over(self, one: Sent) -> str:
         """The devices that a collective joins, in words."""

@@ -3,7 +3,6 @@
 from meshwright.audit.devices import own_slices
 from meshwright.audit.hlo import Program
 from meshwright.audit.op_names import primitive_of
-from meshwright.audit.overlap import is_exposed
 from meshwright.audit.rules import Context, Fault
 from meshwright.audit.sent import Sent
 from meshwright.audit.trace import MOVES, Value, history
@@ -24,7 +23,7 @@ def summed_whole(one: Sent, context: Context) -> Fault | None:
     shape = one.value.instruction.shapes[min(c.index, len(one.value.instruction.shapes) - 1)]
     sliced = own_slices(context.program, c.groups, shape, uses)
     only = bool(uses) and len(sliced) == len(uses)
-    if not sliced or (only and not (one.is_written or context.asynchronous)):
+    if not sliced or (only and not (one.is_written or context.schedule.is_async)):
         return None
     also = "" if only else ", and uses the whole only beside it"
     return (
@@ -37,7 +36,7 @@ def summed_whole(one: Sent, context: Context) -> Fault | None:
 
 def exposed(one: Sent, context: Context) -> Fault | None:
     """A gather that no product hides, by a compiler that hides others."""
-    if one.emitted.op != "all_gather" or not context.asynchronous or not is_exposed(context.program, one):
+    if one.emitted.op != "all_gather" or not context.schedule.is_async or context.schedule.beside(one.value):
         return None
     return (
         "gather_on_critical_path",

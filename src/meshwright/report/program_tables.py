@@ -8,6 +8,7 @@ from rich.text import Text
 
 from meshwright.report.documents import Document
 from meshwright.report.figures import bytes_text, seconds_text
+from meshwright.report.schedule_tables import schedule_tables
 
 UNAVAILABLE = "unavailable"
 
@@ -25,7 +26,8 @@ def program_table(audit: Document) -> Group:
         table.add_row(*_cells(row))
     gaps = [Text(f"not understood: {line}", style="yellow") for line in audit["not_understood"]]
     said = _compiler_lines(audit)
-    return Group(table, *map(_warning, audit["warnings"]), *said, *gaps, _verdict(audit))
+    at_once = schedule_tables(audit)
+    return Group(table, *at_once, *map(_warning, audit["warnings"]), *said, *gaps, _verdict(audit))
 
 
 def _compiler_lines(audit: Document) -> list[Text]:

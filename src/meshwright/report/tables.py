@@ -18,6 +18,7 @@ from meshwright.report.audit_view import rows as audit_rows
 from meshwright.report.documents import Document, Run
 from meshwright.report.figures import ABSENT, percent_text, seconds_text
 from meshwright.report.plan_view import CandidateRow, candidate_rows
+from meshwright.report.schedule_tables import schedule_tables
 from meshwright.report.summary import cards
 
 _STYLE = {"good": "green", "fine": "cyan", "warn": "yellow", "bad": "red"}
@@ -65,7 +66,8 @@ def audit_table(audit: Document) -> Group:
     for row in audit_rows(audit):
         table.add_row(*_audit_cells(row))
     said = [*(_remark(*remark) for remark in remarks(audit)), *_numerics(audit)]
-    return Group(table, _totals_table(audit), *_memory_table(audit), *said, _verdict(audit))
+    at_once = schedule_tables(audit)
+    return Group(table, _totals_table(audit), *_memory_table(audit), *at_once, *said, _verdict(audit))
 
 
 def summary_panel(run: Run, places: Mapping[str, str | Path]) -> Panel:

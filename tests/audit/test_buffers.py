@@ -1,0 +1,88 @@
+"""What is live at the peak, worked out by hand and beside XLA:CPU's own figure."""
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.audit.buffers import peak
+from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.printed import program_text
+
+MIB = 2**20
+# %a and %c are never live together; the loop writes slices into %stack and holds %row as it turns.
+LOOP = """HloModule test, is_scheduled=true
+
+%body (state: (s32[], f32[4,262144])) -> (s32[], f32[4,262144]) {
+  %state = (s32[], f32[4,262144]) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %stack = f32[4,262144] get-tuple-element(%state), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %zero = s32[] constant(0)
+  %row = f32[1,262144] iota(), iota_dimension=1, metadata={op_name="jit(f)/jvp(layers)/w_in/dot_general"}
+  %written = f32[4,262144] dynamic-update-slice(%stack, %row, %i, %zero)
+  ROOT %out = (s32[], f32[4,262144]) tuple(%next, %written)
+}
+
+%go (state: (s32[], f32[4,262144])) -> pred[] {
+  %state = (s32[], f32[4,262144]) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %n = s32[] constant(4)
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[262144]) -> f32[262144] {
+  %x = f32[262144] parameter(0)
+  %a = f32[262144] sine(%x), metadata={op_name="jit(f)/jvp(embed)/sin"}
+  %b = f32[262144] cosine(%a), metadata={op_name="jit(f)/jvp(layers)/mlp_norm/cos"}
+  %fill = f32[] constant(0)
+  %empty = f32[4,262144] broadcast(%fill), dimensions={}
+  %start = s32[] constant(0)
+  %init = (s32[], f32[4,262144]) tuple(%start, %empty)
+  %loop = (s32[], f32[4,262144]) while(%init), condition=%go, body=%body
+  %made = f32[4,262144] get-tuple-element(%loop), index=1
+  %last = f32[1,262144] slice(%made), slice={[3:4], [0:262144]}
+  %c = f32[262144] bitcast(%last)
+  ROOT %y = f32[262144] add(%b, %c)
+}
+"""
+
+
+def test_the_peak_is_inside_the_loop() -> None:
+    found = peak(parse_hlo(LOOP))
+    assert found is not None
+    told = [(one.instruction, one.tensor, one.num_bytes) for one in found.held if one.num_bytes >= MIB]
+    assert told == [
+        ("empty", "layers/w_in", 4 * MIB),
+        ("b", "layers/mlp_norm", MIB),
+        ("row", "layers/w_in", MIB),
+    ]
+    assert found.num_bytes - 6 * MIB < 100
+    assert found.to_dict()["buffers"][0]["shape"] == "f32[4,262144]"
+
+
+def test_what_has_no_schedule_has_no_peak() -> None:
+    assert peak(parse_hlo(LOOP.replace(", is_scheduled=true", ""))) is None
+
+
+def test_memory_on_the_chip_is_not_counted_and_tiles_are_padded() -> None:
+    small = LOOP.replace("%b = f32[262144] cosine", "%b = f32[262144]{0:T(1024)S(1)} cosine")
+    narrow = LOOP.replace("%b = f32[262144] cosine", "%b = f32[262144,1]{1,0:T(8,128)} cosine")
+    both = [peak(parse_hlo(text)) for text in (LOOP, small, narrow)]
+    whole, less, more = [one.num_bytes for one in both if one]
+    assert (whole - less, more - whole) == (MIB, 127 * MIB)
+
+
+def test_the_peak_is_near_the_compilers_own() -> None:
+    """A scan whose gradient keeps its steps: XLA:CPU's temporaries, alignment aside."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.tanh(h @ w), None
+
+        return jax.lax.scan(layer, x, w)[0].sum()
+
+    w, x = jnp.zeros((8, 64, 64)), jnp.zeros((256, 64))
+    compiled = jax.jit(jax.grad(loss)).lower(w, x).compile()
+    found, told = peak(parse_hlo(program_text(compiled))), compiled.memory_analysis()
+    assert found is not None and told is not None
+    assert 0.7 < found.num_bytes / told.temp_size_in_bytes < 1.1
