@@ -1,6 +1,5 @@
 """What a search reads off many layouts at once, against each of them priced alone."""
 
-from collections.abc import Mapping
 from random import Random
 
 import pytest
@@ -17,19 +16,12 @@ _NUM_PRICED = 40
 _ROUNDING = 1e-9
 
 
-def _sample(
-    model: str, hardware: str, workload: Workload, base: Layout, given: Mapping[str, object] | None = None
-) -> list[tuple[Choice, Candidate]]:
+def _sample(model: str, hardware: str, workload: Workload, base: Layout) -> list[tuple[Choice, Candidate]]:
     config, machine = load_model(model), load(hardware)
-    space = Space(config, machine, workload, base, runnable=False, given=given)
+    space = Space(config, machine, workload, base, runnable=False)
     choices = list(space.choices(space.meshes()))
     some = Random(0).sample(choices, min(_NUM_PRICED, len(choices)))
     return [(choice, price(config, machine, workload, choice.layout)) for choice in some]
-
-
-def _norm_seconds(candidate: Candidate) -> float:
-    """Of the all-reduce of the norm of the gradients, which a choice leaves out."""
-    return sum(one.seconds for one in candidate.cost.transfers if one.transfer.tensor == "grad_norm")
 
 
 @pytest.mark.parametrize(
@@ -41,10 +33,11 @@ def _norm_seconds(candidate: Candidate) -> float:
         pytest.param(
             "llama-3-8b", "2*v5e:4x4", Workload(128, 4096), Layout(context_method="ring"), id="slices"
         ),
+        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout(matmul_dtype="fp8"), id="casts"),
         pytest.param("gemma-2-9b", "v5p:4x4x4", Workload(64, 8192), Layout(), id="windows and a torus"),
         pytest.param("mixtral-8x7b", "h100:4x8", Workload(256, 4096), Layout(), id="experts"),
         pytest.param(
-            "deepseek-v3", "h100:16x8", Workload(480, 4096), Layout(), id="experts after dense layers"
+            "deepseek-v3", "h100:4x8", Workload(120, 4096), Layout(), id="experts after dense layers"
         ),
         pytest.param("llama-3-8b", "cpu:8", Workload(16, 1024), Layout(compute_dtype="f32"), id="measured"),
     ],
@@ -54,16 +47,8 @@ def test_a_choice_has_the_memory_and_the_time_of_its_layout(
 ) -> None:
     for choice, candidate in _sample(model, hardware, workload, base):
         assert choice.bytes_per_chip == pytest.approx(candidate.memory.total, rel=_ROUNDING), choice.layout
-        expected = candidate.step_seconds - _norm_seconds(candidate)
-        assert choice.seconds == pytest.approx(expected, rel=_ROUNDING), choice.layout
+        assert choice.seconds == pytest.approx(candidate.step_seconds, rel=_ROUNDING), choice.layout
         assert choice.least_seconds <= choice.seconds * (1 + _ROUNDING)
-
-
-def test_casts_of_weights_are_not_priced_too_often() -> None:
-    """They are priced for the most microbatches of all the layouts that are recorded together."""
-    base = Layout(matmul_dtype="fp8")
-    for choice, candidate in _sample("llama-3-8b", "h100:2x8", Workload(128, 4096), base, {"pipe": 1}):
-        assert 0.9 * candidate.step_seconds < choice.seconds <= candidate.step_seconds * (1 + _ROUNDING)
 
 
 def test_meshes_give_the_same_choices_together_and_alone() -> None:

@@ -19,7 +19,7 @@ from meshwright.cost.memory import Held, held_bytes, parameter_counts, state_byt
 from meshwright.cost.ops import record_loss
 from meshwright.cost.passes import Dtypes, pass_of_many, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, makespan, routes
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import Shape, Sizes
 from meshwright.cost.stages import (
     Counts,
     alive_microbatches,
@@ -35,6 +35,7 @@ from meshwright.cost.step import (
     done_once,
     exposed_share,
     hop_share,
+    norm_transfer,
     sent_bytes,
     stage_times,
 )
@@ -52,10 +53,7 @@ class Member(NamedTuple):
 
 
 class Family:
-    """Members with one pattern, all of one microbatch or all of several, recorded at once.
-
-    A quantised weight is cast once a step, which is priced for the most microbatches that a member has.
-    """
+    """Members with one pattern, all of one microbatch or all of several, recorded at once."""
 
     def __init__(
         self,
@@ -68,10 +66,11 @@ class Family:
     ) -> None:
         self.config, self.chip, self.members = config, hardware.chip, members
         self.microbatches = np.array([member.microbatches for member in members])
-        self.layout = layout = members[0].mesh.replace(microbatches=int(self.microbatches.max()))
+        self.layout = layout = members[0].mesh.replace(microbatches=members[0].microbatches)
         shape = Shape(workload.num_sequences / self.microbatches, workload.seq_len, workload.seq_len)
         mesh = _Meshes([member.mesh for member in members])
-        self.graph = record_loss(config, layout, shape, flash_attention=flash_attention, mesh=mesh)
+        sizes = Sizes(mesh, self.microbatches)
+        self.graph = record_loss(config, layout, shape, flash_attention=flash_attention, many=sizes)
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
         self.placements = [machine.place(member.mesh.mesh) for member in members]
         self.counts = parameter_counts(config, layout, mesh)
@@ -79,6 +78,7 @@ class Family:
         self._passes: dict[tuple, PricedPass] = {}
         self._stages: dict[tuple[int, int, str], Stages] = {}
         self._states: dict[tuple, _States] = {}
+        self._norms: dict[int, Any] = {}
 
     @cached_property
     def rows(self) -> dict[int, list[int]]:
@@ -106,6 +106,14 @@ class Family:
             stages = {s: state_bytes(self.config, layout, s, self.counts) for s in {0, pipe - 1}}
             self._states[key] = _States(stages, update)
         return self._states[key]
+
+    def norm_seconds(self, pipe: int) -> Any:
+        """Of the all-reduce of the norm of the gradients, of the members with `pipe` stages."""
+        if pipe not in self._norms:
+            norm = norm_transfer(self.layout.replace(pipe=pipe).weight_axes)
+            placements = [self.placements[row] for row in self.rows[pipe]]
+            self._norms[pipe] = seconds_of_many(norm.op, norm.axes, placements)(norm.gathered_bytes)
+        return self._norms[pipe]
 
     def priced(self, remat: str) -> list[list[PricedPass]]:
         """The passes of every segment."""
@@ -183,7 +191,7 @@ class Stages:
         return self._busy[places] + self._once_seconds(schedule)[places]
 
     def step_seconds(self, place: int, schedule: str) -> float:
-        """The step of one member, but for the norm of its gradients and for a factor of all times."""
+        """The step of one member, but for a factor of all times."""
         busy, once = float(self._busy[place]), float(self._once_seconds(schedule)[place])
         if self.pipe == 1:
             return busy + once
@@ -195,7 +203,7 @@ class Stages:
     def _once_seconds(self, schedule: str) -> Any:
         """Of what a step does once, and of launches."""
         states = self.family.states(self.pipe, self.interleave, schedule)
-        return self._besides + self._all(states.update_seconds)
+        return self._besides + self._all(states.update_seconds) + self.family.norm_seconds(self.pipe)
 
     def _chunk_times(self, chunks: int) -> list[Times]:
         if chunks not in self._times:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
-from meshwright.cost.recorder import Recorder, Shape
+from meshwright.cost.recorder import Recorder, Shape, Sizes
 from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
@@ -20,7 +20,6 @@ from meshwright.models.parameters import parameters
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Route, cotangent
-from meshwright.notation.mesh import Degrees
 from meshwright.notation.operation import placed
 from meshwright.units import dtype_bytes, whole
 
@@ -38,9 +37,9 @@ class SymbolicOps(Recorder):
         shape: Shape,
         *,
         flash_attention: bool,
-        mesh: Degrees | None = None,
+        many: Sizes | None = None,
     ) -> None:
-        super().__init__(config, layout, shape, mesh)
+        super().__init__(config, layout, shape, many)
         self.flash_attention = flash_attention
         self._quantised: dict[int, Value] = {}
 
@@ -183,7 +182,7 @@ class SymbolicOps(Recorder):
         matmul_dtype, compute_dtype = self.layout.matmul_dtype, self.layout.compute_dtype
         if matmul_dtype is None or dtype_bytes(matmul_dtype) >= dtype_bytes(compute_dtype):
             return
-        times = {id(x): 1.0, id(w): 1 / self.layout.microbatches, id(product): 1.0}
+        times = {id(x): 1.0, id(w): 1 / self.microbatches, id(product): 1.0}
         fresh = [value for value in (x, w) if id(value) not in self._quantised]
         self._quantised |= {id(value): value for value in fresh}
         forward, backward = (
@@ -383,10 +382,10 @@ def _with_copies(node: Node, copies: int) -> Node:
 
 
 def record_loss(
-    config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool, mesh: Degrees | None = None
+    config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool, many: Sizes | None = None
 ) -> Graph:
     """The graph of one microbatch's loss."""
-    ops = SymbolicOps(config, layout, shape, flash_attention=flash_attention, mesh=mesh)
+    ops = SymbolicOps(config, layout, shape, flash_attention=flash_attention, many=many)
     tokens, positions = ops.tokens("tokens"), ops.tokens("positions")
     transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, positions)
     return ops.graph()

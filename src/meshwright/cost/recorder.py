@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.cost.graph import Graph, Node, Segment, Transfer, Value, Work
 from meshwright.layout import Layout
@@ -29,19 +29,24 @@ class Shape:
     key_len: int
 
 
+class Sizes(NamedTuple):
+    """Degrees of the mesh axes and the microbatches of a step: of a layout, or arrays of them of many."""
+
+    mesh: Degrees
+    microbatches: Any
+
+
 class Recorder:
     """Records nodes for one model, layout and shape.
 
     Sizes may be fractions (a batch that does not divide), since they are only multiplied. Of layouts with
-    one pattern all can be recorded at once: `mesh` has an array of sizes for each axis then, and every figure
-    of the graph that follows from them is an array too.
+    one pattern all can be recorded at once: `many` has arrays of their sizes then, and every figure of the
+    graph that follows from them is an array too.
     """
 
-    def __init__(
-        self, config: ModelConfig, layout: Layout, shape: Shape, mesh: Degrees | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, layout: Layout, shape: Shape, many: Sizes | None = None) -> None:
         self.config, self.layout = config, layout
-        self.mesh = layout.mesh if mesh is None else mesh
+        self.mesh, self.microbatches = many or Sizes(layout.mesh, layout.microbatches)
         self.sizes: dict[str, Any] = {
             **dimensions(config),
             "B": shape.num_sequences,

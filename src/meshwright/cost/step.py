@@ -210,10 +210,14 @@ class StepPricer:
     def _add_update(self, sums: "_Sums", update: Work, norm_axes: Axes) -> None:
         sums.add("optimizer", *work_seconds(update, "update", self.dtypes, self.chip))
         if norm_axes:
-            norm = Transfer("all_reduce", norm_axes, "grad_norm", 4, "f32", critical=True)
-            sums.add_transfer(self._price(norm), "update", 1, 1.0)
+            sums.add_transfer(self._price(norm_transfer(norm_axes)), "update", 1, 1.0)
         if self.chip.step.launch_seconds:
             sums.add("launch", self.chip.step.launch_seconds * self.layout.microbatches, "launch")
+
+
+def norm_transfer(axes: Axes) -> Transfer:
+    """The sum of the squares of the gradients, over the axes that split them."""
+    return Transfer("all_reduce", axes, "grad_norm", 4, "f32", critical=True)
 
 
 def exposed_share(waiting: Any, room: Any, overlap: float) -> Any:

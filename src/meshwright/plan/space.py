@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of its step, but for the norm of its gradients."""
+        """Of its step."""
         slowdown = self.stages.family.chip.step.slowdown
         return slowdown * self.stages.step_seconds(self.place, self.schedule)
 

@@ -1,7 +1,7 @@
 """The best layouts to train a model on a machine, ranked by the cost model, and why.
 
-Every layout of plan/space.py is considered; those whose bound is beaten already by as many as are
-asked for are not priced. The others are priced by cost/step.py from their contractions.
+Every layout of plan/space.py is considered, with its memory and its time. Those that rank are priced
+once more by cost/step.py, which says what their time consists of.
 """
 
 import gc
@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush, nsmallest
+from itertools import islice
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory, train_memory, update_work
@@ -32,8 +33,6 @@ NOT_SEARCHED = (
     "optimizer_dtype",
     "master_weights",
 )
-# What a price may be off by when its terms are added in another order.
-_ROUNDING = 1 + 1e-9
 # Candidates that are priced and ranked, at least.
 NUM_RANKED = 20
 # The best of them, for which every placement of their axes on the links is priced.
@@ -199,27 +198,19 @@ def search(
 def _priced(
     choices: list[Choice], config: ModelConfig, hardware: Hardware, workload: Workload, num_ranked: int
 ) -> list[Candidate]:
-    """The choices that fit, in the order of their bounds, until the rest cannot rank any more."""
+    """The fastest choices that fit, of equals the first one first; or those that come nearest to fitting."""
     usable = usable_bytes(hardware)
     fitting = [choice for choice in choices if choice.bytes_per_chip <= usable]
-    if not fitting:
-        nearest = sorted(choices, key=lambda choice: choice.bytes_per_chip)[:num_ranked]
-        return [price(config, hardware, workload, choice.layout) for choice in nearest]
-    found: dict[int, Candidate] = {}
-    worst: list[float] = []  # a heap of the best times, negated
-    for seconds, place in _ascending(fitting):
-        if len(worst) == num_ranked and seconds > -worst[0] * _ROUNDING:
-            break
-        found[place] = price(config, hardware, workload, fitting[place].layout)
-        seconds = found[place].step_seconds
-        push = heapreplace if len(worst) == num_ranked else heappush
-        if len(worst) < num_ranked or seconds < -worst[0]:
-            push(worst, -seconds)
-    return [found[place] for place in sorted(found)]  # of equals, the one that was considered first
+    if fitting:
+        fastest = islice(_ascending(fitting), num_ranked)
+        chosen = [fitting[place] for place in sorted(place for _, place in fastest)]
+    else:
+        chosen = nsmallest(num_ranked, choices, key=lambda choice: choice.bytes_per_chip)
+    return [price(config, hardware, workload, choice.layout) for choice in chosen]
 
 
 def _ascending(choices: list[Choice]) -> Iterator[tuple[float, int]]:
-    """(seconds, place) of choices, in ascending order: the seconds are asked for only once a bound is due."""
+    """(seconds, place) of choices, in ascending order; seconds are asked for only once their bound is due."""
     known: list[tuple[float, int]] = []  # a heap
     for place in sorted(range(len(choices)), key=lambda place: choices[place].least_seconds):
         while known and known[0][0] <= choices[place].least_seconds:
