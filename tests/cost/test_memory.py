@@ -123,9 +123,11 @@ class TestBuffers:
         assert memory.buffers + memory.gradients >= BF16 * TOKENS * 64_000
 
     def test_the_head_has_the_room_of_gradients_that_come_after_it(self) -> None:
-        """Those of one microbatch; with several they add up from the first on."""
+        """Those of one microbatch, which are no buffers if it is the only one."""
         held = Held(a_microbatch=0, once=0, on_chip=0, layer=10, ends=25)
-        assert [held.buffers(room) for room in (0, 5, 20)] == [25, 20, 10]
+        assert [held.buffers(gradients, 1, pipe=1) for gradients in (0, 5, 20)] == [25, 20, 10]
+        assert [held.buffers(gradients, 4, pipe=1) for gradients in (0, 5, 20)] == [25, 25, 30]
+        assert [held.buffers(gradients, 4, pipe=2) for gradients in (0, 5, 20)] == [25, 25, 25]
 
 
 @given(

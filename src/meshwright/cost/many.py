@@ -182,7 +182,7 @@ class Stages:
             held = held_bytes(family.graph, pipe, interleave, stage, ends, self.remat)
             held = Held(*[_at(rows, figure) for figure in held])
             alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in microbatches.tolist()]
-            buffers = held.buffers(gradients * (microbatches == 1))
+            buffers = held.buffers(gradients, microbatches, pipe)
             found.append(weights + gradients + optimizer + held.saved(np.array(alive)) + buffers)
         return largest(found)
 

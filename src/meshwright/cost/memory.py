@@ -6,9 +6,9 @@
     activations  what the layers of this stage save for the backward pass, for every microbatch that is
                  in flight, and the head's inputs and logits
     buffers      gathered weights and the working set of a backward pass: of one layer, whose next
-                 layer's weights arrive meanwhile, or of the head, whichever is larger. In the head's time
-                 there are no gradients yet, but for those that add up over microbatches: a single one has
-                 their room
+                 layer's weights arrive meanwhile, or of the head, whichever is larger. The gradients of
+                 a microbatch come after the head; where there are several they lie beside their sum
+                 until they are added to it. In a pipeline they are taken to be added as they are made
 
 The peak is at the start of the backward pass, when the activations of every layer are alive; of the
 stages of a pipeline, at the first, where most microbatches are, or the last, which has the head unless the
@@ -138,7 +138,7 @@ def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int)
     alive = alive_microbatches(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, index)
     saved = held.saved(alive)
     kept = min(saved, held.on_chip) if layout.offload else saved
-    buffers = held.buffers(gradients if layout.microbatches == 1 else 0)
+    buffers = held.buffers(gradients, layout.microbatches, layout.pipe)
     return Memory(weights, gradients, optimizer, round(kept), buffers, round(saved - kept))
 
 
@@ -174,9 +174,14 @@ class Held(NamedTuple):
         """With so many microbatches in flight."""
         return alive * self.a_microbatch + self.once
 
-    def buffers(self, room: Any = 0) -> Any:
-        """Those of the pass that needs most; room: bytes that are not in use yet when the head runs."""
-        return larger(self.layer, self.ends - room)
+    def buffers(self, gradients: Any, microbatches: Any, pipe: int) -> Any:
+        """Those of the pass that needs most, one microbatch's gradients included.
+
+        These are not there yet when the head runs. Those of a single one are counted as the step's.
+        """
+        alone = microbatches == 1
+        own = gradients * (alone | (pipe == 1))
+        return larger(self.layer + own, self.ends) - own * alone
 
 
 @lru_cache(maxsize=16384)
