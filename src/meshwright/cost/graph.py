@@ -139,7 +139,8 @@ class Graph:
 _KEPT_AS_MATMULS = ("matmul", "attention", "reduce", "exchange")
 
 
-@lru_cache(maxsize=16384)  # memory and time of every layout that shares the segment ask for the same
+# Memory and time of a segment ask for the same, soon after one another; a result keeps the whole segment.
+@lru_cache(maxsize=512)
 def saved_values(segment: Segment, remat: str) -> list[Value]:
     """What the backward pass of one run of `segment` finds in memory.
 
@@ -168,7 +169,7 @@ def _every_second_product(segment: Segment) -> list[Node]:
     return [node for node in segment.nodes if node.kind == "matmul"][1::2]
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=512)
 def recomputed_nodes(segment: Segment, remat: str) -> list[Node]:
     """The nodes whose forward work the backward pass repeats, in order."""
     saved = {id(value) for value in saved_values(segment, remat)}

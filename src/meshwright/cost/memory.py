@@ -184,7 +184,7 @@ class Held(NamedTuple):
         return larger(self.layer + own, self.ends) - own * alone
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=512)
 def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends, remat: str) -> Held:
     """What the passes of one stage hold under one remat policy."""
     here = stage_segments(graph, pipe, interleave, stage, ends)
@@ -200,14 +200,14 @@ def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends,
     )
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=512)
 def _saved(segment: Segment, remat: str) -> int:
     """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer."""
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
     return _bytes([value for value in saved_values(segment, remat) if id(value) not in weights])
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=512)
 def _working_set(segment: Segment, remat: str) -> int:
     """Gathered weights, what the backward pass recomputed, and a cotangent as large as it all."""
     gathered = gathered_bytes(segment) * (2 if segment.count > 1 else 1)

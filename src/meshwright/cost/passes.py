@@ -51,14 +51,14 @@ class Pass:
     transfers: tuple[Transfer, ...]
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=512)
 def passes(segment: Segment, remat: str, dtypes: Dtypes, chip: Chip) -> tuple[Pass, ...]:
     """Forward, recompute and backward of one run of `segment`."""
     forward, backward = _there_and_back(segment, dtypes, chip)
     return forward, _pass("recompute", recomputed_nodes(segment, remat), dtypes, chip), backward
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=512)
 def _there_and_back(segment: Segment, dtypes: Dtypes, chip: Chip) -> tuple[Pass, Pass]:
     """Forward and backward, whatever is recomputed between them."""
     return (
