@@ -149,6 +149,21 @@ def test_what_a_loop_sends_a_turn_later_has_the_name_of_what_made_it() -> None:
     assert (one.op, one.count, one.scope) == ("all_reduce", 3, ("layers", "w_in"))
 
 
+def test_a_number_sent_as_a_row_of_128_is_one_number() -> None:
+    entry = f"""ENTRY %main (x: f32[8]) -> f32[128] {{
+  %x = f32[8] parameter(0)
+  %zero = f32[] constant(0)
+  %loss = f32[]{{:T(128)}} reduce(%x, %zero), dimensions={{0}}, metadata={{op_name="jit(f)/loss/reduce_sum"}}
+  %row = f32[1,1,128]{{2,1,0:T(1,128)}} bitcast(%loss)
+  %here = f32[1,1,128]{{2,1,0:T(1,128)}} all-reduce(%row), replica_groups={{{{0,1,2,3}}}}, to_apply=%sum
+  %token = token[] after-all()
+  %send = (f32[1,1,128], u32[], token[]) send(%here, %token), channel_id=2, {_across("r")}
+  ROOT %recv = (f32[1,1,128], u32[], token[]) recv(%token), channel_id=1, {_across("r")}
+}}
+"""
+    assert [(one.scope, one.gathered_bytes) for one in _read(HEAD + entry)] == [(("loss",), 4)] * 2
+
+
 NORMS = (
     HEAD
     + """%join (p: bf16[128], q: bf16[384]) -> bf16[512] {

@@ -1,12 +1,16 @@
 """The collectives of loss and gradients under each layout, counted by hand and pinned."""
 
+import re
 from collections import Counter
 
 import jax
+import jax.numpy as jnp
 import pytest
 from tests.nn.test_layouts import TINY, Step
 
 from meshwright.layout import Layout
+from meshwright.nn.embedding import embed
+from meshwright.nn.mesh import array_type, device_mesh
 from meshwright.testing import assert_collectives
 
 L = TINY.num_layers
@@ -90,3 +94,24 @@ def test_the_collectives_of_a_layout(text: str) -> None:
     step = Step(TINY, layout)
     with jax.set_mesh(step.mesh):
         assert_collectives(step.run, step.params, *step.batch, expected=expected(layout))
+
+
+@pytest.mark.parametrize("text", ["data=2,fsdp=4", "data=2,fsdp=2,tensor=2"])
+def test_the_tables_gradient_is_scattered_before_its_shares_are_summed(text: str) -> None:
+    """As JAX writes it: the sum over data is of D / fsdp, which is what crosses between slices."""
+    layout = Layout.parse(text)
+    mesh, sizes = device_mesh(layout), {"V": 64, "D": 32, "B": 8, "T": 16}
+    table = array_type(layout.weight("embed", "VD"), mesh, sizes, "float32")
+    ids = array_type(layout.tokens("tokens"), mesh, sizes, "int32")
+
+    def gradient(table: jax.Array, ids: jax.Array) -> jax.Array:
+        return jax.grad(lambda table: jnp.square(embed(ids, table, layout)).sum())(table)
+
+    with jax.set_mesh(mesh):
+        written = jax.jit(gradient).lower(table, ids).as_text()
+    sums = re.findall(r'stablehlo\.(all_reduce|reduce_scatter)".*?\) : \(tensor<([^>]*)>\)', written, re.S)
+    rows, share = 64 // layout.tensor, 32 // layout.fsdp
+    assert sums[-2:] == [
+        ("reduce_scatter", f"{rows}x{layout.fsdp}x{share}xf32"),
+        ("all_reduce", f"{rows}x{share}xf32"),
+    ]

@@ -13,7 +13,7 @@ from meshwright.audit.naming import MOVED, laid_end_to_end, origin_name, reader_
 from meshwright.audit.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
 from meshwright.audit.opcodes import op_of
 from meshwright.audit.slices import crossing_groups, received
-from meshwright.audit.trace import Place, Value, history, places, run_count
+from meshwright.audit.trace import COPIES, Place, Value, history, places, run_count
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError
 
@@ -162,7 +162,7 @@ def _one(
     """piece: the tensor, and its share of what is sent, where others are sent beside it in one array."""
     instruction = value.instruction
     sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
-    first, share = piece or (operands[0], 1)
+    first, share = piece or (operands[0], _share_of_tile(program, operands[0]))
     origin = list(history(program, first, MOVED))
     groups = groups_of(instruction, program.num_partitions)
     reduces = op == "all_reduce" and instruction.opcode != "send" and not piece
@@ -293,6 +293,19 @@ def _narrowest(origin: list[Value], dtype: str) -> str:
     seen = [dtype] + [shape.dtype for shape in shapes if isinstance(shape, Shape)]
     floats = [name for name in seen if re.match(r"b?f\d", name)]
     return _short(min(floats or [dtype], key=dtype_bits))
+
+
+def _share_of_tile(program: Program, operand: Value) -> Fraction:
+    """The part of what is sent that is numbers: XLA for TPU sends one as a row of 128, by a bitcast."""
+    sizes: list[int] = []
+    value: Value | None = operand
+    while value:
+        past = list(history(program, value, COPIES))
+        shapes = [one.instruction.shape for one in past]
+        sizes += [shape.num_elements for shape in shapes if isinstance(shape, Shape)]
+        value = summed(program, past[-1])
+        value = value if value and len(value.instruction.shapes) == 1 else None
+    return Fraction(min(sizes), sizes[0]) if sizes and min(sizes) == 1 else Fraction(1)
 
 
 def _follows_sum(program: Program, op: Op, operand: Value) -> bool:

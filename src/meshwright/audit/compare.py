@@ -22,9 +22,8 @@ from meshwright.notation.array import Axes
 from meshwright.notation.mesh import Mesh
 from meshwright.units import dtype_bytes
 
-# Sums of a few numbers (the loss, a norm of gradients) are listed and never decide the verdict. Between
-# slices a TPU sends a number as a row of 128.
-NEGLIGIBLE_BYTES = 128 * 4
+# Sums of a few numbers (the loss, a norm of gradients) are listed and never decide the verdict.
+NEGLIGIBLE_BYTES = 64
 
 # The passes of a step that are told apart; a recomputed gather may be emitted in either backward pass.
 _PASS_OF = {"recompute": "backward", "remat": "backward"}

@@ -12,7 +12,7 @@ from jax.sharding import reshard
 
 from meshwright.layout import Layout
 from meshwright.nn.mesh import partition_spec, reduced_axes
-from meshwright.notation.array import Axes, ShardedArray
+from meshwright.notation.array import ShardedArray
 
 
 def embed_positions(positions: Array, table: Array, layout: Layout) -> Array:
@@ -21,7 +21,7 @@ def embed_positions(positions: Array, table: Array, layout: Layout) -> Array:
     mine = ShardedArray("positions", ("B", "T"), out.axes[:2])
 
     def local(positions_local: Array, table_local: Array) -> Array:
-        return _gathered(_own(table_local, kept), stored)[positions_local]
+        return _gathered(_own(table_local, stored, mine), stored)[positions_local]
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)
     specs = (partition_spec(mine), partition_spec(stored, kept))
@@ -29,9 +29,14 @@ def embed_positions(positions: Array, table: Array, layout: Layout) -> Array:
     return looked_up(reshard(positions, specs[0]), table)
 
 
-def _own(table_local: Array, kept: Axes) -> Array:
-    """A table as this device's own, so that its gradient is too: a partial sum over `kept`."""
-    return lax.pcast(table_local, kept, to="varying") if kept else table_local
+def _own(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> Array:
+    """A table as this device's own wherever it looks up rows of its own: so its gradient is a partial sum.
+
+    Before the table is gathered, and not after: else its gradient would be summed over `data` whole, and
+    scattered over `fsdp` only then, where first scattered it is a share that is summed.
+    """
+    axes = tuple(axis for axis in looked_up.sharded_axes if axis not in stored.sharded_axes)
+    return lax.pcast(table_local, axes, to="varying") if axes else table_local
 
 
 def _gathered(table_local: Array, stored: ShardedArray) -> Array:
@@ -47,10 +52,10 @@ def embed(tokens: Array, table: Array, layout: Layout) -> Array:
     """x[B, T, D] of tokens[B, T]."""
     stored = layout.weight("embed", "VD")
     out = layout.activation("x", "BTD")
-    split_vocab = stored.axes_of("V")
+    split_vocab, ids = stored.axes_of("V"), layout.tokens("tokens")
 
     def local(tokens_local: Array, table_local: Array) -> Array:
-        table_local = _gathered(_own(table_local, kept), stored)
+        table_local = _gathered(_own(table_local, stored, ids), stored)
         if not split_vocab:
             return table_local[tokens_local]
         (axis,) = split_vocab
@@ -64,5 +69,5 @@ def embed(tokens: Array, table: Array, layout: Layout) -> Array:
         return lax.psum(x_local, axis)
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)
-    specs = (partition_spec(layout.tokens("tokens")), partition_spec(stored, kept))
+    specs = (partition_spec(ids), partition_spec(stored, kept))
     return jax.shard_map(local, in_specs=specs, out_specs=partition_spec(out))(tokens, table)
