@@ -34,6 +34,7 @@ def _sample(model: str, hardware: str, workload: Workload, base: Layout) -> list
             "llama-3-8b", "2*v5e:4x4", Workload(128, 4096), Layout(context_method="ring"), id="slices"
         ),
         pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout(matmul_dtype="fp8"), id="casts"),
+        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout(offload=True), id="offload"),
         pytest.param("gemma-2-9b", "v5p:4x4x4", Workload(64, 8192), Layout(), id="windows and a torus"),
         pytest.param("mixtral-8x7b", "h100:4x8", Workload(256, 4096), Layout(), id="experts"),
         pytest.param(
@@ -46,7 +47,7 @@ def test_a_choice_has_the_memory_and_the_time_of_its_layout(
     model: str, hardware: str, workload: Workload, base: Layout
 ) -> None:
     for choice, candidate in _sample(model, hardware, workload, base):
-        assert choice.bytes_per_chip == pytest.approx(candidate.memory.total, rel=_ROUNDING), choice.layout
+        assert choice.bytes_per_chip == candidate.memory.total, choice.layout
         assert choice.seconds == pytest.approx(candidate.step_seconds, rel=_ROUNDING), choice.layout
         assert choice.least_seconds <= choice.seconds * (1 + _ROUNDING)
 

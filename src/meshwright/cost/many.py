@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Direction, Node, Segment, Transfer, recomputed_nodes
-from meshwright.cost.memory import Held, held_bytes, parameter_counts, state_bytes, update_work
+from meshwright.cost.memory import Held, held_bytes, parameter_counts, peak, state_bytes, update_work
 from meshwright.cost.ops import record_loss
 from meshwright.cost.passes import Dtypes, pass_of_many, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, makespan, routes
@@ -104,7 +104,7 @@ class Family:
                 update_work(self.config, layout, self.counts), "update", self.dtypes, self.chip
             )
             stages = {s: state_bytes(self.config, layout, s, self.counts) for s in {0, pipe - 1}}
-            self._states[key] = _States(stages, update)
+            self._states[key] = _States(layout, stages, update)
         return self._states[key]
 
     def norm_seconds(self, pipe: int) -> Any:
@@ -146,8 +146,13 @@ class Family:
 
 
 class _States(NamedTuple):
-    """(weights, gradients, optimizer) of the first and the last stage, in bytes; seconds of the update."""
+    """Of the members with some stages and chunks; layout: of one of them.
 
+    stages: bytes of (weights, gradients, optimizer), of the first stage and the last. update_seconds: of the
+    optimizer.
+    """
+
+    layout: Layout
     stages: dict[int, tuple[Any, Any, Any]]
     update_seconds: Any
 
@@ -155,7 +160,7 @@ class _States(NamedTuple):
 class Stages:
     """The members with one number of stages, under one number of chunks a stage and one remat policy.
 
-    Arrays have an entry for each of them.
+    rows: their places in the family. place: of one of them, in rows and in every array here.
     """
 
     def __init__(self, family: Family, pipe: int, interleave: int, remat: str) -> None:
@@ -174,17 +179,17 @@ class Stages:
     def needed_bytes(self, places: Sequence[int], schedule: str) -> Any:
         """At the peak of some members, on one chip of the stage that needs most."""
         family, pipe, interleave = self.family, self.pipe, self.interleave
-        rows, found = self.rows[places], []
-        microbatches = family.microbatches[rows]
-        for stage, states in family.states(pipe, interleave, schedule).stages.items():
-            weights, gradients, optimizer = (_at(rows, part) for part in states)
+        rows, states = self.rows[places], family.states(pipe, interleave, schedule)
+        microbatches, totals = family.microbatches[rows], []
+        for stage, parts in states.stages.items():
+            weights, gradients, optimizer = (_at(rows, part) for part in parts)
             ends = stage_ends(schedule, pipe, stage)
             held = held_bytes(family.graph, pipe, interleave, stage, ends, self.remat)
             held = Held(*[_at(rows, figure) for figure in held])
             alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in microbatches.tolist()]
-            buffers = held.buffers(gradients, microbatches, pipe)
-            found.append(weights + gradients + optimizer + held.saved(np.array(alive)) + buffers)
-        return largest(found)
+            memory = peak((weights, gradients, optimizer), held, np.array(alive), microbatches, states.layout)
+            totals.append(memory.total)
+        return largest(totals)
 
     def least_seconds(self, places: Sequence[int], schedule: str) -> Any:
         """Of a step of some members: as long as the stage that takes longest works."""

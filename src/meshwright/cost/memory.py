@@ -24,7 +24,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from meshwright.cost.figures import ceiling, larger, largest
+from meshwright.cost.figures import ceiling, larger, largest, smaller
 from meshwright.cost.graph import Graph, Segment, Value, Work, saved_values
 from meshwright.cost.pipeline import routes
 from meshwright.cost.stages import Ends, alive_microbatches, layers_of_stages, stage_ends, stage_segments
@@ -132,14 +132,19 @@ def train_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
 
 
 def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> Memory:
-    weights, gradients, optimizer = state_bytes(config, layout, index)
     ends = stage_ends(layout.schedule, layout.pipe, index)
     held = held_bytes(graph, layout.pipe, layout.interleave, index, ends, layout.remat)
     alive = alive_microbatches(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, index)
+    return peak(state_bytes(config, layout, index), held, alive, layout.microbatches, layout)
+
+
+def peak(states: tuple[Any, Any, Any], held: "Held", alive: Any, microbatches: Any, layout: Layout) -> Memory:
+    """Of a stage with so many microbatches alive at once; of many layouts that are alike else, in arrays."""
+    weights, gradients, optimizer = states
     saved = held.saved(alive)
-    kept = min(saved, held.on_chip) if layout.offload else saved
-    buffers = held.buffers(gradients, layout.microbatches, layout.pipe)
-    return Memory(weights, gradients, optimizer, round(kept), buffers, round(saved - kept))
+    kept = smaller(saved, held.on_chip) if layout.offload else saved
+    buffers = held.buffers(gradients, microbatches, layout.pipe)
+    return Memory(weights, gradients, optimizer, whole(kept), buffers, whole(saved - kept))
 
 
 def state_bytes(
