@@ -164,6 +164,18 @@ def test_what_the_compiler_does_not_tell_is_unavailable(run):
     assert "<em>compiled</em> unavailable" in build_report(run)
 
 
+def test_what_runs_at_once_and_what_makes_the_peak_stand_below_the_memory(run):
+    audit = audit_document()
+    audit["emitted"] = [one | {"overlaps": ["layers/w_in"]} for one in audit["emitted"]]
+    buffer = {"bytes": 6000, "tensor": "layers/w_gate", "instruction": "fusion.1", "shape": "bf16[3,1000]"}
+    audit["memory"]["peak"] = {"bytes": 8000, "buffers": [buffer]}
+    (run / "audit.json").write_text(json.dumps(audit))
+    html = build_report(run)
+    assert "bf16[3,1000]" in html and "8 kB of temporaries by the order of the schedule" in html
+    assert "products meanwhile" in html and "layers/w_in" in html
+    assert "products meanwhile" not in build_report(run / "plan.toml")
+
+
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(PlanError) as error:
         build_report(tmp_path)

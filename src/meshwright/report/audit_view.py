@@ -15,6 +15,12 @@ STATUS_TONE = {
     "differs": "warn",
 }
 
+# What a collective runs beside where it runs beside nothing.
+ALONE = "nothing"
+# Collectives that move less than this share of a step's bytes are left out; so are buffers of a peak.
+_LEAST_SHARE = 0.01
+_MOST_BUFFERS = 8
+
 
 @dataclass(frozen=True)
 class AuditRow:
@@ -78,6 +84,42 @@ def memory_rows(audit: Document) -> list[tuple[str, str, str]]:
         found = "unavailable" if not compiled else format_bytes(compiled[name])
         rows.append((f"{name}: {detail}" if detail else f"{name} besides", total, found))
     return rows
+
+
+def beside(audit: Document) -> list[tuple[str, str]] | None:
+    """The collectives that move most, and the products that run meanwhile; None where unavailable."""
+    emitted = [one for one in audit.get("emitted") or [] if one.get("overlaps") is not None]
+    if not emitted:
+        return None
+    moved: dict[str, int] = {}
+    products: dict[str, dict[str, None]] = {}
+    for one in emitted:
+        name = f"{one['tensor']} {one['direction']} {one['op']}"
+        moved[name] = moved.get(name, 0) + one["bytes"] * (one["count"] or 1)
+        products.setdefault(name, {}).update(dict.fromkeys(one["overlaps"]))
+    least = _LEAST_SHARE * sum(moved.values())
+    names = sorted((name for name in moved if moved[name] >= least), key=lambda name: -moved[name])
+    return [(name, _short(list(products[name]))) for name in names]
+
+
+def _short(products: list[str]) -> str:
+    more = f" and {len(products) - 2} more" if len(products) > 2 else ""
+    return ", ".join(products[:2]) + more if products else ALONE
+
+
+def largest_buffers(audit: Document) -> tuple[list[tuple[str, str, str]], str] | None:
+    """Tensor, shape and bytes of the largest buffers at the peak, and of how much; None where unavailable."""
+    memory = audit.get("memory") or {}
+    found = memory.get("peak")
+    if found is None:
+        return None
+    shown = [one for one in found["buffers"][:_MOST_BUFFERS] if one["bytes"] >= _LEAST_SHARE * found["bytes"]]
+    rows = [(one["tensor"] or one["instruction"], one["shape"], bytes_text(one["bytes"])) for one in shown]
+    rest = found["bytes"] - sum(one["bytes"] for one in shown)
+    given = memory.get("compiled_by_cause")
+    known = f" of {bytes_text(given['temporaries'])} that the compiler counts" if given else ""
+    caption = f"{bytes_text(found['bytes'])} of temporaries by the order of the schedule{known}"
+    return [*rows, ("all others", "", bytes_text(rest))], caption
 
 
 def remarks(audit: Document) -> list[tuple[str, str, str, str]]:

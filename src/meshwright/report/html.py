@@ -191,6 +191,8 @@ def _audit_context(audit: Document | None) -> dict[str, Any] | None:
         "notes": audit_view.notes(rows),
         "graph": layer_svg(audit),
         "memory": audit_view.memory_rows(audit),
+        "beside": audit_view.beside(audit),
+        "peak": audit_view.largest_buffers(audit),
         "remarks": audit_view.remarks(audit),
     }
 
