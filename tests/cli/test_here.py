@@ -48,10 +48,13 @@ def test_the_number_of_host_devices_replaces_an_earlier_one(monkeypatch):
 
 
 def test_doctor_finds_nothing_wrong_here(capsys):
-    assert main(["doctor", "--json"]) == 0
+    code = main(["doctor", "--json"])
     document = json.loads(capsys.readouterr().out)
     found = {check["name"]: check for check in document["checks"]}
-    assert document["ok"] and found["devices"]["found"].startswith("8 cpu")
+    wrong = {name for name, check in found.items() if not check["ok"]}
+    assert wrong <= {"locks"}  # which another process of this machine may hold
+    assert (code, document["ok"]) == (int(bool(wrong)), not wrong)
+    assert found["devices"]["found"].startswith("8 cpu")
     assert found["jax"]["ok"] and found["[hf]"]["ok"]
 
 
