@@ -73,6 +73,8 @@ def test_every_step_of_a_sum_has_the_name_of_what_is_summed() -> None:
         ("all_gather", SIZE, 4),
     ]
     assert {(one.phase, one.scope) for one in found} == {("backward", ("layers", "w_in"))}
+    cropped = "bf16[2048] bitcast(%mine)", 'bf16[2048] custom-call(%mine), custom_call_target="ZeroCrop"'
+    assert _read(IN_STEPS.replace(*cropped))[1].scope == ("layers", "w_in")
     assert [one.follows_sum for one in found] == [False, False, True]
 
 

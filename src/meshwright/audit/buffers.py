@@ -7,6 +7,7 @@ slice, a loop's state and a bitcast take no buffer of their own. What a compiler
 (alignment, fragments, buffers of its collectives) is not in the text; the audit says both totals.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -92,7 +93,8 @@ class _Schedule:
         best: tuple[int, list[_Buffer]] = (0, [])
         live: list[_Buffer] = []
         for index, instruction in enumerate(instructions):
-            live = [one for one in live if one.last >= index] + starts[index]
+            live = [one for one in live if one.last >= index]
+            live = _without_shared(instruction, live, starts[index], index) + starts[index]
             inside = max(
                 (self.peak(place.enter(instruction, called)) for called in self._run_by(instruction)),
                 key=lambda one: one[0],
@@ -161,8 +163,12 @@ class _Schedule:
                 yield path, _Buffer(shape.allocated_bytes, index, [], index)
 
     def _updated(self, value: Value, path: Path) -> int | None:
-        """The operand into whose buffer a result is written: of an update of a slice, alone or fused."""
+        """The operand into whose buffer a result is written, as by an update of a slice, alone or fused."""
         instruction = value.instruction
+        said = instruction.attributes.get("output_to_operand_aliasing", "")
+        found = re.search(rf"\{{{','.join(map(str, path))}\}}: \((\d+), ", said)
+        if found:
+            return int(found[1])
         if instruction.opcode == "dynamic-update-slice":
             return 0
         if instruction.opcode != "fusion":
@@ -176,6 +182,20 @@ class _Schedule:
         while (one := called.instructions[name]).opcode == "bitcast":
             name = one.operands[0]
         return int(one.literal) if one.opcode == "parameter" else None
+
+
+def _without_shared(
+    instruction: Instruction, live: list[_Buffer], fresh: list[_Buffer], index: int
+) -> list[_Buffer]:
+    """What stays live beside what is made: an elementwise result takes the place of an operand that ends."""
+    if instruction.opcode != "convert" and instruction.attributes.get("kind") != "kLoop":
+        return live
+    left = list(live)
+    for one in fresh:
+        ending = (old for old in left if old.last == index and old.num_bytes == one.num_bytes)
+        if old := next(ending, None):
+            left.remove(old)
+    return left
 
 
 def _below(found: Mapping[Path, _Buffer], index: int) -> dict[Path, _Buffer]:

@@ -9,6 +9,8 @@ from meshwright.audit.hlo import Computation, Instruction, Program
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
 SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
 MOVES = COPIES | SLICES | {"convert", "transpose", "bitcast-convert"}
+# Custom calls of XLA for TPU that put arrays side by side or cut padding of zeros off.
+_MOVING_CALLS = ("ConcatBitcast", "ZeroCrop")
 _CALLS = frozenset({"fusion", "call", "async-start"})
 _CALLED = (
     "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
@@ -164,9 +166,8 @@ def _before(program: Program, value: Value, through: frozenset[str]) -> Value | 
         return _argument(program, value)
     if instruction.opcode == "while" and path and is_carried_unchanged(program, instruction, path):
         return value.operand(0, path)
-    is_moved = instruction.opcode in through or "ConcatBitcast" in instruction.attributes.get(
-        "custom_call_target", ""
-    )
+    target = instruction.attributes.get("custom_call_target", "").strip('"')
+    is_moved = instruction.opcode in through or target in _MOVING_CALLS
     return value.operand(0, path) if is_moved else None
 
 
