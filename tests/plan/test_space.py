@@ -11,7 +11,7 @@ from meshwright.plan.space import Choice, Space
 from meshwright.plan.train import Candidate, price
 from meshwright.plan_file import Workload
 
-_NUM_PRICED = 40
+_NUM_PRICED = 30
 # Its terms are added in another order.
 _ROUNDING = 1e-9
 
@@ -31,14 +31,14 @@ def _sample(model: str, hardware: str, workload: Workload, base: Layout) -> list
             "llama-3-8b", "h100:2x8", Workload(200, 4096), Layout(), id="batch that does not divide"
         ),
         pytest.param(
-            "llama-3-8b", "2*v5e:4x4", Workload(128, 4096), Layout(context_method="ring"), id="slices"
+            "llama-3-8b", "2*v5e:4x2", Workload(32, 4096), Layout(context_method="ring"), id="slices"
         ),
         pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout(matmul_dtype="fp8"), id="casts"),
         pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout(offload=True), id="offload"),
-        pytest.param("gemma-2-9b", "v5p:4x4x4", Workload(64, 8192), Layout(), id="windows and a torus"),
-        pytest.param("mixtral-8x7b", "h100:4x8", Workload(256, 4096), Layout(), id="experts"),
+        pytest.param("gemma-2-9b", "v5p:2x4x4", Workload(32, 8192), Layout(), id="windows and a torus"),
+        pytest.param("mixtral-8x7b", "h100:2x8", Workload(64, 4096), Layout(), id="experts"),
         pytest.param(
-            "deepseek-v3", "h100:4x8", Workload(120, 4096), Layout(), id="experts after dense layers"
+            "deepseek-v2-lite", "h100:1x8", Workload(32, 4096), Layout(), id="experts after dense layers"
         ),
         pytest.param("llama-3-8b", "cpu:8", Workload(16, 1024), Layout(compute_dtype="f32"), id="measured"),
     ],
