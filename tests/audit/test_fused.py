@@ -114,6 +114,35 @@ def test_tensors_scattered_together_keep_their_names() -> None:
     ]
 
 
+def test_what_a_sum_of_several_made_has_the_name_of_its_own() -> None:
+    """XLA for GPU lays the slices of a combined reduce-scatter end to end, all under the name of the last."""
+    other = NAME.replace("w_in", "wk")
+    text = (
+        HEAD
+        + f"""ENTRY %main (x: bf16[40,128], y: bf16[8,128]) -> bf16[1536] {{
+  %x = bf16[40,128] parameter(0)
+  %y = bf16[8,128] parameter(1)
+  %dx = bf16[40,128] add(%x, %x), metadata={{op_name="{NAME}"}}
+  %dy = bf16[8,128] add(%y, %y), metadata={{op_name="{other}"}}
+  %both = (bf16[10,128], bf16[2,128]) reduce-scatter(%dx, %dy), dimensions={{0}}, {GROUPS}, \
+metadata={{op_name="{other}"}}
+  %a = bf16[10,128] get-tuple-element(%both), index=0
+  %b = bf16[2,128] get-tuple-element(%both), index=1, metadata={{op_name="{other}"}}
+  %first = bf16[1280] bitcast(%a)
+  %second = bf16[256] bitcast(%b)
+  %flat = bf16[1536] concatenate(%first, %second), dimensions={{0}}
+  ROOT %whole = bf16[1536] all-reduce(%flat), {GROUPS}
+}}
+"""
+    )
+    assert [(one.op, one.scope[-1], one.gathered_bytes) for one in _read(text)] == [
+        ("reduce_scatter", "w_in", 40 * 128 * 2),
+        ("reduce_scatter", "wk", 8 * 128 * 2),
+        ("all_reduce", "w_in", 10 * 128 * 2),
+        ("all_reduce", "wk", 2 * 128 * 2),
+    ]
+
+
 def test_a_sum_without_a_name_has_that_of_what_it_sums() -> None:
     (one,) = _read(WHOLE)
     assert (one.op, one.op_name, one.phase) == ("all_reduce", NAME, "backward")

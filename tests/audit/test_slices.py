@@ -166,6 +166,19 @@ def test_a_number_sent_as_a_row_of_128_is_one_number() -> None:
     assert [(one.scope, one.gathered_bytes) for one in _read(HEAD + entry)] == [(("loss",), 4)] * 2
 
 
+def test_what_an_unrolled_loop_adds_up_has_the_name_of_its_terms() -> None:
+    entry = f"""ENTRY %main (x: bf16[64,128]) -> bf16[64,128] {{
+  %x = bf16[64,128] parameter(0)
+  %first = bf16[64,128] sine(%x), metadata={{op_name="{NAME}"}}
+  %second = bf16[64,128] cosine(%x), metadata={{op_name="{NAME}"}}
+  %both = bf16[64,128] add(%first, %second), metadata={{op_name="jit(step)/while/body/closed_call/add"}}
+  ROOT %whole = bf16[64,128] all-reduce(%both), {GROUPS}
+}}
+"""
+    (one,) = _read(HEAD + entry)
+    assert (one.phase, one.scope) == ("backward", ("layers", "w_in"))
+
+
 NORMS = (
     HEAD
     + """%join (p: bf16[128], q: bf16[384]) -> bf16[512] {

@@ -22,28 +22,30 @@ def origin_name(program: Program, value: Value) -> str:
     """JAX's name of what computed a value, "" where nothing has one.
 
     Of a sum without a name, that of what it sums; of what a loop adds up or hands on from turn to turn,
-    that of what each turn makes.
+    that of what each turn makes, also where the loop was unrolled.
     """
     return _name(program, value, _MOST_STEPS)
 
 
 def _name(program: Program, value: Value, steps: int) -> str:
     origin = list(history(program, value, MOVED))
-    named = [v.instruction for v in origin if v.instruction.op_name]
+    # A sum of several tensors has the name of one; summed() leads to those of all.
+    named = [v.instruction for v in origin if v.instruction.op_name and not (v.path and summed(program, v))]
     # XLA for GPU multiplies by several weights at once, and the slices of the product have their names.
     cut = [i for i in named if i.opcode == "slice" and primitive_of(i.op_name) == "dot_general"]
     name = (cut[:1] or named[-1:] or [value.instruction])[0].op_name
     end = origin[-1]
     if not steps:
         return name
-    if end.path and _is_of_loop(end):
+    adds_up = end.instruction.opcode == "add" and not scope_of(name)
+    if adds_up or (end.path and _is_of_loop(end)):
         return _longest([name, *_names_of_turn(program, end, steps - 1)])
     if not name and end.instruction.opcode == "concatenate":
         # Slices of a padded reduce-scatter, some from a neighbour: of one tensor if they have one name.
         parts = {_name(program, end.operand(i), steps - 1) for i in range(len(end.instruction.operands))}
         return parts.pop() if len(parts) == 1 else ""
     before = summed(program, end)
-    return name or (_name(program, before, steps - 1) if before else "")
+    return _longest([name, _name(program, before, steps - 1)]) if before else name
 
 
 def _is_of_loop(end: Value) -> bool:
