@@ -64,7 +64,7 @@ def _summed_whole(row: Row) -> tuple[str, str] | None:
     whole = {axis for e in sums for axis in e.axes} & planned - scattered
     if not whole:
         return None
-    rings = _round_rings(sums)
+    rings = _round_rings(e for e in sums if whole.intersection(e.axes))
     cure = (
         f"sum it with the scattered dimension split into [{_joined(whole)}, rest], so that a slice is one "
         "part of it and not some rows: XLA then keeps the reduce-scatter"
