@@ -32,3 +32,18 @@ def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout:
     assert audit["memory"]["compiled"] > 0
     # A causal mask leaves (T + 1) / 2 keys a query, which a plan counts as T / 2.
     assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.01)
+
+
+def test_collectives_of_weights_run_beside_products() -> None:
+    """As plans hide them: by what `nn/compiler.py` asks for."""
+    layout = Layout(fsdp=8, remat="full", compute_dtype="bf16", weights_dtype="bf16")
+    audit = audit_plan(Plan(load_model("llama-3-8b"), "h100:8", Workload(8, 4096), layout), "gpu")
+    weights = ("wq", "wo", "w_gate", "w_in", "w_out")
+    hidden = {
+        (one["tensor"], one["direction"], one["op"]): bool(one["overlaps"])
+        for one in audit["emitted"]
+        if one["tensor"] in weights and one["direction"] != "update"
+    }
+    assert len(hidden) == 3 * len(weights)
+    assert all(beside for (_, direction, _), beside in hidden.items() if direction == "forward"), hidden
+    assert sum(hidden.values()) > 2 / 3 * len(hidden), hidden

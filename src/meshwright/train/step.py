@@ -17,6 +17,7 @@ from meshwright.layout.fit import check_updates
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
+from meshwright.nn.compiler import compiler_options
 from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
@@ -117,7 +118,7 @@ class CompiledStep:
     @cached_property
     def jitted(self) -> Any:
         """The jitted step: (state, tokens[B, T+1]) -> (state, metrics). Call under the mesh."""
-        return jax.jit(self._step, donate_argnums=0)
+        return jax.jit(self._step, donate_argnums=0, compiler_options=compiler_options(self.mesh))
 
     @cached_property
     def _jitted_loss(self) -> Any:
