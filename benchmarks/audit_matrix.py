@@ -77,6 +77,7 @@ CASES = [
     Case("llama-3-8b", "v5e:4x4", "data=4,tensor=4", 4, 4096, "prefill"),
     Case("llama-3-8b", "v5e:4x4", "data=4,tensor=4", 64, 4096, "generate"),
     Case("llama-3.2-1b", "h100:1x8", "data=8,zero=1", 16, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "data=8,zero=1,microbatches=2", 32, 4096),
     Case("llama-3.2-1b", "h200:2x8", "data=16,zero=2,microbatches=2", 64, 4096),
     Case("llama-3.2-1b", "a100-80gb:2x8", "fsdp=16", 32, 4096),
     Case("llama-3-8b", "h100:1x8", "fsdp=8,remat=full", 16, 4096),
