@@ -54,6 +54,13 @@ def test_a_line_in_other_words_is_not_dropped() -> None:
     assert (one.kind, one.tensor, one.bytes) == ("involuntary_replication", "", None)
 
 
+def test_lists_of_devices_are_cut() -> None:
+    pairs = ",".join(f"{{{i},{i + 8}}}" for i in range(64))
+    line = f"emitter: cannot be made async: %p.1 = bf16[8] permute(%x), source_target_pairs={{{pairs}}}, end"
+    (one,) = compiler_warnings([line])
+    assert one.what.endswith("permute(%x), source_target_pairs={...}, end")
+
+
 def test_what_is_captured_is_passed_on(capfd: pytest.CaptureFixture) -> None:
     with captured_stderr() as said:
         os.write(2, b"from C++\n")

@@ -19,6 +19,8 @@ _REPLICATED = re.compile(r"nvoluntary full rematerialization")
 _REPLICATION = "involuntary_replication"
 _RESHARDED = re.compile(r"from sharding (\{.*?\}) to (\{.*?\}) ")
 _OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
+# Device after device, thousands of characters on a large mesh.
+_DEVICES = re.compile(r"\{\{[\d,{}]{60,}\}\}")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
 
@@ -87,7 +89,8 @@ def _replicated(line: str) -> CompilerWarning:
 def _other(line: str) -> CompilerWarning:
     tensor, where = _named(line)
     operation = _OPERATION.search(line)
-    return CompilerWarning("other", tensor, operation[1] if operation else "", line, where, "", None)
+    said = _DEVICES.sub("{...}", line)
+    return CompilerWarning("other", tensor, operation[1] if operation else "", said, where, "", None)
 
 
 def _named(line: str) -> tuple[str, str]:
