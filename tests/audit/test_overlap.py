@@ -3,8 +3,10 @@
 import pytest
 
 from meshwright.audit.collectives import located
+from meshwright.audit.compare import on_mesh
 from meshwright.audit.hlo import parse_hlo
-from meshwright.audit.overlap import Schedule
+from meshwright.audit.overlap import Schedule, overlaps
+from meshwright.notation.mesh import Mesh
 
 HEAD = """HloModule test, is_scheduled=true, num_partitions=4
 
@@ -64,6 +66,14 @@ def test_a_collective_is_told_with_the_products_that_run_meanwhile(text: str) ->
     ((value, _),) = located(program)
     assert Schedule(program).is_async
     assert Schedule(program).beside(value) == ("mlp/w_out",)
+
+
+def test_a_compiler_that_overlaps_others_leaves_this_one_alone() -> None:
+    text = PAIR.replace("(f32[16,64], f32[64,64]) all-gather-start", "f32[64,64] all-gather")
+    program = parse_hlo(text.replace("all-gather-done", "negate"))
+    found = [(value, on_mesh(one, Mesh({"fsdp": 4}))) for value, one in located(program)]
+    assert list(overlaps(program, found).values()) == [None]
+    assert list(overlaps(program, found, can_overlap=True).values()) == [[]]
 
 
 def test_what_stands_after_the_done_runs_alone() -> None:

@@ -45,7 +45,7 @@ def audit_plan(
     program = parse_hlo(compiled.hlo)
     found = [(value, on_mesh(one, plan.layout.mesh)) for value, one in located(program)]
     emitted = [one for _, one in found]
-    beside = overlaps(program, found)
+    beside = overlaps(program, found, can_overlap=chosen.name != "cpu")
     rows = line_up(planned.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
     prices = step_prices(hardware, plan.layout.mesh)
     gaps = not_understood(program)

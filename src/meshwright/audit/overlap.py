@@ -64,10 +64,16 @@ class Schedule:
             yield from _products_of(self.program, later, place.computation)
 
 
-def overlaps(program: Program, found: Iterable[tuple[Value, Emitted]]) -> dict[int, list[str] | None]:
-    """What runs beside each collective, by its identity; None where the compiler overlaps nothing."""
+def overlaps(
+    program: Program, found: Iterable[tuple[Value, Emitted]], *, can_overlap: bool = False
+) -> dict[int, list[str] | None]:
+    """What runs beside each collective, by its identity; None where the compiler overlaps nothing.
+
+    can_overlap: this one overlaps others, though it may overlap none of this program.
+    """
     schedule = Schedule(program)
-    return {id(one): list(schedule.beside(value)) if schedule.is_async else None for value, one in found}
+    known = can_overlap or schedule.is_async
+    return {id(one): list(schedule.beside(value)) if known else None for value, one in found}
 
 
 def _products_of(
