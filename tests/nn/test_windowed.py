@@ -17,6 +17,7 @@ from meshwright.nn.mesh import explicit_mesh
 from meshwright.nn.windowed import Window, windowed_contract, windowed_step
 from meshwright.notation.collective import Collective, Op
 from meshwright.notation.einsum import Contraction, Way, cotangent
+from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
 
 WINDOWS = [
@@ -95,6 +96,14 @@ def test_product_and_gradients_are_the_dense_ones(
 ) -> None:
     plan = planned(lhs, rhs, out, roles)
     ran = run(Case(MESH, plan, least_sizes(arrays_of(plan), MESH)), window)
+    assert (ran.out, ran.d_lhs, ran.d_rhs) == (0, 0, 0)
+
+
+def test_a_ring_of_one_device_is_the_plain_contraction() -> None:
+    """Even where a gradient passes through a partial sum, as over Z here."""
+    plan = planned("A[A_XYZ, B]", "B[A_YZ]", "C[A_XYZ, B]", {"X": "A", "Y": None, "Z": "B"})
+    one = Mesh({"X": 1, "Y": 1, "Z": 1})
+    ran = run(Case(one, plan, least_sizes(arrays_of(plan), one)), "lhs")
     assert (ran.out, ran.d_lhs, ran.d_rhs) == (0, 0, 0)
 
 

@@ -20,8 +20,8 @@ from jax import Array, lax
 from jax.sharding import reshard
 
 from meshwright.nn.contract import local_einsum
-from meshwright.nn.execute import run_steps, run_to
-from meshwright.nn.mesh import partition_spec
+from meshwright.nn.execute import contract, run_steps, run_to
+from meshwright.nn.mesh import notation_mesh, partition_spec
 from meshwright.notation.array import Axes
 from meshwright.notation.collective import Collective
 from meshwright.notation.einsum import Contraction, Einsum, cotangent
@@ -35,8 +35,10 @@ def windowed_contract(plan: Contraction, window: Window, dtype: Any, lhs: Array,
     """`plan.out`; the last gather of an operand, or the first scatter of the product, runs in steps.
 
     Call under `jax.set_mesh`. The rings are unrolled: XLA overlaps what does not depend on another.
-    A gathered operand is never whole on a device, forward or backward.
+    A gathered operand is never whole on a device, forward or backward. A ring of one has nothing to hide.
     """
+    if notation_mesh(jax.sharding.get_abstract_mesh()).size(windowed_step(plan, window).axes) == 1:
+        return contract(plan, dtype, lhs, rhs)
 
     @jax.custom_vjp
     def contracted(lhs: Array, rhs: Array) -> Array:
