@@ -1,5 +1,6 @@
 """Meshes on devices, and shardings as JAX writes them: PartitionSpec, NamedSharding, explicit types."""
 
+from dataclasses import dataclass
 from math import prod
 
 import jax
@@ -14,6 +15,7 @@ from tests.notation.devices import Devices, meshes, shardings, whole
 from meshwright.errors import DeviceError, NotationError
 from meshwright.nn.mesh import (
     array_type,
+    device_grid,
     explicit_mesh,
     from_array_type,
     from_named_sharding,
@@ -137,3 +139,22 @@ def test_a_type_under_auto_axes_does_not_tell() -> None:
 def test_too_few_devices() -> None:
     with pytest.raises(DeviceError, match=r"^Mesh\(\{'X': 64\}\) needs 64 devices and JAX sees 8 \(cpu\)"):
         explicit_mesh(Mesh({"X": 64}))
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What JAX says of a TPU's chip."""
+
+    coords: tuple[int, int, int]
+    platform: str = "tpu"
+    device_kind: str = "TPU v5p"
+    core_on_chip: int = 0
+
+
+def test_axes_lie_along_the_dimensions_of_a_tpus_torus() -> None:
+    """A ring of four along the long dimension, another round the face; JAX lists chips in any order."""
+    chips = [Chip((x, y, z)) for x in range(4) for y in range(2) for z in range(2)]
+    chips = [chips[5 * n % 16] for n in range(16)]
+    found = device_grid(chips, (4, 4))
+    assert [[chip.coords[0] for chip in row] for row in found] == [[x] * 4 for x in range(4)]
+    assert {chip.coords for chip in found.flat} == {chip.coords for chip in chips}

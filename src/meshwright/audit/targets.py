@@ -170,8 +170,10 @@ def target_mesh(target: Target, layout: Layout) -> "jax.sharding.Mesh | None":
     if not target.topology:
         return None
     import numpy as np
-    from jax.experimental import mesh_utils, topologies
+    from jax.experimental import topologies
     from jax.sharding import AxisType, Mesh
+
+    from meshwright.nn.mesh import device_grid
 
     sizes = tuple(layout.mesh.sizes.values())
     if target.name == "gpu":
@@ -188,13 +190,5 @@ def target_mesh(target: Target, layout: Layout) -> "jax.sharding.Mesh | None":
         )  # fmt: skip
         # Of chips whose two cores are devices of their own, one: a layout counts chips.
         chips = [device for device in described.devices if device.core_on_chip == 0]
-        if target.slices > 1:
-            outer = [1] * len(sizes)
-            outer[next(i for i, size in enumerate(sizes) if size > 1)] = target.slices
-            inner = [size // across for size, across in zip(sizes, outer, strict=True)]
-            devices = mesh_utils.create_hybrid_device_mesh(
-                inner, outer, devices=chips, allow_split_physical_axes=True
-            )
-        else:
-            devices = mesh_utils.create_device_mesh(sizes, devices=chips, allow_split_physical_axes=True)
+        devices = device_grid(chips, sizes)
     return Mesh(devices, layout.mesh.axes, axis_types=(AxisType.Explicit,) * len(sizes))

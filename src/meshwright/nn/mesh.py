@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -23,7 +24,7 @@ def device_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> jax.sha
 
 
 def explicit_mesh(mesh: Mesh, devices: Sequence[Any] | None = None, asked_by: str = "") -> jax.sharding.Mesh:
-    """`mesh` with explicit axes, over the first devices that there are.
+    """`mesh` with explicit axes, over the first devices that there are; on a TPU as `device_grid` lays them.
 
     Raises DeviceError if there are too few, in the name of `asked_by`.
     """
@@ -35,8 +36,23 @@ def explicit_mesh(mesh: Mesh, devices: Sequence[Any] | None = None, asked_by: st
             f"({devices[0].platform}); on CPU set XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
         )
     shape = tuple(mesh.sizes.values())
-    grid = np.asarray(devices[:needed]).reshape(shape)
+    whole = devices[0].platform == "tpu" and needed == len(devices)
+    grid = device_grid(devices, shape) if whole else np.asarray(devices[:needed]).reshape(shape)
     return jax.sharding.Mesh(grid, mesh.axes, axis_types=(AxisType.Explicit,) * len(shape))
+
+
+def device_grid(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
+    """All devices of TPU slices as an array of these sizes, its axes along the dimensions of the torus.
+
+    Of several slices the outermost axis of more than one device crosses from one to the next.
+    """
+    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if num_slices == 1:
+        return mesh_utils.create_device_mesh(sizes, devices=devices, allow_split_physical_axes=True)
+    outer = [1] * len(sizes)
+    outer[next(i for i, size in enumerate(sizes) if size > 1)] = num_slices
+    inner = [size // across for size, across in zip(sizes, outer, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(inner, outer, devices=devices, allow_split_physical_axes=True)
 
 
 def partition_spec(array: ShardedArray, reduced: Axes = ()) -> PartitionSpec:
