@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Literal, get_args
 
 import tomlkit
 
@@ -20,7 +21,8 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.parameters import parameters
 
-PHASES = ("train", "prefill", "generate")
+Phase = Literal["prefill", "generate"]  # of inference
+PHASES = ("train", *get_args(Phase))
 
 
 @dataclass(frozen=True)

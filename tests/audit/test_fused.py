@@ -1,6 +1,7 @@
 """Programs as XLA for TPU writes them (libtpu 0.0.42), cut down by hand: sums that scatter, or do not."""
 
 import pytest
+from tests.audit.hlo_text import HEAD
 
 from meshwright.audit.collectives import Collective, collectives
 from meshwright.audit.compare import line_up, on_mesh
@@ -14,15 +15,6 @@ from meshwright.notation.mesh import Mesh
 
 MESH = Mesh({"fsdp": 4})
 NAME = "jit(step)/transpose(jvp(layers))/w_in/reshape"
-HEAD = """HloModule test, num_partitions=4
-
-%sum (a: bf16[], b: bf16[]) -> bf16[] {
-  %a = bf16[] parameter(0)
-  %b = bf16[] parameter(1)
-  ROOT %add = bf16[] add(%a, %b)
-}
-
-"""
 GROUPS = "channel_id=1, replica_groups={{0,1,2,3}}, use_global_device_ids=true, to_apply=%sum"
 OFFSETS = """  %table = u32[4] constant({...})
   %id = u32[] partition-id()

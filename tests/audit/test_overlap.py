@@ -72,8 +72,8 @@ def test_a_compiler_that_overlaps_others_leaves_this_one_alone() -> None:
     text = PAIR.replace("(f32[16,64], f32[64,64]) all-gather-start", "f32[64,64] all-gather")
     program = parse_hlo(text.replace("all-gather-done", "negate"))
     found = [(value, on_mesh(one, Mesh({"fsdp": 4}))) for value, one in located(program)]
-    assert list(overlaps(program, found).values()) == [None]
-    assert list(overlaps(program, found, can_overlap=True).values()) == [[]]
+    assert list(overlaps(Schedule(program), found).values()) == [None]
+    assert list(overlaps(Schedule(program), found, can_overlap=True).values()) == [[]]
 
 
 def test_what_stands_after_the_done_runs_alone() -> None:

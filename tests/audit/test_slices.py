@@ -1,6 +1,7 @@
 """Sums within slices and across them: names, shares, what joins whom, and what it costs. No compiler."""
 
 import pytest
+from tests.audit.hlo_text import HEAD
 
 from meshwright.audit.collectives import Collective, collectives
 from meshwright.audit.compare import line_up, on_mesh
@@ -25,15 +26,6 @@ def _across(rendezvous: str) -> str:
     )
 
 
-HEAD = """HloModule test, num_partitions=4
-
-%sum (a: bf16[], b: bf16[]) -> bf16[] {
-  %a = bf16[] parameter(0)
-  %b = bf16[] parameter(1)
-  ROOT %add = bf16[] add(%a, %b)
-}
-
-"""
 GROUPS = "replica_groups={{0,1,2,3}}, to_apply=%sum"
 # Scattered over the 4 of a slice, summed with the other slice, gathered: an all-reduce over all 8.
 IN_STEPS = (

@@ -11,7 +11,6 @@ from meshwright.audit import activation_rules, transfer_rules, weight_rules
 from meshwright.audit.accident import Accident
 from meshwright.audit.collectives import is_differentiated
 from meshwright.audit.compare import NEGLIGIBLE_BYTES
-from meshwright.audit.hlo import Program
 from meshwright.audit.overlap import Schedule
 from meshwright.audit.prices import Prices
 from meshwright.audit.rules import Context, Fault, Rule
@@ -34,10 +33,10 @@ _RULES: tuple[Rule, ...] = (
 _SHARE = 0.001
 
 
-def accidents(program: Program, sent: Iterable[Sent], prices: Prices) -> list[Accident]:
+def accidents(schedule: Schedule, sent: Iterable[Sent], prices: Prices) -> list[Accident]:
     """A warning for each tensor and kind of accident, in the program's order."""
-    everyone = tuple(sent)
-    context = Context(program, everyone, prices, is_differentiated(program), Schedule(program))
+    everyone, program = tuple(sent), schedule.program
+    context = Context(program, everyone, prices, is_differentiated(program), schedule)
     least = _SHARE * sum(prices.sent(one.emitted) for one in everyone)
     found: dict[tuple[str, str], Accident] = {}
     for one in everyone:

@@ -12,7 +12,7 @@ from meshwright.audit.flops import dot_flops
 from meshwright.audit.gaps import not_understood
 from meshwright.audit.hlo import parse_hlo
 from meshwright.audit.numerics import check_numerics
-from meshwright.audit.overlap import overlaps
+from meshwright.audit.overlap import Schedule, overlaps
 from meshwright.audit.prices import Prices, step_prices
 from meshwright.audit.programs import planned_step
 from meshwright.audit.targets import choose_target
@@ -45,7 +45,7 @@ def audit_plan(
     program = parse_hlo(compiled.hlo)
     found = [(value, on_mesh(one, plan.layout.mesh)) for value, one in located(program)]
     emitted = [one for _, one in found]
-    beside = overlaps(program, found, can_overlap=chosen.name != "cpu")
+    beside = overlaps(Schedule(program), found, can_overlap=chosen.name != "cpu")
     rows = line_up(planned.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
     prices = step_prices(hardware, plan.layout.mesh)
     gaps = not_understood(program)

@@ -17,7 +17,7 @@ from meshwright.audit.flops import dot_flops
 from meshwright.audit.gaps import not_understood
 from meshwright.audit.groups import inferred_mesh
 from meshwright.audit.hlo import Program, parse_hlo
-from meshwright.audit.overlap import overlaps
+from meshwright.audit.overlap import Schedule, overlaps
 from meshwright.audit.prices import Prices
 from meshwright.audit.repeated import repeated_products
 from meshwright.audit.replicas import replicated_state
@@ -74,10 +74,10 @@ def audit_program(
     reading = read(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
-    largest = peak(program)
-    beside = overlaps(program, [(one.value, one.emitted) for one in reading.sent])
+    largest, schedule = peak(program), Schedule(program)
+    beside = overlaps(schedule, [(one.value, one.emitted) for one in reading.sent])
     warnings = [
-        *accidents(program, reading.sent, prices),
+        *accidents(schedule, reading.sent, prices),
         *replicated_state(program, prices),
         *repeated_products(program, prices),
     ]

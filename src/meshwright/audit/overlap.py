@@ -65,13 +65,12 @@ class Schedule:
 
 
 def overlaps(
-    program: Program, found: Iterable[tuple[Value, Emitted]], *, can_overlap: bool = False
+    schedule: Schedule, found: Iterable[tuple[Value, Emitted]], *, can_overlap: bool = False
 ) -> dict[int, list[str] | None]:
     """What runs beside each collective, by its identity; None where the compiler overlaps nothing.
 
     can_overlap: this one overlaps others, though it may overlap none of this program.
     """
-    schedule = Schedule(program)
     known = can_overlap or schedule.is_async
     return {id(one): list(schedule.beside(value)) if known else None for value, one in found}
 

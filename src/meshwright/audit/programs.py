@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from meshwright.cost.inference import Phase, inference_cost
+from meshwright.cost.inference import inference_cost
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.topology import Hardware
 from meshwright.plan.train import price
-from meshwright.plan_file import Plan
+from meshwright.plan_file import Phase, Plan
 
 if TYPE_CHECKING:
     import jax

@@ -169,26 +169,20 @@ def target_mesh(target: Target, layout: Layout) -> "jax.sharding.Mesh | None":
     """The layout's mesh on the target's devices; None for the cpu, whose devices JAX has at hand."""
     if not target.topology:
         return None
-    import numpy as np
     from jax.experimental import topologies
-    from jax.sharding import AxisType, Mesh
 
-    from meshwright.nn.mesh import device_grid
+    from meshwright.nn.mesh import device_mesh
 
-    sizes = tuple(layout.mesh.sizes.values())
     if target.name == "gpu":
         described = topologies.get_topology_desc(
             platform="cuda", topology_name=target.gpu, topology=target.topology,
             target_config=GPUS[target.gpu].text,
         )  # fmt: skip
-        devices = np.asarray(described.devices).reshape(sizes)
-    else:
-        slices = {"num_slices": target.slices} if target.slices > 1 else {}
-        described = topologies.get_topology_desc(
-            platform="tpu", topology_name=target.topology,
-            chips_per_host_bounds=list(target.chips_per_host), **slices,
-        )  # fmt: skip
-        # Of chips whose two cores are devices of their own, one: a layout counts chips.
-        chips = [device for device in described.devices if device.core_on_chip == 0]
-        devices = device_grid(chips, sizes)
-    return Mesh(devices, layout.mesh.axes, axis_types=(AxisType.Explicit,) * len(sizes))
+        return device_mesh(layout, described.devices)
+    slices = {"num_slices": target.slices} if target.slices > 1 else {}
+    described = topologies.get_topology_desc(
+        platform="tpu", topology_name=target.topology,
+        chips_per_host_bounds=list(target.chips_per_host), **slices,
+    )  # fmt: skip
+    # Of chips whose two cores are devices of their own, one: a layout counts chips.
+    return device_mesh(layout, [device for device in described.devices if device.core_on_chip == 0])

@@ -9,7 +9,6 @@ reads and writes; nothing is kept for a backward pass.
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Literal
 
 from meshwright.cost.collectives import OUTER_LINKS
 from meshwright.cost.graph import Graph, Node
@@ -24,9 +23,8 @@ from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.notation.collective import reshard
+from meshwright.plan_file import Phase
 from meshwright.units import dtype_bytes
-
-Phase = Literal["prefill", "generate"]
 
 
 @dataclass(frozen=True)

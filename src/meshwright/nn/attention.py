@@ -9,8 +9,11 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import dimensions
 from meshwright.nn.elementwise import softcap
-from meshwright.nn.mesh import partition_spec
+from meshwright.nn.mesh import array_type, partition_spec
+from meshwright.nn.params import JAX_DTYPES
 
 
 class Scores(NamedTuple):
@@ -76,6 +79,16 @@ def _attend_backward(
 
 
 attend.defvjp(_attend_forward, _attend_backward)
+
+
+def abstract_cache(
+    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_sequences: int, num_positions: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Keys and values [L, B, S, K, H] of every layer, to compile for or to make."""
+    sizes = {**dimensions(config), "B": num_sequences, "S": num_positions}
+    dtype = JAX_DTYPES[layout.compute_dtype]
+    leaf = array_type(layout.activation("cache", "LBSKH"), mesh, sizes, dtype)
+    return {"k": leaf, "v": leaf}
 
 
 def write_cache(cache: Array, new: Array, layer: Array, positions: Array, layout: Layout) -> Array:

@@ -31,7 +31,6 @@ _CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 _CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
 _CUDNN_HEAD_DIM = 128
 
-
 Kernel = Callable[[Array, Array, Array], Array]
 
 

@@ -22,11 +22,10 @@ from jax.sharding import Mesh, PartitionSpec, reshard
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import AXES, Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import next_token_logits
-from meshwright.nn.mesh import named_sharding
+from meshwright.nn.attention import abstract_cache
 from meshwright.nn.ops import JaxOps
-from meshwright.nn.params import JAX_DTYPES, abstract_params
+from meshwright.nn.params import abstract_params
 
 Cache = dict[str, Array]
 
@@ -116,11 +115,7 @@ class JaxRunner:
         return _whole(logits)[:, 0], cache
 
     def _abstract_cache(self, num_slots: int, context: int) -> dict[str, jax.ShapeDtypeStruct]:
-        sizes = {**dimensions(self._config), "B": num_slots, "S": context}
-        sharding = named_sharding(self._layout.activation("cache", "LBSKH"), self._mesh)
-        shape = tuple(sizes[letter] for letter in "LBSKH")
-        leaf = jax.ShapeDtypeStruct(shape, JAX_DTYPES[self._layout.compute_dtype], sharding=sharding)
-        return {"k": leaf, "v": leaf}
+        return abstract_cache(self._config, self._layout, self._mesh, num_slots, context)
 
 
 def prefill_lengths(context: int) -> list[int]:

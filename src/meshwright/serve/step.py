@@ -8,7 +8,7 @@ layout takes its share of the batch.
 """
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +17,13 @@ from jax.sharding import NamedSharding, reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import next_token_logits
+from meshwright.nn.attention import abstract_cache
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
-from meshwright.nn.params import JAX_DTYPES, abstract_params
+from meshwright.nn.params import abstract_params
 from meshwright.nn.supported import check_layout_infers
-from meshwright.plan_file import Workload
-
-Phase = Literal["prefill", "generate"]
+from meshwright.plan_file import Phase, Workload
 
 
 class InferenceStep:
@@ -74,9 +72,6 @@ class InferenceStep:
         return params, self.abstract_cache(), tokens, tokens, lengths
 
     def abstract_cache(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Keys and values [L, B, S, K, H] of every layer."""
-        sizes = {**dimensions(self.config), "B": self.workload.num_sequences, "S": self.workload.seq_len}
-        sharding = named_sharding(self.layout.activation("cache", "LBSKH"), self.mesh)
-        shape = tuple(sizes[letter] for letter in "LBSKH")
-        leaf = jax.ShapeDtypeStruct(shape, JAX_DTYPES[self.layout.compute_dtype], sharding=sharding)
-        return {"k": leaf, "v": leaf}
+        """Keys and values of every layer."""
+        w = self.workload
+        return abstract_cache(self.config, self.layout, self.mesh, w.num_sequences, w.seq_len)
