@@ -23,8 +23,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCUMENT = ROOT / "benchmarks/results/audit_matrix.json", ROOT / "docs/audit.md"

@@ -33,11 +33,11 @@ from meshwright.cost.step import StepPricer
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import StepEfficiency
-from meshwright.plan.choice import Mix, mixes
-from meshwright.plan.published import MEMORY, STEP, PublishedRow, SkippedRow, read_rows
-from meshwright.plan.reproduce import Case, reproduce
 from meshwright.plan.space import record
-from meshwright.plan.validate import TRUST, quantile
+from meshwright.plan.validate.choice import Mix, mixes
+from meshwright.plan.validate.published import MEMORY, STEP, PublishedRow, SkippedRow, read_rows
+from meshwright.plan.validate.reproduce import Case, reproduce
+from meshwright.plan.validate.score import TRUST, quantile
 
 CATALOG = Path(__file__).parent.parent / "src/meshwright/hardware/catalog"
 # The chips of one design; every other chip is a family of its own.

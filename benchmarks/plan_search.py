@@ -31,9 +31,9 @@ def one(model: str, hardware: str, batch_tokens: int, seq_len: int) -> dict:
     import time
 
     from meshwright.hardware.catalog import load
+    from meshwright.layout.workload import Workload
     from meshwright.models.presets import load_model
     from meshwright.plan.train import search
-    from meshwright.plan_file import Workload
 
     workload = Workload(round(batch_tokens / seq_len), seq_len)
     started = time.process_time()

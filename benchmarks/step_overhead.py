@@ -23,8 +23,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax  # noqa: E402 - the devices are fixed when JAX starts
 
 from meshwright.layout import Layout  # noqa: E402
+from meshwright.layout.workload import Workload  # noqa: E402
 from meshwright.models.presets import load_model  # noqa: E402
-from meshwright.plan_file import Workload  # noqa: E402
 from meshwright.train.data import Corpus, batches, prepare_corpus  # noqa: E402
 from meshwright.train.loop import train  # noqa: E402
 from meshwright.train.optimizer import OptimizerConfig  # noqa: E402

@@ -6,8 +6,9 @@ import pytest
 
 from meshwright.errors import LayoutError, MeshwrightError, ModelError, OutputError, PlanError
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, Workload, load_plan, save_plan, shardings
+from meshwright.plan_file import Plan, load_plan, save_plan, shardings
 
 
 def _plan(model: str = "tiny", hardware: str = "cpu:8") -> Plan:

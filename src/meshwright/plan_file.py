@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_args
 
 import tomlkit
 
@@ -17,37 +16,10 @@ from meshwright.errors import MeshwrightError, PlanError, nearest
 from meshwright.files import write_whole
 from meshwright.hardware.catalog import with_file
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.parameters import parameters
-
-Phase = Literal["prefill", "generate"]  # of inference
-PHASES = ("train", *get_args(Phase))
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What one step eats: whole sequences of seq_len tokens.
-
-    phase: "train"; "prefill", of that many tokens of each; "generate", one more token of each, behind a
-    cache of seq_len positions.
-    """
-
-    num_sequences: int
-    seq_len: int
-    phase: str = "train"
-
-    def __post_init__(self) -> None:
-        if self.phase not in PHASES:
-            raise PlanError(f"workload: phase = {self.phase!r}; {nearest(self.phase, list(PHASES))}")
-        for name in ("num_sequences", "seq_len"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise PlanError(f"workload: {name} = {value!r}; it must be a positive integer")
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_sequences * self.seq_len
 
 
 @dataclass(frozen=True)

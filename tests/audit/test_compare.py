@@ -13,8 +13,9 @@ from meshwright.cost.graph import Transfer
 from meshwright.cost.step import PlannedTransfer
 from meshwright.errors import AuditError
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 
 def _planned(

@@ -12,8 +12,9 @@ import meshwright
 from meshwright.audit.audit import audit_plan
 from meshwright.audit.compiler_log import captured_stderr, compiler_warnings, warning_lines
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 P = PartitionSpec
 STAMP = "W1121 15:21:36.638540   11393"

@@ -7,8 +7,9 @@ from tests.nn.test_layouts import GPT, LOCAL
 
 from meshwright.audit.audit import audit_plan
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,9 @@ import pytest
 from meshwright.audit.audit import audit_plan
 from meshwright.audit.targets import is_installed
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 pytestmark = pytest.mark.skipif(
     not is_installed("gpu"), reason='no CUDA plugin; pip install "meshwright[cuda12]" runs the audits for GPU'

@@ -12,10 +12,11 @@ from meshwright.cost.inference import inference_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.train import price
-from meshwright.plan_file import Plan, Workload, load_plan, save_plan
+from meshwright.plan_file import Plan, load_plan, save_plan
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 

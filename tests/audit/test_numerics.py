@@ -6,8 +6,9 @@ import pytest
 from meshwright.audit.numerics import check_numerics, compared, tiny_model, tiny_plan
 from meshwright.errors import AuditError
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 
 def _plan(model: str, layout: str) -> Plan:

@@ -9,9 +9,10 @@ from meshwright.audit.compile import CompiledProgram
 from meshwright.audit.second_opinion import MAX_AUDITED, NUM_AUDITED, bytes_refused, second_opinion
 from meshwright.errors import AuditError, DeviceError
 from meshwright.hardware.catalog import load
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.train import Search, search
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 CONFIG, HARDWARE, WORKLOAD = load_model("tiny"), load("cpu:8"), Workload(16, 64)
 

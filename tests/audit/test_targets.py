@@ -13,8 +13,9 @@ from meshwright.audit.compile import CompiledProgram, compile_plan
 from meshwright.audit.targets import Target, choose_target
 from meshwright.errors import AuditError, DeviceError, LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 PLAN = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout(data=2))
 CPU = Target("cpu")

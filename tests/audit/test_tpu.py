@@ -14,8 +14,9 @@ from meshwright.audit.audit import audit_plan
 from meshwright.audit.cache import one_at_a_time
 from meshwright.audit.targets import choose_target, is_installed
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 pytestmark = pytest.mark.skipif(
     not is_installed("tpu"), reason='no libtpu; pip install "meshwright[tpu]" runs the audits for TPU'

@@ -16,8 +16,8 @@ from meshwright.hardware.catalog import dump_toml, load
 from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory, Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Workload
 
 NO_TIME = timing.Timing(0.0, 0.0)
 SIZES = [4096, 65_536, 1_048_576, 8_388_608] * 3

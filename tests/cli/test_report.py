@@ -8,8 +8,9 @@ from tests.report.test_html import Page
 
 from meshwright.cli.main import main
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, Workload, save_plan
+from meshwright.plan_file import Plan, save_plan
 
 
 @pytest.fixture

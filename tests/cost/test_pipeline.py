@@ -8,19 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.pipeline import (
-    SCHEDULES,
-    PassSeconds,
-    Schedule,
-    Timeline,
-    Times,
-    in_flight,
-    makespan,
-    schedule,
-    simulate,
-)
-from meshwright.cost.pipeline.schedule import Pass
+from meshwright.cost.pipeline import PassSeconds, Timeline, Times, in_flight, makespan, simulate
 from meshwright.errors import LayoutError
+from meshwright.layout.pipeline import SCHEDULES, Schedule, schedule
+from meshwright.layout.pipeline.schedule import Pass
 
 UNIT = Times(PassSeconds(1, 1, 1))
 MANY = [(2, 4), (4, 8), (4, 20), (8, 16), (8, 64)]

@@ -10,10 +10,11 @@ from meshwright.cli.main import main
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.anchor import slowdown_of, step_seconds
 from meshwright.plan.train import price
-from meshwright.plan_file import Plan, Workload, save_plan
+from meshwright.plan_file import Plan, save_plan
 
 HARDWARE, WORKLOAD, LAYOUT = "v5e:4x4", Workload(64, 4096), Layout(fsdp=16, remat="full")
 

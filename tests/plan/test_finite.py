@@ -14,10 +14,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import REMATS, SCHEDULES, Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE
-from meshwright.plan.explain import explain
+from meshwright.plan.explain.explanation import explain
 from meshwright.plan.train import Candidate, price, search
-from meshwright.plan_file import Workload
 
 MACHINES = ["v5p:2x2x4", "v5e:4x4", "2*v5e:2x4", "h100:2x8", "gb200-nvl72:16", "a100-40gb:4x4"]
 T = TypeVar("T")

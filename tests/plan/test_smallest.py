@@ -3,9 +3,9 @@
 import pytest
 
 from meshwright.errors import HardwareError, PlanError
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.smallest import Smallest, sizes, smallest
-from meshwright.plan_file import Workload
 
 
 def specs(spec: str) -> list[str]:

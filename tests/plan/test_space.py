@@ -6,10 +6,10 @@ import pytest
 
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.space import Choice, Space
 from meshwright.plan.train import Candidate, price
-from meshwright.plan_file import Workload
 
 _NUM_PRICED = 30
 # Its terms are added in another order.

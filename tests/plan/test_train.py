@@ -5,11 +5,11 @@ import pytest
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.nn.supported import check_layout_runs
 from meshwright.plan.space import Space
 from meshwright.plan.train import Search, price, search, usable_bytes
-from meshwright.plan_file import Workload
 
 
 def _search(model: str, hardware: str, num_tokens: int, seq_len: int, weights_dtype: str = "bf16") -> Search:

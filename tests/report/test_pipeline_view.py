@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshwright.cost.pipeline import SCHEDULES, PassSeconds, Timeline, Times, schedule, simulate
+from meshwright.cost.pipeline import PassSeconds, Timeline, Times, simulate
+from meshwright.layout.pipeline import SCHEDULES, schedule
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_figure, pipeline_panel
 
 SVG = "{http://www.w3.org/2000/svg}"

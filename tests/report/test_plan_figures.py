@@ -11,14 +11,15 @@ from tests.report.test_html import Page
 from meshwright.errors import DataError, HardwareError, OutputError, PlanError
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan import scaling
-from meshwright.plan.scaling import BEST
-from meshwright.plan.split import split_step
-from meshwright.plan_file import Plan, Workload, save_plan
+from meshwright.plan_file import Plan, save_plan
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.figure import Figure, Panel, write_figures
 from meshwright.report.html import build_report, read_plan, read_report, write_report
+from meshwright.report.plan_data import scaling
+from meshwright.report.plan_data.scaling import BEST
+from meshwright.report.plan_data.split import split_step
 from meshwright.report.plan_figures import Priced, plan_figures
 from meshwright.units import format_bytes, format_seconds
 

@@ -11,8 +11,8 @@ from tests.nn.test_layouts import TINY
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.nn.params import init_params
-from meshwright.plan_file import Workload
 from meshwright.serve.step import InferenceStep
 
 B, S = 8, 16

@@ -14,9 +14,9 @@ from tests.nn.test_layouts import GPT, LOCAL, TIED, TINY, WITHOUT_GRADIENT
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.params import flatten
-from meshwright.plan_file import Workload
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 

@@ -8,9 +8,9 @@ import pytest
 
 from meshwright.errors import DeviceError
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.nn import checkpoint
-from meshwright.plan_file import Workload
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 

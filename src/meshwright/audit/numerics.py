@@ -20,8 +20,9 @@ from typing import Any
 from meshwright.audit.compile import error_line
 from meshwright.errors import AuditError
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan_file import Plan, Workload, load_plan, save_plan
+from meshwright.plan_file import Plan, load_plan, save_plan
 
 # Relative to a tensor's largest entry. Sums of some hundred terms differ by about ten roundings of 1.2e-7.
 TOLERANCE = 1e-5

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 from meshwright.cost.inference import inference_cost
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.workload import Phase
 from meshwright.plan.train import price
-from meshwright.plan_file import Phase, Plan
+from meshwright.plan_file import Plan
 
 if TYPE_CHECKING:
     import jax

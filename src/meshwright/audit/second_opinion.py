@@ -8,10 +8,10 @@ from meshwright.audit.compile import compile_plan
 from meshwright.audit.targets import TARGETS, Target, choose_target
 from meshwright.errors import AuditError, MeshwrightError
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.train import Candidate, Search, rank
-from meshwright.plan_file import Workload
 
 # How many of the best are compiled, and how many more until one of them fits.
 NUM_AUDITED, MAX_AUDITED = 3, 6

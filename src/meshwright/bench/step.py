@@ -22,8 +22,8 @@ from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan_file import Workload
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 

@@ -158,9 +158,9 @@ def plan(
 
 
 def _time_search(model: str, hardware: str, num_sequences: int, seq_len: int, *, repeats: int) -> dict:
+    from meshwright.layout.workload import Workload
     from meshwright.models.presets import load_model
     from meshwright.plan.train import search
-    from meshwright.plan_file import Workload
 
     config, machine, workload = load_model(model), catalog.load(hardware), Workload(num_sequences, seq_len)
     dtype = "f32" if machine.chip.kind == "cpu" else "bf16"

@@ -26,16 +26,16 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import DTYPES, Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.anchor import slowdown_of
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.degrees import check_chips
-from meshwright.plan.explain import explain as explain_search
+from meshwright.plan.explain.explanation import explain as explain_search
 from meshwright.plan.smallest import NothingFits, Smallest
 from meshwright.plan.smallest import smallest as find_smallest
 from meshwright.plan.train import Search, assumptions, price, search
-from meshwright.plan_file import Workload
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1

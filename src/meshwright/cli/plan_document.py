@@ -9,12 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from meshwright import __version__
 from meshwright.audit.second_opinion import Opinion
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
-from meshwright.plan.explain import Explanation
+from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search
-from meshwright.plan_file import Workload, shardings
+from meshwright.plan_file import shardings
 
 _PACKAGES = ("jax", "jaxlib", "libtpu")
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from meshwright.cli.common import note, show
 from meshwright.errors import PlanError
 from meshwright.files import write_whole
-from meshwright.plan.explain import Explanation
+from meshwright.layout.workload import Workload
+from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search, usable_bytes
-from meshwright.plan_file import Plan, Workload, save_plan
+from meshwright.plan_file import Plan, save_plan
 from meshwright.units import format_bytes, format_count, format_seconds
 
 # Lines of prose longer than this tire the eye, however wide the terminal.

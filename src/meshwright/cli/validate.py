@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import Json, emit, note, progress, show
-from meshwright.plan.published import read_rows
-from meshwright.plan.validate import (
+from meshwright.plan.validate.published import read_rows
+from meshwright.plan.validate.score import (
     TRUST,
     Prediction,
     Score,

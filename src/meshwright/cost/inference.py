@@ -19,11 +19,11 @@ from meshwright.cost.recorder import Shape, Value
 from meshwright.cost.step import PlannedTransfer, StepCost, Term, at_step_rates, transfer_price
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import Phase
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.notation.collective import reshard
-from meshwright.plan_file import Phase
 from meshwright.units import dtype_bytes
 
 

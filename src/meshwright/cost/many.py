@@ -18,7 +18,7 @@ from meshwright.cost.graph import Direction, Node, Segment, Transfer, recomputed
 from meshwright.cost.memory import Held, held_bytes, parameter_counts, peak, state_bytes, update_work
 from meshwright.cost.ops import record_loss
 from meshwright.cost.passes import Dtypes, pass_of_many, seconds_of
-from meshwright.cost.pipeline import PassSeconds, Times, makespan, routes
+from meshwright.cost.pipeline import PassSeconds, Times, makespan
 from meshwright.cost.recorder import Shape, Sizes
 from meshwright.cost.stages import (
     Counts,
@@ -41,8 +41,9 @@ from meshwright.cost.step import (
 )
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.pipeline import routes
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan_file import Workload
 
 
 class Member(NamedTuple):

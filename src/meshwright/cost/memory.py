@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 from meshwright.cost.figures import ceiling, larger, largest, smaller
 from meshwright.cost.graph import Graph, Segment, Value, Work, saved_values
-from meshwright.cost.pipeline import routes
 from meshwright.cost.stages import Ends, alive_microbatches, layers_of_stages, stage_ends, stage_segments
 from meshwright.layout import Layout
+from meshwright.layout.pipeline import routes
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import ShardedArray

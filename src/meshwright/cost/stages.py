@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from meshwright.cost.graph import Graph, Segment
-from meshwright.cost.pipeline import in_flight, routes
+from meshwright.cost.pipeline import in_flight
+from meshwright.layout.pipeline import routes
 
 Counts = tuple[float, ...]
 # Whether a stage has the embedding, and whether it has the head.

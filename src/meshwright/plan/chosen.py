@@ -1,9 +1,10 @@
 """The plan of a candidate, as it is written and run."""
 
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.train import Candidate, price
-from meshwright.plan_file import Plan, Workload
+from meshwright.plan_file import Plan
 
 
 def plan_of(config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate) -> Plan:

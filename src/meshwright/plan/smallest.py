@@ -9,10 +9,10 @@ from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params, train_flops_per_token
 from meshwright.plan.train import Search, search, usable_bytes
-from meshwright.plan_file import Workload
 from meshwright.units import dtype_bytes, format_bytes, format_seconds
 
 # Beyond one pod: slices of the whole pod joined by the data-centre network.

@@ -12,15 +12,15 @@ from typing import NamedTuple
 from meshwright.cost.graph import Graph
 from meshwright.cost.many import Family, Member, Stages
 from meshwright.cost.ops import record_loss
-from meshwright.cost.pipeline import check_schedule
 from meshwright.cost.recorder import Shape
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.pipeline import check_schedule
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
-from meshwright.plan_file import Workload
 
 # Splitting a sequence further leaves too few queries a device for a matmul's rows.
 MAX_CONTEXT, _MIN_POSITIONS = 64, 512

@@ -18,10 +18,10 @@ from meshwright.cost.step import StepCost, StepPricer, at_step_rates
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
 from meshwright.plan.space import RESERVED_SHARE, Choice, Space, divisors, record, usable_bytes
-from meshwright.plan_file import Workload
 from meshwright.units import format_bytes
 
 # Fields of a layout that a search does not choose.

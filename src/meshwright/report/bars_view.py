@@ -9,10 +9,10 @@ from typing import Any
 from markupsafe import Markup
 
 from meshwright.layout import DEGREES, Layout
-from meshwright.plan.split import StepSplit, split_step
 from meshwright.plan.train import Candidate, usable_bytes
 from meshwright.report.chart import SMALL, TEXT_SIZE, bar, label, line, text_width
 from meshwright.report.figure import Panel
+from meshwright.report.plan_data.split import StepSplit, split_step
 from meshwright.units import format_bytes, format_seconds
 
 WIDTH = 506

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from meshwright.plan.scaling import BEST, STRATEGIES, Point
 from meshwright.plan.train import Candidate, usable_bytes
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.chart import SMALL, Axes, Scale, bar, dot, label, line, padded, spread, text_width
 from meshwright.report.figure import Figure, Panel
+from meshwright.report.plan_data.scaling import BEST, STRATEGIES, Point
 from meshwright.report.scaling_view import COLOUR
 from meshwright.units import format_bytes, format_seconds
 

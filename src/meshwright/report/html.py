@@ -17,8 +17,9 @@ from markupsafe import Markup
 from meshwright import __version__
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
+from meshwright.layout.workload import Workload
 from meshwright.notation.mesh import Mesh
-from meshwright.plan_file import Workload, load_plan
+from meshwright.plan_file import load_plan
 from meshwright.report import audit_view, mesh_view, plan_view, summary
 from meshwright.report.audit_graph import layer_svg
 from meshwright.report.documents import Document, Run, planned_step_seconds, read_run

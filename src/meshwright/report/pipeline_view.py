@@ -12,7 +12,8 @@ from functools import cached_property
 
 from markupsafe import Markup
 
-from meshwright.cost.pipeline import Event, Schedule, Timeline
+from meshwright.cost.pipeline import Event, Timeline
+from meshwright.layout.pipeline import Schedule
 from meshwright.report.chart import COLOURS, SMALL, Scale, bar, label, line, text_width
 from meshwright.report.figure import Figure, Panel
 from meshwright.units import format_seconds

@@ -7,14 +7,14 @@ from functools import cached_property
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
-from meshwright.plan.pipelines import shown_microbatches, timelines
-from meshwright.plan.scaling import Point, Sweep, base_of, rank, shapes, sweep
 from meshwright.plan.train import NOT_SEARCHED, NUM_RANKED, Candidate, Search, price, search, well_placed
 from meshwright.plan_file import Plan
 from meshwright.report.bars_view import memory_panel, step_panel
 from meshwright.report.candidates_view import candidates_figure
 from meshwright.report.figure import Figure, Frame
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_panel
+from meshwright.report.plan_data.pipelines import shown_microbatches, timelines
+from meshwright.report.plan_data.scaling import Point, Sweep, base_of, rank, shapes, sweep
 from meshwright.report.roofline_view import roofline_figure
 from meshwright.report.scaling_view import scaling_figure
 

@@ -7,12 +7,12 @@ from math import atan2, degrees
 from markupsafe import Markup
 
 from meshwright.cost.passes import Dtypes
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.roofline import LinkRoof, Operation, link_roofs, operations
 from meshwright.plan.train import Candidate
-from meshwright.plan_file import Workload
 from meshwright.report.chart import SMALL, Axes, Scale, dot, label, line, padded, text_width
 from meshwright.report.figure import Figure, Panel
+from meshwright.report.plan_data.roofline import LinkRoof, Operation, link_roofs, operations
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _WIDTH, _HEIGHT = 522, 380

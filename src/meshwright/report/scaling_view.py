@@ -6,11 +6,11 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from meshwright.hardware.topology import Hardware
-from meshwright.plan.scaling import BEST, STRATEGIES, Point, Sweep
-from meshwright.plan.split import split_step
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.chart import SMALL, Axes, Scale, dot, label, line, padded, spread
 from meshwright.report.figure import Figure, Frame, Panel
+from meshwright.report.plan_data.scaling import BEST, STRATEGIES, Point, Sweep
+from meshwright.report.plan_data.split import split_step
 from meshwright.units import format_count, format_seconds
 
 COLOUR = dict(zip(STRATEGIES, ("dp", "fsdp", "tp", "fsdp_tp"), strict=True)) | {BEST: "best"}

@@ -16,6 +16,7 @@ from jax import Array
 from jax.sharding import NamedSharding, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import next_token_logits
 from meshwright.nn.attention import abstract_cache
@@ -23,7 +24,6 @@ from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params
 from meshwright.nn.supported import check_layout_infers
-from meshwright.plan_file import Phase, Workload
 
 
 class InferenceStep:

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, reshard
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_updates
+from meshwright.layout.workload import Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
@@ -22,7 +23,6 @@ from meshwright.nn.gradients import as_used, differentiated, gathered, shards, s
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params, init_params
-from meshwright.plan_file import Workload
 from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 
 

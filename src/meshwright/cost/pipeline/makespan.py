@@ -14,8 +14,8 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import NamedTuple
 
-from meshwright.cost.pipeline.schedule import check_schedule, routes
 from meshwright.cost.pipeline.simulate import Times
+from meshwright.layout.pipeline.schedule import check_schedule, routes
 
 # Of F, B, W and a hop.
 _Seconds = tuple[float, float, float, float]

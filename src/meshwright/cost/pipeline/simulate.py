@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from meshwright.cost.pipeline.schedule import Pass, Schedule
+from meshwright.layout.pipeline.schedule import Pass, Schedule
 
 
 class PassSeconds(NamedTuple):

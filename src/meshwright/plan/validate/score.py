@@ -21,9 +21,9 @@ from typing import TypeVar
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.count import train_flops_per_token
-from meshwright.plan.choice import choose
-from meshwright.plan.published import MEMORY, PublishedRow, SkippedRow
-from meshwright.plan.reproduce import Case, reproduce
+from meshwright.plan.validate.choice import choose
+from meshwright.plan.validate.published import MEMORY, PublishedRow, SkippedRow
+from meshwright.plan.validate.reproduce import Case, reproduce
 
 _Item = TypeVar("_Item")
 # Where the constants were fitted without a row's source, 0.1 to 0.25 bring the other rows alike near, and

@@ -4,11 +4,21 @@ import pytest
 
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan.scaling import BEST, STRATEGIES, base_of, batches, mesh_of, meshes, rank, shapes, sweep
 from meshwright.plan.space import Space
 from meshwright.plan.train import price, search, well_placed
-from meshwright.plan_file import Workload
+from meshwright.report.plan_data.scaling import (
+    BEST,
+    STRATEGIES,
+    base_of,
+    batches,
+    mesh_of,
+    meshes,
+    rank,
+    shapes,
+    sweep,
+)
 
 CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("v5e:4x4"), Workload(48, 2048)
 

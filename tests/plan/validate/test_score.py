@@ -10,10 +10,9 @@ import pytest
 
 from meshwright.errors import PlanError
 from meshwright.models.count import count_params
-from meshwright.plan.published import MEMORY, STEP, THROUGHPUT, PublishedRow, SkippedRow, read_rows
-from meshwright.plan.reproduce import reproduce
-from meshwright.plan.shape_guess import model_of
-from meshwright.plan.validate import (
+from meshwright.plan.validate.published import MEMORY, STEP, THROUGHPUT, PublishedRow, SkippedRow, read_rows
+from meshwright.plan.validate.reproduce import reproduce
+from meshwright.plan.validate.score import (
     TRUST,
     Prediction,
     anchored,
@@ -24,6 +23,7 @@ from meshwright.plan.validate import (
     score,
     step_rows,
 )
+from meshwright.plan.validate.shape_guess import model_of
 
 COLUMNS = [field.name for field in fields(PublishedRow)]
 LLAMA = PublishedRow(

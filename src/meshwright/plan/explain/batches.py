@@ -7,9 +7,9 @@ from math import ceil
 
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.train import Candidate, price
-from meshwright.plan_file import Workload
 
 # How far beyond the asked batch a layout is tried.
 _MOST_DOUBLINGS = 12

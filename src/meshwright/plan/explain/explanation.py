@@ -4,15 +4,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.advice import to_fit, to_go_faster
-from meshwright.plan.alternatives import rejected
-from meshwright.plan.batches import BatchRange, Budget, CriticalBatch, batch_range, budget, critical_batch
-from meshwright.plan.comparison import Rejected, bound_seconds, percent, resource_name
-from meshwright.plan.layout_words import describe, memory_words
-from meshwright.plan.thresholds import Threshold, thresholds
+from meshwright.plan.explain.advice import to_fit, to_go_faster
+from meshwright.plan.explain.alternatives import rejected
+from meshwright.plan.explain.batches import (
+    BatchRange,
+    Budget,
+    CriticalBatch,
+    batch_range,
+    budget,
+    critical_batch,
+)
+from meshwright.plan.explain.comparison import Rejected, bound_seconds, percent, resource_name
+from meshwright.plan.explain.layout_words import describe, memory_words
+from meshwright.plan.explain.thresholds import Threshold, thresholds
 from meshwright.plan.train import Candidate, Search, usable_bytes
-from meshwright.plan_file import Workload
 from meshwright.units import format_count, format_seconds
 
 # A term below this share of the step is not named.

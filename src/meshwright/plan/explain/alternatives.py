@@ -13,15 +13,15 @@ from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.parameters import dimensions
-from meshwright.plan.comparison import Rejected, compare, too_large
-from meshwright.plan.ideal_links import links
+from meshwright.plan.explain.comparison import Rejected, compare, too_large
+from meshwright.plan.explain.ideal_links import links
+from meshwright.plan.explain.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
 from meshwright.plan.space import SEARCHED_REMATS
-from meshwright.plan.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
 from meshwright.plan.train import NOT_SEARCHED, Candidate, Search, price, usable_bytes
-from meshwright.plan_file import Workload
 
 # What a layout shares with the chosen one, so that they differ in how they split and in nothing else.
 _SAME_AS_CHOSEN = ("weights_dtype", "compute_dtype", *NOT_SEARCHED)

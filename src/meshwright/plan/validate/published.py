@@ -1,7 +1,7 @@
 """Rows of a table of published measurements, read from CSV (contract.md, "Published results").
 
 A row says what was trained (the model's dimensions), where, with which layout, and one measured
-figure. `plan/reproduce.py` makes of it what the planner prices. Id and source name a row in reports;
+figure. `plan/validate/reproduce.py` makes of it what the planner prices. Id and source name a row in reports;
 nothing else that is not physical is read.
 """
 

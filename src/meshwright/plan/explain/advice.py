@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.comparison import bound_seconds, percent, resource_name
+from meshwright.plan.explain.comparison import bound_seconds, percent, resource_name
 from meshwright.plan.train import Candidate, price, usable_bytes
-from meshwright.plan_file import Workload
 from meshwright.units import format_bytes, format_seconds
 
 # A resource below this share of the step is not what to work on.

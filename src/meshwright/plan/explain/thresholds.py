@@ -21,10 +21,10 @@ from math import log, sqrt
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
-from meshwright.plan.ideal_links import Links, links
-from meshwright.plan_file import Workload
+from meshwright.plan.explain.ideal_links import Links, links
 from meshwright.units import format_bytes, format_count
 
 # bf16 weights and Adam's two moments in float32; gradients come and go.

@@ -14,7 +14,7 @@ from math import log
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS
-from meshwright.plan.published import PublishedRow
+from meshwright.plan.validate.published import PublishedRow
 
 # How far a preset's parameters may be from the published count, which is often rounded to two digits.
 _ROUNDING = 0.03

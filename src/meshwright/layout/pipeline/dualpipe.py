@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from meshwright.cost.pipeline.schedule import Pass
+from meshwright.layout.pipeline.schedule import Pass
 
 
 def dualpipe(p: int, m: int) -> list[list[Pass]]:

@@ -20,10 +20,10 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import Space, divisors, usable_bytes
 from meshwright.plan.train import NOT_SEARCHED, Candidate, price, well_placed
-from meshwright.plan_file import Workload
 
 STRATEGIES = ("DP", "FSDP", "TP", "FSDP + TP")
 BEST = "best"

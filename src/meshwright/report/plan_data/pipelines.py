@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 
-from meshwright.cost.pipeline import SCHEDULES, Timeline, schedule, simulate
+from meshwright.cost.pipeline import Timeline, simulate
 from meshwright.cost.step import StepPricer
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
+from meshwright.layout.pipeline import SCHEDULES, schedule
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import record
 from meshwright.plan.train import Candidate
-from meshwright.plan_file import Workload
 
 # Passes of one direction that a picture can hold; with more, fewer microbatches are simulated.
 _MOST_PASSES = 4000

@@ -6,10 +6,10 @@ import pytest
 
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan.split import split_step
 from meshwright.plan.train import Candidate, price
-from meshwright.plan_file import Workload
+from meshwright.report.plan_data.split import split_step
 
 LAYOUTS = (
     "data=16",

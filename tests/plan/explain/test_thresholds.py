@@ -14,11 +14,12 @@ from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.catalog import load
 from meshwright.hardware.chip import Torus
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
-from meshwright.plan.ideal_links import links
-from meshwright.plan.thresholds import (
+from meshwright.plan.explain.ideal_links import links
+from meshwright.plan.explain.thresholds import (
     BYTES_PER_PARAM,
     Threshold,
     data_parallel_tokens_per_chip,
@@ -32,7 +33,6 @@ from meshwright.plan.thresholds import (
     train_seconds,
 )
 from meshwright.plan.train import price
-from meshwright.plan_file import Workload
 
 V5P_FLOPS, V5P_LINK = 4.59e14, 2 * 9e10
 ALPHA = V5P_FLOPS / V5P_LINK

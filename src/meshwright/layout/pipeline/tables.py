@@ -3,9 +3,9 @@
 Letters: p stages, m microbatches, v chunks a stage, s a stage. What is said of time holds where F = B = W.
 """
 
-from meshwright.cost.pipeline.dualpipe import dualpipe
-from meshwright.cost.pipeline.schedule import Pass, Schedule, check_schedule, routes
-from meshwright.cost.pipeline.zero_bubble import zb_h1, zb_v
+from meshwright.layout.pipeline.dualpipe import dualpipe
+from meshwright.layout.pipeline.schedule import Pass, Schedule, check_schedule, routes
+from meshwright.layout.pipeline.zero_bubble import zb_h1, zb_v
 
 
 def schedule(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:

@@ -8,7 +8,7 @@ tables are made for F = B = W; other times give the same order with some bubble.
 from collections import deque
 from dataclasses import dataclass, field
 
-from meshwright.cost.pipeline.schedule import Pass
+from meshwright.layout.pipeline.schedule import Pass
 
 # Passes that one microbatch makes on one stage of the V: F, B and W of two chunks.
 _PERIOD = 6

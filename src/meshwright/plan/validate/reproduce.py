@@ -13,11 +13,11 @@ from meshwright.errors import LayoutError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.published import MEMORY, PublishedRow
-from meshwright.plan.shape_guess import model_of
 from meshwright.plan.space import SEARCHED_REMATS
-from meshwright.plan_file import Workload
+from meshwright.plan.validate.published import MEMORY, PublishedRow
+from meshwright.plan.validate.shape_guess import model_of
 from meshwright.units import DTYPE_BYTES
 
 # What a source that names one kind of arithmetic computes in: (activations, products).

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.layout import DEGREES, Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.train import Candidate
-from meshwright.plan_file import Workload, shardings
+from meshwright.plan_file import shardings
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _REMATS = {

@@ -14,10 +14,10 @@ from meshwright.cost.graph import Direction, Graph, Node, Segment, Work, recompu
 from meshwright.cost.passes import Dtypes, work_seconds
 from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.chip import Chip
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import record
 from meshwright.plan.train import Candidate
-from meshwright.plan_file import Workload
 
 # An all-reduce moves an array twice: a reduce-scatter and an all-gather.
 _MOVES = {"all_reduce": 2}
