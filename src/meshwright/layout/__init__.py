@@ -1,23 +1,9 @@
-"""Layout: which mesh axes split what, and the schedule of a step."""
+"""Layout: mesh, rules, schedule and precision of a step."""
 
-from meshwright.layout.fields import (
-    AXES,
-    CONTEXT_METHODS,
-    DEGREES,
-    DTYPES,
-    MATMUL_DTYPES,
-    REMATS,
-    SCHEDULES,
-)
 from meshwright.layout.layout import Layout
+from meshwright.layout.precision import DTYPES, MATMUL_DTYPES, Precision
+from meshwright.layout.rules import Rules, Table
+from meshwright.layout.schedule.pipeline import REMATS, Schedule
+from meshwright.layout.short import DEGREES
 
-__all__ = [
-    "AXES",
-    "CONTEXT_METHODS",
-    "DEGREES",
-    "DTYPES",
-    "MATMUL_DTYPES",
-    "REMATS",
-    "SCHEDULES",
-    "Layout",
-]
+__all__ = ["DEGREES", "DTYPES", "MATMUL_DTYPES", "REMATS", "Layout", "Precision", "Rules", "Schedule", "Table"]

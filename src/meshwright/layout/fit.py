@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
+from meshwright.layout.axes import AXES
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import ShardedArray, dividing_degrees
@@ -14,13 +15,17 @@ if TYPE_CHECKING:
 
 # The first chunk may hold the embedding alone, and the last the head.
 _CHUNKS_WITHOUT_LAYERS = 2
+# Dimensions that a planner may assume to be padded to a multiple of their shards.
+_PADDED = "VD"
 
 
-def check_weights(layout: "Layout", config: ModelConfig, *, pad_vocabulary: bool) -> None:
+def check_weights(layout: "Layout", config: ModelConfig, *, padded: bool) -> None:
     """Raises LayoutError where a dimension of a weight does not divide over its axes."""
     sizes = dimensions(config)
     for path, param in parameters(config).items():
-        _check_divides(layout, layout.weight(path.rpartition("/")[2], param.letters), sizes, pad_vocabulary)
+        name = path.rpartition("/")[2]
+        for array in (layout.weight(name, param.letters), layout.rules.used.split(name, param.letters)):
+            _check_divides(layout, array, sizes, padded)
 
 
 def check_updates(layout: "Layout", config: ModelConfig) -> None:
@@ -31,67 +36,69 @@ def check_updates(layout: "Layout", config: ModelConfig) -> None:
     sizes = dimensions(config)
     for path, param in parameters(config).items():
         name = path.rpartition("/")[2]
-        _check_divides(layout, layout.gradient(f"d{name}", param.letters), sizes, pad_vocabulary=False)
+        for kind in (layout.gradient, layout.accumulated):
+            _check_divides(layout, kind(f"d{name}", param.letters), sizes, padded=False)
 
 
-def _check_divides(
-    layout: "Layout", array: ShardedArray, sizes: Mapping[str, int], pad_vocabulary: bool
-) -> None:
+def _check_divides(layout: "Layout", array: ShardedArray, sizes: Mapping[str, int], padded: bool) -> None:
     for dim, axes in zip(array.dims, array.axes, strict=True):
-        if sizes[dim] % layout.mesh.size(axes) and not (dim == "V" and pad_vocabulary):
+        if sizes[dim] % layout.mesh.size(axes) and not (padded and dim in _PADDED):
             raise LayoutError(_does_not_divide(array, dim, axes, sizes[dim], layout.mesh))
 
 
 def check_batch(layout: "Layout", num_sequences: int | None, seq_len: int | None) -> None:
     """Raises LayoutError where the positions or the sequences do not divide."""
-    splits = layout.context * (layout.tensor if layout.sequence_parallel else 1)
+    x = layout.activation("x", "BTD")
+    splits = layout.mesh.size(x.axes_of("T"))
     if seq_len is not None and seq_len % splits:
         raise LayoutError(
-            f"{layout.activation('x', 'BTD')}: {seq_len} positions (T) do not divide over {splits}; "
+            f"{x}: {seq_len} positions (T) do not divide over {splits}; "
             f"fits: {-(-seq_len // splits) * splits} positions"
         )
-    shards = layout.num_batch_shards * layout.microbatches
+    shards = layout.num_batch_shards * layout.schedule.microbatches
     if num_sequences is not None and num_sequences % shards:
         fit = max(1, round(num_sequences / shards)) * shards
+        degrees = [*(layout.mesh.size(axis) for axis in layout.batch_axes), layout.schedule.microbatches]
         raise LayoutError(
-            f"x[B_{{data,fsdp}}, T, D]: {num_sequences} sequences (B) do not divide over "
-            f"data·fsdp·microbatches = {layout.data}·{layout.fsdp}·{layout.microbatches} = {shards}; "
+            f"{x}: {num_sequences} sequences (B) do not divide over "
+            f"{'·'.join([*layout.batch_axes, 'microbatches'])} = {'·'.join(map(str, degrees))} = {shards}; "
             f"fits: {fit} sequences"
         )
 
 
 def check_stages(layout: "Layout", config: ModelConfig) -> None:
-    """Raises LayoutError where there are too few layers, or experts that do not divide."""
-    layers, chunks = config.num_layers, layout.pipe * layout.interleave
+    """Raises LayoutError where there are too few layers, or nothing for an axis to split."""
+    layers, pipe, interleave = config.num_layers, layout.num_stages, layout.schedule.interleave
+    chunks = pipe * interleave
     if chunks > layers + _CHUNKS_WITHOUT_LAYERS:
-        fit = (layers + _CHUNKS_WITHOUT_LAYERS) // layout.pipe
-        most = f"interleave up to {fit}" if layout.pipe <= layers else f"pipe up to {layers}"
+        fit = (layers + _CHUNKS_WITHOUT_LAYERS) // pipe
+        most = f"interleave up to {fit}" if pipe <= layers else f"pipe up to {layers}"
         raise LayoutError(
             f"{config.name}: {layers} layers (L) are fewer than the chunks of pipe·interleave = "
-            f"{layout.pipe}·{layout.interleave} = {chunks}; fits: {most}"
+            f"{pipe}·{interleave} = {chunks}; fits: {most}"
         )
-    experts = dimensions(config).get("E", 1)
-    if experts == 1 and layout.expert > 1:
-        raise LayoutError(
-            f"{config.name} has no experts (E) for expert = {layout.expert}; fits: expert in {{1}}"
-        )
-    if experts % layout.expert:
-        fits = ", ".join(map(str, dividing_degrees(experts, experts)))
-        raise LayoutError(
-            f"{config.name}: {experts} experts (E) do not divide over expert = {layout.expert}; "
-            f"fits: expert in {{{fits}}}"
-        )
+    for axis in AXES:
+        axis.fit(config, layout)
 
 
 _LETTER_NAMES = {
     "N": "query heads",
     "K": "KV heads",
+    "H": "head dimensions",
     "F": "feed-forward",
     "V": "vocabulary",
+    "W": "positions",
     "D": "model dimension",
+    "L": "layers",
+    "P": "dense layers",
     "E": "experts",
     "M": "an expert's feed-forward",
     "U": "shared feed-forward",
+    "Q": "rank of queries",
+    "R": "rank of keys and values",
+    "J": "head dimensions without positions",
+    "A": "rotary head dimensions",
+    "O": "head dimensions of values",
 }
 
 

@@ -1,48 +1,105 @@
-"""The rules of a Layout: which mesh axes split each letter of an array."""
+"""The rules of a Layout: tables that say which mesh axes split each letter of an array.
 
-from dataclasses import dataclass
-from functools import lru_cache
+    stored       weights between two steps
+    used         weights as products read them; what `stored` splits besides is gathered first
+    gradients    a weight's gradient while microbatches add to it
+    updated      the summed gradient, and the optimizer's state
+    activations  activations and caches; prefill and generate may have tables of their own
 
+FSDP, ZeRO stages, tensor and expert parallelism are entries of these tables (layout/axes/). So is what has
+no name: a weight split over another of its dimensions, heads replicated, a cache split by sequence.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+
+from meshwright.errors import LayoutError, nearest
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.einsum import Contraction, Route, contraction, cotangent
+from meshwright.notation.einsum import Contraction, Roles, Route, contraction, cotangent
+from meshwright.notation.mesh import Mesh
 from meshwright.notation.operation import placed
 
 LetterRules = tuple[tuple[str, Axes], ...]
+# Letters of models/transformer.py that a rule may name.
+LETTERS = "BTSCDFMUNKGHVWEJAORQ"
+# Phases of inference, each of which may have a table of activations of its own.
+OWN_PHASES = ("prefill", "generate")
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What splits each letter, first rule first. Layouts that differ in degrees alone share them."""
+class Table:
+    """Mesh axes by letter. Where two letters of an array ask for an axis, the earlier entry has it.
 
-    stored: LetterRules
-    updated: LetterRules
-    activations: LetterRules
+    arrays: entries for single arrays, by name, that replace the table's for them.
+
+    >>> table = Table((("F", ("tensor",)), ("D", ("fsdp",))))
+    >>> print(table.split("w_in", "DF"))
+    w_in[D_fsdp, F_tensor]
+    """
+
+    letters: LetterRules
+    arrays: tuple[tuple[str, LetterRules], ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.letters, self.arrays))
+
+    def __hash__(self) -> int:
+        return self._hash  # tables are keys of caches that a search asks a million times
+
+    def axes_of(self, letter: str) -> Axes:
+        """The axes of the entry for `letter`; none where there is no entry."""
+        return dict(self.letters).get(letter, ())
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """Every mesh axis that some entry names."""
+        tables = (self.letters, *(letters for _, letters in self.arrays))
+        return frozenset(axis for table in tables for _, axes in table for axis in axes)
+
+    def split(self, name: str, letters: str) -> ShardedArray:
+        """The array `name[letters]` as the table splits it."""
+        return _split(self, name, letters)
+
+    def to_dict(self) -> dict[str, object]:
+        """Letters with lists of axes, and arrays with such tables of their own, as TOML has them."""
+        rows: dict[str, object] = {letter: list(axes) for letter, axes in self.letters}
+        return rows | {
+            name: {letter: list(axes) for letter, axes in letters} for name, letters in self.arrays
+        }
+
+    @classmethod
+    def from_dict(cls, where: str, values: object) -> "Table":
+        """The table that `to_dict` wrote. Raises LayoutError naming the entry that is none."""
+        if not isinstance(values, Mapping):
+            raise LayoutError(f'{where} = {values!r}; write a table: D = ["fsdp"], F = ["tensor"]')
+        rows, arrays = [], []
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                arrays.append((key, tuple(_entry(f"{where}.{key}", *row) for row in value.items())))
+            else:
+                rows.append(_entry(where, key, value))
+        return cls(tuple(rows), tuple(arrays))
 
 
-@lru_cache(maxsize=4096)
-def make_rules(
-    batch: Axes, zero_axes: Axes, zero: int, experts: Axes, tensor: Axes, tensor2: Axes, positions: Axes
-) -> Rules:
-    wide = (("E", experts), *((letter, tensor) for letter in "NKFMUV"))
-    sharded = (*wide, ("D", tensor2 + zero_axes))
-    stored = sharded if zero == 3 else (*wide, ("D", tensor2))
-    activations = (*wide, ("D", tensor2), ("B", batch), ("T", positions), ("C", batch + positions))
-    return Rules(stored, sharded, activations)
+def _entry(where: str, letter: str, axes: object) -> tuple[str, Axes]:
+    if len(letter) != 1 or letter not in LETTERS:
+        raise LayoutError(
+            f"{where}: {letter!r} is no letter of an array; fits: one of {', '.join(LETTERS)}, or an array's "
+            "name with a table of its own"
+        )
+    if not isinstance(axes, list) or not all(isinstance(axis, str) for axis in axes):
+        raise LayoutError(f'{where}: {letter} = {axes!r}; write a list of mesh axes: {letter} = ["fsdp"]')
+    return letter, tuple(axes)
 
 
-def is_matrix(letters: str) -> bool:
-    """Whether a weight is more than one vector a layer."""
-    return len(letters.translate(_WITHOUT_LAYERS)) > 1
-
-
-_WITHOUT_LAYERS = str.maketrans("", "", "LP")
-
-
-@lru_cache(maxsize=4096)
-def split(name: str, letters: str, rules: LetterRules) -> ShardedArray:
+@lru_cache(maxsize=8192)
+def _split(table: Table, name: str, letters: str) -> ShardedArray:
+    own = dict(table.arrays).get(name.rpartition("/")[2], table.letters)
     taken: dict[str, Axes] = {}
     used: set[str] = set()
-    for letter, axes in rules:
+    for letter, axes in own:
         # A router's scores have an entry for every expert: only what is an expert's own is split.
         if letter in letters and (letter != "E" or "M" in letters or "C" in letters):
             taken[letter] = tuple(axis for axis in axes if axis not in used)
@@ -50,19 +107,119 @@ def split(name: str, letters: str, rules: LetterRules) -> ShardedArray:
     return ShardedArray(name, tuple(letters), tuple(taken.get(letter, ()) for letter in letters))
 
 
-@lru_cache(maxsize=4096)
-def planned_contraction(rules: Rules, name: str, spec: str) -> Contraction:
+@dataclass(frozen=True)
+class Rules:
+    """The tables of a Layout. Layouts that differ in degrees alone share them.
+
+    own: tables of activations of single phases; the others have `activations`.
+    """
+
+    stored: Table = Table(())
+    used: Table = Table(())
+    gradients: Table = Table(())
+    updated: Table = Table(())
+    activations: Table = Table(())
+    own: tuple[tuple[str, Table], ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.stored, self.used, self.gradients, self.updated, self.activations, self.own))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def in_phase(self, phase: str) -> Table:
+        """The table of activations in "train", "prefill" or "generate"."""
+        return dict(self.own).get(phase, self.activations)
+
+    def tables(self) -> Iterable[tuple[str, Table]]:
+        """(name, table) of all of them."""
+        named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "own"]
+        return (*named, *self.own)
+
+    def to_dict(self) -> dict[str, object]:
+        """The tables by name; `from_dict` reads them back."""
+        return {name: table.to_dict() for name, table in self.tables()}
+
+    @classmethod
+    def from_dict(cls, values: object) -> "Rules":
+        """The rules that `to_dict` wrote. `used` and `gradients`, `updated` follow `stored` where not given."""
+        if not isinstance(values, Mapping):
+            raise LayoutError(f"layout: rules = {values!r}; it must hold the tables stored, used, ...")
+        names = [field.name for field in fields(cls) if field.name != "own"]
+        for key in values:
+            if key not in (*names, *OWN_PHASES):
+                raise LayoutError(f"layout.rules: {key!r} is no table; {nearest(key, [*names, *OWN_PHASES])}")
+        read = {key: Table.from_dict(f"layout.rules.{key}", value) for key, value in values.items()}
+        stored = read.get("stored", Table(()))
+        return cls(
+            stored,
+            read.get("used", stored),
+            read.get("gradients", stored),
+            read.get("updated", stored),
+            read.get("activations", Table(())),
+            tuple((phase, read[phase]) for phase in OWN_PHASES if phase in read),
+        )
+
+
+def check_rules(rules: Rules, mesh: Mesh) -> None:
+    """Raises LayoutError for an axis that the mesh has not, one that splits nothing, or heads that part.
+
+    Attention reads keys with the queries of their group, so K takes the first of the axes that N takes.
+    """
+    for name, table in rules.tables():
+        for axis in sorted(table.axes):
+            if axis not in mesh.sizes:
+                raise LayoutError(
+                    f"layout.rules.{name}: mesh axis {axis!r} is not in {mesh}; {nearest(axis, list(mesh))}"
+                )
+    named = {"pipe"}.union(*(table.axes for _, table in rules.tables()))
+    for axis, size in mesh.sizes.items():
+        if size > 1 and axis not in named:
+            raise LayoutError(
+                f"layout: mesh axis {axis} = {size} splits nothing, as no rule names it; fits: {axis} = 1, or "
+                f'B = ["{axis}"] in layout.rules.activations'
+            )
+    for phase in ("train", *dict(rules.own)):
+        _check_heads(rules.in_phase(phase))
+
+
+def _check_heads(table: Table) -> None:
+    q, k = table.split("q", "BTNH"), table.split("k", "BTKH")
+    if q.axes_of("N")[: len(k.axes_of("K"))] != k.axes_of("K"):
+        raise LayoutError(f"{q} and {k}: attention needs K split over the first of the axes that split N")
+    for array in (q, k):
+        if array.axes_of("H"):
+            raise LayoutError(f"{array}: attention needs H whole; fits: {array.replace(axes={'H': ()})}")
+
+
+def is_matrix(letters: str) -> bool:
+    """Whether a weight is more than one vector a layer. Norms and small biases are whole on every device."""
+    return len(letters.translate(_WITHOUT_LAYERS)) > 1
+
+
+_WITHOUT_LAYERS = str.maketrans("", "", "LP")
+
+
+@lru_cache(maxsize=8192)
+def planned_contraction(rules: Rules, activations: Table, name: str, spec: str) -> Contraction:
+    """The contraction of an activation with the weight `name`.
+
+    An axis that splits the weight in use keeps its letter there; the others split what moves the fewest
+    arrays.
+    """
     operands, _, out = spec.partition("->")
     x, w = operands.split(",")
-    given, weight = split("x", x, rules.activations), split(name, w, rules.stored)
-    product = split(f"{name}_out", out, rules.activations)
-    operation = placed((given, weight), product, wanted=True, stored=frozenset({name}))
-    return contraction(spec, given, weight, product, operation.roles)
+    given, weight = activations.split("x", x), rules.stored.split(name, w)
+    used, product = rules.used.split(name, w), activations.split(f"{name}_out", out)
+    elected: Roles = placed((given, used), product, wanted=True, stored=frozenset({name})).roles
+    fixed = {axis: dim for dim, axes in zip(used.dims, used.axes, strict=True) for axis in axes}
+    return contraction(spec, given, weight, product, {**elected, **fixed})
 
 
-@lru_cache(maxsize=4096)
-def gathered_positions(rules: Rules, name: str, letters: str) -> Route:
+@lru_cache(maxsize=8192)
+def gathered_positions(activations: Table, name: str, letters: str) -> Route:
     """From an activation's shards of T to T whole, to whose cotangent every shard of the queries adds."""
-    projected = split(name, letters, rules.activations)
+    projected = activations.split(name, letters)
     whole = projected.replace(axes={"T": ()})
     return Route(projected, whole, cotangent(whole).replace(unreduced=projected.axes_of("T")))

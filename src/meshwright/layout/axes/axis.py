@@ -1,0 +1,112 @@
+"""What one axis of parallelism is: its words in the short form, its rules, its degrees in a search, its prose."""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from meshwright.layout.rules import LETTERS, Rules, Table
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from meshwright.layout.layout import Layout
+
+# The short form by name: the degree of every axis, and the options beside them.
+Form = Mapping[str, Any]
+# Letters that are parallel within a layer: what a tensor axis may split.
+WIDE_LETTERS = "NKFMUV"
+# The order of entries in composed tables: where two letters of an array ask for an axis, the first has it.
+_ORDER = "E" + WIDE_LETTERS + "DBTSC"
+
+
+@dataclass(frozen=True)
+class Option:
+    """A word of the short form beside the degrees. fits: the values it may have, the default first."""
+
+    fits: tuple[object, ...]
+
+    @property
+    def default(self) -> object:
+        return self.fits[0]
+
+
+class Composition:
+    """The tables that the axes of a short form add up to. present: the mesh axes of more than one device."""
+
+    def __init__(self, form: Form, present: frozenset[str]) -> None:
+        self.form, self.present = form, present
+        self._tables: dict[str, dict[str, list[str]]] = {}
+
+    def add(self, tables: str, letters: str, axis: str, *, first: bool = False) -> None:
+        """Splits each of `letters` over `axis` in each of the tables named, after what splits it already."""
+        if axis not in self.present:
+            return
+        for table in tables.split():
+            for letter in letters:
+                axes = self._tables.setdefault(table, {}).setdefault(letter, [])
+                axes.insert(0 if first else len(axes), axis)
+
+    def rules(self) -> Rules:
+        return Rules(*(self._table(name) for name in ("stored", "used", "gradients", "updated", "activations")))
+
+    def _table(self, name: str) -> Table:
+        assert set(_ORDER) <= set(LETTERS)
+        rows = self._tables.get(name, {})
+        return Table(tuple((letter, tuple(rows[letter])) for letter in _ORDER if letter in rows))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a search asks an axis. chips: those that the axes before leave. torus: whether links form one."""
+
+    config: ModelConfig
+    workload: Workload
+    chips: int
+    torus: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of parallelism. A new one is a file with its record, and its test.
+
+    options: its words in the short form beside its degree. always: whether every mesh has it.
+    """
+
+    name: str
+    options: Mapping[str, Option] = field(default_factory=dict)
+    always: bool = False
+
+    def check(self, form: Form) -> None:
+        """Raises LayoutError where the axis' words contradict each other."""
+
+    def place(self, form: Form, sizes: MutableMapping[str, int]) -> None:
+        """Writes the sizes of the mesh axes that it takes, outer axes first."""
+        sizes[self.name] = form[self.name]
+
+    def compose(self, tables: Composition) -> None:
+        """Adds the rules of the axis."""
+
+    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+        """The words that a search tries; form: those of the axes before."""
+        yield {}
+
+    def fit(self, config: ModelConfig, layout: "Layout") -> None:
+        """Raises LayoutError where the model has not what the axis splits."""
+
+    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+        """What the axis does, for a reader who is new to it; to follow `axis=degree: `."""
+        raise NotImplementedError
+
+    def why_not(self, layout: "Layout") -> str | None:
+        """The first of its words that nn/ does not run yet; None where it runs."""
+        return None
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors in ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]

@@ -1,0 +1,34 @@
+"""Data parallelism: groups of chips with the same weights take different sequences."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.layout.axes.axis import Ask, Axis, Composition, Form
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from meshwright.layout.layout import Layout
+
+
+class Data(Axis):
+    """Activations are split B_data; weights are replicated, unless ZeRO says otherwise (fsdp.py)."""
+
+    def compose(self, tables: Composition) -> None:
+        tables.add("activations", "BC", "data")
+
+    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+        if ask.chips * form["fsdp"] <= ask.workload.num_sequences:
+            yield {"data": ask.chips}
+
+    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+        state = {1: "a share of the optimizer", 2: "a share of the optimizer and the gradients"}
+        shared = state.get(layout.zero_stage) if layout.degree("fsdp") == 1 else None
+        text = (
+            f"{layout.degree("data"):,} groups of chips hold the same weights and take different sequences; they add up "
+            "their gradients after the backward pass"
+        )
+        return f"{text}, and each keeps {shared} (ZeRO-{layout.zero_stage})" if shared else text
+
+
+DATA = Data("data", always=True)

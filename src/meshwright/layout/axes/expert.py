@@ -1,0 +1,99 @@
+"""Expert parallelism: the experts of a mixture are shared out, and tokens travel to them."""
+
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING
+
+from meshwright.errors import LayoutError
+from meshwright.layout.axes.axis import Ask, Axis, Composition, Form, divisors
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.notation.array import dividing_degrees
+
+if TYPE_CHECKING:
+    from meshwright.layout.layout import Layout
+
+
+class Expert(Axis):
+    """E_expert, an axis cut out of the data ranks: of `fsdp`, or of `data` where fsdp is 1.
+
+    Where an expert group has more devices than there are data ranks, E takes `tensor` too.
+    """
+
+    def place(self, form: Form, sizes: MutableMapping[str, int]) -> None:
+        home, cut = expert_home(form)
+        sizes["expert"] = cut
+        sizes[home] //= cut
+
+    def compose(self, tables: Composition) -> None:
+        tables.add("activations", "BC", "expert")
+        tables.add("stored used gradients updated activations", "E", "expert")
+        if tables.form["expert_over_tensor"]:
+            tables.add("stored used gradients updated activations", "E", "tensor")
+
+    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+        num_experts = ask.config.moe.num_experts if ask.config.moe else 1
+        tried = [1] if form["tensor2"] > 1 else _spread(divisors(num_experts))
+        for expert in tried:
+            if _home(expert, form) is not None:
+                yield {"expert": expert}
+
+    def fit(self, config: ModelConfig, layout: "Layout") -> None:
+        num_experts, over = config.moe.num_experts if config.moe else 1, layout.mesh.size(layout.expert_axes)
+        if num_experts == 1 and over > 1:
+            raise LayoutError(f"{config.name} has no experts (E) for expert = {over}; fits: expert in {{1}}")
+        if num_experts % over:
+            fits = ", ".join(map(str, dividing_degrees(num_experts, num_experts)))
+            raise LayoutError(
+                f"{config.name}: {num_experts} experts (E) do not divide over expert = {over}; "
+                f"fits: expert in {{{fits}}}"
+            )
+
+    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+        home = "fsdp" if layout.degree("fsdp") > 1 else "data"
+        return (
+            f"the experts are shared out over {layout.degree("expert")} chips; tokens travel to their experts and back "
+            f"(AllToAll). In the notation their axis is cut out of {home}"
+        )
+
+    def why_not(self, layout: "Layout") -> str | None:
+        return f"expert={layout.degree("expert")}"
+
+
+def expert_home(form: Form) -> tuple[str, int]:
+    """(the axis that the experts' devices are cut out of, how many of it).
+
+    Raises LayoutError where no data axis divides over them.
+    """
+    found = _home(form["expert"], form)
+    if found is None:
+        ranks = form["data"] * form["fsdp"]
+        fits = ", ".join(map(str, dividing_degrees(ranks, ranks)))
+        raise LayoutError(
+            f"layout: expert = {form['expert']} does not divide the data ranks data·fsdp = {form['data']}·"
+            f"{form['fsdp']} = {ranks}; fits: expert in {{{fits}}}"
+        )
+    return found
+
+
+def _home(expert: int, form: Form) -> tuple[str, int] | None:
+    for cut in (expert, expert // form["tensor"] if expert % form["tensor"] == 0 else 0):
+        for home in ("fsdp", "data"):
+            if cut and form[home] % cut == 0:
+                return home, cut
+    return None
+
+
+def _spread(degrees: list[int]) -> list[int]:
+    """Of ascending degrees every one that is at least four times the one before, and the last.
+
+    >>> _spread([1, 2, 4, 8, 16, 32, 64, 128])
+    [1, 4, 16, 64, 128]
+    """
+    chosen = degrees[:1]
+    for degree in degrees:
+        if degree >= 4 * chosen[-1]:
+            chosen.append(degree)
+    return list(dict.fromkeys([*chosen, degrees[-1]]))
+
+
+EXPERT = Expert("expert")

@@ -1,0 +1,91 @@
+"""Fully sharded data parallelism, and ZeRO's lesser stages.
+
+Source: Rajbhandari et al., "ZeRO" (2020): stage 1 shards the optimizer, 2 the gradients too, 3 the weights.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.errors import LayoutError
+from meshwright.layout.axes.axis import Ask, Axis, Composition, Form, Option, divisors
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from meshwright.layout.layout import Layout
+
+# Padding D to a multiple of the shards may add so much to the weights.
+_MOST_PADDING = 0.1
+_ZERO_TABLES = {0: "", 1: "updated", 2: "updated gradients", 3: "updated gradients stored"}
+
+
+class Fsdp(Axis):
+    """Data ranks that share what `zero` says, along D; zero_context: the ranks of `context` share it too."""
+
+    def check(self, form: Form) -> None:
+        zero = form["zero"]
+        if zero == 3 and form["fsdp"] == 1 and form["data"] > 1:
+            raise LayoutError(
+                f"layout: zero = 3 shards the weights; write fsdp={form['data']} for data={form['data']}"
+            )
+        if zero == 0 and form["fsdp"] > 1:
+            raise LayoutError(
+                f"layout: zero = 0 shards nothing; write data={form['fsdp']} for fsdp={form['fsdp']}"
+            )
+
+    def compose(self, tables: Composition) -> None:
+        tables.add("activations", "BC", "fsdp")
+        for axis in shared_axes(tables.form):
+            tables.add(_ZERO_TABLES[zero_stage(tables.form)], "D", axis)
+
+    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+        """Stages add up gradients of microbatches that are in flight together, which ZeRO 2 cannot."""
+        ranks, d_model = ask.chips, ask.config.d_model
+        yield {"fsdp": 1}
+        found: list[dict[str, object]] = [
+            {"fsdp": shared} for shared in divisors(ranks)[1:] if _padding(d_model, shared) <= _MOST_PADDING
+        ]
+        if ranks > 1 and d_model % ranks == 0:
+            found += [{"fsdp": 1, "zero": zero} for zero in ((1, 2) if form["pipe"] == 1 else (1,))]
+        for words in found:
+            yield words
+            shards = form["context"] * (words["fsdp"] if "zero" not in words else ranks)
+            if form["context"] > 1 and d_model % shards == 0:
+                yield words | {"zero_context": True}
+
+    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+        if layout.zero_stage == 3:
+            return (
+                f"every weight lies in {layout.degree("fsdp")} shards, on chips that take different sequences. A layer's "
+                "weights are gathered just before they are used, forward and backward, and their gradients "
+                "return as shards (AllGather, ReduceScatter)"
+            )
+        what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
+        return (
+            f"{layout.degree("fsdp")} groups of chips take different sequences and share {what} (ZeRO-"
+            f"{layout.zero_stage})"
+        )
+
+
+def zero_stage(form: Form) -> int:
+    """`zero`, which by default is 3 where fsdp is above 1 and else 0."""
+    return (3 if form["fsdp"] > 1 else 0) if form["zero"] is None else form["zero"]
+
+
+def shared_axes(form: Form) -> tuple[str, ...]:
+    """The mesh axes over which the data ranks share what `zero` says."""
+    shared = "fsdp" if form["fsdp"] > 1 else "data"
+    with_expert = ("expert",) if form["expert"] > 1 and form["expert_home"] == shared else ()
+    return (shared, *with_expert, *(("context",) if form["zero_context"] else ()))
+
+
+def _padding(size: int, shards: int) -> float:
+    """What padding `size` to a multiple of `shards` adds, as a share of it.
+
+    >>> _padding(8192, 256), _padding(8192, 1792)
+    (0.0, 0.09375)
+    """
+    return -size % shards / size
+
+
+FSDP = Fsdp("fsdp", {"zero": Option((None, 0, 1, 2, 3)), "zero_context": Option((False, True))}, always=True)

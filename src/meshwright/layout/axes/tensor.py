@@ -1,0 +1,74 @@
+"""Tensor parallelism: heads and feed-forward width are split; and the two axes that go with it.
+
+Source: Shoeybi et al., "Megatron-LM" (2019); Korthikanti et al. (2022) for sequence parallelism.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.layout.axes.axis import WIDE_LETTERS, Ask, Axis, Composition, Form, Option, divisors
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import dimensions
+
+if TYPE_CHECKING:
+    from meshwright.layout.layout import Layout
+
+MAX_TENSOR = 64
+_EVERYWHERE = "stored used gradients updated activations"
+
+
+class Tensor(Axis):
+    """N, K, F and V over `tensor`; with sequence parallelism T takes it where no other letter does."""
+
+    def compose(self, tables: Composition) -> None:
+        tables.add(_EVERYWHERE, WIDE_LETTERS, "tensor")
+        if tables.form["sequence_parallel"]:
+            tables.add("activations", "TC", "tensor")
+
+    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+        """Degrees that divide heads and feed-forward (the vocabulary may be padded)."""
+        sizes, seq_len = dimensions(ask.config), ask.workload.seq_len
+        letters = [letter for letter in WIDE_LETTERS if letter != "V" and sizes.get(letter)]
+        for tensor in divisors(ask.chips):
+            if tensor > MAX_TENSOR or any(sizes[letter] % tensor for letter in letters):
+                continue
+            divides = tensor > 1 and seq_len % (form["context"] * tensor) == 0
+            # Experts get each token once only where sequences are split over `tensor` as well.
+            for split in ([True] if ask.config.moe else [False, True]) if divides else [False]:
+                yield {"tensor": tensor, "sequence_parallel": split}
+
+    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+        summed = (
+            "summed and handed out by tokens, and gathered before the next product (sequence parallelism: "
+            "ReduceScatter, AllGather)"
+            if layout.option("sequence_parallel")
+            else "summed before the next operation can begin (AllReduce)"
+        )
+        return (
+            f"heads and feed-forward width are split over {layout.degree("tensor")} chips, which work on the same "
+            f"tokens. The second matmul of attention and of the MLP leaves partial sums, {summed}"
+        )
+
+
+class Tensor2(Axis):
+    """D of weights and activations over `tensor2`: a second tensor axis (2D tensor parallelism)."""
+
+    def compose(self, tables: Composition) -> None:
+        tables.add(_EVERYWHERE, "D", "tensor2", first=True)
+
+    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+        """Two tensor axes take two axes of a torus; a switch has one."""
+        yield {}
+        if ask.torus and form["tensor"] >= 8 and form["tensor"] % 2 == 0:
+            yield {"tensor": form["tensor"] // 2, "tensor2": 2}
+
+    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+        return f"the model dimension of weights and activations is split over {layout.degree("tensor2")} chips (2D tensor)"
+
+    def why_not(self, layout: "Layout") -> str | None:
+        return f"tensor2={layout.degree("tensor2")}"
+
+
+TENSOR = Tensor("tensor", {"sequence_parallel": Option((False, True))}, always=True)
+TENSOR2 = Tensor2("tensor2")

@@ -1,0 +1,41 @@
+"""The number types of a step."""
+
+from dataclasses import dataclass
+
+from meshwright.errors import LayoutError
+
+DTYPES = ("f32", "bf16")
+MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
+OPTIMIZER_DTYPES = (*DTYPES, "fp8", "int8")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What arrays are stored and computed in.
+
+    weights_dtype: stored weights. compute_dtype: activations and gathers. matmul_dtype: the operands of
+    matmuls alone (None: compute_dtype). gradients_dtype: gradients (None: weights_dtype). optimizer_dtype:
+    Adam's two moments. master_weights: whether a float32 copy lies beside the weights.
+    """
+
+    weights_dtype: str = "bf16"
+    compute_dtype: str = "bf16"
+    matmul_dtype: str | None = None
+    gradients_dtype: str | None = None
+    optimizer_dtype: str = "f32"
+    master_weights: bool = False
+
+    def __post_init__(self) -> None:
+        for name, fits in _FITS.items():
+            value = getattr(self, name)
+            if value not in fits and not (value is None and name in ("matmul_dtype", "gradients_dtype")):
+                raise LayoutError(f"layout: {name} = {value!r}; fits: {', '.join(fits)}")
+
+
+_FITS = {
+    "weights_dtype": DTYPES,
+    "compute_dtype": DTYPES,
+    "matmul_dtype": MATMUL_DTYPES,
+    "gradients_dtype": DTYPES,
+    "optimizer_dtype": OPTIMIZER_DTYPES,
+}

@@ -1,0 +1,83 @@
+"""What runs here: the one place that the search, `mw train` and `mw serve` ask.
+
+Everything can be planned. What nn/ does not run yet is named here, feature by feature.
+"""
+
+from meshwright.errors import LayoutError, ModelError
+from meshwright.layout.axes import AXES
+from meshwright.layout.fit import check_updates, check_weights
+from meshwright.layout.layout import Layout
+from meshwright.layout.precision import Precision
+from meshwright.models.config import ModelConfig
+
+_REMATS_RUN = ("none", "matmuls", "full")
+
+
+def why_not(config: ModelConfig, layout: Layout, phase: str = "train") -> str | None:
+    """Why this model under this layout does not run in this phase; None where it does."""
+    return model_lacks(config) or layout_lacks(layout, phase) or _does_not_divide(config, layout)
+
+
+def check_runs(config: ModelConfig, layout: Layout | None = None, phase: str = "train") -> None:
+    """Raises ModelError or LayoutError naming the first thing that does not run yet."""
+    if feature := model_lacks(config):
+        raise ModelError(f"{config.name}: {feature} can be planned, not yet run")
+    if layout is not None and (feature := layout_lacks(layout, phase)):
+        raise LayoutError(
+            f"layout {layout}: {feature} can be planned, not yet run; mw plan train ranks what runs"
+            if phase == "train"
+            else f"layout {layout}: inference splits over data, fsdp and tensor; leave out {feature}"
+        )
+
+
+def model_lacks(config: ModelConfig) -> str | None:
+    """The first feature of the model that nn/ does not run yet."""
+    scaling = config.rope_scaling
+    features = {
+        "experts": config.moe is not None,
+        "latent attention": config.mla is not None,
+        "attention sinks": config.attention_sinks,
+        "ALiBi positions": config.positions == "alibi",
+        f"rope_scaling of kind {scaling.kind!r}" if scaling else "": scaling is not None
+        and scaling.kind not in ("llama3", "linear"),
+        "layers that share a cache": config.layers_per_cache > 1,
+        f"activation {config.activation!r}": config.activation == "clamped_silu",
+    }
+    return next((feature for feature, used in features.items() if used), None)
+
+
+def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
+    """The first word of the layout that nn/ does not run yet, in this phase."""
+    for axis in AXES:
+        if layout.degree(axis.name) > 1 and (word := axis.why_not(layout)):
+            return word
+    if phase != "train" and (word := _positions_split(layout)):
+        return word
+    schedule, precision, plain = layout.schedule.pipeline, layout.precision, Precision()
+    features = {
+        f"remat={schedule.remat}": schedule.remat not in _REMATS_RUN,
+        "offload=true": schedule.offload,
+        f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype not in (None, precision.compute_dtype),
+        f"gradients_dtype={precision.gradients_dtype}": precision.gradients_dtype
+        not in (None, precision.weights_dtype),
+        f"optimizer_dtype={precision.optimizer_dtype}": precision.optimizer_dtype != plain.optimizer_dtype,
+        "master_weights=true": precision.master_weights,
+    }
+    return next((feature for feature, used in features.items() if used), None)
+
+
+def _positions_split(layout: Layout) -> str | None:
+    """What splits the positions of a sequence: one token has none to split."""
+    axes = layout.at("train").activation("x", "BTD").axes_of("T")
+    words = [f"context={layout.mesh.size('context')}"] if "context" in axes else []
+    words += ["sequence_parallel=true"] if set(axes) - {"context"} else []
+    return ", ".join(words) or None
+
+
+def _does_not_divide(config: ModelConfig, layout: Layout) -> str | None:
+    try:
+        check_weights(layout, config, padded=False)
+        check_updates(layout, config)
+    except LayoutError as error:
+        return str(error).partition(";")[0]
+    return None

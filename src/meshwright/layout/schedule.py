@@ -1,0 +1,40 @@
+"""The schedule of a step: its microbatches, the order of its passes over stages, what is kept and recomputed."""
+
+from dataclasses import dataclass
+
+from meshwright.errors import LayoutError, nearest
+from meshwright.layout.pipeline import SCHEDULES
+
+REMATS = ("none", "attention", "matmuls", "alternate", "full")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a step does when.
+
+    microbatches: of one step; without stages they accumulate gradients. pipeline: the order of passes over
+    the stages (layout/pipeline/). interleave: chunks of layers a stage. remat: what the backward pass
+    recomputes ("none", the scores of "attention", all but "matmuls" and attention, "alternate" ones of these
+    matmuls as well, the "full" block). offload: saved activations wait in the host's memory.
+    """
+
+    microbatches: int = 1
+    pipeline: str = "1f1b"
+    interleave: int = 1
+    remat: str = "none"
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("microbatches", "interleave"):
+            check_positive(name, getattr(self, name))
+        for name, value, known in (("remat", self.remat, REMATS), ("schedule", self.pipeline, SCHEDULES)):
+            if value not in known:
+                raise LayoutError(f"layout: {name} = {value!r}; {nearest(value, list(known))}")
+        if self.interleave > 1 and self.pipeline == "1f1b":
+            object.__setattr__(self, "pipeline", "interleaved")  # what 1F1B over chunks is called
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raises LayoutError where `value` is no positive integer."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise LayoutError(f"layout: {name} = {value!r}; it must be a positive integer")

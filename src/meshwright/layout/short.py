@@ -1,0 +1,132 @@
+"""The short form of a Layout, `data=2,fsdp=64,tensor=8,remat=full`: degrees and options, and what they expand to."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import lru_cache
+from itertools import product
+
+from meshwright.errors import LayoutError, nearest
+from meshwright.layout.axes import AXES, Composition, Form
+from meshwright.layout.axes.expert import expert_home
+from meshwright.layout.precision import Precision
+from meshwright.layout.rules import Rules
+from meshwright.layout.schedule.pipeline import Schedule, check_positive
+from meshwright.notation.mesh import Mesh
+
+DEGREES = tuple(axis.name for axis in AXES)
+OPTIONS = {name: option for axis in AXES for name, option in axis.options.items()}
+_SCHEDULE = {"schedule" if f.name == "pipeline" else f.name: f.name for f in fields(Schedule)}
+WORD_OF_FIELD = {field: word for word, field in _SCHEDULE.items()}
+_PRECISION = [f.name for f in fields(Precision)]
+# Every word of the short form.
+WORDS = (*DEGREES, *OPTIONS, *_SCHEDULE, *_PRECISION)
+# How a flag may be written; True and 1 are the same key.
+_FLAGS: dict[object, bool] = {True: True, "true": True, "on": True, False: False, "false": False, "off": False}
+_IS_FLAG = {name for name, option in OPTIONS.items() if False in option.fits} | {"offload", "master_weights"}
+_DEFAULTS: Form = {**dict.fromkeys(DEGREES, 1), **{name: option.default for name, option in OPTIONS.items()}}
+
+
+def read_words(text: str) -> dict[str, object]:
+    """KEY=VALUE, ... as a dictionary; whole numbers as such."""
+    values: dict[str, object] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write data=2,fsdp=4")
+        values[key.strip()] = int(value) if value.strip().isdigit() else value.strip()
+    return values
+
+
+def clean_words(values: Mapping[str, object]) -> dict[str, object]:
+    """`values` with flags as booleans; unknown words are refused with the nearest known."""
+    clean = dict(values)
+    for key, value in values.items():
+        if key not in WORDS:
+            raise LayoutError(f"layout: {key!r} is not supported; {nearest(key, list(WORDS))}")
+        if key in _IS_FLAG:
+            if not isinstance(value, str | bool | int) or value not in _FLAGS:
+                raise LayoutError(f"layout: {key} = {value!r}; fits: true, false")
+            clean[key] = _FLAGS[value]
+    return clean
+
+
+def parted(words: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
+    """Clean words as those of (axes, Schedule, Precision), under the names that they have there."""
+    form = {name: value for name, value in words.items() if name in _DEFAULTS}
+    schedule = {_SCHEDULE[name]: value for name, value in words.items() if name in _SCHEDULE}
+    precision = {name: value for name, value in words.items() if name in _PRECISION}
+    return form, schedule, precision
+
+
+def whole_form(words: Mapping[str, object]) -> Form:
+    """All degrees and options, checked one by one and together; what is not said has its default."""
+    form = {**_DEFAULTS, **words}
+    for name in DEGREES:
+        check_positive(name, form[name])
+    for name, option in OPTIONS.items():
+        value = form[name]
+        if not any(value is fit or (value == fit and not isinstance(value, bool)) for fit in option.fits):
+            strings = all(isinstance(fit, str) for fit in option.fits)
+            known = [str(fit) for fit in option.fits if fit is not None]
+            fits = nearest(str(value), known) if strings else f"fits: {', '.join(known)}"
+            raise LayoutError(f"layout: {name} = {value!r}; {fits}")
+    for axis in AXES:
+        axis.check(form)
+    return form
+
+
+def expand(form: Form) -> tuple[Mesh, Rules]:
+    """The mesh and the rules that a whole form stands for."""
+    home, cut = expert_home(form)
+    sizes: dict[str, int] = {}
+    for axis in AXES:
+        axis.place(form, sizes)
+    always = {axis.name for axis in AXES if axis.always}
+    mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1 or axis in always})
+    # What the rules follow from: which axes there are, not how many devices they have.
+    facts = {name: min(form[name], 2) for name in DEGREES} | {name: form[name] for name in OPTIONS}
+    facts |= {"expert_home": home, "expert_over_tensor": form["expert"] > cut and form["tensor"] > 1}
+    present = tuple(axis for axis, size in sizes.items() if size > 1)
+    return mesh, _composed(tuple(facts.items()), present)
+
+
+@lru_cache(maxsize=4096)
+def _composed(facts: tuple[tuple[str, object], ...], present: tuple[str, ...]) -> Rules:
+    tables = Composition(dict(facts), frozenset(present))
+    for axis in AXES:
+        axis.compose(tables)
+    return tables.rules()
+
+
+def forms_of(mesh: Mesh) -> Iterator[Form]:
+    """Every form that may expand to this mesh, plainest first."""
+    sizes = {name: mesh.sizes.get(name, 1) for name in DEGREES}
+    expert = sizes["expert"]
+    for option in product(*(option.fits for option in OPTIONS.values())):
+        options = dict(zip(OPTIONS, option, strict=True))
+        for home in ("fsdp", "data") if expert > 1 else ("fsdp",):
+            for over in dict.fromkeys((1, sizes["tensor"])) if expert > 1 else (1,):
+                degrees = {**sizes, home: sizes[home] * expert, "expert": expert * over}
+                yield degrees | options
+
+
+def written(form: Form, schedule: Schedule) -> dict[str, object]:
+    """The words of the short form that are not the defaults, and `remat`; dtypes are left out."""
+    degrees = {name: form[name] for name in DEGREES if form[name] > 1} or {"data": 1}
+    options = {name: form[name] for name in OPTIONS if form[name] != OPTIONS[name].default}
+    return degrees | options | _written_schedule(schedule, form["pipe"])
+
+
+def written_mesh(mesh: Mesh, schedule: Schedule) -> dict[str, object]:
+    """The same of rules that have no short form: the mesh as it is."""
+    sizes: dict[str, object] = {axis: size for axis, size in mesh.sizes.items() if size > 1}
+    return sizes | {"rules": "own"} | _written_schedule(schedule, mesh.sizes.get("pipe", 1))
+
+
+def _written_schedule(schedule: Schedule, num_stages: int) -> dict[str, object]:
+    words, plain = {}, Schedule()
+    for name, field in _SCHEDULE.items():
+        value = getattr(schedule, field)
+        if name == "remat" or value != getattr(plain, field) or (name == "schedule" and num_stages > 1):
+            words[name] = value
+    return words | {"remat": words.pop("remat")}
