@@ -6,4 +6,14 @@ from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule.pipeline import REMATS, Schedule
 from meshwright.layout.short import DEGREES
 
-__all__ = ["DEGREES", "DTYPES", "MATMUL_DTYPES", "REMATS", "Layout", "Precision", "Rules", "Schedule", "Table"]
+__all__ = [
+    "DEGREES",
+    "DTYPES",
+    "MATMUL_DTYPES",
+    "REMATS",
+    "Layout",
+    "Precision",
+    "Rules",
+    "Schedule",
+    "Table",
+]

@@ -1,4 +1,4 @@
-"""A Layout: mesh, rules, schedule and precision of a step. What the planner emits, the runner takes, the audit checks.
+"""A Layout: mesh, rules, schedule and precision. The planner emits it, the runner takes it, the audit checks it.
 
 The rules are tables from letters to mesh axes (rules.py): plain data, which plan.toml shows and a person may
 edit. What has a name in the field is written short, `data=2,fsdp=4,tensor=2,remat=full`, and expands to such
@@ -70,7 +70,7 @@ class Layout:
     def __post_init__(self) -> None:
         if self._known_form is None:
             check_rules(self.rules, self.mesh)
-        if self.schedule.interleave > 1 and self.num_stages == 1:
+        if self.schedule.interleave > 1 and self.pipe == 1:
             raise LayoutError(
                 f"layout: interleave = {self.schedule.interleave} chunks a stage with pipe = 1; "
                 "fits: pipe above 1"
@@ -128,7 +128,9 @@ class Layout:
         mesh, rules, known = self.mesh, self.rules, self._known_form
         if form:
             if self.form is None:
-                raise LayoutError(f"layout {self}: rules without a short form have no {', '.join(form)} to set")
+                raise LayoutError(
+                    f"layout {self}: rules without a short form have no {', '.join(form)} to set"
+                )
             known = whole_form({**self.form, **form})
             mesh, rules = expand(known)
         new_schedule = replace(self.schedule, **schedule) if schedule else self.schedule  # pyright: ignore[reportArgumentType]
@@ -166,7 +168,10 @@ class Layout:
             if key not in known:
                 raise LayoutError(f"layout: {key!r} is not supported; {nearest(key, known)}")
         mesh = _table("mesh", values.get("mesh"))
-        words = {**_table("schedule", values.get("schedule", {})), **_table("precision", values.get("precision", {}))}
+        words = {
+            **_table("schedule", values.get("schedule", {})),
+            **_table("precision", values.get("precision", {})),
+        }
         form, schedule, precision = parted(clean_words(words))
         if form:
             raise LayoutError(f"layout: {next(iter(form))!r} is a degree; it belongs to [layout.mesh]")
@@ -197,6 +202,64 @@ class Layout:
         p = self.precision
         return f"Layout({self}; weights {p.weights_dtype}, compute {p.compute_dtype})"
 
+    # Words that are read so often that they have names here
+
+    @property
+    def data(self) -> int:
+        return self.degree("data")
+
+    @property
+    def fsdp(self) -> int:
+        return self.degree("fsdp")
+
+    @property
+    def context(self) -> int:
+        return self.degree("context")
+
+    @property
+    def tensor(self) -> int:
+        return self.degree("tensor")
+
+    @property
+    def microbatches(self) -> int:
+        return self.schedule.microbatches
+
+    @property
+    def interleave(self) -> int:
+        return self.schedule.interleave
+
+    @property
+    def remat(self) -> str:
+        return self.schedule.remat
+
+    @property
+    def offload(self) -> bool:
+        return self.schedule.offload
+
+    @property
+    def weights_dtype(self) -> str:
+        return self.precision.weights_dtype
+
+    @property
+    def compute_dtype(self) -> str:
+        return self.precision.compute_dtype
+
+    @property
+    def matmul_dtype(self) -> str | None:
+        return self.precision.matmul_dtype
+
+    @property
+    def gradients_dtype(self) -> str | None:
+        return self.precision.gradients_dtype
+
+    @property
+    def optimizer_dtype(self) -> str:
+        return self.precision.optimizer_dtype
+
+    @property
+    def master_weights(self) -> bool:
+        return self.precision.master_weights
+
     # What follows from the mesh and the rules
 
     @property
@@ -209,7 +272,7 @@ class Layout:
         return self.mesh.num_devices
 
     @property
-    def num_stages(self) -> int:
+    def pipe(self) -> int:
         """Stages of the pipeline."""
         return self.mesh.sizes.get("pipe", 1)
 

@@ -57,7 +57,8 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     features = {
         f"remat={schedule.remat}": schedule.remat not in _REMATS_RUN,
         "offload=true": schedule.offload,
-        f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype not in (None, precision.compute_dtype),
+        f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
+        not in (None, precision.compute_dtype),
         f"gradients_dtype={precision.gradients_dtype}": precision.gradients_dtype
         not in (None, precision.weights_dtype),
         f"optimizer_dtype={precision.optimizer_dtype}": precision.optimizer_dtype != plain.optimizer_dtype,

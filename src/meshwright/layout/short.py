@@ -1,4 +1,4 @@
-"""The short form of a Layout, `data=2,fsdp=64,tensor=8,remat=full`: degrees and options, and what they expand to."""
+"""The short form of a Layout, `data=2,fsdp=64,tensor=8,remat=full`, and what it expands to."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -21,7 +21,14 @@ _PRECISION = [f.name for f in fields(Precision)]
 # Every word of the short form.
 WORDS = (*DEGREES, *OPTIONS, *_SCHEDULE, *_PRECISION)
 # How a flag may be written; True and 1 are the same key.
-_FLAGS: dict[object, bool] = {True: True, "true": True, "on": True, False: False, "false": False, "off": False}
+_FLAGS: dict[object, bool] = {
+    True: True,
+    "true": True,
+    "on": True,
+    False: False,
+    "false": False,
+    "off": False,
+}
 _IS_FLAG = {name for name, option in OPTIONS.items() if False in option.fits} | {"offload", "master_weights"}
 _DEFAULTS: Form = {**dict.fromkeys(DEGREES, 1), **{name: option.default for name, option in OPTIONS.items()}}
 

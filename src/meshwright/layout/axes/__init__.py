@@ -1,4 +1,4 @@
-"""The axes of parallelism, one record each: what the short form, the search, the checks and the prose read."""
+"""The axes of parallelism, one record each, which the short form, search, checks and prose read."""
 
 from meshwright.layout.axes.axis import Ask, Axis, Composition, Form, Option, divisors
 from meshwright.layout.axes.context import CONTEXT

@@ -1,10 +1,10 @@
-"""What one axis of parallelism is: its words in the short form, its rules, its degrees in a search, its prose."""
+"""What one axis of parallelism is: words of the short form, rules, degrees that a search tries, prose."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from meshwright.layout.rules import LETTERS, Rules, Table
+from meshwright.layout.rules import Rules, Table
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 
@@ -47,10 +47,12 @@ class Composition:
                 axes.insert(0 if first else len(axes), axis)
 
     def rules(self) -> Rules:
-        return Rules(*(self._table(name) for name in ("stored", "used", "gradients", "updated", "activations")))
+        table = self._table
+        return Rules(
+            table("stored"), table("used"), table("gradients"), table("updated"), table("activations")
+        )
 
     def _table(self, name: str) -> Table:
-        assert set(_ORDER) <= set(LETTERS)
         rows = self._tables.get(name, {})
         return Table(tuple((letter, tuple(rows[letter])) for letter in _ORDER if letter in rows))
 

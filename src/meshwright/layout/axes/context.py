@@ -15,7 +15,7 @@ MAX_CONTEXT, _MIN_POSITIONS = 64, 512
 
 
 class Context(Axis):
-    """T_context. Keys and values are gathered for attention, or stay split, S_context, and pass round a ring."""
+    """T_context. Keys and values are gathered for attention, or stay S_context and pass round a ring."""
 
     def compose(self, tables: Composition) -> None:
         tables.add("activations", "TC", "context")
@@ -23,16 +23,20 @@ class Context(Axis):
             tables.add("activations", "S", "context")
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
-        yield from ({"context": d} for d in divisors(ask.chips) if d == 1 or splits(ask.workload.seq_len, d))
+        for degree in divisors(ask.chips):
+            if degree == 1 or splits(ask.workload.seq_len, degree):
+                yield {"context": degree}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         how = "pass round a ring" if layout.option("context_method") == "ring" else "are gathered"
         piece = workload.seq_len // layout.degree("context")
         text = (
-            f"each sequence is cut into {layout.degree("context")} pieces of {piece:,} tokens; keys and values {how} for "
+            f"each sequence is cut into {layout.degree('context')} pieces of {piece:,} tokens; keys and values {how} for "
             "attention"
         )
-        return f"{text}, and the pieces' chips share what ZeRO shards" if layout.option("zero_context") else text
+        return (
+            f"{text}, and the pieces' chips share what ZeRO shards" if layout.option("zero_context") else text
+        )
 
     def why_not(self, layout: "Layout") -> str | None:
         return "context_method=ring" if layout.option("context_method") == "ring" else None

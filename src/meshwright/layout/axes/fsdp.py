@@ -4,7 +4,7 @@ Source: Rajbhandari et al., "ZeRO" (2020): stage 1 shards the optimizer, 2 the g
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import Ask, Axis, Composition, Form, Option, divisors
@@ -42,27 +42,26 @@ class Fsdp(Axis):
         """Stages add up gradients of microbatches that are in flight together, which ZeRO 2 cannot."""
         ranks, d_model = ask.chips, ask.config.d_model
         yield {"fsdp": 1}
-        found: list[dict[str, object]] = [
-            {"fsdp": shared} for shared in divisors(ranks)[1:] if _padding(d_model, shared) <= _MOST_PADDING
-        ]
+        shared = [degree for degree in divisors(ranks)[1:] if _padding(d_model, degree) <= _MOST_PADDING]
+        found: list[dict[str, Any]] = [{"fsdp": degree} for degree in shared]
         if ranks > 1 and d_model % ranks == 0:
             found += [{"fsdp": 1, "zero": zero} for zero in ((1, 2) if form["pipe"] == 1 else (1,))]
         for words in found:
             yield words
-            shards = form["context"] * (words["fsdp"] if "zero" not in words else ranks)
+            shards = form["context"] * (words["fsdp"] if words["fsdp"] > 1 else ranks)
             if form["context"] > 1 and d_model % shards == 0:
                 yield words | {"zero_context": True}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         if layout.zero_stage == 3:
             return (
-                f"every weight lies in {layout.degree("fsdp")} shards, on chips that take different sequences. A layer's "
+                f"every weight lies in {layout.degree('fsdp')} shards, on chips that take different sequences. A layer's "
                 "weights are gathered just before they are used, forward and backward, and their gradients "
                 "return as shards (AllGather, ReduceScatter)"
             )
         what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
         return (
-            f"{layout.degree("fsdp")} groups of chips take different sequences and share {what} (ZeRO-"
+            f"{layout.degree('fsdp')} groups of chips take different sequences and share {what} (ZeRO-"
             f"{layout.zero_stage})"
         )
 

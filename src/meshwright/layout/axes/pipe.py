@@ -20,17 +20,19 @@ class Pipe(Axis):
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
         most = min(_MOST_STAGES, ask.config.num_layers)
-        yield from ({"pipe": degree} for degree in divisors(ask.chips) if degree <= most)
+        for degree in divisors(ask.chips):
+            if degree <= most:
+                yield {"pipe": degree}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         chunks = f", each in {layout.schedule.interleave} chunks" if layout.schedule.interleave > 1 else ""
         return (
-            f"the {config.num_layers} layers lie in {layout.degree("pipe")} stages{chunks}; microbatches pass from "
+            f"the {config.num_layers} layers lie in {layout.degree('pipe')} stages{chunks}; microbatches pass from "
             f"stage to stage: {SCHEDULES[layout.schedule.pipeline].words}"
         )
 
     def why_not(self, layout: "Layout") -> str | None:
-        return None if SCHEDULES[layout.schedule.pipeline].runs else f"pipe={layout.degree("pipe")}"
+        return None if SCHEDULES[layout.schedule.pipeline].runs else f"pipe={layout.degree('pipe')}"
 
 
 PIPE = Pipe("pipe")
