@@ -3,7 +3,7 @@
 from meshwright.layout.layout import Layout
 from meshwright.layout.precision import DTYPES, MATMUL_DTYPES, Precision
 from meshwright.layout.rules import Rules, Table
-from meshwright.layout.schedule.pipeline import REMATS, Schedule
+from meshwright.layout.schedule import REMATS, Schedule
 from meshwright.layout.short import DEGREES
 
 __all__ = [

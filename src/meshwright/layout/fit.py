@@ -68,7 +68,7 @@ def check_batch(layout: "Layout", num_sequences: int | None, seq_len: int | None
 
 def check_stages(layout: "Layout", config: ModelConfig) -> None:
     """Raises LayoutError where there are too few layers, or nothing for an axis to split."""
-    layers, pipe, interleave = config.num_layers, layout.pipe, layout.schedule.interleave
+    layers, pipe, interleave = config.num_layers, layout.pipe, layout.interleave
     chunks = pipe * interleave
     if chunks > layers + _CHUNKS_WITHOUT_LAYERS:
         fit = (layers + _CHUNKS_WITHOUT_LAYERS) // pipe

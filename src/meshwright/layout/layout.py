@@ -1,4 +1,6 @@
-"""A Layout: mesh, rules, schedule and precision. The planner emits it, the runner takes it, the audit checks it.
+"""A Layout: mesh, rules, schedule and precision of a step.
+
+The planner emits it, the runner takes it, the audit checks it.
 
 The rules are tables from letters to mesh axes (rules.py): plain data, which plan.toml shows and a person may
 edit. What has a name in the field is written short, `data=2,fsdp=4,tensor=2,remat=full`, and expands to such
@@ -29,7 +31,7 @@ from meshwright.layout.rules import (
     is_matrix,
     planned_contraction,
 )
-from meshwright.layout.schedule.pipeline import Schedule
+from meshwright.layout.schedule import Schedule
 from meshwright.layout.short import (
     OPTIONS,
     WORD_OF_FIELD,
@@ -61,9 +63,9 @@ class Layout:
     """
 
     mesh: Mesh
-    rules: Rules = Rules()
-    schedule: Schedule = Schedule()
-    precision: Precision = Precision()
+    rules: Rules = field(default_factory=Rules)
+    schedule: Schedule = field(default_factory=Schedule)
+    precision: Precision = field(default_factory=Precision)
     phase: str = "train"
     _known_form: Form | None = field(default=None, repr=False, compare=False)
 
@@ -87,7 +89,7 @@ class Layout:
         """
         form, schedule, precision = parted(words)
         whole = whole_form(form)
-        return cls(*expand(whole), Schedule(**schedule), Precision(**precision), _known_form=whole)  # pyright: ignore[reportArgumentType]
+        return cls(*expand(whole), Schedule(**schedule), Precision(**precision), _known_form=whole)
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
@@ -133,8 +135,8 @@ class Layout:
                 )
             known = whole_form({**self.form, **form})
             mesh, rules = expand(known)
-        new_schedule = replace(self.schedule, **schedule) if schedule else self.schedule  # pyright: ignore[reportArgumentType]
-        new_precision = replace(self.precision, **precision) if precision else self.precision  # pyright: ignore[reportArgumentType]
+        new_schedule = replace(self.schedule, **schedule) if schedule else self.schedule
+        new_precision = replace(self.precision, **precision) if precision else self.precision
         return Layout(mesh, rules, new_schedule, new_precision, self.phase, known)
 
     def at(self, phase: str) -> "Layout":
@@ -176,7 +178,7 @@ class Layout:
         if form:
             raise LayoutError(f"layout: {next(iter(form))!r} is a degree; it belongs to [layout.mesh]")
         rules = Rules.from_dict(values.get("rules", {}))
-        return cls(Mesh(mesh), rules, Schedule(**schedule), Precision(**precision))  # pyright: ignore[reportArgumentType]
+        return cls(Mesh(mesh), rules, Schedule(**schedule), Precision(**precision))
 
     def to_dict(self) -> dict[str, object]:
         """Mesh, rules, schedule and precision as tables without what is None; `from_dict` reads them back."""
@@ -292,7 +294,7 @@ class Layout:
 
     @cached_property
     def zero_stage(self) -> int:
-        """What data ranks share: 0 nothing, 1 the optimizer, 2 and gradients, 3 and weights (ZeRO's stages)."""
+        """What the data ranks share, as ZeRO counts: 0 nothing, 1 the optimizer, 2 gradients too, 3 all."""
         rules = self.rules
         if rules.stored != rules.used:
             return 3
@@ -344,7 +346,7 @@ class Layout:
 
     @property
     def passes_keys_round(self) -> bool:
-        """Whether keys and values stay split by position, S, and pass round a ring instead of being gathered."""
+        """Whether keys and values stay split by position, S, and pass round a ring (else gathered)."""
         return bool(self.table.axes_of("S"))
 
     def contraction(self, name: str, spec: str) -> Contraction:

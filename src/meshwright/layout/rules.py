@@ -143,7 +143,7 @@ class Rules:
 
     @classmethod
     def from_dict(cls, values: object) -> "Rules":
-        """The rules that `to_dict` wrote. `used` and `gradients`, `updated` follow `stored` where not given."""
+        """The rules that `to_dict` wrote. A table of weights that is not given is as `stored`."""
         if not isinstance(values, Mapping):
             raise LayoutError(f"layout: rules = {values!r}; it must hold the tables stored, used, ...")
         names = [field.name for field in fields(cls) if field.name != "own"]
@@ -177,8 +177,8 @@ def check_rules(rules: Rules, mesh: Mesh) -> None:
     for axis, size in mesh.sizes.items():
         if size > 1 and axis not in named:
             raise LayoutError(
-                f"layout: mesh axis {axis} = {size} splits nothing, as no rule names it; fits: {axis} = 1, or "
-                f'B = ["{axis}"] in layout.rules.activations'
+                f"layout: mesh axis {axis} = {size} splits nothing, since no rule names it; fits: {axis} = "
+                f'1, or B = ["{axis}"] in layout.rules.activations'
             )
     for phase in ("train", *dict(rules.own)):
         _check_heads(rules.in_phase(phase))

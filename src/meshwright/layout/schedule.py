@@ -1,4 +1,4 @@
-"""The schedule of a step: its microbatches, the order of its passes over stages, what is kept and recomputed."""
+"""The schedule of a step: microbatches, the order of passes over stages, what is kept and recomputed."""
 
 from dataclasses import dataclass
 

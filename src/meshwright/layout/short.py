@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes import AXES, Composition, Form
 from meshwright.layout.axes.expert import expert_home
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules
-from meshwright.layout.schedule.pipeline import Schedule, check_positive
+from meshwright.layout.schedule import Schedule, check_positive
 from meshwright.notation.mesh import Mesh
 
 DEGREES = tuple(axis.name for axis in AXES)
@@ -44,7 +45,7 @@ def read_words(text: str) -> dict[str, object]:
     return values
 
 
-def clean_words(values: Mapping[str, object]) -> dict[str, object]:
+def clean_words(values: Mapping[str, object]) -> dict[str, Any]:
     """`values` with flags as booleans; unknown words are refused with the nearest known."""
     clean = dict(values)
     for key, value in values.items():
@@ -57,7 +58,7 @@ def clean_words(values: Mapping[str, object]) -> dict[str, object]:
     return clean
 
 
-def parted(words: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object], dict[str, object]]:
+def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Clean words as those of (axes, Schedule, Precision), under the names that they have there."""
     form = {name: value for name, value in words.items() if name in _DEFAULTS}
     schedule = {_SCHEDULE[name]: value for name, value in words.items() if name in _SCHEDULE}

@@ -29,10 +29,10 @@ class Context(Axis):
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         how = "pass round a ring" if layout.option("context_method") == "ring" else "are gathered"
-        piece = workload.seq_len // layout.degree("context")
+        piece = workload.seq_len // layout.context
         text = (
-            f"each sequence is cut into {layout.degree('context')} pieces of {piece:,} tokens; keys and values {how} for "
-            "attention"
+            f"each sequence is cut into {layout.context} pieces of {piece:,} tokens; keys and values {how} "
+            "for attention"
         )
         return (
             f"{text}, and the pieces' chips share what ZeRO shards" if layout.option("zero_context") else text

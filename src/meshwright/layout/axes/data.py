@@ -23,10 +23,10 @@ class Data(Axis):
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         state = {1: "a share of the optimizer", 2: "a share of the optimizer and the gradients"}
-        shared = state.get(layout.zero_stage) if layout.degree("fsdp") == 1 else None
+        shared = state.get(layout.zero_stage) if layout.fsdp == 1 else None
         text = (
-            f"{layout.degree('data'):,} groups of chips hold the same weights and take different sequences; they add up "
-            "their gradients after the backward pass"
+            f"{layout.data:,} groups of chips hold the same weights and take different sequences; they add "
+            "up their gradients after the backward pass"
         )
         return f"{text}, and each keeps {shared} (ZeRO-{layout.zero_stage})" if shared else text
 

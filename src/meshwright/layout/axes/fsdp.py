@@ -38,7 +38,7 @@ class Fsdp(Axis):
         for axis in shared_axes(tables.form):
             tables.add(_ZERO_TABLES[zero_stage(tables.form)], "D", axis)
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, Any]]:
         """Stages add up gradients of microbatches that are in flight together, which ZeRO 2 cannot."""
         ranks, d_model = ask.chips, ask.config.d_model
         yield {"fsdp": 1}
@@ -55,13 +55,13 @@ class Fsdp(Axis):
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         if layout.zero_stage == 3:
             return (
-                f"every weight lies in {layout.degree('fsdp')} shards, on chips that take different sequences. A layer's "
-                "weights are gathered just before they are used, forward and backward, and their gradients "
+                f"every weight lies in {layout.fsdp} shards, on chips that take different sequences. A "
+                "layer's weights are gathered just before they are used, forward and backward, and their gradients "
                 "return as shards (AllGather, ReduceScatter)"
             )
         what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
         return (
-            f"{layout.degree('fsdp')} groups of chips take different sequences and share {what} (ZeRO-"
+            f"{layout.fsdp} groups of chips take different sequences and share {what} (ZeRO-"
             f"{layout.zero_stage})"
         )
 

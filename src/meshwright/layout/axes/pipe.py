@@ -25,14 +25,14 @@ class Pipe(Axis):
                 yield {"pipe": degree}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        chunks = f", each in {layout.schedule.interleave} chunks" if layout.schedule.interleave > 1 else ""
+        chunks = f", each in {layout.interleave} chunks" if layout.interleave > 1 else ""
         return (
-            f"the {config.num_layers} layers lie in {layout.degree('pipe')} stages{chunks}; microbatches pass from "
+            f"the {config.num_layers} layers lie in {layout.pipe} stages{chunks}; microbatches pass from "
             f"stage to stage: {SCHEDULES[layout.schedule.pipeline].words}"
         )
 
     def why_not(self, layout: "Layout") -> str | None:
-        return None if SCHEDULES[layout.schedule.pipeline].runs else f"pipe={layout.degree('pipe')}"
+        return None if SCHEDULES[layout.schedule.pipeline].runs else f"pipe={layout.pipe}"
 
 
 PIPE = Pipe("pipe")

@@ -46,7 +46,7 @@ class Tensor(Axis):
             else "summed before the next operation can begin (AllReduce)"
         )
         return (
-            f"heads and feed-forward width are split over {layout.degree('tensor')} chips, which work on the same "
+            f"heads and feed-forward width are split over {layout.tensor} chips, which work on the same "
             f"tokens. The second matmul of attention and of the MLP leaves partial sums, {summed}"
         )
 
@@ -64,7 +64,8 @@ class Tensor2(Axis):
             yield {"tensor": form["tensor"] // 2, "tensor2": 2}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        return f"the model dimension of weights and activations is split over {layout.degree('tensor2')} chips (2D tensor)"
+        over = layout.degree("tensor2")
+        return f"the model dimension of weights and activations is split over {over} chips (2D tensor)"
 
     def why_not(self, layout: "Layout") -> str | None:
         return f"tensor2={layout.degree('tensor2')}"
