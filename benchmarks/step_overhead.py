@@ -67,7 +67,7 @@ def main() -> None:
     config = load_model("demo")
     workload = Workload(num_sequences=16, seq_len=256)
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=2, total_steps=1000)
-    layout = Layout(fsdp=NUM_DEVICES, weights_dtype="f32", compute_dtype="f32")
+    layout = Layout.of(fsdp=NUM_DEVICES, weights_dtype="f32", compute_dtype="f32")
     step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1e11)
     with tempfile.TemporaryDirectory() as folder:
         corpus = prepare_corpus(

@@ -12,7 +12,7 @@ from meshwright.plan_file import Plan, load_plan, save_plan, shardings
 
 
 def _plan(model: str = "tiny", hardware: str = "cpu:8") -> Plan:
-    layout = Layout(data=2, fsdp=2, tensor=2, remat="full", weights_dtype="f32")
+    layout = Layout.of(data=2, fsdp=2, tensor=2, remat="full", weights_dtype="f32")
     return Plan(load_model(model), hardware, Workload(16, 64), layout, {"step_seconds": 0.25})
 
 

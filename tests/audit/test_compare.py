@@ -267,6 +267,6 @@ def test_a_program_of_another_layout_differs(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_mesh_too_large_for_the_cpu_is_refused() -> None:
-    plan = Plan(load_model("llama-3-8b"), "v5p:8x8x8", Workload(512, 4096), Layout(fsdp=512))
+    plan = Plan(load_model("llama-3-8b"), "v5p:8x8x8", Workload(512, 4096), Layout.of(fsdp=512))
     with pytest.raises(AuditError, match="has 512 devices and the cpu target compiles for at most 256"):
         audit_plan(plan, "cpu")

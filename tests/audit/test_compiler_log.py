@@ -91,7 +91,7 @@ def test_a_program_that_makes_the_compiler_replicate_differs() -> None:
 
 def test_a_plan_brings_the_log_of_its_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the program was compiled before."""
-    plan = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout(data=2))
+    plan = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout.of(data=2))
     assert audit_plan(plan, "cpu")["compiler_warnings"] == []
     monkeypatch.setattr("meshwright.audit.compile.warning_lines", lambda log: warning_lines(LOG))
     found = audit_plan(plan, "cpu")

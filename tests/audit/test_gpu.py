@@ -20,10 +20,10 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("model", "hardware", "layout"),
     [
-        ("tiny", "h100:8", Layout(fsdp=4, tensor=2, remat="full")),
-        ("tiny", "a100-80gb:2x4", Layout(data=2, fsdp=2, tensor=2)),
-        ("tiny", "b200:8", Layout(data=2, tensor=4, sequence_parallel=True)),
-        ("demo", "h200:2x8", Layout(data=2, fsdp=8, microbatches=2)),
+        ("tiny", "h100:8", Layout.of(fsdp=4, tensor=2, remat="full")),
+        ("tiny", "a100-80gb:2x4", Layout.of(data=2, fsdp=2, tensor=2)),
+        ("tiny", "b200:8", Layout.of(data=2, tensor=4, sequence_parallel=True)),
+        ("demo", "h200:2x8", Layout.of(data=2, fsdp=8, microbatches=2)),
     ],
 )
 def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout: Layout) -> None:
@@ -37,7 +37,7 @@ def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout:
 
 def test_collectives_of_weights_run_beside_products() -> None:
     """As plans hide them: by what `nn/compiler.py` asks for."""
-    layout = Layout(fsdp=8, remat="full", compute_dtype="bf16", weights_dtype="bf16")
+    layout = Layout.of(fsdp=8, remat="full", compute_dtype="bf16", weights_dtype="bf16")
     audit = audit_plan(Plan(load_model("llama-3-8b"), "h100:8", Workload(8, 4096), layout), "gpu")
     weights = ("wq", "wo", "w_gate", "w_in", "w_out")
     hidden = {

@@ -67,7 +67,7 @@ def test_the_tpus_compiler_sends_what_is_planned(text: str, phase: str) -> None:
 def test_generation_reads_the_weights_and_the_cache_once() -> None:
     """LLaMA-3-8B in bf16 on one v5p: 15 GB of weights but for the table, 64 caches of 4,096 positions."""
     config, chip = load_model("llama-3-8b"), load("v5p:1x1x1").ideal()
-    cost, memory = inference_cost(config, Layout(), chip, "generate", 64, 4096)
+    cost, memory = inference_cost(config, Layout.of(), chip, "generate", 64, 4096)
     cache = 2 * 2 * config.num_layers * 64 * 4096 * config.num_kv_heads * config.d_head
     assert memory.cache == cache
     matrices = 2 * (
@@ -83,22 +83,22 @@ def test_generation_reads_the_weights_and_the_cache_once() -> None:
 def test_replicas_of_a_decode_step_exchange_nothing() -> None:
     hardware = load("v5p:4x4x4")
     config = load_model("llama-3-8b")
-    cost, _ = inference_cost(config, Layout(data=8, tensor=8), hardware, "generate", 512, 4096)
+    cost, _ = inference_cost(config, Layout.of(data=8, tensor=8), hardware, "generate", 512, 4096)
     assert {one.transfer.axes for one in cost.transfers} == {("tensor",)}
-    weights, _ = inference_cost(config, Layout(fsdp=64), hardware, "generate", 512, 4096)
+    weights, _ = inference_cost(config, Layout.of(fsdp=64), hardware, "generate", 512, 4096)
     assert weights.seconds > cost.seconds  # every weight is gathered for one token
 
 
 def test_a_plan_keeps_its_phase(tmp_path: Path) -> None:
-    plan = Plan(TINY, "cpu:8", Workload(16, 64, "generate"), Layout(data=2, tensor=4))
+    plan = Plan(TINY, "cpu:8", Workload(16, 64, "generate"), Layout.of(data=2, tensor=4))
     save_plan(plan, tmp_path / "plan.toml")
     assert load_plan(tmp_path / "plan.toml").workload == plan.workload
-    save_plan(Plan(TINY, "cpu:8", Workload(16, 64), Layout(data=2, tensor=4)), tmp_path / "plan.toml")
+    save_plan(Plan(TINY, "cpu:8", Workload(16, 64), Layout.of(data=2, tensor=4)), tmp_path / "plan.toml")
     assert "phase" not in (tmp_path / "plan.toml").read_text()
 
 
 def test_numerics_are_of_training() -> None:
-    plan = Plan(TINY, "cpu:8", Workload(16, 64, "generate"), Layout(data=2, tensor=4))
+    plan = Plan(TINY, "cpu:8", Workload(16, 64, "generate"), Layout.of(data=2, tensor=4))
     with pytest.raises(PlanError) as error:
         audit_plan(plan, "cpu", numerics=True)
     assert str(error.value) == "--numerics compares training steps; the plan is of phase 'generate'"
@@ -107,7 +107,7 @@ def test_numerics_are_of_training() -> None:
 @pytest.mark.slow
 def test_a_plan_over_two_slices_is_the_compiled_one() -> None:
     """`data` lies over the data-centre network: gradients cross it once a step, as shards."""
-    layout = Layout(data=2, fsdp=2, tensor=2, microbatches=2, weights_dtype="f32", compute_dtype="f32")
+    layout = Layout.of(data=2, fsdp=2, tensor=2, microbatches=2, weights_dtype="f32", compute_dtype="f32")
     plan = Plan(TINY, "2*v5p:2x2x1", Workload(16, 64), layout)
     assert audit_plan(plan, "cpu", use_cache=False)["verdict"] == "match"
     crossing = [
@@ -125,5 +125,5 @@ def test_another_phase_is_refused() -> None:
     assert str(error.value).startswith("workload: phase = 'decode'; ")
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
     with pytest.raises(PlanError) as error:
-        CompiledStep(TINY, Layout(), Workload(16, 64, "prefill"), optimizer, chip_flops_per_second=1.0)
+        CompiledStep(TINY, Layout.of(), Workload(16, 64, "prefill"), optimizer, chip_flops_per_second=1.0)
     assert str(error.value) == "tiny: the plan is of phase 'prefill'; training takes 'train'"

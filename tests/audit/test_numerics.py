@@ -38,7 +38,7 @@ def test_a_tiny_plan_keeps_the_layouts_options() -> None:
     small = tiny_plan(
         _plan("llama-3-70b", "fsdp=128,tensor=4,microbatches=8,sequence_parallel=true,remat=full")
     )
-    degrees = Layout(fsdp=2, tensor=2, microbatches=2, sequence_parallel=True, remat="full")
+    degrees = Layout.of(fsdp=2, tensor=2, microbatches=2, sequence_parallel=True, remat="full")
     assert small.layout == degrees.replace(weights_dtype="f32", compute_dtype="f32")
     assert small.workload == Workload(8, 16)
 

@@ -17,7 +17,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan
 
-PLAN = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout(data=2))
+PLAN = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout.of(data=2))
 CPU = Target("cpu")
 
 
@@ -35,16 +35,16 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("hardware", "layout", "target"),
     [
-        ("v5p:4x4x4", Layout(fsdp=64), Target("tpu", "v5p:4x4x4", (2, 2, 1))),
-        ("v6e:1x1", Layout(), Target("tpu", "v6e:1x1", (1, 1, 1))),
-        ("2*v5e:2x4", Layout(data=2, fsdp=8), Target("tpu", "v5e:2x4", (2, 2, 1), slices=2)),
-        ("2*v5e:2x4", Layout(tensor=16), Target("tpu", "v5e:2x4", (2, 2, 1), slices=2)),
-        ("v4p:2x2x1", Layout(fsdp=4), Target("tpu", "v4:2x2x1", (2, 2, 1))),
-        ("tpu7x:2x2x1", Layout(fsdp=4), Target("tpu", "tpu7x:2x2x1", (2, 2, 1))),
-        ("h100:8", Layout(fsdp=8), Target("gpu", "1x1x8", gpu="h100")),
-        ("b200:4x8", Layout(fsdp=32), Target("gpu", "1x4x8", gpu="b200")),
-        ("mi300x:8", Layout(fsdp=8), CPU),
-        ("cpu:8", Layout(fsdp=8), CPU),
+        ("v5p:4x4x4", Layout.of(fsdp=64), Target("tpu", "v5p:4x4x4", (2, 2, 1))),
+        ("v6e:1x1", Layout.of(), Target("tpu", "v6e:1x1", (1, 1, 1))),
+        ("2*v5e:2x4", Layout.of(data=2, fsdp=8), Target("tpu", "v5e:2x4", (2, 2, 1), slices=2)),
+        ("2*v5e:2x4", Layout.of(tensor=16), Target("tpu", "v5e:2x4", (2, 2, 1), slices=2)),
+        ("v4p:2x2x1", Layout.of(fsdp=4), Target("tpu", "v4:2x2x1", (2, 2, 1))),
+        ("tpu7x:2x2x1", Layout.of(fsdp=4), Target("tpu", "tpu7x:2x2x1", (2, 2, 1))),
+        ("h100:8", Layout.of(fsdp=8), Target("gpu", "1x1x8", gpu="h100")),
+        ("b200:4x8", Layout.of(fsdp=32), Target("gpu", "1x4x8", gpu="b200")),
+        ("mi300x:8", Layout.of(fsdp=8), CPU),
+        ("cpu:8", Layout.of(fsdp=8), CPU),
     ],
 )
 def test_a_plan_is_compiled_by_its_hardwares_compiler(hardware: str, layout: Layout, target: Target) -> None:
@@ -53,36 +53,36 @@ def test_a_plan_is_compiled_by_its_hardwares_compiler(hardware: str, layout: Lay
 
 @pytest.mark.usefixtures("not_installed")
 def test_without_its_compiler_the_cpu_stands_in() -> None:
-    assert choose_target("v5e:2x4", Layout(fsdp=8)) == CPU
+    assert choose_target("v5e:2x4", Layout.of(fsdp=8)) == CPU
     with pytest.raises(AuditError, match=r"at most 256.*TPU's compiler: pip install \"meshwright\[tpu\]\""):
-        choose_target("v5p:8x8x8", Layout(fsdp=512))
+        choose_target("v5p:8x8x8", Layout.of(fsdp=512))
     with pytest.raises(DeviceError, match=r'not installed: pip install "meshwright\[tpu\]"'):
-        choose_target("v5e:2x4", Layout(fsdp=8), "tpu")
+        choose_target("v5e:2x4", Layout.of(fsdp=8), "tpu")
     with pytest.raises(AuditError, match=r"install the GPU's compiler: pip install \"meshwright\[cuda12\]\""):
-        choose_target("h100:64x8", Layout(fsdp=512))
+        choose_target("h100:64x8", Layout.of(fsdp=512))
     with pytest.raises(DeviceError, match=r'not installed: pip install "meshwright\[cuda12\]"'):
-        choose_target("h100:8", Layout(fsdp=8), "gpu")
+        choose_target("h100:8", Layout.of(fsdp=8), "gpu")
 
 
 @pytest.mark.usefixtures("installed")
 def test_what_a_target_cannot_compile_is_refused() -> None:
     with pytest.raises(AuditError, match="--target 'tpv' is not supported; did you mean tpu"):
-        choose_target("v5e:2x4", Layout(fsdp=8), "tpv")
+        choose_target("v5e:2x4", Layout.of(fsdp=8), "tpv")
     with pytest.raises(AuditError, match="tpu compiles for v4p, v5e, v5p, v6e, tpu7x, not for h100:8"):
-        choose_target("h100:8", Layout(fsdp=8), "tpu")
+        choose_target("h100:8", Layout.of(fsdp=8), "tpu")
     with pytest.raises(AuditError, match=r"--target gpu compiles for a100-40gb, .*, not for v5e:2x4"):
-        choose_target("v5e:2x4", Layout(fsdp=8), "gpu")
+        choose_target("v5e:2x4", Layout.of(fsdp=8), "gpu")
     with pytest.raises(AuditError, match=r"3\*v5e:2x4: .* cross between slices; .* a multiple of 3"):
-        choose_target("3*v5e:2x4", Layout(data=2, fsdp=12), "tpu")
+        choose_target("3*v5e:2x4", Layout.of(data=2, fsdp=12), "tpu")
     with pytest.raises(LayoutError, match="must multiply to 8"):
-        choose_target("v5e:2x4", Layout(fsdp=4), "tpu")
+        choose_target("v5e:2x4", Layout.of(fsdp=4), "tpu")
 
 
 def test_the_key_holds_what_decides_the_program() -> None:
     key = content_key(PLAN, CPU, {})
     assert content_key(replace(PLAN, planned={"step_seconds": 1.0}), CPU, {}) == key
     others = [
-        content_key(replace(PLAN, layout=Layout(tensor=2)), CPU, {}),
+        content_key(replace(PLAN, layout=Layout.of(tensor=2)), CPU, {}),
         content_key(PLAN, Target("cpu", slices=2), {}),
         content_key(PLAN, CPU, {"XLA_FLAGS": "--xla_x"}),
         content_key(PLAN, CPU, {"LIBTPU_INIT_ARGS": "--xla_x"}),

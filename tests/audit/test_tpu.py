@@ -35,7 +35,7 @@ from meshwright.layout import Layout
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.scatter import reduce_scatter
 
-layout = Layout(fsdp=64, tensor=4)
+layout = Layout.of(fsdp=64, tensor=4)
 mesh = target_mesh(choose_target("v5p:8x8x4", layout, "tpu"), layout)
 step, = layout.contraction("w_out", "BTF,FD->BTD").rhs_route.backward
 partial = partition_spec(step.operand)
@@ -66,7 +66,10 @@ print(json.dumps(found))
 
 
 def test_a_gradient_stays_a_reduce_scatter_where_its_dimension_is_split() -> None:
-    environment = {**os.environ, **choose_target("v5p:8x8x4", Layout(fsdp=64, tensor=4), "tpu").environment}
+    environment = {
+        **os.environ,
+        **choose_target("v5p:8x8x4", Layout.of(fsdp=64, tensor=4), "tpu").environment,
+    }
     with one_at_a_time(lambda: None):
         ran = subprocess.run(
             [sys.executable, "-c", GRADIENT], env=environment, capture_output=True, text=True, check=False
@@ -82,9 +85,9 @@ def test_a_gradient_stays_a_reduce_scatter_where_its_dimension_is_split() -> Non
 @pytest.mark.parametrize(
     ("model", "hardware", "layout"),
     [
-        ("tiny", "v5e:2x4", Layout(fsdp=4, tensor=2, remat="full")),
-        ("tiny", "v6e:2x4", Layout(data=2, fsdp=2, tensor=2)),
-        ("demo", "v5p:2x2x2", Layout(data=2, fsdp=4)),
+        ("tiny", "v5e:2x4", Layout.of(fsdp=4, tensor=2, remat="full")),
+        ("tiny", "v6e:2x4", Layout.of(data=2, fsdp=2, tensor=2)),
+        ("demo", "v5p:2x2x2", Layout.of(data=2, fsdp=4)),
     ],
 )
 def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout: Layout) -> None:
@@ -96,7 +99,7 @@ def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout:
 
 def test_gathers_of_weights_run_beside_products() -> None:
     """As plans hide them: by what `nn/compiler.py` asks for, without which none does on v5p."""
-    layout = Layout(data=2, fsdp=4, remat="full", compute_dtype="bf16", weights_dtype="bf16")
+    layout = Layout.of(data=2, fsdp=4, remat="full", compute_dtype="bf16", weights_dtype="bf16")
     plan = Plan(load_model("llama-3.2-1b"), "v5p:2x2x2", Workload(8, 2048), layout)
     weights = ("wq", "wo", "w_gate", "w_in", "w_out")
     hidden = [

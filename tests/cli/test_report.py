@@ -16,7 +16,7 @@ from meshwright.plan_file import Plan, save_plan
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     path = tmp_path / "plan.toml"
-    save_plan(Plan(load_model("gpt2"), "cpu:8", Workload(16, 128), Layout(data=4, fsdp=2)), path)
+    save_plan(Plan(load_model("gpt2"), "cpu:8", Workload(16, 128), Layout.of(data=4, fsdp=2)), path)
     return path
 
 

@@ -38,7 +38,7 @@ def _forward_flops(graph: Graph) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("layout", [Layout(), Layout(fsdp=8), Layout(data=4, context=2)], ids=str)
+@pytest.mark.parametrize("layout", [Layout.of(), Layout.of(fsdp=8), Layout.of(data=4, context=2)], ids=str)
 def test_recorded_flops_are_the_counted_ones(name: str, layout: Layout) -> None:
     """No layout repeats a product; a token goes through its k experts, a query sees its window."""
     config = load_model(name)
@@ -48,7 +48,7 @@ def test_recorded_flops_are_the_counted_ones(name: str, layout: Layout) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_backward_pass_has_two_products_for_each(name: str) -> None:
-    for _, node in _nodes(_record(load_model(name), Layout(data=2)), "matmul"):
+    for _, node in _nodes(_record(load_model(name), Layout.of(data=2)), "matmul"):
         flops = [sum(w.flops for w in works) for works in (node.forward, node.backward, node.weight_gradient)]
         assert flops[0] == flops[1] == flops[2] > 0
 
@@ -71,15 +71,15 @@ class TestExperts:
 
     def test_tokens_go_to_their_experts_and_back_and_so_do_cotangents(self) -> None:
         """Two AllToAlls forward and two backward, of kBTD over the other data ranks (GShard, 2020)."""
-        found = self._all_to_alls(Layout(data=8, expert=4))
+        found = self._all_to_alls(Layout.of(data=8, expert=4))
         assert Counter(direction for direction, _ in found) == {"forward": 2, "backward": 2}
         assert {num_bytes for _, num_bytes in found} == {self.ROWS_BYTES // 2}  # over data = 2
 
     def test_without_expert_parallelism_no_token_moves(self) -> None:
-        assert self._all_to_alls(Layout(data=8)) == []
+        assert self._all_to_alls(Layout.of(data=8)) == []
 
     def test_an_experts_gradient_is_summed_over_the_other_data_ranks_alone(self) -> None:
-        graph = _record(self.CONFIG, Layout(data=8, expert=4))
+        graph = _record(self.CONFIG, Layout.of(data=8, expert=4))
         axes = {
             transfer.axes
             for _, node in graph.nodes()
@@ -91,14 +91,14 @@ class TestExperts:
     def test_weights_of_experts_are_divided(self) -> None:
         whole, shared = (
             next(n for _, n in _record(self.CONFIG, layout).nodes() if n.name == "expert_in").inputs
-            for layout in (Layout(data=8), Layout(data=8, expert=8))
+            for layout in (Layout.of(data=8), Layout.of(data=8, expert=8))
         )
         assert whole[-1].bytes_per_device == 8 * shared[-1].bytes_per_device
 
 
 def test_a_window_hides_what_lies_outside() -> None:
     """Gemma 3: five local layers to a global one; w (1 - w/2T) keys against T/2."""
-    graph = record_loss(load_model("gemma-3-12b"), Layout(), Shape(1, 8192, 8192), flash_attention=True)
+    graph = record_loss(load_model("gemma-3-12b"), Layout.of(), Shape(1, 8192, 8192), flash_attention=True)
     (local, global_) = (node.forward[0].flops for _, node in _nodes(graph, "attention"))
     assert local / global_ == pytest.approx(1024 * (1 - 1024 / 16384) / 4096)
     assert [s.count for s in graph.segments if s.source] == [40, 8]
@@ -106,7 +106,7 @@ def test_a_window_hides_what_lies_outside() -> None:
 
 def test_a_ring_passes_blocks_in_place_of_a_gather() -> None:
     """c - 1 permutes of keys and of values forward, twice as many backward (Liu et al., 2023)."""
-    config, layout = load_model("llama-3.1-8b"), Layout(context=4, context_method="ring")
+    config, layout = load_model("llama-3.1-8b"), Layout.of(context=4, context_method="ring")
     layer = next(s for s in _record(config, layout).segments if s.source)
     passed = [
         (t.tensor, t.repeat, direction)
@@ -125,15 +125,15 @@ def test_a_ring_passes_blocks_in_place_of_a_gather() -> None:
 
 def test_narrow_products_cast_their_operands() -> None:
     config = load_model("llama-3.1-8b")
-    assert not _nodes(_record(config, Layout()), "cast")
-    graph = _record(config, Layout(matmul_dtype="fp8"))
+    assert not _nodes(_record(config, Layout.of()), "cast")
+    graph = _record(config, Layout.of(matmul_dtype="fp8"))
     assert len(_nodes(graph, "cast")) == len(_nodes(graph, "matmul"))
 
 
 def test_a_second_tensor_axis_divides_work_and_sums_over_it() -> None:
     """x[B, T, D_tensor2] . w[D_tensor2, F_tensor]: a partial sum over tensor2 (2D tensor parallelism)."""
     config = load_model("llama-3.1-8b")
-    one, two = (_record(config, layout) for layout in (Layout(), Layout(tensor=4, tensor2=2)))
+    one, two = (_record(config, layout) for layout in (Layout.of(), Layout.of(tensor=4, tensor2=2)))
     for name in ("wq", "wo", "w_in", "w_out", "unembed"):
         alone, split = (next(n for _, n in graph.nodes() if n.name == name) for graph in (one, two))
         assert split.forward[0].flops == alone.forward[0].flops / 8

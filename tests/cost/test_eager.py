@@ -18,7 +18,7 @@ BTD, BTF = TOKENS * D, TOKENS * F
 # A vocabulary so large that the loss is the peak.
 WIDE = replace(SMALL, vocab_size=64_000)
 WIDE_LOGITS = TOKENS * 64_000
-PURE = Layout(optimizer_dtype="bf16")
+PURE = Layout.of(optimizer_dtype="bf16")
 
 
 def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
@@ -33,25 +33,25 @@ def test_the_steps_of_an_operation_are_kept_where_it_runs_once() -> None:
     """Two norms of 4 + 2 bytes each, silu(gate), and the second copy of keys and values (N/K = 2)."""
     layer = 2 * (F32 + BF16) * BTD + BF16 * BTF + BF16 * 2 * TOKENS * K * H * (N // K - 1)
     last_norm = (F32 + BF16) * BTD
-    more = {remat: _memory(Layout(remat=remat)).activations for remat in ("none", "matmuls", "full")}
-    assert more["none"] == _planned(Layout()).activations + L * layer + last_norm
+    more = {remat: _memory(Layout.of(remat=remat)).activations for remat in ("none", "matmuls", "full")}
+    assert more["none"] == _planned(Layout.of()).activations + L * layer + last_norm
     for remat in ("matmuls", "full"):
-        assert more[remat] == _planned(Layout(remat=remat)).activations + last_norm
+        assert more[remat] == _planned(Layout.of(remat=remat)).activations + last_norm
 
 
 def test_a_layer_norm_is_one_kernel_and_a_plain_activation_one_array() -> None:
     """What is left are the keys and values of the heads that share them."""
     gpt = replace(SMALL, norm="layer", gated=False)
     copies = BF16 * 2 * TOKENS * K * H * (N // K - 1)
-    assert _memory(Layout(), gpt).activations == _planned(Layout(), gpt).activations + L * copies
+    assert _memory(Layout.of(), gpt).activations == _planned(Layout.of(), gpt).activations + L * copies
 
 
 @pytest.mark.parametrize(("heads", "copies"), [(4, 1), (8, 0), (1, 7)])
 def test_keys_are_copied_for_the_heads_that_share_them(heads: int, copies: int) -> None:
     grouped, alone = (replace(SMALL, num_kv_heads=n, norm="layer", gated=False) for n in (heads, N))
-    more = _memory(Layout(), grouped).activations - _planned(Layout(), grouped).activations
+    more = _memory(Layout.of(), grouped).activations - _planned(Layout.of(), grouped).activations
     assert more == L * BF16 * 2 * TOKENS * heads * H * copies
-    assert _memory(Layout(), alone).activations == _planned(Layout(), alone).activations
+    assert _memory(Layout.of(), alone).activations == _planned(Layout.of(), alone).activations
 
 
 class TestLoss:
@@ -64,10 +64,10 @@ class TestLoss:
         return 2 * (_memory(layout, WIDE).buffers - _memory(layout, half).buffers)
 
     def test_three_arrays_in_float32(self) -> None:
-        assert self._beside(Layout()) == 3 * F32 * WIDE_LOGITS
+        assert self._beside(Layout.of()) == 3 * F32 * WIDE_LOGITS
 
     def test_four_where_the_vocabulary_is_split(self) -> None:
-        assert self._beside(Layout(tensor=4)) == 4 * F32 * WIDE_LOGITS / 4
+        assert self._beside(Layout.of(tensor=4)) == 4 * F32 * WIDE_LOGITS / 4
 
     def test_in_the_type_of_activations_where_nothing_is_in_float32(self) -> None:
         assert self._beside(PURE) == 3 * BF16 * WIDE_LOGITS
@@ -76,24 +76,24 @@ class TestLoss:
     def test_the_blocks_of_a_layer_stay_beside(self) -> None:
         """The most alive and not kept: q and k before they turn; else x, gate, up and their product."""
         loss = 3 * F32 * WIDE_LOGITS
-        assert _memory(Layout(), WIDE).buffers == loss + BF16 * TOKENS * (N + K) * H
-        assert _memory(Layout(remat="full"), WIDE).buffers == loss + BF16 * (BTD + 3 * BTF)
+        assert _memory(Layout.of(), WIDE).buffers == loss + BF16 * TOKENS * (N + K) * H
+        assert _memory(Layout.of(remat="full"), WIDE).buffers == loss + BF16 * (BTD + 3 * BTF)
 
 
 class TestGradients:
     def test_that_replicas_add_up_take_the_room_of_activations(self) -> None:
-        assert _memory(Layout(data=2), WIDE).gradients == 0
+        assert _memory(Layout.of(data=2), WIDE).gradients == 0
 
     def test_that_are_scattered_have_their_own(self) -> None:
         params, norms = count_params(WIDE).total, count_params(WIDE).norms
-        assert _memory(Layout(fsdp=2), WIDE).gradients == BF16 * ((params - norms) // 2 + norms)
+        assert _memory(Layout.of(fsdp=2), WIDE).gradients == BF16 * ((params - norms) // 2 + norms)
 
     def test_of_several_microbatches_are_there_from_the_first_on(self) -> None:
-        assert _memory(Layout(microbatches=4), WIDE).gradients == BF16 * count_params(WIDE).total
+        assert _memory(Layout.of(microbatches=4), WIDE).gradients == BF16 * count_params(WIDE).total
 
     def test_all_of_them_meet_few_activations(self) -> None:
         """Of a single token: the end of the backward pass is the peak, with all that is stored."""
-        layout = Layout(remat="full")
+        layout = Layout.of(remat="full")
         graph = record_loss(SMALL, layout, Shape(1, 1, 1), flash_attention=True)
         few = eager_memory(SMALL, layout, graph)
         assert (few.gradients, few.activations) == (BF16 * count_params(SMALL).total, 0)
@@ -107,10 +107,10 @@ def test_the_ends_stay_gathered_beside_what_they_arrived_in() -> None:
 
 def test_a_cast_copy_has_no_flat_array_beside_it() -> None:
     """Float32 weights of replicas: embedding and head once in bf16, and two layers."""
-    wide, narrow = (_memory(Layout(weights_dtype=dtype), WIDE).buffers for dtype in ("f32", "bf16"))
+    wide, narrow = (_memory(Layout.of(weights_dtype=dtype), WIDE).buffers for dtype in ("f32", "bf16"))
     assert wide - narrow == BF16 * (2 * 64_000 * D + 2 * LAYER_WEIGHTS)
 
 
 def test_offloaded_activations_wait_on_the_host() -> None:
-    kept, sent = _memory(Layout()), _memory(Layout(offload=True))
+    kept, sent = _memory(Layout.of()), _memory(Layout.of(offload=True))
     assert sent.host + sent.activations == kept.activations and sent.host > 0

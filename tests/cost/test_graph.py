@@ -53,33 +53,33 @@ class TestVolumes:
     """Bytes round the ring for one layer: V for a gather or a scatter, 2 V for an all-reduce."""
 
     def test_one_device_moves_nothing(self) -> None:
-        assert list(moves(Layout())) == []
+        assert list(moves(Layout.of())) == []
 
     def test_data_parallel(self) -> None:
         """8DF: every gradient all-reduced, 2 passes x 2 bytes x 2DF; here 2 x 2 x P."""
-        found = layer_moves(Layout(data=8), "data")
+        found = layer_moves(Layout.of(data=8), "data")
         assert ring_bytes(found, "forward", "recompute") == 0
         assert ring_bytes(found, "backward") == 2 * P_BYTES
 
     def test_fsdp(self) -> None:
         """4DF + 8DF: gathered forward; gathered again and scattered backward."""
-        found = layer_moves(Layout(fsdp=8), "fsdp")
+        found = layer_moves(Layout.of(fsdp=8), "fsdp")
         assert ring_bytes(found, "forward") == P_BYTES
         assert ring_bytes(found, "recompute", "backward") == 2 * P_BYTES
 
     def test_zero_3_moves_half_as_much_again_as_data_parallelism(self) -> None:
-        fsdp = layer_moves(Layout(fsdp=8), "fsdp")
-        data = layer_moves(Layout(data=8), "data")
+        fsdp = layer_moves(Layout.of(fsdp=8), "fsdp")
+        data = layer_moves(Layout.of(data=8), "data")
         assert sum(m.ring_bytes for m in fsdp) == 1.5 * sum(m.ring_bytes for m in data)
 
     def test_tensor_parallel(self) -> None:
         """4BD + 4BD a block, two blocks: BTD all-reduced twice forward and twice backward."""
-        found = layer_moves(Layout(tensor=4), "tensor")
+        found = layer_moves(Layout.of(tensor=4), "tensor")
         assert ring_bytes(found, "forward") == ring_bytes(found, "backward") == 4 * X_BYTES
 
     def test_sequence_parallel_gathers_the_input_once_more(self) -> None:
         """An all-reduce is the gather and the scatter; the backward pass gathers its input again."""
-        found = layer_moves(Layout(tensor=4, sequence_parallel=True), "tensor")
+        found = layer_moves(Layout.of(tensor=4, sequence_parallel=True), "tensor")
         assert ring_bytes(found, "forward") == ring_bytes(found, "backward") == 4 * X_BYTES
         assert ring_bytes(found, "recompute") == 2 * X_BYTES
 
@@ -88,20 +88,20 @@ class TestVolumes:
 
         The published backward of 8BD/X counts the input's second gather apart.
         """
-        layout = Layout(fsdp=4, tensor=2)
+        layout = Layout.of(fsdp=4, tensor=2)
         weights, activations = layer_moves(layout, "fsdp"), layer_moves(layout, "tensor")
         assert sum(m.ring_bytes for m in weights) == 3 * P_BYTES / 2
         assert sum(m.ring_bytes for m in activations) == 8 * X_BYTES / 4
 
     def test_data_and_fsdp(self) -> None:
         """The gradient is scattered over fsdp first, so data all-reduces a shard of it."""
-        layout = Layout(data=2, fsdp=4)
+        layout = Layout.of(data=2, fsdp=4)
         assert sum(m.ring_bytes for m in layer_moves(layout, "fsdp")) == 3 * P_BYTES
         assert sum(m.ring_bytes for m in layer_moves(layout, "data")) == 2 * P_BYTES / 4
 
     def test_context_parallel(self) -> None:
         """Keys and values, 2 BTKH, are gathered and their cotangents scattered; gradients are summed."""
-        found = layer_moves(Layout(context=4), "context")
+        found = layer_moves(Layout.of(context=4), "context")
         kv_bytes = 2 * BF16 * TOKENS * K * H
         assert ring_bytes(found, "forward") == ring_bytes(found, "recompute") == kv_bytes
         assert ring_bytes(found, "backward") == kv_bytes + 2 * P_BYTES
@@ -111,7 +111,7 @@ class TestMegatron:
     """One collective forward and one backward for each half of a block (Shoeybi et al., 2019)."""
 
     def test_all_reduces(self) -> None:
-        found = layer_moves(Layout(tensor=4), "tensor")
+        found = layer_moves(Layout.of(tensor=4), "tensor")
         assert [(m.direction, m.transfer.op) for m in found].count(("forward", "all_reduce")) == 2
         assert [(m.direction, m.transfer.op) for m in found].count(("backward", "all_reduce")) == 2
         assert len(found) == 4
@@ -119,7 +119,7 @@ class TestMegatron:
 
     def test_sequence_parallelism_takes_each_apart(self) -> None:
         """Korthikanti et al., 2022: a gather before the first matmul, a scatter after the second."""
-        found = layer_moves(Layout(tensor=4, sequence_parallel=True), "tensor")
+        found = layer_moves(Layout.of(tensor=4, sequence_parallel=True), "tensor")
         ops = Counter((m.direction, m.transfer.op) for m in found)
         assert ops == {
             ("forward", "all_gather"): 2,
@@ -131,25 +131,27 @@ class TestMegatron:
 
     @pytest.mark.parametrize("sequence_parallel", [False, True])
     def test_it_waits_for_activations_and_not_for_weights(self, sequence_parallel: bool) -> None:
-        layout = Layout(fsdp=2, tensor=4, sequence_parallel=sequence_parallel)
+        layout = Layout.of(fsdp=2, tensor=4, sequence_parallel=sequence_parallel)
         assert all(move.transfer.critical for move in layer_moves(layout, "tensor"))
         assert not any(move.transfer.critical for move in layer_moves(layout, "fsdp"))
 
     def test_the_logits_are_never_moved(self) -> None:
         """Over a split vocabulary the loss reduces [B, T] floats: maximum, sum and target."""
-        found = [m.transfer for m in moves(Layout(tensor=4)) if m.segment == "head" and m.transfer.critical]
+        found = [
+            m.transfer for m in moves(Layout.of(tensor=4)) if m.segment == "head" and m.transfer.critical
+        ]
         of_loss = [t for t in found if t.tensor == "loss"]
         assert [(t.op, t.gathered_bytes) for t in of_loss] == [("all_reduce", 4 * TOKENS)] * 3
         assert max(t.gathered_bytes for t in found) < BF16 * TOKENS * V
 
     def test_the_embedding_sums_the_rows_that_each_device_owns(self) -> None:
-        found = [m for m in moves(Layout(tensor=4)) if m.segment == "embedding"]
+        found = [m for m in moves(Layout.of(tensor=4)) if m.segment == "embedding"]
         assert [(m.direction, m.transfer.op) for m in found] == [("forward", "all_reduce")]
         assert found[0].transfer.gathered_bytes == X_BYTES
 
 
 def test_a_norms_gradient_is_summed_over_all_that_splits_its_input() -> None:
-    layout = Layout(data=2, tensor=2, sequence_parallel=True)
+    layout = Layout.of(data=2, tensor=2, sequence_parallel=True)
     found = [m for m in moves(layout) if m.segment == "layer" and "norm" in m.transfer.tensor]
     assert len(found) == 2
     assert all(m.direction == "backward" and set(m.transfer.axes) == {"data", "tensor"} for m in found)
@@ -190,17 +192,17 @@ class TestFlops:
         assert flops["recompute"] == 2 * TOKENS * L * (LAYER_WEIGHTS - D * F)
 
     def test_keeping_matmuls_repeats_none_of_them(self) -> None:
-        assert self._flops(Layout(remat="matmuls"), "matmul")["recompute"] == 0
+        assert self._flops(Layout.of(remat="matmuls"), "matmul")["recompute"] == 0
         # Attention's output is the result of a matmul too.
-        assert self._flops(Layout(remat="matmuls"), "attention")["recompute"] == 0
-        attention = self._flops(Layout(remat="full"), "attention")
+        assert self._flops(Layout.of(remat="matmuls"), "attention")["recompute"] == 0
+        attention = self._flops(Layout.of(remat="full"), "attention")
         assert attention["recompute"] == attention["forward"] > 0
 
     def test_attention(self) -> None:
         """Scores and values: 4 B T^2 N H forward, half of it where the mask is skipped."""
         whole = 4 * L * B * T * T * N * H
-        dense = self._flops(Layout(), "attention", record(Layout(), flash_attention=False))
-        flash = self._flops(Layout(), "attention")
+        dense = self._flops(Layout.of(), "attention", record(Layout.of(), flash_attention=False))
+        flash = self._flops(Layout.of(), "attention")
         assert dense["forward"] == whole
         assert flash["forward"] == whole / 2
         assert flash["backward"] == 2.5 * flash["forward"]  # four products of gradients, scores again
@@ -213,12 +215,14 @@ class TestFlops:
 
     def test_a_tied_model_multiplies_its_table_again(self) -> None:
         tied = replace(SMALL, tied_embeddings=True)
-        assert self._flops(Layout(), "matmul", record(Layout(), tied)) == self._flops(Layout(), "matmul")
+        assert self._flops(Layout.of(), "matmul", record(Layout.of(), tied)) == self._flops(
+            Layout.of(), "matmul"
+        )
 
 
 class TestRecomputation:
     def _again(self, remat: str, **degrees: int) -> list[str]:
-        layout = Layout(remat=remat).replace(**degrees)
+        layout = Layout.of(remat=remat).replace(**degrees)
         layer = next(s for s in record(layout).segments if s.name == "layer")
         return [f"{node.kind} {node.name}" for node in recomputed_nodes(layer, remat)]
 

@@ -33,7 +33,7 @@ def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
 @pytest.mark.parametrize("remat", SAVED)
 def test_one_device(remat: str) -> None:
     """bf16 weights and gradients, float32 moments: 12 bytes a parameter; 10 without gradients."""
-    params, memory = count_params(SMALL).total, _memory(Layout(remat=remat))
+    params, memory = count_params(SMALL).total, _memory(Layout.of(remat=remat))
     assert memory.weights == memory.gradients == 2 * params
     assert memory.optimizer == 8 * params
     # The head keeps its input, the norm of it, and the logits.
@@ -44,7 +44,7 @@ def test_one_device(remat: str) -> None:
 
 
 def test_float32_doubles_weights_and_keeps_the_moments() -> None:
-    params, memory = count_params(SMALL).total, _memory(Layout(weights_dtype="f32"))
+    params, memory = count_params(SMALL).total, _memory(Layout.of(weights_dtype="f32"))
     assert (memory.weights, memory.gradients, memory.optimizer) == (4 * params, 4 * params, 8 * params)
 
 
@@ -56,7 +56,7 @@ def test_the_published_twenty_and_one() -> None:
         vocab_size=64, max_seq_len=128,
     )  # fmt: skip
     for remat, count in (("none", 20), ("full", 1)):
-        layer = next(s for s in record(Layout(remat=remat), wide).segments if s.source)
+        layer = next(s for s in record(Layout.of(remat=remat), wide).segments if s.source)
         saved = sum(value.bytes_per_device for value in saved_values(layer, remat))
         assert saved == count * BF16 * sizes["B"] * sizes["D"]
 
@@ -77,23 +77,23 @@ def test_a_shard_that_does_not_divide_rounds_up() -> None:
     """64 rows over 3 chips: one holds 22."""
     norms = count_params(SMALL).norms
     matrices = count_params(SMALL).total - norms
-    assert stored_parameters(SMALL, Layout(fsdp=3)).weights == matrices // 64 * 22 + norms
+    assert stored_parameters(SMALL, Layout.of(fsdp=3)).weights == matrices // 64 * 22 + norms
 
 
 @pytest.mark.parametrize("remat", SAVED)
 def test_activations_are_divided_by_what_splits_them(remat: str) -> None:
-    alone = _memory(Layout(remat=remat)).activations
+    alone = _memory(Layout.of(remat=remat)).activations
     for degrees in ({"data": 4}, {"fsdp": 4}, {"data": 2, "fsdp": 2}):
-        assert _memory(Layout(remat=remat).replace(**degrees)).activations == alone / 4, degrees
+        assert _memory(Layout.of(remat=remat).replace(**degrees)).activations == alone / 4, degrees
 
 
 def test_sequence_parallelism_divides_the_residual_stream_too() -> None:
     """Tensor parallelism leaves the four BTD of a layer whole (Korthikanti et al., 2022)."""
-    whole = _memory(Layout()).activations
-    tensor = _memory(Layout(tensor=4)).activations
+    whole = _memory(Layout.of()).activations
+    tensor = _memory(Layout.of(tensor=4)).activations
     assert tensor == BF16 * (L * (SAVED["none"] - 4 * BTD) / 4 + L * 4 * BTD + 2 * BTD + BTV / 4)
     # What is gathered is gathered again; the head's norm feeds a gathered copy that is kept.
-    split = _memory(Layout(tensor=4, sequence_parallel=True)).activations
+    split = _memory(Layout.of(tensor=4, sequence_parallel=True)).activations
     assert whole / 4 <= split < tensor
     layer_share = BF16 * L * SAVED["none"] / 4
     assert split - layer_share <= BF16 * (2 * BTD + BTV / 4)
@@ -101,7 +101,7 @@ def test_sequence_parallelism_divides_the_residual_stream_too() -> None:
 
 class TestBuffers:
     def test_a_weight_that_stays_where_it_is_takes_none(self) -> None:
-        assert _memory(Layout(data=8)).buffers < _memory(Layout(fsdp=8)).buffers
+        assert _memory(Layout.of(data=8)).buffers < _memory(Layout.of(fsdp=8)).buffers
 
     def test_two_layers_of_gathered_weights(self) -> None:
         """One computes while the next arrives: 2 P, where the working set is of one layer."""
@@ -110,7 +110,7 @@ class TestBuffers:
         assert by_fsdp.buffers >= 2 * BF16 * LAYER_WEIGHTS
 
     def test_float32_weights_are_copied_to_the_compute_dtype(self) -> None:
-        assert _memory(Layout(weights_dtype="f32")).buffers > _memory(Layout()).buffers
+        assert _memory(Layout.of(weights_dtype="f32")).buffers > _memory(Layout.of()).buffers
 
     def test_a_large_vocabulary_peaks_in_the_head(self) -> None:
         """The logits' cotangent is as large as the logits."""
@@ -119,7 +119,7 @@ class TestBuffers:
             vocab_size=64_000, max_seq_len=128,
         )  # fmt: skip
         # Their cotangent, for which the gradients that do not exist yet make room.
-        memory = _memory(Layout(remat="full"), wide)
+        memory = _memory(Layout.of(remat="full"), wide)
         assert memory.buffers + memory.gradients >= BF16 * TOKENS * 64_000
 
     def test_the_head_has_the_room_of_gradients_that_come_after_it(self) -> None:
@@ -157,16 +157,16 @@ def test_saving_less_takes_less(layout: Layout) -> None:
 def test_update_work() -> None:
     """Adam in bf16 with float32 moments: 2 + 8 + 2 bytes read, 2 + 8 written; 12 FLOPs."""
     params = count_params(SMALL).total
-    work = update_work(SMALL, Layout())
+    work = update_work(SMALL, Layout.of())
     assert (work.flops, work.hbm_bytes) == (12 * params, 22 * params)
-    assert update_work(SMALL, Layout(weights_dtype="f32")).hbm_bytes == 28 * params
+    assert update_work(SMALL, Layout.of(weights_dtype="f32")).hbm_bytes == 28 * params
 
 
 @pytest.mark.parametrize(("zero", "shares"), [(0, (1, 1, 1)), (1, (1, 1, 4)), (2, (1, 4, 4)), (3, (4, 4, 4))])
 def test_zero_stages_share_one_thing_more_each(zero: int, shares: tuple[int, int, int]) -> None:
     """Matrices over 4 ranks: weights, gradients, optimizer (Rajbhandari et al., 2020, figure 1)."""
     counts = count_params(SMALL)
-    layout = Layout(fsdp=4) if zero == 3 else Layout(data=4, zero=zero)
+    layout = Layout.of(fsdp=4) if zero == 3 else Layout.of(data=4, zero=zero)
     stored = stored_parameters(SMALL, layout)
     assert (stored.weights, stored.gradients, stored.moments) == tuple(
         (counts.total - counts.norms) // share + counts.norms for share in shares
@@ -174,13 +174,13 @@ def test_zero_stages_share_one_thing_more_each(zero: int, shares: tuple[int, int
 
 
 def test_stages_hold_their_layers_and_the_ends_the_vocabulary() -> None:
-    first, last = (stored_parameters(SMALL, Layout(pipe=3), stage).weights for stage in (0, 2))
+    first, last = (stored_parameters(SMALL, Layout.of(pipe=3), stage).weights for stage in (0, 2))
     assert first == LAYER_WEIGHTS + 2 * D + V * D and last == first + D
 
 
 def test_a_v_ends_where_it_begins() -> None:
     """The first stage of ZB-V has embedding and head, weights and logits; the last its layer alone."""
-    v = Layout(pipe=3, schedule="zb-v", microbatches=3)
+    v = Layout.of(pipe=3, schedule="zb-v", microbatches=3)
     first, last = (stored_parameters(SMALL, v, stage).weights for stage in (0, 2))
     assert first == LAYER_WEIGHTS + 2 * D + 2 * V * D + D and last == LAYER_WEIGHTS + 2 * D
     # Three microbatches of one layer, the head's input and the norm of it, and the logits.
@@ -191,21 +191,21 @@ def test_a_v_ends_where_it_begins() -> None:
 def test_both_directions_of_a_dualpipe_have_ends_on_both_end_stages() -> None:
     """Two copies of the model on four stages: the layers of two, and at either end both tables."""
     config = replace(SMALL, num_layers=4)
-    both = Layout(pipe=4, schedule="dualpipe", microbatches=8)
+    both = Layout.of(pipe=4, schedule="dualpipe", microbatches=8)
     shares = [stored_parameters(config, both, stage).weights for stage in range(4)]
     layers = 2 * (LAYER_WEIGHTS + 2 * D)
     assert shares == [layers + 2 * V * D + D, layers, layers, layers + 2 * V * D + D]
 
 
 def test_what_is_offloaded_waits_on_the_host() -> None:
-    kept, sent = _memory(Layout()), _memory(Layout(offload=True))
+    kept, sent = _memory(Layout.of()), _memory(Layout.of(offload=True))
     assert sent.host + sent.activations == kept.activations and sent.host > 0
     assert kept.host == 0 and "host" not in kept.to_dict()
 
 
 def test_llama_2_13b_does_not_fit_under_data_parallelism() -> None:
     """130 GB at 10 bytes a parameter (How to Scale Your Model, "Training"); gradients make 156 of 96."""
-    config, layout = load_model("llama-2-13b"), Layout(data=4096)
+    config, layout = load_model("llama-2-13b"), Layout.of(data=4096)
     memory = train_memory(config, layout, record(layout, config))
     assert memory.weights + memory.optimizer == pytest.approx(130e9, rel=0.01)
     assert memory.weights + memory.optimizer + memory.gradients == pytest.approx(156e9, rel=0.01)

@@ -60,7 +60,7 @@ def _sent_bytes(op: str, num_devices: int, moved: int) -> float:
 @pytest.mark.parametrize("degrees", list(product((1, 2), (1, 4), (1, 2), (1, 2), (False, True))))
 def test_the_rules_are_the_cheapest_for_every_layout(degrees: tuple[int, int, int, int, bool]) -> None:
     """reshard() knows no prices; on the axes of an array no search sends less for what layouts ask."""
-    layout = Layout(*degrees)
+    layout = Layout.of(*degrees)
     for name, spec in SPECS.items():
         forward = layout.contraction(name, spec)
         for plan in (forward, forward.lhs_gradient, forward.rhs_gradient):

@@ -31,13 +31,13 @@ def _with_overlap(overlap: float) -> Hardware:
 
 LAYOUTS = st.sampled_from(
     [
-        Layout(data=8),
-        Layout(fsdp=8),
-        Layout(data=2, fsdp=4),
-        Layout(tensor=8, sequence_parallel=True),
-        Layout(fsdp=2, tensor=4),
-        Layout(context=4, fsdp=2),
-        Layout(data=2, fsdp=2, tensor=2),
+        Layout.of(data=8),
+        Layout.of(fsdp=8),
+        Layout.of(data=2, fsdp=4),
+        Layout.of(tensor=8, sequence_parallel=True),
+        Layout.of(fsdp=2, tensor=4),
+        Layout.of(context=4, fsdp=2),
+        Layout.of(data=2, fsdp=2, tensor=2),
     ]
 )
 REMATS = st.sampled_from(["none", "matmuls", "full"])
@@ -84,7 +84,7 @@ def test_activations_wait_and_weights_may_hide(layout: Layout) -> None:
 
 def test_microbatches_repeat_the_passes_and_not_the_update() -> None:
     """Nothing hides, so each term is its transfers and work: sums of norms' gradients are of a step."""
-    update, layout, serial = Work(1e9, 1e9), Layout(fsdp=8), _with_overlap(0)
+    update, layout, serial = Work(1e9, 1e9), Layout.of(fsdp=8), _with_overlap(0)
     once = _cost(layout, serial, update)
     four = _cost(layout.replace(microbatches=4), serial, update)
     optimizer = next(term.seconds for term in once.terms if term.name == "optimizer")
@@ -98,7 +98,7 @@ def _is_of_a_step(planned: PlannedTransfer) -> bool:
 
 
 def test_replicas_sum_their_gradients_once_a_step() -> None:
-    one, four = (_cost(Layout(data=8, microbatches=count)) for count in (1, 4))
+    one, four = (_cost(Layout.of(data=8, microbatches=count)) for count in (1, 4))
     counts = [{p.count for p in cost.transfers if p.transfer.once} for cost in (one, four)]
     assert counts == [{1, 3}, {1, 3}]
 
@@ -106,8 +106,8 @@ def test_replicas_sum_their_gradients_once_a_step() -> None:
 def test_zero_1_scatters_gradients_and_gathers_what_it_updated() -> None:
     """The bytes of an all-reduce (Rajbhandari et al., 2020), in two halves."""
     replicas, shared = (
-        _cost(Layout(data=8), _with_overlap(0)),
-        _cost(Layout(data=8, zero=1), _with_overlap(0)),
+        _cost(Layout.of(data=8), _with_overlap(0)),
+        _cost(Layout.of(data=8, zero=1), _with_overlap(0)),
     )
     ops = {(p.transfer.op, p.direction) for p in shared.transfers if p.transfer.tensor == "w_in"}
     assert ops == {("reduce_scatter", "backward"), ("all_gather", "update")}
@@ -120,13 +120,13 @@ def test_zero_1_scatters_gradients_and_gathers_what_it_updated() -> None:
 
 def test_a_step_is_launched_once_a_microbatch() -> None:
     slow = replace(EIGHT, chip=replace(EIGHT.chip, step=StepEfficiency(launch_seconds=0.5)))
-    layout = Layout(data=8, microbatches=2)
+    layout = Layout.of(data=8, microbatches=2)
     assert _cost(layout, slow).seconds == pytest.approx(1.0 + _cost(layout).seconds)
     assert _cost(layout, slow).bound == "launch"
 
 
 def test_slices_are_joined_by_the_data_centre_network() -> None:
-    layout = Layout(data=2, fsdp=4)
+    layout = Layout.of(data=2, fsdp=4)
     cost = _cost(layout, load("2*v5e:2x2").ideal())
     assert {p.bound for p in cost.transfers if p.transfer.axes == ("data",)} == {"dcn"}
     assert {p.bound for p in cost.transfers if p.transfer.axes == ("fsdp",)} == {"ici"}
@@ -140,7 +140,7 @@ class TestLlama13B:
     HARDWARE = load("v5p:16x16x16").ideal()
 
     def cost(self, **degrees: int) -> StepCost:
-        layout = Layout(remat="matmuls").replace(**degrees)
+        layout = Layout.of(remat="matmuls").replace(**degrees)
         shape = Shape(self.NUM_TOKENS / self.SEQ_LEN, self.SEQ_LEN, self.SEQ_LEN)
         graph = record_loss(self.CONFIG, layout, shape, flash_attention=True)
         update = update_work(self.CONFIG, layout)
@@ -194,6 +194,6 @@ class TestLlama13B:
 
 def test_the_keys_of_a_transfer() -> None:
     """`mw audit` prints them."""
-    planned = _cost(Layout(fsdp=8)).transfers[0].to_dict()
+    planned = _cost(Layout.of(fsdp=8)).transfers[0].to_dict()
     assert planned["op"] == "all_gather" and planned["axes"] == ["fsdp"] and planned["tensor"] == "embed"
     assert {"direction", "bytes", "count", "seconds", "exposed"} <= set(planned)

@@ -37,7 +37,7 @@ def _written(layout: Layout, kind: str, named: list[str]) -> list[str]:
 
 
 class TestShardings:
-    ALL = Layout(data=2, fsdp=2, context=2, tensor=2)
+    ALL = Layout.of(data=2, fsdp=2, context=2, tensor=2)
 
     def test_stored_weights(self) -> None:
         assert _written(self.ALL, "weight", WEIGHTS) == [
@@ -85,8 +85,8 @@ class TestShardings:
         assert str(route.yielded) == "dk[B_{data,fsdp}, T, K_tensor, H]{U_context}"
 
     def test_axes_of_one_device_are_left_out(self) -> None:
-        assert _written(Layout(), "weight", WEIGHTS[:1]) == ["wq[D, N, H]"]
-        assert Layout().batch_axes == () and Layout(fsdp=2).batch_axes == ("fsdp",)
+        assert _written(Layout.of(), "weight", WEIGHTS[:1]) == ["wq[D, N, H]"]
+        assert Layout.of().batch_axes == () and Layout.of(fsdp=2).batch_axes == ("fsdp",)
 
     def test_a_layers_norm_is_whole_and_its_matrices_are_not(self) -> None:
         assert str(self.ALL.weight("norm", "LD")) == "norm[L, D]"
@@ -109,19 +109,19 @@ class TestContractions:
         return [str(step) for step in layout.contraction(name, spec).steps]
 
     def test_fsdp_moves_the_weight(self) -> None:
-        assert self._steps(Layout(fsdp=4), "w_in", "BTD,DF->BTF") == [
+        assert self._steps(Layout.of(fsdp=4), "w_in", "BTD,DF->BTF") == [
             "AllGather_{fsdp} w_in[D_fsdp, F] -> w_in[D, F]"
         ]
 
     def test_tensor_moves_the_activation_after_the_row_parallel_weight_alone(self) -> None:
-        layout = Layout(tensor=4)
+        layout = Layout.of(tensor=4)
         assert self._steps(layout, "w_in", "BTD,DF->BTF") == []
         assert self._steps(layout, "w_out", "BTF,FD->BTD") == [
             "AllReduce_{tensor} w_out_out[B, T, D]{U_tensor} -> w_out_out[B, T, D]"
         ]
 
     def test_sequence_parallelism_gathers_and_scatters(self) -> None:
-        layout = Layout(tensor=4, sequence_parallel=True)
+        layout = Layout.of(tensor=4, sequence_parallel=True)
         assert self._steps(layout, "w_in", "BTD,DF->BTF") == [
             "AllGather_{tensor} x[B, T_tensor, D] -> x[B, T, D]"
         ]
@@ -150,8 +150,8 @@ class TestText:
         assert Layout.parse(str(layout)).replace(**dtypes) == layout
 
     def test_forms(self) -> None:
-        assert Layout.parse("") == Layout.parse("data=1") == Layout()
-        assert Layout.parse(" fsdp = 4 , tensor=2,") == Layout(fsdp=4, tensor=2)
+        assert Layout.parse("") == Layout.parse("data=1") == Layout.of()
+        assert Layout.parse(" fsdp = 4 , tensor=2,") == Layout.of(fsdp=4, tensor=2)
         for yes in ("true", "1", "on"):
             assert Layout.parse(f"sequence_parallel={yes}").sequence_parallel
         assert not Layout.parse("sequence_parallel=false").sequence_parallel
@@ -180,14 +180,14 @@ class TestText:
 
     def test_true_is_no_degree(self) -> None:
         with pytest.raises(LayoutError, match=r"^layout: data = True; it must be a positive integer$"):
-            Layout(data=True)
+            Layout.of(data=True)
 
 
 class TestWideLayouts:
     """Experts, stages, ZeRO stages and the second tensor axis."""
 
     def test_experts_are_cut_out_of_the_data_ranks(self) -> None:
-        layout = Layout(fsdp=8, expert=4, tensor=2)
+        layout = Layout.of(fsdp=8, expert=4, tensor=2)
         assert layout.mesh.sizes == {"data": 1, "fsdp": 2, "expert": 4, "context": 1, "tensor": 2}
         assert _written(layout, "weight", ["w_in:EDM", "wq:DNH", "w_router:DE"]) == [
             "w_in[E_expert, D_fsdp, M_tensor]",
@@ -198,12 +198,12 @@ class TestWideLayouts:
         assert str(layout.activation("d", "ECD")) == "d[E_expert, C_fsdp, D]"
 
     def test_more_devices_an_expert_group_than_data_ranks_take_tensor(self) -> None:
-        layout = Layout(data=32, tensor=2, expert=64, sequence_parallel=True)
+        layout = Layout.of(data=32, tensor=2, expert=64, sequence_parallel=True)
         assert layout.expert_axes == ("expert", "tensor")
         assert str(layout.weight("w_in", "EDM")) == "w_in[E_{expert,tensor}, D, M]"
 
     def test_a_second_tensor_axis_splits_d(self) -> None:
-        layout = Layout(tensor2=2, tensor=4)
+        layout = Layout.of(tensor2=2, tensor=4)
         assert str(layout.weight("w_in", "DF")) == "w_in[D_tensor2, F_tensor]"
         assert [step.op for step in layout.contraction("w_in", "BTD,DF->BTF").steps] == ["all_reduce"]
 
@@ -216,12 +216,12 @@ class TestWideLayouts:
         ],
     )
     def test_zero_stages(self, zero: int | None, stored: str, updated: str) -> None:
-        layout = Layout(data=2, fsdp=4, zero=zero)
+        layout = Layout.of(data=2, fsdp=4, zero=zero)
         assert str(layout.weight("w", "DF")) == stored and str(layout.gradient("w", "DF")) == updated
 
     def test_zero_over_data_where_there_is_no_fsdp(self) -> None:
-        assert str(Layout(data=4, zero=1).gradient("w", "DF")) == "w[D_data, F]"
-        assert str(Layout(data=4).gradient("w", "DF")) == "w[D, F]"
+        assert str(Layout.of(data=4, zero=1).gradient("w", "DF")) == "w[D_data, F]"
+        assert str(Layout.of(data=4).gradient("w", "DF")) == "w[D, F]"
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -245,7 +245,7 @@ class TestWideLayouts:
 
     def test_more_chunks_than_layers(self) -> None:
         with pytest.raises(LayoutError) as caught:
-            Layout(pipe=8, interleave=8).check(LLAMA)
+            Layout.of(pipe=8, interleave=8).check(LLAMA)
         assert str(caught.value) == (
             "llama-3-8b: 32 layers (L) are fewer than the chunks of pipe·interleave = 8·8 = 64; "
             "fits: interleave up to 4"
@@ -257,12 +257,12 @@ class TestCheck:
         ("layout", "message"),
         [
             (
-                Layout(tensor=16),
+                Layout.of(tensor=16),
                 "wk[L, D, K_tensor, H]: 8 KV heads (K) do not divide over tensor = 16; "
                 "fits: tensor in {1, 2, 4, 8}, or replicate: wk[L, D, K, H]",
             ),
             (
-                Layout(fsdp=3),
+                Layout.of(fsdp=3),
                 "embed[V, D_fsdp]: 4096 model dimension (D) do not divide over fsdp = 3; "
                 "fits: fsdp in {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}, "
                 "or replicate: embed[V, D]",
@@ -275,7 +275,7 @@ class TestCheck:
         assert str(caught.value) == message
 
     def test_a_batch_that_does_not_divide(self) -> None:
-        layout = Layout(data=2, fsdp=4, microbatches=2)
+        layout = Layout.of(data=2, fsdp=4, microbatches=2)
         with pytest.raises(LayoutError) as caught:
             layout.check(LLAMA, num_sequences=40)
         assert str(caught.value) == (
@@ -285,7 +285,7 @@ class TestCheck:
         layout.check(LLAMA, num_sequences=32)
 
     def test_positions_that_do_not_divide(self) -> None:
-        layout = Layout(context=4, tensor=2, sequence_parallel=True)
+        layout = Layout.of(context=4, tensor=2, sequence_parallel=True)
         with pytest.raises(LayoutError) as caught:
             layout.check(LLAMA, seq_len=1020)
         assert str(caught.value) == (
@@ -316,7 +316,7 @@ class TestCheck:
 
 
 def test_the_mesh_has_every_axis_in_order() -> None:
-    layout = Layout(data=2, tensor=4)
+    layout = Layout.of(data=2, tensor=4)
     assert layout.mesh.sizes == {"data": 2, "fsdp": 1, "context": 1, "tensor": 4}
     assert layout.mesh.axes == AXES and layout.num_batch_shards == 2
-    assert layout.weight_axes == ("tensor",) and Layout(data=8).weight_axes == ()
+    assert layout.weight_axes == ("tensor",) and Layout.of(data=8).weight_axes == ()

@@ -19,7 +19,7 @@ from meshwright.nn.mesh import array_type, device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params
 
-LAYOUT = Layout(data=2, tensor=2)
+LAYOUT = Layout.of(data=2, tensor=2)
 SIZES = {"B": 2, "T": 256, "N": 4, "K": 2, "H": 64}
 
 
@@ -37,7 +37,7 @@ def mesh_of(platform: str, layout: Layout = LAYOUT) -> Any:
         ("tpu", "bfloat16", {}, Scores(), LAYOUT, splash),
         ("tpu", "float32", {}, Scores(window=9, softcap=3.0), LAYOUT, splash),
         ("tpu", "bfloat16", {"T": 200}, Scores(), LAYOUT, None),
-        ("tpu", "bfloat16", {}, Scores(), Layout(data=2, context=2), None),
+        ("tpu", "bfloat16", {}, Scores(), Layout.of(data=2, context=2), None),
         ("gpu", "bfloat16", {"T": 200}, Scores(window=9), LAYOUT, cudnn),
         ("gpu", "float32", {}, Scores(), LAYOUT, None),
         ("gpu", "bfloat16", {}, Scores(softcap=3.0), LAYOUT, None),
@@ -100,7 +100,7 @@ def test_what_a_kernel_keeps_is_not_computed_again(
 ) -> None:
     """A layer's scan is one body forward, and one backward; dQ has a kernel of its own at length."""
     config = ModelConfig("tiny", 2, 256, 256, 4, 2, 64, vocab_size=64, max_seq_len=8192)
-    layout = Layout(data=2, tensor=2, remat=remat, compute_dtype="bf16")
+    layout = Layout.of(data=2, tensor=2, remat=remat, compute_dtype="bf16")
     mesh = mesh_of("tpu", layout)
     ops, params = JaxOps(config, layout), abstract_params(config, layout, mesh)
     tokens = array_type(layout.tokens("tokens"), mesh, {"B": 2, "T": seq_len}, "int32")

@@ -74,7 +74,7 @@ Arrays = dict[str, np.ndarray]
 @cache
 def _start(config: ModelConfig) -> dict[str, Any]:
     """The parameters that every layout starts from, in float32 on one device."""
-    layout = Layout(weights_dtype="f32", compute_dtype="f32")
+    layout = Layout.of(weights_dtype="f32", compute_dtype="f32")
     return init_params(config, layout, device_mesh(layout), seed=0)
 
 
@@ -98,7 +98,7 @@ class Step:
 
 @cache
 def _one_device(config: ModelConfig) -> tuple[float, Arrays]:
-    return Step(config, Layout(weights_dtype="f32", compute_dtype="f32"))()
+    return Step(config, Layout.of(weights_dtype="f32", compute_dtype="f32"))()
 
 
 def _assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLERANCE) -> None:
@@ -175,7 +175,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
 @pytest.mark.parametrize("weights_dtype", ["f32", "bf16"])
 def test_bfloat16_is_near(weights_dtype: str) -> None:
     """bfloat16 keeps 8 bits, 0.4% a rounding: the loss within 1%, a gradient's direction within 2%."""
-    layout = Layout(fsdp=4, tensor=2, weights_dtype=weights_dtype)
+    layout = Layout.of(fsdp=4, tensor=2, weights_dtype=weights_dtype)
     loss, gradients = Step(TINY, layout)()
     expected_loss, expected = _one_device(TINY)
     assert loss == pytest.approx(expected_loss, rel=0.01)
@@ -185,7 +185,7 @@ def test_bfloat16_is_near(weights_dtype: str) -> None:
 
 
 def test_parameters_do_not_depend_on_the_layout() -> None:
-    layout = Layout(data=2, fsdp=2, tensor=2, weights_dtype="f32")
+    layout = Layout.of(data=2, fsdp=2, tensor=2, weights_dtype="f32")
     made = flatten(init_params(TINY, layout, device_mesh(layout), seed=0))
     for path, expected in flatten(_start(TINY)).items():
         np.testing.assert_array_equal(np.asarray(made[path]), np.asarray(expected), err_msg=path)
@@ -205,7 +205,7 @@ def test_parameters_start_as_described() -> None:
             # 2048 draws or more: the deviation of a deviation is 1/sqrt(2 x 2048) = 1.6%; five of them.
             assert values.std() == pytest.approx(fan_in**-0.5, rel=0.08), path
             assert abs(values.mean()) < 5 * fan_in**-0.5 / values.size**0.5, path
-    layout = Layout(weights_dtype="f32")
+    layout = Layout.of(weights_dtype="f32")
     other = flatten(init_params(TINY, layout, device_mesh(layout), seed=1))
     assert not np.array_equal(np.asarray(other["layers/wq"]), np.asarray(params["layers/wq"]))
     assert not np.array_equal(np.asarray(params["layers/wk"]), np.asarray(params["layers/wv"]))
@@ -213,7 +213,7 @@ def test_parameters_start_as_described() -> None:
 
 def test_a_second_step_does_not_compile_and_a_gradient_lies_where_its_weight_lies() -> None:
     """Otherwise the update would move it, or recompile once its own output is its input."""
-    layout = Layout(fsdp=2, tensor=4, weights_dtype="f32", compute_dtype="f32")
+    layout = Layout.of(fsdp=2, tensor=4, weights_dtype="f32", compute_dtype="f32")
     step = Step(TINY, layout)
     step()
     with jax.set_mesh(step.mesh):

@@ -112,7 +112,7 @@ def test_checkpoints_in_several_files_are_read_through_their_index(folders, tmp_
 def test_weights_arrive_in_the_type_of_the_layout(folders):
     folder, _ = folders["grouped"]
     wide, _ = load(folder, f32("tensor=2"))
-    narrow, _ = load(folder, Layout(tensor=2, weights_dtype="bf16"))
+    narrow, _ = load(folder, Layout.of(tensor=2, weights_dtype="bf16"))
     assert_same(narrow, jax.tree.map(lambda array: np.asarray(array).astype(ml_dtypes.bfloat16), wide))
 
 
@@ -131,7 +131,7 @@ def test_transformers_loads_what_save_hf_writes(folders, tmp_path, kind, file_by
 
 def test_fresh_parameters_survive_the_way_to_hf_and_back_in_bfloat16(tmp_path):
     config = ModelConfig("small", 2, 16, 24, 4, 2, 6, 40, 32)
-    layout = Layout(tensor=2)
+    layout = Layout.of(tensor=2)
     params = init_params(config, layout, device_mesh(layout), seed=1)
     save_hf(params, config, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"

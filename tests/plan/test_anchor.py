@@ -16,7 +16,7 @@ from meshwright.plan.anchor import slowdown_of, step_seconds
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan, save_plan
 
-HARDWARE, WORKLOAD, LAYOUT = "v5e:4x4", Workload(64, 4096), Layout(fsdp=16, remat="full")
+HARDWARE, WORKLOAD, LAYOUT = "v5e:4x4", Workload(64, 4096), Layout.of(fsdp=16, remat="full")
 
 
 def run_folder(path: Path, *seconds: float | None) -> Path:

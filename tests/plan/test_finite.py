@@ -75,7 +75,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     if degrees["pipe"] > 1:
         rest["schedule"] = draw(st.sampled_from(SCHEDULES))
     try:
-        return Layout(**degrees, **rest)
+        return Layout.of(**degrees, **rest)
     except MeshwrightError:
         assume(False)
         raise
@@ -154,4 +154,4 @@ def test_a_search_and_what_is_said_of_it_are_finite(
 @pytest.mark.parametrize("spec", ONE_CHIP)
 def test_the_smallest_work_is_finite_too(spec: str) -> None:
     config = ModelConfig("one", 1, 2, 1, 1, 1, 2, 2, 1)
-    check(price(config, load(spec), Workload(1, 1), Layout()))
+    check(price(config, load(spec), Workload(1, 1), Layout.of()))

@@ -28,19 +28,21 @@ def _sample(model: str, hardware: str, workload: Workload, base: Layout) -> list
     ("model", "hardware", "workload", "base"),
     [
         pytest.param(
-            "llama-3-8b", "h100:2x8", Workload(200, 4096), Layout(), id="batch that does not divide"
+            "llama-3-8b", "h100:2x8", Workload(200, 4096), Layout.of(), id="batch that does not divide"
         ),
         pytest.param(
-            "llama-3-8b", "2*v5e:4x2", Workload(32, 4096), Layout(context_method="ring"), id="slices"
+            "llama-3-8b", "2*v5e:4x2", Workload(32, 4096), Layout.of(context_method="ring"), id="slices"
         ),
-        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout(matmul_dtype="fp8"), id="casts"),
-        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout(offload=True), id="offload"),
-        pytest.param("gemma-2-9b", "v5p:2x4x4", Workload(32, 8192), Layout(), id="windows and a torus"),
-        pytest.param("mixtral-8x7b", "h100:2x8", Workload(64, 4096), Layout(), id="experts"),
+        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout.of(matmul_dtype="fp8"), id="casts"),
+        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout.of(offload=True), id="offload"),
+        pytest.param("gemma-2-9b", "v5p:2x4x4", Workload(32, 8192), Layout.of(), id="windows and a torus"),
+        pytest.param("mixtral-8x7b", "h100:2x8", Workload(64, 4096), Layout.of(), id="experts"),
         pytest.param(
-            "deepseek-v2-lite", "h100:1x8", Workload(32, 4096), Layout(), id="experts after dense layers"
+            "deepseek-v2-lite", "h100:1x8", Workload(32, 4096), Layout.of(), id="experts after dense layers"
         ),
-        pytest.param("llama-3-8b", "cpu:8", Workload(16, 1024), Layout(compute_dtype="f32"), id="measured"),
+        pytest.param(
+            "llama-3-8b", "cpu:8", Workload(16, 1024), Layout.of(compute_dtype="f32"), id="measured"
+        ),
     ],
 )
 def test_a_choice_has_the_memory_and_the_time_of_its_layout(
@@ -54,7 +56,7 @@ def test_a_choice_has_the_memory_and_the_time_of_its_layout(
 
 def test_meshes_give_the_same_choices_together_and_alone() -> None:
     config, machine, workload = load_model("llama-3-8b"), load("h100:1x8"), Workload(64, 4096)
-    space = Space(config, machine, workload, Layout(), runnable=False)
+    space = Space(config, machine, workload, Layout.of(), runnable=False)
     together = {choice.layout: choice.seconds for choice in space.choices(space.meshes())}
     alone = {c.layout: c.seconds for mesh in space.meshes() for c in space.choices([mesh])}
     assert together.keys() == alone.keys()

@@ -56,17 +56,17 @@ def test_pure_data_parallelism_of_13b_does_not_fit_a_v5p() -> None:
     """13e9 parameters of 10 bytes, and gradients, are over 96 GB. Source: training chapter, question 3."""
     workload = Workload(4096, 1024)
     config, hardware = load_model("llama-2-13b"), load("v5p:16x16x16")
-    alone = price(config, hardware, workload, Layout(data=4096, remat="full"))
+    alone = price(config, hardware, workload, Layout.of(data=4096, remat="full"))
     assert not alone.fits
     assert alone.memory.weights + alone.memory.optimizer == pytest.approx(130e9, rel=0.01)
-    assert price(config, hardware, workload, Layout(fsdp=1024, tensor=4, remat="full")).fits
+    assert price(config, hardware, workload, Layout.of(fsdp=1024, tensor=4, remat="full")).fits
 
 
 def test_fsdp_with_tensor_beats_fsdp_below_850_tokens_a_chip() -> None:
     """3M tokens on 4,096 v5p are 733 a chip: FSDP alone is bound by ICI, 1024 x 4 by compute."""
     config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(2929 * 2, 512)
-    alone = price(config, hardware, workload, Layout(fsdp=1024, data=4))
-    mixed = price(config, hardware, workload, Layout(fsdp=1024, tensor=4))
+    alone = price(config, hardware, workload, Layout.of(fsdp=1024, data=4))
+    mixed = price(config, hardware, workload, Layout.of(fsdp=1024, tensor=4))
     assert mixed.step_seconds < alone.step_seconds
     exposed = sum(t.seconds for t in alone.cost.terms if "weights and gradients" in t.name)
     assert exposed > 0
@@ -75,7 +75,7 @@ def test_fsdp_with_tensor_beats_fsdp_below_850_tokens_a_chip() -> None:
 def test_a_step_of_13b_takes_300_ms_at_40_percent() -> None:
     """The chapter's 300 ms is 6 P B at 40% MFU; ours is that price at its own MFU."""
     config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(2929, 1024)
-    mixed = price(config, hardware, workload, Layout(fsdp=1024, tensor=4))
+    mixed = price(config, hardware, workload, Layout.of(fsdp=1024, tensor=4))
     assert mixed.step_seconds * mixed.mfu / 0.4 == pytest.approx(0.3, rel=0.05)
 
 
@@ -88,7 +88,7 @@ def test_the_step_never_beats_the_peak() -> None:
 def test_a_batch_smaller_than_its_shards_is_refused() -> None:
     workload = Workload(8, 4096)
     with pytest.raises(LayoutError) as error:
-        price(load_model("llama-3-8b"), load("v5e:4x8"), workload, Layout(fsdp=32))
+        price(load_model("llama-3-8b"), load("v5e:4x8"), workload, Layout.of(fsdp=32))
     assert str(error.value) == (
         "x[B_{data,fsdp}, T, D]: 8 sequences (B) are fewer than data·fsdp·microbatches = 32; "
         "fits: data·fsdp up to 8, or --batch-tokens 131072"
@@ -105,7 +105,7 @@ def test_chips_that_nothing_divides_over_are_refused() -> None:
 
 def test_a_layout_that_does_not_divide_is_refused() -> None:
     with pytest.raises(LayoutError) as error:
-        price(load_model("llama-3-8b"), load("h100:2x8"), Workload(64, 4096), Layout(tensor=16))
+        price(load_model("llama-3-8b"), load("h100:2x8"), Workload(64, 4096), Layout.of(tensor=16))
     assert str(error.value) == (
         "wk[L, D, K_tensor, H]: 8 KV heads (K) do not divide over tensor = 16; "
         "fits: tensor in {1, 2, 4, 8}, or replicate: wk[L, D, K, H]"
@@ -114,7 +114,7 @@ def test_a_layout_that_does_not_divide_is_refused() -> None:
 
 def test_a_layout_of_other_chips_is_refused() -> None:
     with pytest.raises(LayoutError, match="has 8 devices and v5e:4x8 has 32 chips"):
-        price(load_model("llama-3-8b"), load("v5e:4x8"), Workload(64, 4096), Layout(tensor=8))
+        price(load_model("llama-3-8b"), load("v5e:4x8"), Workload(64, 4096), Layout.of(tensor=8))
 
 
 def test_what_does_not_fit_is_ranked_by_what_it_lacks() -> None:
@@ -128,7 +128,7 @@ class TestGiven:
     """Fields that every layout must have."""
 
     def _found(self, text: str) -> Search:
-        workload, given = Workload(256, 8192), Layout.parse_fields(text)
+        workload, given = Workload(256, 8192), Layout.words_of(text)
         return search(
             load_model("llama-3-70b"),
             load("h100:16x8"),
@@ -171,7 +171,7 @@ def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
     """Every layout priced, against those that the search found by bounds alone."""
     config, hardware, workload = load_model(model), load("h100:1x8"), Workload(64, 2048)
     found = search(config, hardware, workload, weights_dtype="bf16", compute_dtypes=("bf16",), num_ranked=5)
-    space = Space(config, hardware, workload, Layout(), runnable=False)
+    space = Space(config, hardware, workload, Layout.of(), runnable=False)
     layouts = [choice.layout for choice in space.choices(space.meshes())]
     assert len(layouts) == found.considered
     priced = [price(config, hardware, workload, layout) for layout in layouts]

@@ -303,12 +303,12 @@ def test_what_cannot_be_written_is_refused_in_one_line(dense, tmp_path):
 
 
 def test_layouts_in_words():
-    layout = Layout(pipe=4, data=2, tensor=2, microbatches=8, sequence_parallel=True, schedule="zb-h1")
+    layout = Layout.of(pipe=4, data=2, tensor=2, microbatches=8, sequence_parallel=True, schedule="zb-h1")
     assert layout_lines(layout) == (
         "pipe 4 · data 2 · tensor 2",
         "sequence parallel, 8 microbatches, zb-h1",
     )
-    assert layout_lines(Layout()) == ("one device", "")
+    assert layout_lines(Layout.of()) == ("one device", "")
 
 
 def test_catalog_and_plan_agree(dense):

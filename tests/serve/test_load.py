@@ -20,8 +20,8 @@ from meshwright.nn.weights import save_hf
 from meshwright.serve.load import ModelFolder, load_model_folder
 
 CONFIG = ModelConfig("run", 2, 16, 24, 4, 2, 8, 300, 32)
-TRAINED = Layout(fsdp=2, weights_dtype="f32")
-SERVED = Layout(tensor=2)
+TRAINED = Layout.of(fsdp=2, weights_dtype="f32")
+SERVED = Layout.of(tensor=2)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_run_cut_short_or_without_a_checkpoint_is_refused(folders, tmp_path):
 
 @pytest.mark.parametrize("kind", ["run", "hf"])
 def test_a_layout_that_does_not_divide_is_refused(folders, kind):
-    layout = Layout(tensor=4)
+    layout = Layout.of(tensor=4)
     with pytest.raises(LayoutError, match=r"2 KV heads \(K\) do not divide over tensor = 4"):
         load(folders[kind]).load_params(layout, device_mesh(layout))
 

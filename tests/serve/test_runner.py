@@ -35,7 +35,7 @@ NUM_TOKENS = 8
 
 
 def layout(tensor: int) -> Layout:
-    return Layout(tensor=tensor, weights_dtype="f32", compute_dtype="f32")
+    return Layout.of(tensor=tensor, weights_dtype="f32", compute_dtype="f32")
 
 
 def make_runner(folder: Path, tensor: int) -> JaxRunner:
@@ -204,7 +204,7 @@ def test_a_runner_answers_only_after_its_warm_up(reference):
 
 def test_bfloat16_serves_from_a_cache_of_its_own_type(reference):
     config = dataclasses.replace(read_model(reference[0]), num_layers=1)
-    narrow = Layout(tensor=2)
+    narrow = Layout.of(tensor=2)
     mesh = device_mesh(narrow)
     runner = JaxRunner(init_params(config, narrow, mesh, 0), config, narrow, mesh, num_slots=1, context=8)
     runner.warm_up()

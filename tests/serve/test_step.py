@@ -71,7 +71,7 @@ def test_a_batch_agrees_with_one_device(text: str) -> None:
 
 def test_positions_are_whole() -> None:
     with pytest.raises(LayoutError) as error:
-        InferenceStep(TINY, Layout(context=2), Workload(B, S), "generate")
+        InferenceStep(TINY, Layout.of(context=2), Workload(B, S), "generate")
     assert str(error.value) == (
         "layout context=2,remat=none: inference splits over data, fsdp and tensor; leave out context=2"
     )

@@ -41,7 +41,7 @@ def _gradients(step: CompiledStep) -> tuple[float, dict[str, jax.Array]]:
 
 @cache
 def _one_device(config: ModelConfig) -> tuple[float, dict[str, np.ndarray]]:
-    loss, gradients = _gradients(_step(config, Layout()))
+    loss, gradients = _gradients(_step(config, Layout.of()))
     return loss, {path: np.asarray(gradient) for path, gradient in gradients.items()}
 
 
@@ -110,7 +110,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
 def test_a_shard_that_does_not_divide_is_refused() -> None:
     """The weights are whole: only what ZeRO shards of them must divide."""
     with pytest.raises(LayoutError) as error:
-        _step(replace(TINY, d_model=20), Layout(data=8, zero=1))
+        _step(replace(TINY, d_model=20), Layout.of(data=8, zero=1))
     assert str(error.value) == (
         "dembed[V, D_data]: 20 model dimension (D) do not divide over data = 8; "
         "fits: data in {1, 2, 4, 5, 10, 20}, or replicate: dembed[V, D]"

@@ -127,7 +127,7 @@ def _or_infinite(value: float | None) -> float:
 def _compare_here(folder: Path) -> dict[str, Any]:
     """What the process does: both runs, one after the other."""
     plan = load_plan(folder / "plan.toml")
-    alone = Layout(weights_dtype="f32", compute_dtype="f32")
+    alone = Layout.of(weights_dtype="f32", compute_dtype="f32")
     report = compared(*_run(plan, plan.layout), *_run(plan, alone))
     return {"layout": str(plan.layout), "devices": plan.layout.mesh.num_devices, **report}
 
@@ -144,7 +144,7 @@ def _run(plan: Plan, layout: Layout) -> tuple[float, dict[str, Any]]:
 
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
     step = CompiledStep(plan.model, layout, plan.workload, optimizer, chip_flops_per_second=1.0)
-    one = Layout(weights_dtype="f32", compute_dtype="f32")
+    one = Layout.of(weights_dtype="f32", compute_dtype="f32")
     whole = jax.tree.map(np.asarray, init_params(plan.model, one, device_mesh(one), seed=0))
     params = jax.device_put(whole, shardings(plan.model, layout, step.mesh))
     shape = (plan.workload.num_sequences, plan.workload.seq_len + 1)

@@ -68,7 +68,7 @@ class Measured:
 def prepare(num_devices: int, progress: Progress, config: ModelConfig) -> Prepared[Measured]:
     """The step of `config` in every dtype."""
     workload = Workload(_SEQUENCES_PER_DEVICE * num_devices, config.max_seq_len)
-    layouts = [Layout(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in DTYPES]
+    layouts = [Layout.of(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in DTYPES]
     programs: list[Program] = []
     for layout in layouts:
         report(progress, f"compiling a training step in {layout.compute_dtype}")

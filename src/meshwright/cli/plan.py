@@ -115,7 +115,7 @@ def train(
     workload = make_workload(config, batch_tokens, seq_len)
     if output:
         check_output(output)
-    fixed = Layout.parse_fields(given or "")
+    fixed = Layout.words_of(given or "")
     runnable = True if audit and runnable is None else runnable
     sizing = None
     if smallest:

@@ -50,7 +50,7 @@ def open_service(
 def _runner(folder: ModelFolder, tensor: int, num_slots: int, context: int | None) -> JaxRunner:
     # XLA on CPU multiplies a bf16 matrix by a vector twenty times slower than an f32 one.
     dtype = "f32" if jax.default_backend() == "cpu" else "bf16"
-    layout = Layout(tensor=tensor, weights_dtype=dtype, compute_dtype=dtype)
+    layout = Layout.of(tensor=tensor, weights_dtype=dtype, compute_dtype=dtype)
     layout.check(folder.config)
     mesh = device_mesh(layout)
     return JaxRunner(

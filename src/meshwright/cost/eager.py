@@ -44,9 +44,11 @@ def _phases(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> tu
     weights, gradients, optimizer = state_bytes(config, layout, index)
     scattered = layout.zero_stage >= 2 and bool(layout.zero_axes)
     early = gradients if scattered or layout.microbatches > 1 else 0  # before any of this step is made
-    has = stage_ends(layout.schedule, layout.pipe, index)
+    has = stage_ends(layout.schedule.pipeline, layout.pipe, index)
     held = held_bytes(graph, layout.pipe, layout.interleave, index, has, layout.remat)
-    alive = alive_microbatches(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, index)
+    alive = alive_microbatches(
+        layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
+    )
     here = stage_segments(graph, layout.pipe, layout.interleave, index, has)
     layers = [(segment, count) for segment, count in here if segment.source]
     ends = [segment for segment, _ in here if not segment.source]

@@ -83,7 +83,7 @@ def stored_parameters(
     Fractions of a shard round up. A tied table is where the embedding is and where the head is.
     counts: those of many meshes at once; by default the layout's.
     """
-    pipe, schedule = layout.pipe, layout.schedule
+    pipe, schedule = layout.pipe, layout.schedule.pipeline
     layers = layers_of_stages(config.num_layers, pipe, layout.interleave)[stage] / config.num_layers
     copies = len(routes(schedule, pipe))  # of a stage's layers, one for each direction
     embedding, head = stage_ends(schedule, pipe, stage)
@@ -132,9 +132,11 @@ def train_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
 
 
 def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> Memory:
-    ends = stage_ends(layout.schedule, layout.pipe, index)
+    ends = stage_ends(layout.schedule.pipeline, layout.pipe, index)
     held = held_bytes(graph, layout.pipe, layout.interleave, index, ends, layout.remat)
-    alive = alive_microbatches(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, index)
+    alive = alive_microbatches(
+        layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
+    )
     return peak(state_bytes(config, layout, index), held, alive, layout.microbatches, layout)
 
 

@@ -261,7 +261,7 @@ class SymbolicOps(Recorder):
     def _all_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
         route = self.layout.keys(name, "".join(x.array.dims))
-        if self.layout.context_method == "ring" and route.forward:
+        if self.layout.passes_keys_round and route.forward:
             return self._around_the_ring(name, x, route)
         return self.travel(name, "move", x, route, x.dtype, critical=True)
 

@@ -188,7 +188,7 @@ class StepPricer:
     def _bubble(self, priced: "list[list[PricedPass]]", stages: list[Counts]) -> float:
         """Seconds that the busiest stage waits: the schedule's makespan less all its passes."""
         layout, times = self.layout, self._pipeline_times(priced, stages)
-        whole = makespan(layout.schedule, layout.pipe, layout.microbatches, layout.interleave, times)
+        whole = makespan(layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, times)
         busy = layout.microbatches * max(sum(stage_times(priced, counts)) for counts in stages)
         return max(0.0, whole - busy)
 
@@ -200,7 +200,9 @@ class StepPricer:
     def _pipeline_times(self, priced: "list[list[PricedPass]]", stages: list[Counts]) -> Times:
         layout, sent = self.layout, sent_bytes(self.graph, self.layout.pipe)
         hop = collective_seconds("permute", sent, ("pipe",), self.placement).seconds
-        body, special = chunk_counts(self.graph, stages, num_chunks(layout.schedule, layout.interleave))
+        body, special = chunk_counts(
+            self.graph, stages, num_chunks(layout.schedule.pipeline, layout.interleave)
+        )
         return Times(
             body=PassSeconds(*stage_times(priced, body)),
             special={depth: PassSeconds(*stage_times(priced, counts)) for depth, counts in special.items()},

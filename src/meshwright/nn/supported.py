@@ -24,12 +24,12 @@ def check_runs(config: ModelConfig) -> None:
 
 def check_layout_runs(layout: Layout) -> None:
     """Raises LayoutError naming the first thing in a layout that cannot be run yet."""
-    plain = Layout()
+    plain = Layout.of()
     features = {
         f"pipe={layout.pipe}": layout.pipe > 1,
-        f"expert={layout.expert}": layout.expert > 1,
-        f"tensor2={layout.tensor2}": layout.tensor2 > 1,
-        "zero_context=true": layout.zero_context,
+        f"expert={layout.degree('expert')}": layout.degree("expert") > 1,
+        f"tensor2={layout.degree('tensor2')}": layout.degree("tensor2") > 1,
+        "zero_context=true": layout.option("zero_context"),
         f"context_method={layout.context_method}": layout.context_method != plain.context_method,
         f"remat={layout.remat}": layout.remat in ("attention", "alternate"),
         "offload=true": layout.offload,
@@ -50,7 +50,7 @@ def check_layout_runs(layout: Layout) -> None:
 def check_layout_infers(layout: Layout) -> None:
     """Raises LayoutError where a layout splits the positions of a sequence: one token has none to split."""
     splits = [f"context={layout.context}"] if layout.context > 1 else []
-    splits += ["sequence_parallel=true"] if layout.sequence_parallel else []
+    splits += ["sequence_parallel=true"] if layout.option("sequence_parallel") else []
     if splits:
         raise LayoutError(
             f"layout {layout}: inference splits over data, fsdp and tensor; leave out {', '.join(splits)}"

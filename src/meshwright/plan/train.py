@@ -126,7 +126,7 @@ def price(config: ModelConfig, hardware: Hardware, workload: Workload, layout: L
 
     Raises LayoutError where it does not divide or has another chip count.
     """
-    layout.check(config, seq_len=workload.seq_len, pad_vocabulary=True)
+    layout.check(config, seq_len=workload.seq_len, padded=True)
     _check_batch(workload, layout)
     sequences = workload.num_sequences / layout.microbatches
     graph = record(config, hardware, layout, sequences, workload.seq_len)
@@ -170,7 +170,7 @@ def search(
     """
     started = time.perf_counter()
     given = dict(given or {})
-    base = Layout(weights_dtype=weights_dtype).replace(
+    base = Layout.of(weights_dtype=weights_dtype).replace(
         **{key: given.pop(key) for key in NOT_SEARCHED if key in given}
     )
     runnable = hardware.chip.kind == "cpu" if runnable is None else runnable
@@ -267,7 +267,7 @@ def _check_batch(workload: Workload, layout: Layout) -> None:
 
 def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload, runnable: bool) -> str:
     chips = hardware.num_chips
-    space = Space(config, hardware, workload, Layout(), runnable=runnable)
+    space = Space(config, hardware, workload, Layout.of(), runnable=runnable)
     widest = max(space.tensors)
     context = max(d for d in divisors(chips // widest) if d == 1 or space.splits_sequences(d))
     stages = max(

@@ -84,11 +84,11 @@ def memory_panel(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
 def layout_lines(layout: Layout) -> tuple[str, str]:
     """A layout in two lines for people: its degrees, then how a step is scheduled.
 
-    >>> layout_lines(Layout(data=2, fsdp=64, tensor=4, sequence_parallel=True, remat="full"))
+    >>> layout_lines(Layout.of(data=2, fsdp=64, tensor=4, sequence_parallel=True, remat="full"))
     ('data 2 · fsdp 64 · tensor 4', 'sequence parallel, full remat')
     """
     degrees = [f"{axis} {getattr(layout, axis)}" for axis in DEGREES if getattr(layout, axis) > 1]
-    default = Layout()
+    default = Layout.of()
     schedule = [
         write(getattr(layout, name))
         for name, write in _SETTINGS.items()

@@ -132,7 +132,7 @@ def _pipeline_figure(priced: Priced) -> Figure:
     shown = shown_microbatches(layout.pipe, layout.microbatches)
     caption = (
         f"A row for each of the {layout.pipe} stages, a block for each pass of a microbatch; the bare row is "
-        f"idle. The plan runs {layout.schedule}; the slider shows what the other schedules would make of it."
+        f"idle. The plan runs {layout.schedule.pipeline}; the slider shows what the other schedules would make of it."
     )
     if shown < layout.microbatches:
         caption += f" {shown} of {layout.microbatches:,} microbatches are drawn."

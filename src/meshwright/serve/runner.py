@@ -132,7 +132,7 @@ def prefill_lengths(context: int) -> list[int]:
 
 def _check(config: ModelConfig, layout: Layout, num_slots: int, context: int) -> None:
     others = [f"{axis} = {getattr(layout, axis)}" for axis in AXES[:-1] if getattr(layout, axis) > 1]
-    if layout.sequence_parallel:
+    if layout.option("sequence_parallel"):
         others.append("sequence_parallel")
     if others:
         raise LayoutError(f"layout {layout}: serving splits over tensor alone; leave out {', '.join(others)}")

@@ -109,7 +109,7 @@ def test_pure_data_parallelism_does_not_fit_and_says_by_how_much():
 
 def test_too_few_sequences_say_how_many():
     config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(732, 4096)
-    best = price(config, hardware, workload, Layout(fsdp=512, tensor=8, sequence_parallel=True))
+    best = price(config, hardware, workload, Layout.of(fsdp=512, tensor=8, sequence_parallel=True))
     result = explain(config, hardware, workload, Search((best,), 1, 0.0, ()))
     rejected = {one.name: one for one in result.rejected}
     alone = rejected["FSDP alone"]
@@ -126,7 +126,7 @@ def test_too_few_sequences_say_how_many():
 def test_what_does_not_divide_names_the_nearest_that_does():
     """8,960 chips are 35 x 256, and D = 8,192 does not divide over 35."""
     config, hardware, workload = load_model("llama-3-70b"), load("v5p:16x20x28"), Workload(16_384, 4096)
-    best = price(config, hardware, workload, Layout(data=35, fsdp=64, tensor=4, remat="full"))
+    best = price(config, hardware, workload, Layout.of(data=35, fsdp=64, tensor=4, remat="full"))
     result = explain(config, hardware, workload, Search((best,), 1, 0.0, ()))
     alone = next(one for one in result.rejected if one.name == "FSDP alone")
     assert alone.reason == "divides" and alone.nearest is not None
@@ -137,7 +137,7 @@ def test_what_does_not_divide_names_the_nearest_that_does():
 
 def test_beside_a_layout_that_was_asked_for_others_may_be_faster():
     config, hardware, workload = load_model("llama-3-8b"), load("h100:2x8"), Workload(128, 8192)
-    asked = price(config, hardware, workload, Layout(fsdp=2, tensor=8, remat="full", microbatches=8))
+    asked = price(config, hardware, workload, Layout.of(fsdp=2, tensor=8, remat="full", microbatches=8))
     result = explain(config, hardware, workload, Search((asked,), 1, 0.0, ()))
     alone = next(one for one in result.rejected if one.name == "FSDP alone")
     assert alone.reason == "faster" and float(alone.numbers["slower"]) < 0
@@ -156,7 +156,7 @@ def test_nothing_fits_says_so():
 
 
 def test_nearest_legal_layouts_have_as_many_chips():
-    layout = Layout(fsdp=24, tensor=4)
+    layout = Layout.of(fsdp=24, tensor=4)
     for near in (*nearest_legal(layout), *wider_tensor(layout)):
         assert near.num_chips == layout.num_chips and near != layout
 
@@ -181,21 +181,25 @@ def test_gpu_clusters_are_compared_with_megatrons_recipe():
 def test_mixtures_of_experts_are_compared_with_expert_parallelism():
     named = dict(usual(load_model("mixtral-8x7b"), load("v5p:4x4x4"), Workload(512, 4096)))
     layout = named["FSDP with expert parallelism"]
-    assert (layout.fsdp, layout.expert, layout.num_chips) == (64, 8, 64)
+    assert (layout.fsdp, layout.degree("expert"), layout.num_chips) == (64, 8, 64)
 
 
 def test_the_best_schedule_is_the_best_of_all_that_are_tried():
     config, hardware, workload = load_model("llama-3-8b"), load("v5e:4x8"), Workload(128, 4096)
-    best = best_schedule(config, hardware, workload, Layout(fsdp=32))
+    best = best_schedule(config, hardware, workload, Layout.of(fsdp=32))
     assert best.fits
     for remat in ("attention", "matmuls", "full"):
         for microbatches in (1, 2, 4):
-            other = price(config, hardware, workload, Layout(fsdp=32, remat=remat, microbatches=microbatches))
+            other = price(
+                config, hardware, workload, Layout.of(fsdp=32, remat=remat, microbatches=microbatches)
+            )
             assert not other.fits or other.step_seconds >= best.step_seconds * (1 - 1e-9)
 
 
 def test_traffic_is_what_the_priced_transfers_take():
-    best = price(load_model("llama-2-13b"), load("v5p:4x4x4"), Workload(512, 4096), Layout(fsdp=16, tensor=4))
+    best = price(
+        load_model("llama-2-13b"), load("v5p:4x4x4"), Workload(512, 4096), Layout.of(fsdp=16, tensor=4)
+    )
     moved = traffic(best, "tensor")
     assert moved is not None and moved.seconds > 0 and 0 <= moved.hidden <= 1
     assert traffic(best, "context") is None
@@ -243,7 +247,7 @@ class TestBatches:
     def test_no_batch_helps_what_activations_bind(self):
         """Tensor parallelism over 64 chips of a torus waits in proportion to the batch."""
         config, hardware = load_model("llama-2-7b"), load("v5e:4x8").ideal()
-        workload, layout = Workload(64, 4096), Layout(tensor=32, remat="full", microbatches=16)
+        workload, layout = Workload(64, 4096), Layout.of(tensor=32, remat="full", microbatches=16)
         chosen = price(config, hardware, workload, layout)
         batches = batch_range(config, hardware, workload, chosen)
         assert chosen.cost.bound == "ici"

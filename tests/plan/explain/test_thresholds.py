@@ -105,7 +105,7 @@ class TestFigures:
 
     def test_megatrons_three_dimensions(self):
         """32 devices = tensor 4 x pipeline 4 x data 2, tensor innermost and stages outermost."""
-        layout = Layout(tensor=4, pipe=4, data=2)
+        layout = Layout.of(tensor=4, pipe=4, data=2)
         assert layout.num_chips == 32
         assert [axis for axis, size in layout.mesh.sizes.items() if size > 1] == ["pipe", "data", "tensor"]
 
@@ -121,7 +121,7 @@ class TestFigures:
 def _mlp_products(workload: Workload) -> int:
     """Bytes of the results of one layer's three MLP matmuls on one device, from the recorded graph."""
     shape = Shape(workload.num_sequences, workload.seq_len, workload.seq_len)
-    graph = record_loss(LLAMA_13B, Layout(), shape, flash_attention=True)
+    graph = record_loss(LLAMA_13B, Layout.of(), shape, flash_attention=True)
     layer = next(segment for segment in graph.segments if segment.name == "layer")
     products = [node for node in layer.nodes if node.kind == "matmul" and node.name in MLP]
     return sum(value.bytes_per_device for node in products for value in node.outputs)
@@ -159,28 +159,28 @@ class TestTheDerivedAlgorithmMovesTheSameBytes:
     """The table of the chapter, a layer, counted from the recorded graph's collectives."""
 
     def test_data_parallelism(self, config: ModelConfig, weights: float):
-        found = mlp_bytes(config, Layout(data=8), "data")
+        found = mlp_bytes(config, Layout.of(data=8), "data")
         assert found == {"forward": 0, "backward": weights * 8 * D * F}
 
     def test_fsdp(self, config: ModelConfig, weights: float):
-        found = mlp_bytes(config, Layout(fsdp=8), "fsdp")
+        found = mlp_bytes(config, Layout.of(fsdp=8), "fsdp")
         assert found == {"forward": weights * 4 * D * F, "backward": weights * 8 * D * F}
 
     def test_tensor_parallelism(self, config: ModelConfig, weights: float):
-        found = mlp_bytes(config, Layout(tensor=4), "tensor")
+        found = mlp_bytes(config, Layout.of(tensor=4), "tensor")
         assert found == {"forward": 4 * TOKENS * D, "backward": 4 * TOKENS * D}
 
     @pytest.mark.parametrize(("x", "y"), [(4, 2), (2, 4)])
     def test_fsdp_with_tensor_parallelism(self, config: ModelConfig, weights: float, x: int, y: int):
         """Each divides the other's bytes; the input's second gather is shared with the first."""
-        layout = Layout(fsdp=x, tensor=y)
+        layout = Layout.of(fsdp=x, tensor=y)
         over_x, over_y = mlp_bytes(config, layout, "fsdp"), mlp_bytes(config, layout, "tensor")
         assert over_x == {"forward": weights * 4 * D * F / y, "backward": weights * 8 * D * F / y}
         assert over_y == {"forward": 4 * TOKENS * D / x, "backward": 4 * TOKENS * D / x}
 
     def test_sharded_activations_are_gathered_again(self, config: ModelConfig, weights: float):
         """6BD/X backward: dOut and In gathered, dIn scattered, as the text's steps say; its table has 8."""
-        layout = Layout(fsdp=4, tensor=2, sequence_parallel=True)
+        layout = Layout.of(fsdp=4, tensor=2, sequence_parallel=True)
         found = mlp_bytes(config, layout, "tensor")
         assert found == {"forward": 4 * TOKENS * D / 4, "backward": 6 * TOKENS * D / 4}
 
@@ -204,7 +204,7 @@ class TestTheDerivedAlgorithmTakesTheSameTime:
 
     def seconds(self, axis: str, **degrees: int) -> float:
         """Of one layer's MLP over `axis`, hidden or not; what remat repeats is no part of the forms."""
-        layout = Layout(remat="full").replace(**degrees)
+        layout = Layout.of(remat="full").replace(**degrees)
         transfers = price(self.CONFIG, self.HARDWARE, self.WORKLOAD, layout).cost.transfers
         return sum(p.seconds for p in transfers if p.transfer.axes == (axis,) and _of_mlp(p))
 
@@ -248,7 +248,7 @@ class TestTheDerivedAlgorithmTakesTheSameTime:
 
     def test_the_slices_threshold_is_where_their_sum_lasts_as_long_as_the_backward_pass(self):
         """8DF bytes a slice's chips against 8BDF FLOPs; of two slices each sends half of what many would."""
-        hardware, layout = load("2*v5p:4x4x4").ideal(), Layout(data=2, fsdp=64, remat="full")
+        hardware, layout = load("2*v5p:4x4x4").ideal(), Layout.of(data=2, fsdp=64, remat="full")
         transfers = price(self.CONFIG, hardware, Workload(128, 1024), layout).cost.transfers
         over_dcn = sum(p.seconds for p in transfers if p.transfer.axes == ("data",) and _of_mlp(p))
         dcn = hardware.chip.network
@@ -273,7 +273,7 @@ class TestCases:
 
     def test_the_worked_example(self):
         """3M tokens: DP does not fit (130 GB > 96), FSDP is bound by ICI (733 < 850), 1024 x 4 by compute."""
-        found = self.case("llama-2-13b", "v5p:16x16x16", Workload(3000, 1000), Layout(fsdp=1024, tensor=4))
+        found = self.case("llama-2-13b", "v5p:16x16x16", Workload(3000, 1000), Layout.of(fsdp=1024, tensor=4))
         memory = found["data_parallel_memory"]
         assert not memory.holds
         assert count_params(LLAMA_13B).total * BYTES_PER_PARAM == pytest.approx(130e9, rel=0.002)
@@ -292,20 +292,24 @@ class TestCases:
 
     def test_memory_bounds_pure_data_parallelism(self):
         """HBM / 10: a v5p holds 9e9 parameters."""
-        found = self.case("llama-3-8b", "v5p:4x4x4", Workload(64, 4096), Layout(data=64))
+        found = self.case("llama-3-8b", "v5p:4x4x4", Workload(64, 4096), Layout.of(data=64))
         assert found["data_parallel_memory"].limit == pytest.approx(9e9, rel=0.07)
         assert found["data_parallel_memory"].holds
 
     def test_slices(self):
-        found = self.case("llama-3-70b", "2*v5p:16x16x16", Workload(512, 4096), Layout(fsdp=1024, tensor=8))
+        found = self.case(
+            "llama-3-70b", "2*v5p:16x16x16", Workload(512, 4096), Layout.of(fsdp=1024, tensor=8)
+        )
         assert found["tokens_per_slice"].limit == pytest.approx(73_440)
         assert found["tokens_per_slice"].value == 256 * 4096 and found["tokens_per_slice"].holds
-        one = self.case("llama-3-70b", "v5p:16x16x16", Workload(512, 4096), Layout(fsdp=1024, tensor=4))
+        one = self.case("llama-3-70b", "v5p:16x16x16", Workload(512, 4096), Layout.of(fsdp=1024, tensor=4))
         assert "tokens_per_slice" not in one
 
     def test_gpus(self):
         """989e12 / 450e9 inside a node; between nodes eight cards of 50e9 carry a gathered array."""
-        found = self.case("llama-3.1-405b", "h100:2048x8", Workload(2048, 8192), Layout(fsdp=2048, tensor=8))
+        found = self.case(
+            "llama-3.1-405b", "h100:2048x8", Workload(2048, 8192), Layout.of(fsdp=2048, tensor=8)
+        )
         alone = found["data_parallel_tokens_per_chip"]
         assert alone.limit == pytest.approx(989e12 / 400e9)
         assert found["tensor_degree"].limit == pytest.approx(53_248 * 450e9 / 989e12)
@@ -314,15 +318,15 @@ class TestCases:
 
     def test_experts_move_for_the_few_that_a_token_uses(self):
         """E / k times the tokens: Mixtral has 8 experts of which a token goes through 2."""
-        dense = self.case("llama-3-8b", "v5p:4x4x4", Workload(512, 4096), Layout(fsdp=64))
-        sparse = self.case("mixtral-8x7b", "v5p:4x4x4", Workload(512, 4096), Layout(fsdp=64))
+        dense = self.case("llama-3-8b", "v5p:4x4x4", Workload(512, 4096), Layout.of(fsdp=64))
+        sparse = self.case("mixtral-8x7b", "v5p:4x4x4", Workload(512, 4096), Layout.of(fsdp=64))
         alone = "data_parallel_tokens_per_chip"
         assert sparse[alone].limit == pytest.approx(4 * dense[alone].limit)
         assert sparse[alone].formula.endswith("E / k")
         assert sparse["tensor_degree"].limit == pytest.approx(2 * dense["tensor_degree"].limit)
 
     def test_a_pipelines_bubble(self):
-        layout = Layout(pipe=4, fsdp=16, microbatches=8)
+        layout = Layout.of(pipe=4, fsdp=16, microbatches=8)
         found = self.case("llama-3-8b", "v5p:4x4x4", Workload(512, 4096), layout)["microbatches"]
         assert "(v m + p - 1) = 27.3%" in found.meaning and (found.limit, found.holds) == (27, False)
         chunks = layout.replace(interleave=4)

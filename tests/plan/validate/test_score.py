@@ -160,7 +160,7 @@ def test_degrees_and_microbatches():
 
 def test_zero_groups_are_fsdp_and_the_rest_data():
     layout = only(replace(LLAMA, data=16, fsdp=1, zero=1, zero_group=8))
-    assert (layout.data, layout.fsdp, layout.zero) == (2, 8, 1)
+    assert (layout.data, layout.fsdp, layout.option("zero")) == (2, 8, 1)
 
 
 def test_an_empty_remat_is_the_least_that_fits():

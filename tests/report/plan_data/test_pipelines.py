@@ -14,7 +14,7 @@ CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("h100:2x8"), 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
 def test_the_bubble_drawn_is_the_bubble_priced(schedule):
-    layout = Layout(pipe=4, data=2, tensor=2, microbatches=16, remat="full", schedule=schedule)
+    layout = Layout.of(pipe=4, data=2, tensor=2, microbatches=16, remat="full", schedule=schedule)
     candidate = price(CONFIG, MACHINE, WORKLOAD, layout)
     timeline = timelines(CONFIG, WORKLOAD, candidate)[schedule]
     bubble = sum(term.seconds for term in candidate.cost.terms if term.bound == "bubble")
@@ -24,7 +24,7 @@ def test_the_bubble_drawn_is_the_bubble_priced(schedule):
 
 
 def test_every_schedule_that_exists_is_there_the_plan_s_first():
-    layout = Layout(pipe=4, data=2, tensor=2, microbatches=16, schedule="zb-h1")
+    layout = Layout.of(pipe=4, data=2, tensor=2, microbatches=16, schedule="zb-h1")
     found = timelines(CONFIG, WORKLOAD, price(CONFIG, MACHINE, WORKLOAD, layout))
     assert list(found) == ["zb-h1", "gpipe", "1f1b", "interleaved", "zb-v", "dualpipe"]
     assert all(timeline.schedule.num_microbatches == 16 for timeline in found.values())
@@ -32,7 +32,7 @@ def test_every_schedule_that_exists_is_there_the_plan_s_first():
 
 def test_what_does_not_exist_is_left_out():
     """Three microbatches do not go round four stages, nor do they enter at both ends in pairs."""
-    layout = Layout(pipe=4, data=2, tensor=2, microbatches=3)
+    layout = Layout.of(pipe=4, data=2, tensor=2, microbatches=3)
     workload = Workload(48, 4096)
     found = timelines(CONFIG, workload, price(CONFIG, MACHINE, workload, layout))
     assert "1f1b" in found and "gpipe" in found

@@ -26,7 +26,7 @@ CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("v5e:4x4"), W
 @pytest.fixture(scope="module")
 def swept():
     found = search(CONFIG, MACHINE, WORKLOAD, weights_dtype="bf16", compute_dtypes=("bf16",))
-    return found, sweep(CONFIG, MACHINE, WORKLOAD, Layout(), [one.layout for one in found.candidates[:4]])
+    return found, sweep(CONFIG, MACHINE, WORKLOAD, Layout.of(), [one.layout for one in found.candidates[:4]])
 
 
 def test_every_point_is_what_the_planner_prices(swept):
@@ -99,27 +99,27 @@ def test_gpus_grow_by_nodes_and_a_host_does_not_grow():
 
 
 def test_a_strategy_that_cannot_take_the_batch_has_no_point():
-    found = sweep(CONFIG, catalog.load("v5e:8x8"), Workload(8, 2048), Layout(), [])
+    found = sweep(CONFIG, catalog.load("v5e:8x8"), Workload(8, 2048), Layout.of(), [])
     assert not [point for point in found.of("DP") if point.num_sequences < 64]
 
 
 def test_an_expert_model_has_its_points_too():
     config = load_model("mixtral-8x7b")
-    found = sweep(config, catalog.load("h100:4x8"), Workload(64, 4096), Layout(), [])
+    found = sweep(config, catalog.load("h100:4x8"), Workload(64, 4096), Layout.of(), [])
     assert {point.strategy for point in found.points} >= {"FSDP", "FSDP + TP", BEST}
 
 
 def test_meshes_divide_the_model():
-    space = Space(CONFIG, catalog.load("v5e:16x16"), WORKLOAD, Layout(), runnable=False)
+    space = Space(CONFIG, catalog.load("v5e:16x16"), WORKLOAD, Layout.of(), runnable=False)
     for strategy in STRATEGIES:
         for mesh in meshes(space, strategy):
             assert mesh.mesh.num_devices == 256
-            mesh.check(CONFIG, pad_vocabulary=True)
+            mesh.check(CONFIG, padded=True)
 
 
 def test_base_and_mesh_of_a_layout():
-    layout = Layout(
+    layout = Layout.of(
         fsdp=4, tensor=2, microbatches=4, remat="full", weights_dtype="f32", optimizer_dtype="bf16"
     )
-    assert base_of(layout) == Layout(weights_dtype="f32", optimizer_dtype="bf16")
+    assert base_of(layout) == Layout.of(weights_dtype="f32", optimizer_dtype="bf16")
     assert mesh_of(layout).mesh == layout.mesh and mesh_of(layout).microbatches == 1

@@ -36,7 +36,7 @@ def best_schedule(config: ModelConfig, hardware: Hardware, workload: Workload, l
     """
     variants = [layout]
     if layout.tensor > 1 and workload.seq_len % (layout.context * layout.tensor) == 0:
-        variants.append(layout.replace(sequence_parallel=not layout.sequence_parallel))
+        variants.append(layout.replace(sequence_parallel=not layout.option("sequence_parallel")))
     priced = [
         candidate
         for variant in variants
@@ -92,14 +92,14 @@ def _runner_up(found: Search) -> Candidate | None:
 def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterator[tuple[str, Layout]]:
     """The layouts of the training chapter and, on GPUs, Megatron's, whether they divide or not."""
     chips = hardware.num_chips
-    yield "data parallelism alone", Layout(data=chips)
+    yield "data parallelism alone", Layout.of(data=chips)
     if chips > 1 and hardware.chip.kind != "cpu":  # where plans are run at once, and not with ZeRO-1 yet
-        yield "data parallelism with a sharded optimizer (ZeRO-1)", Layout(data=chips, zero=1)
-    yield "FSDP alone", Layout(fsdp=chips)
+        yield "data parallelism with a sharded optimizer (ZeRO-1)", Layout.of(data=chips, zero=1)
+    yield "FSDP alone", Layout.of(fsdp=chips)
     if config.moe and (expert := gcd(config.moe.num_experts, chips)) > 1:
-        yield "FSDP with expert parallelism", Layout(fsdp=chips, expert=expert)
+        yield "FSDP with expert parallelism", Layout.of(fsdp=chips, expert=expert)
     if chips > 1 and (tensor := _mixed_tensor(config, hardware, workload)) > 1:
-        yield "FSDP with tensor parallelism", Layout(fsdp=chips // tensor, tensor=tensor)
+        yield "FSDP with tensor parallelism", Layout.of(fsdp=chips // tensor, tensor=tensor)
     if megatron := _megatron(config, hardware):
         yield "tensor, pipeline and data parallelism (Megatron)", megatron
 
@@ -129,7 +129,7 @@ def _megatron(config: ModelConfig, hardware: Hardware) -> Layout | None:
     held = 4 * count_params(config).total / tensor  # bf16 weights and gradients
     stages = [d for d in range(1, config.num_layers + 1) if rest % d == 0]
     pipe = next((d for d in stages if held / d <= usable_bytes(hardware) / 2), stages[-1])
-    return Layout(pipe=pipe, data=rest // pipe, tensor=tensor, zero=1) if pipe > 1 else None
+    return Layout.of(pipe=pipe, data=rest // pipe, tensor=tensor, zero=1) if pipe > 1 else None
 
 
 def _judge(

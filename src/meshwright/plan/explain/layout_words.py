@@ -103,7 +103,7 @@ def _tensor(config: ModelConfig, workload: Workload, layout: Layout) -> str:
     summed = (
         "summed and handed out by tokens, and gathered before the next product (sequence parallelism: "
         "ReduceScatter, AllGather)"
-        if layout.sequence_parallel
+        if layout.option("sequence_parallel")
         else "summed before the next operation can begin (AllReduce)"
     )
     return (
@@ -113,11 +113,11 @@ def _tensor(config: ModelConfig, workload: Workload, layout: Layout) -> str:
 
 
 def _tensor2(config: ModelConfig, workload: Workload, layout: Layout) -> str:
-    return f"the model dimension of weights and activations is split over {layout.tensor2} chips (2D tensor)"
+    return f"the model dimension of weights and activations is split over {layout.degree('tensor2')} chips (2D tensor)"
 
 
 def _context(config: ModelConfig, workload: Workload, layout: Layout) -> str:
-    how = "pass round a ring" if layout.context_method == "ring" else "are gathered"
+    how = "pass round a ring" if layout.passes_keys_round else "are gathered"
     piece = workload.seq_len // layout.context
     return (
         f"each sequence is cut into {layout.context} pieces of {piece:,} tokens; keys and values {how} for "
@@ -127,7 +127,7 @@ def _context(config: ModelConfig, workload: Workload, layout: Layout) -> str:
 
 def _pipe(config: ModelConfig, workload: Workload, layout: Layout) -> str:
     chunks = f", each in {layout.interleave} chunks" if layout.interleave > 1 else ""
-    order = _SCHEDULES.get(layout.schedule, layout.schedule)
+    order = _SCHEDULES.get(layout.schedule.pipeline, layout.schedule.pipeline)
     return (
         f"the {config.num_layers} layers lie in {layout.pipe} stages{chunks}; microbatches pass from stage "
         f"to stage: {order}"
@@ -137,7 +137,7 @@ def _pipe(config: ModelConfig, workload: Workload, layout: Layout) -> str:
 def _expert(config: ModelConfig, workload: Workload, layout: Layout) -> str:
     home = "fsdp" if layout.fsdp > 1 else "data"
     return (
-        f"the experts are shared out over {layout.expert} chips; tokens travel to their experts and back "
+        f"the experts are shared out over {layout.degree('expert')} chips; tokens travel to their experts and back "
         f"(AllToAll). In the notation their axis is cut out of {home}"
     )
 

@@ -24,7 +24,7 @@ def timelines(config: ModelConfig, workload: Workload, candidate: Candidate) -> 
     found: dict[str, Timeline] = {}
     for layout in _variants(candidate.layout):
         try:
-            found[layout.schedule] = _timeline(config, workload, candidate, layout)
+            found[layout.schedule.pipeline] = _timeline(config, workload, candidate, layout)
         except LayoutError:
             continue
     return found
@@ -44,7 +44,7 @@ def _variants(layout: Layout) -> Iterator[Layout]:
     """The layout under every schedule; interleaved in its own chunks or two."""
     yield layout
     for name in SCHEDULES:
-        if name != layout.schedule:
+        if name != layout.schedule.pipeline:
             chunks = max(2, layout.interleave) if name == "interleaved" else 1
             try:
                 yield layout.replace(schedule=name, interleave=chunks)
@@ -58,4 +58,4 @@ def _timeline(config: ModelConfig, workload: Workload, candidate: Candidate, lay
     pricer = StepPricer(graph, layout, candidate.hardware, candidate.placement)
     times = pricer.pipeline_times(layout.remat)
     count = shown_microbatches(layout.pipe, layout.microbatches)
-    return simulate(schedule(layout.schedule, layout.pipe, count, layout.interleave), times)
+    return simulate(schedule(layout.schedule.pipeline, layout.pipe, count, layout.interleave), times)

@@ -132,7 +132,7 @@ def _divided(layout: Layout, workload: Workload) -> Iterator[Layout]:
     if (
         workload.num_sequences % (layout.num_batch_shards * layout.microbatches)
         and more * layout.num_batch_shards <= workload.num_sequences
-        and (layout.schedule != "interleaved" or more % layout.pipe == 0)
+        and (layout.schedule.pipeline != "interleaved" or more % layout.pipe == 0)
     ):
         yield layout.replace(microbatches=more)
 
@@ -169,7 +169,7 @@ def mesh_of(layout: Layout) -> Layout:
 def base_of(layout: Layout) -> Layout:
     """A layout of one chip with the dtypes of `layout` and what else a search does not choose."""
     kept = ("weights_dtype", "compute_dtype", *NOT_SEARCHED)
-    return Layout().replace(**{name: getattr(layout, name) for name in kept})
+    return Layout.of().replace(**{name: getattr(layout, name) for name in kept})
 
 
 def _torus_sizes(network: Torus) -> Iterator[tuple[int, ...]]:
