@@ -53,13 +53,16 @@ def test_a_chip_of_ones_own_with_another_topology_is_too(
     ("old", "new", "error", "message"),
     [
         ("tensor = 2", "tensor = 16", LayoutError, "do not divide over tensor = 16"),
-        ("tensor = 2", "tensr = 2", LayoutError, "'tensr' is not supported; did you mean tensor?"),
+        ("tensor = 2", "tensr = 2", LayoutError, "mesh axis 'tensor' is not in Mesh.*; did you mean tensr?"),
+        ('D = ["fsdp"]', 'D = "fsdp"', LayoutError, r"layout.rules.stored: D = 'fsdp'; write a list"),
+        ("updated = {", "updatd = {", LayoutError, "'updatd' is no table; did you mean updated?"),
+        ("fsdp = 2", "fsdp = 2\nextra = 2", LayoutError, "mesh axis extra = 2 splits nothing"),
         ("num_layers = 2", "", ModelError, r"\[model\] lacks num_layers"),
         ("num_layers = 2", "num_layers = 0", ModelError, "num_layers = 0 must be a positive whole number"),
         ("[workload]", "[work]", PlanError, "'work' is unknown; did you mean workload?"),
         ("seq_len = 64", "seq_len = 100000", PlanError, "fits: --seq-len 128"),
         ("num_sequences = 16", "num_sequences = 6", LayoutError, "6 sequences .* do not divide"),
-        ("[layout]", "[layout", PlanError, "does not parse"),
+        ("[layout.mesh]", "[layout.mesh", PlanError, "does not parse"),
         ('hardware = "cpu:8"', "", PlanError, "lacks hardware"),
     ],
 )

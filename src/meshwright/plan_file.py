@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import tomlkit
+from tomlkit.items import Table
 
 import meshwright
 from meshwright.errors import MeshwrightError, PlanError, nearest
@@ -70,7 +71,7 @@ def save_plan(plan: Plan, path: Path) -> None:
     if plan.workload.phase == "train":
         del workload["phase"]  # as plans are that nobody wrote for serving
     document.add("workload", tomlkit.item(workload))
-    document.add("layout", tomlkit.item(plan.layout.to_dict()))
+    document.add("layout", _layout_item(plan.layout))
     document.add("model", tomlkit.item(_without_none(asdict(plan.model))))
     document.add("planned", tomlkit.item(dict(plan.planned)))
     document.add(tomlkit.nl())
@@ -78,6 +79,20 @@ def save_plan(plan: Plan, path: Path) -> None:
         for written in group.values():
             document.add(tomlkit.comment(written))
     write_whole(path, tomlkit.dumps(document))
+
+
+def _layout_item(layout: Layout) -> Table:
+    """[layout.mesh], [layout.schedule] and [layout.precision], and a line for each table of rules."""
+    tables = layout.to_dict()
+    item, rules = tomlkit.table(is_super_table=True), tomlkit.table()
+    for name in ("mesh", "schedule", "precision"):
+        item.add(name, tomlkit.item(tables[name]))
+    for name, table in tables["rules"].items():
+        line = tomlkit.inline_table()
+        line.update(table)
+        rules.add(name, line)
+    item.add("rules", rules)
+    return item
 
 
 def load_plan(path: Path) -> Plan:

@@ -39,7 +39,7 @@ SIZES = {"B": B, "T": T, "S": T, "D": D, "F": F, "N": N, "K": K, "G": N // K, "H
 NORMS = ("attention_norm", "mlp_norm")
 DEGREES = st.sampled_from([1, 2, 4])
 LAYOUTS = st.builds(
-    Layout,
+    Layout.of,
     data=DEGREES,
     fsdp=DEGREES,
     context=DEGREES,

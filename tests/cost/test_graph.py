@@ -37,7 +37,7 @@ from meshwright.models.count import count_params
 
 DEGREES = st.sampled_from([1, 2, 4])
 LAYOUTS = st.builds(
-    Layout,
+    Layout.of,
     data=DEGREES,
     fsdp=DEGREES,
     context=DEGREES,

@@ -132,7 +132,7 @@ class TestBuffers:
 
 @given(
     st.builds(
-        Layout,
+        Layout.of,
         data=st.integers(1, 8),
         fsdp=st.integers(1, 8),
         context=st.integers(1, 8),
@@ -148,7 +148,7 @@ def test_no_item_is_ever_negative(layout: Layout) -> None:
     assert items["total"] == sum(num_bytes for name, num_bytes in items.items() if name != "total")
 
 
-@given(st.builds(Layout, fsdp=st.sampled_from([1, 2, 4]), tensor=st.sampled_from([1, 2, 4])))
+@given(st.builds(Layout.of, fsdp=st.sampled_from([1, 2, 4]), tensor=st.sampled_from([1, 2, 4])))
 def test_saving_less_takes_less(layout: Layout) -> None:
     saved = [_memory(layout.replace(remat=remat)).activations for remat in SAVED]
     assert saved == sorted(saved, reverse=True)

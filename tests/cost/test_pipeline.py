@@ -22,7 +22,7 @@ Numbers = tuple[str, int, int, int]
 @st.composite
 def numbers(draw: st.DrawFn, max_stages: int = 8, max_microbatches: int = 24) -> Numbers:
     """A schedule that exists: its name, p, m and v."""
-    name = draw(st.sampled_from(SCHEDULES))
+    name = draw(st.sampled_from(list(SCHEDULES)))
     p = draw(st.integers(1, max_stages))
     m = draw(st.integers(1, max_microbatches))
     if name == "interleaved":

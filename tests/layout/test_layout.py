@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import LayoutError
-from meshwright.layout import AXES, REMATS, Layout
+from meshwright.layout import REMATS, Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.models.presets import load_model
@@ -19,7 +19,7 @@ ACTIVATIONS = ["x:BTD", "q:BTNH", "q:BTKGH", "k:BTKH", "h:BTF", "logits:BTV"]
 
 DEGREES = st.sampled_from([1, 2, 3, 4, 8, 64])
 LAYOUTS = st.builds(
-    Layout,
+    Layout.of,
     data=DEGREES,
     fsdp=DEGREES,
     context=DEGREES,
@@ -95,7 +95,7 @@ class TestShardings:
     @given(LAYOUTS)
     def test_no_array_uses_an_axis_twice_or_none_that_is_there(self, layout: Layout) -> None:
         """ShardedArray refuses the first; every weight matrix is split by all of fsdp and tensor."""
-        present = {axis for axis in ("fsdp", "tensor") if getattr(layout, axis) > 1}
+        present = {axis for axis in ("fsdp", "tensor") if layout.word(axis) > 1}
         for path, param in parameters(LLAMA).items():
             array = layout.weight(path, param.letters)
             assert set(array.sharded_axes) == (set() if param.init == "ones" else present)
@@ -153,8 +153,8 @@ class TestText:
         assert Layout.parse("") == Layout.parse("data=1") == Layout.of()
         assert Layout.parse(" fsdp = 4 , tensor=2,") == Layout.of(fsdp=4, tensor=2)
         for yes in ("true", "1", "on"):
-            assert Layout.parse(f"sequence_parallel={yes}").sequence_parallel
-        assert not Layout.parse("sequence_parallel=false").sequence_parallel
+            assert Layout.parse(f"sequence_parallel={yes}").word("sequence_parallel")
+        assert not Layout.parse("sequence_parallel=false").word("sequence_parallel")
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -318,5 +318,5 @@ class TestCheck:
 def test_the_mesh_has_every_axis_in_order() -> None:
     layout = Layout.of(data=2, tensor=4)
     assert layout.mesh.sizes == {"data": 2, "fsdp": 1, "context": 1, "tensor": 4}
-    assert layout.mesh.axes == AXES and layout.num_batch_shards == 2
+    assert layout.mesh.axes == ("data", "fsdp", "context", "tensor") and layout.num_batch_shards == 2
     assert layout.weight_axes == ("tensor",) and Layout.of(data=8).weight_axes == ()

@@ -24,7 +24,7 @@ def expected(layout: Layout) -> Counter[str]:
     if layout.mesh.sizes["fsdp"] == 1:
         found.clear()
     found += _sums(layout, MATRICES + TABLES, "data", "context") + _sums(layout, NORMS, "data", "fsdp")
-    found += _sums(layout, NORMS, "context", *(["tensor"] if layout.option("sequence_parallel") else []))
+    found += _sums(layout, NORMS, "context", *(["tensor"] if layout.word("sequence_parallel") else []))
     return found + _of_tensor(layout) + _of_context(layout)
 
 
@@ -45,7 +45,7 @@ def _of_tensor(layout: Layout) -> Counter[str]:
     if layout.mesh.sizes["tensor"] == 1:
         return Counter()
     sums, again = 4 * L + 2, L if layout.remat == "full" else 0
-    if not layout.option("sequence_parallel"):
+    if not layout.word("sequence_parallel"):
         return Counter({"AllReduce_tensor": sums + again + 3})
     return Counter(
         {"AllReduce_tensor": 3, "AllGather_tensor": 6 * L + 2, "ReduceScatter_tensor": sums + again}

@@ -35,7 +35,7 @@ def test_the_nearest_that_fit(text: str, message: str):
     assert str(error.value) == f"layout: {message}"
 
 
-@given(st.builds(Layout, data=DEGREE, fsdp=DEGREE, context=DEGREE, tensor=DEGREE, pipe=DEGREE))
+@given(st.builds(Layout.of, data=DEGREE, fsdp=DEGREE, context=DEGREE, tensor=DEGREE, pipe=DEGREE))
 def test_what_is_said_to_fit_has_as_many_devices(layout: Layout):
     hardware = load("v5p:4x4x4")
     if layout.num_chips == hardware.num_chips:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import REMATS, SCHEDULES, Layout
+from meshwright.layout import REMATS, Layout
+from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.plan.explain.explanation import explain
@@ -73,7 +74,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         "expert": draw(st.sampled_from([1, 2, 8])),
     }
     if degrees["pipe"] > 1:
-        rest["schedule"] = draw(st.sampled_from(SCHEDULES))
+        rest["schedule"] = draw(st.sampled_from(list(SCHEDULES)))
     try:
         return Layout.of(**degrees, **rest)
     except MeshwrightError:

@@ -5,9 +5,9 @@ import pytest
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.runs import layout_lacks
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.nn.supported import check_layout_runs
 from meshwright.plan.space import Space
 from meshwright.plan.train import Search, price, search, usable_bytes
 
@@ -163,7 +163,7 @@ def test_what_is_runnable_has_no_stages() -> None:
         runnable=True,
     )
     for candidate in found.candidates:
-        check_layout_runs(candidate.layout)
+        layout_lacks(candidate.layout)
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])

@@ -64,7 +64,7 @@ def check_numerics(plan: Plan) -> dict[str, Any]:
 def tiny_plan(plan: Plan) -> Plan:
     """The plan with a model, a batch and degrees that a laptop runs in seconds."""
     layout = plan.layout.replace(
-        **{name: min(2, getattr(plan.layout, name)) for name in _DEGREES},
+        **{name: min(2, plan.layout.word(name)) for name in _DEGREES},
         weights_dtype="f32",
         compute_dtype="f32",
         gradients_dtype=None,

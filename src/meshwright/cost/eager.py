@@ -42,7 +42,7 @@ def eager_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
 def _phases(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> tuple[Memory, ...]:
     """The loss, the backward pass of the last layer and that of the first, on one stage."""
     weights, gradients, optimizer = state_bytes(config, layout, index)
-    scattered = layout.zero_stage >= 2 and bool(layout.zero_axes)
+    scattered = layout.zero_stage >= 2
     early = gradients if scattered or layout.microbatches > 1 else 0  # before any of this step is made
     has = stage_ends(layout.schedule.pipeline, layout.pipe, index)
     held = held_bytes(graph, layout.pipe, layout.interleave, index, has, layout.remat)

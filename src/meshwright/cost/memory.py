@@ -87,21 +87,23 @@ def stored_parameters(
     layers = layers_of_stages(config.num_layers, pipe, layout.interleave)[stage] / config.num_layers
     copies = len(routes(schedule, pipe))  # of a stage's layers, one for each direction
     embedding, head = stage_ends(schedule, pipe, stage)
-    used = updated = 0.0
-    for name, count, sharded in counts or parameter_counts(config, layout):
+    used = added = updated = 0.0
+    for name, *shards in counts or parameter_counts(config, layout):
         if name.endswith("layers"):
             share = layers * copies
         elif name == "embed":
             share = embedding or (config.tied_embeddings and head)
         else:
             share = embedding if name == "positions" else head
-        used, updated = used + count * share, updated + sharded * share
-    zero = layout.zero_stage
-    return Stored(*map(ceiling, (used, updated if zero >= 2 else used, updated if zero >= 1 else used)))
+        used, added, updated = (
+            total + share * count for total, count in zip((used, added, updated), shards, strict=True)
+        )
+    return Stored(*map(ceiling, (used, added, updated)))
 
 
-# (stack or parameter, its elements on a chip as used, and as the optimizer has them); or arrays of elements.
-ParameterCounts = Sequence[tuple[str, Any, Any]]
+# (stack or parameter; its elements on a chip as stored, as gradients accumulate, as the optimizer has them),
+# or arrays of elements.
+ParameterCounts = Sequence[tuple[str, Any, Any, Any]]
 
 
 def parameter_counts(config: ModelConfig, layout: Layout, mesh: Degrees | None = None) -> ParameterCounts:
@@ -110,18 +112,17 @@ def parameter_counts(config: ModelConfig, layout: Layout, mesh: Degrees | None =
     mesh: those of many layouts with the pattern of `layout`, for arrays of elements.
     """
     size = (layout.mesh if mesh is None else mesh).size
-    sizes, totals = dimensions(config), dict[str, tuple[Any, Any]]()
+    sizes, totals = dimensions(config), dict[str, tuple[Any, Any, Any]]()
+    kinds = layout.weight, layout.accumulated, layout.gradient
 
     def elements(array: ShardedArray) -> Any:
         return prod(-(-sizes[dim] // size(axes)) for dim, axes in zip(array.dims, array.axes, strict=True))
 
     for path, param in parameters(config).items():
         stack, _, name = path.rpartition("/")
-        used, updated = totals.get(stack or name, (0, 0))
-        totals[stack or name] = (
-            used + elements(layout.weight(name, param.letters)),
-            updated + elements(layout.gradient(name, param.letters)),
-        )
+        stored, added, updated = (elements(kind(name, param.letters)) for kind in kinds)
+        before = totals.get(stack or name, (0, 0, 0))
+        totals[stack or name] = before[0] + stored, before[1] + added, before[2] + updated
     return [(name, *counts) for name, counts in totals.items()]
 
 

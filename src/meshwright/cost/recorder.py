@@ -124,15 +124,16 @@ class Recorder:
     ) -> tuple[Transfer, ...]:
         """The cotangent of a weight from partial sums to where it accumulates.
 
-        Every microbatch reduce-scatters where gradients are sharded (ZeRO 2 and 3). What replicas add
-        up is reduced once a step: until then each accumulates its own, in the type of gradients.
+        Every microbatch reduce-scatters where gradients accumulate sharded (ZeRO 2 and 3). What replicas
+        add up is reduced once a step: until then each accumulates its own, in the type of gradients.
         """
-        home = self._accumulated(weight)
+        letters = "".join(weight.dims)
+        home, adds = (kind(weight.name, letters) for kind in (self.layout.gradient, self.layout.accumulated))
         if self.layout.microbatches == 1:
-            at_once = {"reduce_scatter"} if self.layout.zero_stage >= 2 else set()
+            at_once = {"reduce_scatter"} if adds == home else set()
             steps = [(step, step.op not in at_once, dtype) for step in _reduced(yielded, home)]
         else:
-            adding = _adding(yielded, home if self.layout.zero_stage >= 2 else weight)
+            adding = _adding(yielded, adds)
             added = self.layout.gradients_dtype or self.layout.weights_dtype
             steps = [(step, False, dtype) for step in _reduced(yielded, adding)]
             steps += [(step, True, added) for step in _reduced(adding, home)]
@@ -144,11 +145,9 @@ class Recorder:
 
     def update_transfers(self, weight: ShardedArray) -> tuple[Transfer, ...]:
         """What gathers a weight again whose shards were updated apart (ZeRO 1 and 2)."""
-        steps = _regathered(self._accumulated(weight), weight)
+        updated = self.layout.gradient(weight.name, "".join(weight.dims))
+        steps = _regathered(updated, weight)
         return self.transfers(steps, weight.name, self.layout.weights_dtype, critical=False, once=True)
-
-    def _accumulated(self, weight: ShardedArray) -> ShardedArray:
-        return self.layout.gradient(weight.name, "".join(weight.dims))
 
     # Nodes
 
@@ -201,7 +200,7 @@ class Recorder:
         update = self.update_transfers(stored.array.replace(name=name))
         if not self._is_first_use(stored):
             # Its gradient is added to that of the first use before it is summed, if that is not at once.
-            at_once = self.layout.zero_stage in (0, 3)
+            at_once = not update
             waits = self.layout.microbatches > 1
             backward = tuple(t for t in backward if at_once and not (t.once and waits))
             update = ()

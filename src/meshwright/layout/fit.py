@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes import AXES
+from meshwright.layout.axes.fsdp import MOST_PADDING
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import ShardedArray, dividing_degrees
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 # The first chunk may hold the embedding alone, and the last the head.
 _CHUNKS_WITHOUT_LAYERS = 2
-# Dimensions that a planner may assume to be padded to a multiple of their shards.
-_PADDED = "VD"
+# What padding a dimension to a multiple of its shards may add to it, where a planner may assume padding.
+_MOST_PADDING = {"V": 1.0, "D": MOST_PADDING}
 
 
 def check_weights(layout: "Layout", config: ModelConfig, *, padded: bool) -> None:
@@ -42,7 +43,8 @@ def check_updates(layout: "Layout", config: ModelConfig) -> None:
 
 def _check_divides(layout: "Layout", array: ShardedArray, sizes: Mapping[str, int], padded: bool) -> None:
     for dim, axes in zip(array.dims, array.axes, strict=True):
-        if sizes[dim] % layout.mesh.size(axes) and not (padded and dim in _PADDED):
+        padding = -sizes[dim] % layout.mesh.size(axes)
+        if padding > (_MOST_PADDING.get(dim, 0.0) * sizes[dim] if padded else 0):
             raise LayoutError(_does_not_divide(array, dim, axes, sizes[dim], layout.mesh))
 
 

@@ -33,6 +33,8 @@ from meshwright.layout.rules import (
 )
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.short import (
+    DEGREES,
+    FIELD_OF_WORD,
     OPTIONS,
     WORD_OF_FIELD,
     Form,
@@ -117,9 +119,18 @@ class Layout:
         """How many devices an axis of the short form has; of other meshes, the axis of that name."""
         return self.form[axis] if self.form else self.mesh.sizes.get(axis, 1)
 
-    def option(self, name: str) -> Any:
-        """The value of an option of the short form, its default where the rules have no short form."""
-        return (self.form or {}).get(name, OPTIONS[name].default)
+    def word(self, name: str) -> Any:
+        """The value of any word of the short form: a degree, an option, or one of schedule and precision.
+
+        >>> Layout.of(fsdp=4, zero=1).word("zero"), Layout.of().word("remat")
+        (1, 'none')
+        """
+        if name in DEGREES:
+            return self.degree(name)
+        if name in OPTIONS:
+            return (self.form or {}).get(name, OPTIONS[name].default)
+        part = self.schedule if name in FIELD_OF_WORD else self.precision
+        return getattr(part, FIELD_OF_WORD.get(name, name))
 
     def replace(self, **words: object) -> "Layout":
         """This layout with other words of the short form.
@@ -178,9 +189,10 @@ class Layout:
         if form:
             raise LayoutError(f"layout: {next(iter(form))!r} is a degree; it belongs to [layout.mesh]")
         rules = Rules.from_dict(values.get("rules", {}))
+        rules = rules.without({axis for axis, size in mesh.items() if size == 1})
         return cls(Mesh(mesh), rules, Schedule(**schedule), Precision(**precision))
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, dict[str, Any]]:
         """Mesh, rules, schedule and precision as tables without what is None; `from_dict` reads them back."""
         schedule = {WORD_OF_FIELD.get(name, name): value for name, value in asdict(self.schedule).items()}
         precision = {name: value for name, value in asdict(self.precision).items() if value is not None}

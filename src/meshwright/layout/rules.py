@@ -13,6 +13,7 @@ no name: a weight split over another of its dimensions, heads replicated, a cach
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
+from typing import Any
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.notation.array import Axes, ShardedArray
@@ -62,6 +63,12 @@ class Table:
         """The array `name[letters]` as the table splits it."""
         return _split(self, name, letters)
 
+    def without(self, axes: set[str]) -> "Table":
+        """This table without the mesh axes named, and without the entries that had no others."""
+        return Table(
+            _without(self.letters, axes), tuple((name, _without(rows, axes)) for name, rows in self.arrays)
+        )
+
     def to_dict(self) -> dict[str, object]:
         """Letters with lists of axes, and arrays with such tables of their own, as TOML has them."""
         rows: dict[str, object] = {letter: list(axes) for letter, axes in self.letters}
@@ -81,6 +88,11 @@ class Table:
             else:
                 rows.append(_entry(where, key, value))
         return cls(tuple(rows), tuple(arrays))
+
+
+def _without(letters: LetterRules, axes: set[str]) -> LetterRules:
+    left = ((letter, tuple(axis for axis in old if axis not in axes)) for letter, old in letters)
+    return tuple((letter, kept) for letter, kept in left if kept)
 
 
 def _entry(where: str, letter: str, axes: object) -> tuple[str, Axes]:
@@ -137,7 +149,13 @@ class Rules:
         named = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "own"]
         return (*named, *self.own)
 
-    def to_dict(self) -> dict[str, object]:
+    def without(self, axes: set[str]) -> "Rules":
+        """These rules without the mesh axes named, as those of one device split nothing."""
+        left = {name: table.without(axes) for name, table in self.tables()}
+        own = tuple((phase, left.pop(phase)) for phase, _ in self.own)
+        return Rules(**left, own=own)
+
+    def to_dict(self) -> dict[str, Any]:
         """The tables by name; `from_dict` reads them back."""
         return {name: table.to_dict() for name, table in self.tables()}
 

@@ -53,7 +53,7 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
             return word
     if phase != "train" and (word := _positions_split(layout)):
         return word
-    schedule, precision, plain = layout.schedule.pipeline, layout.precision, Precision()
+    schedule, precision, plain = layout.schedule, layout.precision, Precision()
     features = {
         f"remat={schedule.remat}": schedule.remat not in _REMATS_RUN,
         "offload=true": schedule.offload,

@@ -16,11 +16,11 @@ from meshwright.notation.mesh import Mesh
 
 DEGREES = tuple(axis.name for axis in AXES)
 OPTIONS = {name: option for axis in AXES for name, option in axis.options.items()}
-_SCHEDULE = {"schedule" if f.name == "pipeline" else f.name: f.name for f in fields(Schedule)}
-WORD_OF_FIELD = {field: word for word, field in _SCHEDULE.items()}
+FIELD_OF_WORD = {"schedule" if f.name == "pipeline" else f.name: f.name for f in fields(Schedule)}
+WORD_OF_FIELD = {field: word for word, field in FIELD_OF_WORD.items()}
 _PRECISION = [f.name for f in fields(Precision)]
 # Every word of the short form.
-WORDS = (*DEGREES, *OPTIONS, *_SCHEDULE, *_PRECISION)
+WORDS = (*DEGREES, *OPTIONS, *FIELD_OF_WORD, *_PRECISION)
 # How a flag may be written; True and 1 are the same key.
 _FLAGS: dict[object, bool] = {
     True: True,
@@ -30,7 +30,10 @@ _FLAGS: dict[object, bool] = {
     "false": False,
     "off": False,
 }
-_IS_FLAG = {name for name, option in OPTIONS.items() if False in option.fits} | {"offload", "master_weights"}
+_IS_FLAG = {name for name, option in OPTIONS.items() if option.fits == (False, True)} | {
+    "offload",
+    "master_weights",
+}
 _DEFAULTS: Form = {**dict.fromkeys(DEGREES, 1), **{name: option.default for name, option in OPTIONS.items()}}
 
 
@@ -61,7 +64,7 @@ def clean_words(values: Mapping[str, object]) -> dict[str, Any]:
 def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Clean words as those of (axes, Schedule, Precision), under the names that they have there."""
     form = {name: value for name, value in words.items() if name in _DEFAULTS}
-    schedule = {_SCHEDULE[name]: value for name, value in words.items() if name in _SCHEDULE}
+    schedule = {FIELD_OF_WORD[name]: value for name, value in words.items() if name in FIELD_OF_WORD}
     precision = {name: value for name, value in words.items() if name in _PRECISION}
     return form, schedule, precision
 
@@ -133,7 +136,7 @@ def written_mesh(mesh: Mesh, schedule: Schedule) -> dict[str, object]:
 
 def _written_schedule(schedule: Schedule, num_stages: int) -> dict[str, object]:
     words, plain = {}, Schedule()
-    for name, field in _SCHEDULE.items():
+    for name, field in FIELD_OF_WORD.items():
         value = getattr(schedule, field)
         if name == "remat" or value != getattr(plain, field) or (name == "schedule" and num_stages > 1):
             words[name] = value

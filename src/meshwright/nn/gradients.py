@@ -55,10 +55,9 @@ def summed_over(layout: Layout, letters: str) -> Axes:
 
 def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
     """A weight's gradient as microbatches add to it."""
-    own, home = layout.weight(name, letters), layout.gradient(name, letters)
     if layout.microbatches == 1:
-        return home
-    sharded = home if layout.zero_stage >= 2 else own
+        return layout.gradient(name, letters)
+    sharded = layout.accumulated(name, letters)
     partial = summed_over(layout, letters.lstrip("L"))
     return sharded.replace(unreduced=tuple(axis for axis in partial if axis not in sharded.sharded_axes))
 

@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import input_of
 from meshwright.nn.attention import Scores, attend, read_cache, write_cache
@@ -27,7 +28,6 @@ from meshwright.nn.gradients import Scattered, read
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
 from meshwright.nn.stack import scan_cached_layers, scan_layers
-from meshwright.nn.supported import check_layout_runs, check_runs
 from meshwright.notation.einsum import Contraction
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
@@ -45,8 +45,7 @@ class JaxOps:
     """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`."""
 
     def __init__(self, config: ModelConfig, layout: Layout) -> None:
-        check_runs(config)
-        check_layout_runs(layout)
+        check_runs(config, layout)
         self.config, self.layout = config, layout
         self.dtype = JAX_DTYPES[layout.compute_dtype]
 

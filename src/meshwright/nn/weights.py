@@ -16,12 +16,12 @@ from safetensors.numpy import save_file
 
 from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
+from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
 from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.nn.hf_tensors import UNEMBED, HfTensor, hf_tensors, passed_over
 from meshwright.nn.params import abstract_params, build, flatten
-from meshwright.nn.supported import check_runs
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

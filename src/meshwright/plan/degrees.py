@@ -14,7 +14,7 @@ def check_chips(hardware: Hardware, layout: Layout) -> None:
     """Raises LayoutError where `layout` is of another number of devices, with the nearest that is not."""
     if layout.num_chips == hardware.num_chips:
         return
-    degrees = {axis: getattr(layout, axis) for axis in _MULTIPLIED if getattr(layout, axis) > 1}
+    degrees = {axis: layout.word(axis) for axis in _MULTIPLIED if layout.word(axis) > 1}
     written = ",".join(f"{axis}={degree}" for axis, degree in degrees.items()) or "data=1"
     raise LayoutError(
         f"layout: {written} has {layout.num_chips} devices and {hardware.spec} has {hardware.num_chips} "

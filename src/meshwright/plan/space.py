@@ -5,9 +5,10 @@ Meshes that do not divide the model, the sequence or the batch are left out. Tho
 operations and collectives are recorded and priced together (cost/many.py).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.many import Family, Member, Stages
@@ -16,17 +17,14 @@ from meshwright.cost.recorder import Shape
 from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import Layout
+from meshwright.layout import DEGREES, Layout
+from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
 from meshwright.layout.pipeline import check_schedule
+from meshwright.layout.runs import why_not
+from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import dimensions
 
-# Splitting a sequence further leaves too few queries a device for a matmul's rows.
-MAX_CONTEXT, _MIN_POSITIONS = 64, 512
-MAX_TENSOR = 64
-# More stages than this have bubbles or activations that no batch of today's pays for.
-_MAX_PIPE = 64
 # So many tokens fill a chip's matrix units: a larger pass saves little and holds more.
 _MAX_PASS_TOKENS = 65_536
 
@@ -35,6 +33,8 @@ _MAX_PASS_TOKENS = 65_536
 # have, is priced where it is asked for.
 SEARCHED_REMATS = ("none", "attention", "matmuls", "full")
 # Fields of a layout that are not of its mesh.
+# Axes whose degrees multiply to the chips; `expert` is cut out of the data ranks.
+_MULTIPLIED = tuple(axis for axis in DEGREES if axis != "expert")
 _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
 
 
@@ -74,7 +74,7 @@ class Choice(NamedTuple):
 class Space:
     """The layouts of one model, machine and batch that share `base`'s dtypes.
 
-    runnable: only what `nn/` runs. given: degrees and schedule that every layout must have.
+    runnable: only what nn/ runs. given: words that every layout must have.
     """
 
     def __init__(
@@ -91,87 +91,42 @@ class Space:
         self.base, self.runnable = base, runnable
         self._of_mesh = {key: value for key, value in (given or {}).items() if key not in _OF_SCHEDULE}
         self._of_schedule = {key: value for key, value in (given or {}).items() if key in _OF_SCHEDULE}
-        self.sizes = dimensions(config)
 
     # Meshes
 
     def meshes(self) -> Iterator[Layout]:
-        """Every division of the chips into axes that divides the model, the batch and the sequence."""
-        for tensor in self.tensors:
-            for pipe in self._pipes(self.hardware.num_chips // tensor):
-                for context in self._contexts(self.hardware.num_chips // tensor // pipe):
-                    ranks = self.hardware.num_chips // tensor // pipe // context
-                    if ranks > self.workload.num_sequences:
-                        continue
-                    degrees = {"tensor": tensor, "pipe": pipe, "context": context}
-                    for sharing in self._data_ranks(ranks, pipe):
-                        yield from filter(self._is_given, self._variants(degrees | sharing))
+        """Every division of the chips among the axes that divides the model, the batch and the sequence."""
+        plain = {axis.name: 1 for axis in AXES} | {"zero": None}
+        for words in self._chosen(SEARCHED, plain | {name: self.base.word(name) for name in OPTIONS}):
+            try:
+                mesh = self.base.replace(**words)
+            except LayoutError:  # no data axis to cut the experts' devices out of
+                continue
+            if self._is_given(mesh) and self.allows(mesh):
+                yield mesh
+
+    def allows(self, mesh: Layout) -> bool:
+        """Whether the mesh runs, where only what runs is searched."""
+        return not self.runnable or why_not(self.config, mesh) is None
+
+    def _chosen(self, axes: Sequence[Axis], words: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """The words of all axes, each chosen after those before it; together they take every chip."""
+        taken = prod(words[name] for name in _MULTIPLIED)
+        if not axes:
+            if taken == self.hardware.num_chips:
+                yield words
+            return
+        torus = isinstance(self.hardware.chip.network, Torus)
+        ask = Ask(self.config, self.workload, self.hardware.num_chips // taken, torus)
+        for more in axes[0].choices(ask, words):
+            # A second tensor axis is cut out of the first.
+            degrees = {name: value for name, value in more.items() if name in DEGREES and name != "tensor"}
+            if all(self._of_mesh.get(name, value) == value for name, value in degrees.items()):
+                yield from self._chosen(axes[1:], {**words, **more})
 
     def _is_given(self, mesh: Layout) -> bool:
         stage = {"zero": mesh.zero_stage}
-        return all(stage.get(key, getattr(mesh, key)) == value for key, value in self._of_mesh.items())
-
-    @cached_property
-    def tensors(self) -> list[int]:
-        """Degrees of `tensor` that divide heads and feed-forward (the vocabulary may be padded)."""
-        letters = [letter for letter in "NKFMU" if self.sizes.get(letter)]
-        letters += ["V"] if self.runnable else []
-        widest = min(self.hardware.num_chips, MAX_TENSOR)
-        return [
-            degree
-            for degree in divisors(self.hardware.num_chips)
-            if degree <= widest and all(self.sizes[letter] % degree == 0 for letter in letters)
-        ]
-
-    def _pipes(self, chips: int) -> list[int]:
-        most = 1 if self.runnable else min(_MAX_PIPE, self.config.num_layers)
-        return [degree for degree in divisors(chips) if degree <= most]
-
-    def _contexts(self, chips: int) -> list[int]:
-        return [d for d in divisors(chips) if d == 1 or self.splits_sequences(d)]
-
-    def splits_sequences(self, context: int) -> bool:
-        """Whether shards of a sequence divide and are long enough."""
-        seq_len = self.workload.seq_len
-        return seq_len % context == 0 and context <= min(MAX_CONTEXT, seq_len // _MIN_POSITIONS)
-
-    def _data_ranks(self, ranks: int, pipe: int) -> Iterator[dict[str, int]]:
-        """How the data ranks share weights, gradients and optimizer.
-
-        Stages add up the gradients of microbatches that are in flight together: ZeRO 2 is not for them.
-        """
-        yield {"data": ranks}
-        for shared in divisors(ranks)[1:]:
-            if self.config.d_model % shared == 0:
-                yield {"data": ranks // shared, "fsdp": shared}
-        if ranks > 1 and self.config.d_model % ranks == 0:
-            yield {"data": ranks, "zero": 1}
-            if pipe == 1:
-                yield {"data": ranks, "zero": 2}
-
-    def _variants(self, degrees: Mapping[str, int]) -> Iterator[Layout]:
-        """With and without sequence parallelism; experts over more or fewer devices; D split too."""
-        tensor, ranks = degrees["tensor"], degrees["data"] * degrees.get("fsdp", 1)
-        experts = [1] if self.runnable else _spread(divisors(self.sizes.get("E", 1)))
-        divides = tensor > 1 and self.workload.seq_len % (degrees["context"] * tensor) == 0
-        # Experts get each token once only where sequences are split over `tensor` as well.
-        splits = [True] if divides and self.config.moe else [False, True] if divides else [False]
-        for split in splits:
-            for expert in experts:
-                if expert > ranks * tensor:
-                    break
-                try:
-                    chosen = self.base.replace(**degrees, sequence_parallel=split, expert=expert)
-                except LayoutError:  # no data axis to cut so many devices out of
-                    continue
-                yield chosen
-                if self._may_split_d(chosen):
-                    yield chosen.replace(tensor=tensor // 2, tensor2=2)
-
-    def _may_split_d(self, mesh: Layout) -> bool:
-        """Two tensor axes take two axes of a torus; a switch has one."""
-        torus = isinstance(self.hardware.chip.network, Torus)
-        return torus and not self.runnable and mesh.tensor >= 8 and mesh.tensor % 2 == 0 and mesh.expert == 1
+        return all(stage.get(key, mesh.word(key)) == value for key, value in self._of_mesh.items())
 
     # Schedules
 
@@ -180,7 +135,7 @@ class Space:
         families: dict[tuple, list[Member]] = {}
         for mesh in meshes:
             for microbatches in self._microbatches(mesh):
-                key = (mesh.pattern, microbatches == 1)
+                key = (mesh.rules, microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches))
         for members in families.values():
             found = self._choices(members)
@@ -285,26 +240,3 @@ def _exists(schedule: str, pipe: int, microbatches: int) -> bool:
     except LayoutError:
         return False
     return True
-
-
-def _spread(degrees: list[int]) -> list[int]:
-    """Of ascending degrees every one that is at least four times the one before, and the last.
-
-    >>> _spread([1, 2, 4, 8, 16, 32, 64, 128])
-    [1, 4, 16, 64, 128]
-    """
-    chosen = degrees[:1]
-    for degree in degrees:
-        if degree >= 4 * chosen[-1]:
-            chosen.append(degree)
-    return list(dict.fromkeys([*chosen, degrees[-1]]))
-
-
-def divisors(number: int) -> list[int]:
-    """In ascending order.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]

@@ -18,10 +18,13 @@ from meshwright.cost.step import StepCost, StepPricer, at_step_rates
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
+from meshwright.layout.axes import divisors
+from meshwright.layout.axes.context import splits
+from meshwright.layout.axes.tensor import tensor_degrees
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
-from meshwright.plan.space import RESERVED_SHARE, Choice, Space, divisors, record, usable_bytes
+from meshwright.plan.space import RESERVED_SHARE, Choice, Space, record, usable_bytes
 from meshwright.units import format_bytes
 
 # Fields of a layout that a search does not choose.
@@ -267,9 +270,8 @@ def _check_batch(workload: Workload, layout: Layout) -> None:
 
 def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload, runnable: bool) -> str:
     chips = hardware.num_chips
-    space = Space(config, hardware, workload, Layout.of(), runnable=runnable)
-    widest = max(space.tensors)
-    context = max(d for d in divisors(chips // widest) if d == 1 or space.splits_sequences(d))
+    widest = max(tensor_degrees(config, chips))
+    context = max(d for d in divisors(chips // widest) if d == 1 or splits(workload.seq_len, d))
     stages = max(
         d for d in divisors(chips // widest // context) if d <= (1 if runnable else config.num_layers)
     )

@@ -87,12 +87,12 @@ def layout_lines(layout: Layout) -> tuple[str, str]:
     >>> layout_lines(Layout.of(data=2, fsdp=64, tensor=4, sequence_parallel=True, remat="full"))
     ('data 2 · fsdp 64 · tensor 4', 'sequence parallel, full remat')
     """
-    degrees = [f"{axis} {getattr(layout, axis)}" for axis in DEGREES if getattr(layout, axis) > 1]
+    degrees = [f"{axis} {layout.word(axis)}" for axis in DEGREES if layout.word(axis) > 1]
     default = Layout.of()
     schedule = [
-        write(getattr(layout, name))
+        write(layout.word(name))
         for name, write in _SETTINGS.items()
-        if getattr(layout, name) != getattr(default, name)
+        if layout.word(name) != default.word(name)
     ]
     return " · ".join(degrees) or "one device", ", ".join(schedule)
 

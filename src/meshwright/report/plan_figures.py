@@ -81,7 +81,7 @@ class Priced:
         """Axes that none of the best layouts uses: machines beside this one are searched without them."""
         axes = ("pipe", "expert", "context", "tensor2", "tensor")
         best = [*self.search.candidates[:NUM_RANKED], self.chosen]
-        return {axis: 1 for axis in axes if all(getattr(one.layout, axis) == 1 for one in best)}
+        return {axis: 1 for axis in axes if all(one.layout.word(axis) == 1 for one in best)}
 
     @property
     def usual(self) -> list[Point]:
@@ -132,7 +132,8 @@ def _pipeline_figure(priced: Priced) -> Figure:
     shown = shown_microbatches(layout.pipe, layout.microbatches)
     caption = (
         f"A row for each of the {layout.pipe} stages, a block for each pass of a microbatch; the bare row is "
-        f"idle. The plan runs {layout.schedule.pipeline}; the slider shows what the other schedules would make of it."
+        f"idle. The plan runs {layout.schedule.pipeline}; the slider shows what the other schedules would "
+        "make of it."
     )
     if shown < layout.microbatches:
         caption += f" {shown} of {layout.microbatches:,} microbatches are drawn."
@@ -154,7 +155,7 @@ def _search(
             plan.workload,
             weights_dtype=layout.weights_dtype,
             compute_dtypes=(layout.compute_dtype,),
-            given={**{key: getattr(layout, key) for key in NOT_SEARCHED}, **(given or {})},
+            given={**{key: layout.word(key) for key in NOT_SEARCHED}, **(given or {})},
             num_ranked=num_ranked,
         )
     except PlanError:

@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec, reshard
 
 from meshwright.errors import LayoutError, PlanError
-from meshwright.layout import AXES, Layout
+from meshwright.layout import DEGREES, Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import next_token_logits
 from meshwright.nn.attention import abstract_cache
@@ -131,8 +131,9 @@ def prefill_lengths(context: int) -> list[int]:
 
 
 def _check(config: ModelConfig, layout: Layout, num_slots: int, context: int) -> None:
-    others = [f"{axis} = {getattr(layout, axis)}" for axis in AXES[:-1] if getattr(layout, axis) > 1]
-    if layout.option("sequence_parallel"):
+    split = [axis for axis in DEGREES if axis != "tensor" and layout.degree(axis) > 1]
+    others = [f"{axis} = {layout.degree(axis)}" for axis in split]
+    if layout.word("sequence_parallel"):
         others.append("sequence_parallel")
     if others:
         raise LayoutError(f"layout {layout}: serving splits over tensor alone; leave out {', '.join(others)}")

@@ -16,6 +16,7 @@ from jax import Array
 from jax.sharding import NamedSharding, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.runs import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import next_token_logits
@@ -23,7 +24,6 @@ from meshwright.nn.attention import abstract_cache
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params
-from meshwright.nn.supported import check_layout_infers
 
 
 class InferenceStep:
@@ -41,7 +41,8 @@ class InferenceStep:
         *,
         mesh: jax.sharding.Mesh | None = None,
     ) -> None:
-        check_layout_infers(layout)
+        layout = layout.at(phase)
+        check_runs(config, layout, phase)
         layout.check(config, workload.num_sequences, workload.seq_len)
         self.config, self.layout, self.workload, self.phase = config, layout, workload, phase
         self.mesh = device_mesh(layout) if mesh is None else mesh

@@ -160,7 +160,7 @@ def test_degrees_and_microbatches():
 
 def test_zero_groups_are_fsdp_and_the_rest_data():
     layout = only(replace(LLAMA, data=16, fsdp=1, zero=1, zero_group=8))
-    assert (layout.data, layout.fsdp, layout.option("zero")) == (2, 8, 1)
+    assert (layout.data, layout.fsdp, layout.word("zero")) == (2, 8, 1)
 
 
 def test_an_empty_remat_is_the_least_that_fits():
@@ -208,7 +208,7 @@ def test_a_width_is_padded_to_its_shards_and_kv_heads_are_replicated():
 
 def test_a_local_batch_that_leaves_stages_empty_is_cut_for_them():
     pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=32.0)
-    assert (only(pipelined).microbatches, only(pipelined).zero) == (8, 1)
+    assert (only(pipelined).microbatches, only(pipelined).zero_stage) == (8, 1)
     assert only(replace(pipelined, micro_batch=2.0)).microbatches == 16
 
 

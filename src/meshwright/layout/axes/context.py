@@ -28,18 +28,18 @@ class Context(Axis):
                 yield {"context": degree}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        how = "pass round a ring" if layout.option("context_method") == "ring" else "are gathered"
+        how = "pass round a ring" if layout.word("context_method") == "ring" else "are gathered"
         piece = workload.seq_len // layout.context
         text = (
             f"each sequence is cut into {layout.context} pieces of {piece:,} tokens; keys and values {how} "
             "for attention"
         )
         return (
-            f"{text}, and the pieces' chips share what ZeRO shards" if layout.option("zero_context") else text
+            f"{text}, and the pieces' chips share what ZeRO shards" if layout.word("zero_context") else text
         )
 
     def why_not(self, layout: "Layout") -> str | None:
-        return "context_method=ring" if layout.option("context_method") == "ring" else None
+        return "context_method=ring" if layout.word("context_method") == "ring" else None
 
 
 def splits(seq_len: int, context: int) -> bool:

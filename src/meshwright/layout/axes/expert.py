@@ -51,8 +51,8 @@ class Expert(Axis):
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         home = "fsdp" if layout.fsdp > 1 else "data"
         return (
-            f"the experts are shared out over {layout.degree('expert')} chips; tokens travel to their experts "
-            f"and back (AllToAll). In the notation their axis is cut out of {home}"
+            f"the experts are shared out over {layout.degree('expert')} chips; tokens travel to their "
+            f"experts and back (AllToAll). In the notation their axis is cut out of {home}"
         )
 
     def why_not(self, layout: "Layout") -> str | None:

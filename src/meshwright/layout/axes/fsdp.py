@@ -14,8 +14,8 @@ from meshwright.models.config import ModelConfig
 if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
 
-# Padding D to a multiple of the shards may add so much to the weights.
-_MOST_PADDING = 0.1
+# What padding D to a multiple of the shards may add to it.
+MOST_PADDING = 0.1
 _ZERO_TABLES = {0: "", 1: "updated", 2: "updated gradients", 3: "updated gradients stored"}
 
 
@@ -42,7 +42,7 @@ class Fsdp(Axis):
         """Stages add up gradients of microbatches that are in flight together, which ZeRO 2 cannot."""
         ranks, d_model = ask.chips, ask.config.d_model
         yield {"fsdp": 1}
-        shared = [degree for degree in divisors(ranks)[1:] if _padding(d_model, degree) <= _MOST_PADDING]
+        shared = [degree for degree in divisors(ranks)[1:] if _padding(d_model, degree) <= MOST_PADDING]
         found: list[dict[str, Any]] = [{"fsdp": degree} for degree in shared]
         if ranks > 1 and d_model % ranks == 0:
             found += [{"fsdp": 1, "zero": zero} for zero in ((1, 2) if form["pipe"] == 1 else (1,))]
@@ -55,9 +55,9 @@ class Fsdp(Axis):
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         if layout.zero_stage == 3:
             return (
-                f"every weight lies in {layout.fsdp} shards, on chips that take different sequences. A "
-                "layer's weights are gathered just before they are used, forward and backward, and their gradients "
-                "return as shards (AllGather, ReduceScatter)"
+                f"every weight lies in {layout.fsdp} shards, on chips that take different sequences. The "
+                "weights of a layer are gathered just before they are used, forward and backward, and their "
+                "gradients return as shards (AllGather, ReduceScatter)"
             )
         what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
         return (

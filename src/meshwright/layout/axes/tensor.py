@@ -27,13 +27,9 @@ class Tensor(Axis):
             tables.add("activations", "TC", "tensor")
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
-        """Degrees that divide heads and feed-forward (the vocabulary may be padded)."""
-        sizes, seq_len = dimensions(ask.config), ask.workload.seq_len
-        letters = [letter for letter in WIDE_LETTERS if letter != "V" and sizes.get(letter)]
-        for tensor in divisors(ask.chips):
-            if tensor > MAX_TENSOR or any(sizes[letter] % tensor for letter in letters):
-                continue
-            divides = tensor > 1 and seq_len % (form["context"] * tensor) == 0
+        """Every degree that divides, with and without sequence parallelism where the positions divide."""
+        for tensor in tensor_degrees(ask.config, ask.chips):
+            divides = tensor > 1 and ask.workload.seq_len % (form["context"] * tensor) == 0
             # Experts get each token once only where sequences are split over `tensor` as well.
             for split in ([True] if ask.config.moe else [False, True]) if divides else [False]:
                 yield {"tensor": tensor, "sequence_parallel": split}
@@ -42,13 +38,24 @@ class Tensor(Axis):
         summed = (
             "summed and handed out by tokens, and gathered before the next product (sequence parallelism: "
             "ReduceScatter, AllGather)"
-            if layout.option("sequence_parallel")
+            if layout.word("sequence_parallel")
             else "summed before the next operation can begin (AllReduce)"
         )
         return (
             f"heads and feed-forward width are split over {layout.tensor} chips, which work on the same "
             f"tokens. The second matmul of attention and of the MLP leaves partial sums, {summed}"
         )
+
+
+def tensor_degrees(config: ModelConfig, num_chips: int) -> list[int]:
+    """Degrees of `tensor` that divide the chips, heads and feed-forward; the vocabulary may be padded."""
+    sizes = dimensions(config)
+    letters = [letter for letter in WIDE_LETTERS if letter != "V" and sizes.get(letter)]
+    return [
+        degree
+        for degree in divisors(num_chips)
+        if degree <= MAX_TENSOR and all(sizes[letter] % degree == 0 for letter in letters)
+    ]
 
 
 class Tensor2(Axis):

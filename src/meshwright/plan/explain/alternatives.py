@@ -36,7 +36,7 @@ def best_schedule(config: ModelConfig, hardware: Hardware, workload: Workload, l
     """
     variants = [layout]
     if layout.tensor > 1 and workload.seq_len % (layout.context * layout.tensor) == 0:
-        variants.append(layout.replace(sequence_parallel=not layout.option("sequence_parallel")))
+        variants.append(layout.replace(sequence_parallel=not layout.word("sequence_parallel")))
     priced = [
         candidate
         for variant in variants
@@ -68,7 +68,7 @@ def rejected(
     best = found.best
     runner_up = _runner_up(found)
     named = [compare("the next best mesh", runner_up, best)] if runner_up else []
-    same = {name: getattr(best.layout, name) for name in _SAME_AS_CHOSEN}
+    same = {name: best.layout.word(name) for name in _SAME_AS_CHOSEN}
     seen = {_shape(c.layout) for c in (best, runner_up) if c}
     for name, layout in usual(config, hardware, workload):
         if _shape(layout) not in seen:

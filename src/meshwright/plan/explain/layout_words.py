@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.layout import DEGREES, Layout
+from meshwright.layout import Layout
+from meshwright.layout.axes import AXES
+from meshwright.layout.axes.expert import EXPERT
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.train import Candidate
@@ -19,14 +21,6 @@ _REMATS = {
     "recomputed (remat=alternate).",
     "full": "Of each layer only the input is kept, and the backward pass runs the layer again: a third more "
     "arithmetic for the least memory (remat=full).",
-}
-_SCHEDULES = {
-    "gpipe": "all microbatches forward, then all backward (GPipe)",
-    "1f1b": "one forward, one backward in turn (1F1B)",
-    "interleaved": "one forward, one backward in turn, over several chunks a stage (interleaved 1F1B)",
-    "zb-h1": "the gradients of weights wait for idle slots (zero bubble, ZB-H1)",
-    "zb-v": "two chunks a stage in a V, the gradients of weights in idle slots (zero bubble, ZB-V)",
-    "dualpipe": "microbatches enter at both ends (DualPipe)",
 }
 
 
@@ -59,98 +53,22 @@ def traffic(candidate: Candidate, axis: str) -> Traffic | None:
 def describe(config: ModelConfig, workload: Workload, candidate: Candidate) -> Iterator[str]:
     """Paragraphs: the mesh, each axis, the notation, the schedule."""
     layout, chips = candidate.layout, candidate.hardware.num_chips
-    present = [axis for axis in DEGREES if getattr(layout, axis) > 1]
+    present = [axis for axis in AXES if layout.degree(axis.name) > 1]
     if not present:
         yield "One chip does everything: nothing is split and nothing travels."
     else:
-        product = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in present if axis != "expert")
+        sizes = {axis.name: layout.degree(axis.name) for axis in present if axis is not EXPERT}
+        product = " x ".join(f"{name} {degree}" for name, degree in sizes.items())
         yield f"The {chips:,} chips form a mesh, {product}."
     for axis in present:
-        words = _AXES[axis](config, workload, layout)
-        moved = traffic(candidate, axis)
-        yield f"{axis}={getattr(layout, axis)}: {words}" + (f" ({moved})." if moved else ".")
+        words = axis.words(config, workload, layout)
+        moved = traffic(candidate, axis.name)
+        yield f"{axis.name}={layout.degree(axis.name)}: {words}" + (f" ({moved})." if moved else ".")
     yield _notation(config, layout)
     yield _batch(workload, layout)
     yield _REMATS.get(layout.remat, f"remat={layout.remat}.") + (
         " What is kept waits in the host's memory (offload)." if layout.offload else ""
     )
-
-
-def _data(config: ModelConfig, workload: Workload, layout: Layout) -> str:
-    state = {1: "a share of the optimizer", 2: "a share of the optimizer and the gradients"}
-    shared = state.get(layout.zero_stage) if layout.fsdp == 1 else None
-    text = (
-        f"{layout.data:,} groups of chips hold the same weights and take different sequences; they add up "
-        "their gradients after the backward pass"
-    )
-    return f"{text}, and each keeps {shared} (ZeRO-{layout.zero_stage})" if shared else text
-
-
-def _fsdp(config: ModelConfig, workload: Workload, layout: Layout) -> str:
-    if layout.zero_stage == 3:
-        return (
-            f"every weight lies in {layout.fsdp} shards, on chips that take different sequences. A layer's "
-            "weights are gathered just before they are used, forward and backward, and their gradients "
-            "return as shards (AllGather, ReduceScatter)"
-        )
-    what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
-    return (
-        f"{layout.fsdp} groups of chips take different sequences and share {what} (ZeRO-{layout.zero_stage})"
-    )
-
-
-def _tensor(config: ModelConfig, workload: Workload, layout: Layout) -> str:
-    summed = (
-        "summed and handed out by tokens, and gathered before the next product (sequence parallelism: "
-        "ReduceScatter, AllGather)"
-        if layout.option("sequence_parallel")
-        else "summed before the next operation can begin (AllReduce)"
-    )
-    return (
-        f"heads and feed-forward width are split over {layout.tensor} chips, which work on the same tokens. "
-        f"The second matmul of attention and of the MLP leaves partial sums, {summed}"
-    )
-
-
-def _tensor2(config: ModelConfig, workload: Workload, layout: Layout) -> str:
-    return f"the model dimension of weights and activations is split over {layout.degree('tensor2')} chips (2D tensor)"
-
-
-def _context(config: ModelConfig, workload: Workload, layout: Layout) -> str:
-    how = "pass round a ring" if layout.passes_keys_round else "are gathered"
-    piece = workload.seq_len // layout.context
-    return (
-        f"each sequence is cut into {layout.context} pieces of {piece:,} tokens; keys and values {how} for "
-        "attention"
-    )
-
-
-def _pipe(config: ModelConfig, workload: Workload, layout: Layout) -> str:
-    chunks = f", each in {layout.interleave} chunks" if layout.interleave > 1 else ""
-    order = _SCHEDULES.get(layout.schedule.pipeline, layout.schedule.pipeline)
-    return (
-        f"the {config.num_layers} layers lie in {layout.pipe} stages{chunks}; microbatches pass from stage "
-        f"to stage: {order}"
-    )
-
-
-def _expert(config: ModelConfig, workload: Workload, layout: Layout) -> str:
-    home = "fsdp" if layout.fsdp > 1 else "data"
-    return (
-        f"the experts are shared out over {layout.degree('expert')} chips; tokens travel to their experts and back "
-        f"(AllToAll). In the notation their axis is cut out of {home}"
-    )
-
-
-_AXES = {
-    "pipe": _pipe,
-    "data": _data,
-    "fsdp": _fsdp,
-    "expert": _expert,
-    "context": _context,
-    "tensor2": _tensor2,
-    "tensor": _tensor,
-}
 
 
 def _notation(config: ModelConfig, layout: Layout) -> str:

@@ -20,9 +20,11 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.axes import divisors
+from meshwright.layout.axes.tensor import tensor_degrees
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.space import Space, divisors, usable_bytes
+from meshwright.plan.space import Space, usable_bytes
 from meshwright.plan.train import NOT_SEARCHED, Candidate, price, well_placed
 
 STRATEGIES = ("DP", "FSDP", "TP", "FSDP + TP")
@@ -94,7 +96,7 @@ def meshes(space: Space, strategy: str) -> Iterator[Layout]:
     if strategy == "DP":
         yield base.replace(data=chips)
         return
-    for tensor in [1] if strategy == "FSDP" else space.tensors[1:]:
+    for tensor in [1] if strategy == "FSDP" else tensor_degrees(space.config, chips)[1:]:
         rest = chips // tensor
         if strategy == "TP":
             yield base.replace(data=rest, tensor=tensor)
@@ -109,7 +111,7 @@ def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
 
     Where none fits, the one that lacks least memory. None where no mesh takes the batch.
     """
-    choices = list(space.choices(chosen))
+    choices = list(space.choices(filter(space.allows, chosen)))
     usable = usable_bytes(space.hardware)
     fitting = [choice for choice in choices if choice.bytes_per_chip <= usable]
     tried = nsmallest(_NUM_PRICED, fitting, key=lambda choice: choice.seconds)
@@ -169,7 +171,7 @@ def mesh_of(layout: Layout) -> Layout:
 def base_of(layout: Layout) -> Layout:
     """A layout of one chip with the dtypes of `layout` and what else a search does not choose."""
     kept = ("weights_dtype", "compute_dtype", *NOT_SEARCHED)
-    return Layout.of().replace(**{name: getattr(layout, name) for name in kept})
+    return Layout.of().replace(**{name: layout.word(name) for name in kept})
 
 
 def _torus_sizes(network: Torus) -> Iterator[tuple[int, ...]]:
