@@ -101,7 +101,7 @@ def _one_device(config: ModelConfig) -> tuple[float, Arrays]:
     return Step(config, Layout.of(weights_dtype="f32", compute_dtype="f32"))()
 
 
-def _assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLERANCE) -> None:
+def assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLERANCE) -> None:
     loss, gradients = Step(config, layout)()
     expected_loss, expected = _one_device(config)
     assert loss == pytest.approx(expected_loss, rel=tolerance)
@@ -130,7 +130,7 @@ def _assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLER
     ],
 )
 def test_loss_and_gradients_are_those_of_one_device(text: str) -> None:
-    _assert_agrees(TINY, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
+    assert_agrees(TINY, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
 
 
 @pytest.mark.slow
@@ -149,14 +149,14 @@ def test_loss_and_gradients_are_those_of_one_device(text: str) -> None:
     ],
 )
 def test_the_other_pairs_of_options(text: str) -> None:
-    _assert_agrees(TINY, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
+    assert_agrees(TINY, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
 
 
 @pytest.mark.parametrize("text", ["data=2,fsdp=2,tensor=2,sequence_parallel=true"])
 def test_a_tied_table_collects_both_gradients(text: str) -> None:
     """It is looked up and multiplied, in two shardings; its gradient is the sum of both."""
     assert "unembed" not in _start(TIED)
-    _assert_agrees(TIED, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
+    assert_agrees(TIED, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
 
 
 @pytest.mark.parametrize("config", [LOCAL, GPT], ids=lambda config: config.name)
@@ -169,7 +169,7 @@ def test_a_tied_table_collects_both_gradients(text: str) -> None:
     ],
 )
 def test_other_families_agree(config: ModelConfig, text: str) -> None:
-    _assert_agrees(config, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
+    assert_agrees(config, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
 
 
 @pytest.mark.parametrize("weights_dtype", ["f32", "bf16"])

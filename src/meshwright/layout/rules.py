@@ -237,7 +237,13 @@ def planned_contraction(rules: Rules, activations: Table, name: str, spec: str) 
 
 @lru_cache(maxsize=8192)
 def gathered_positions(activations: Table, name: str, letters: str) -> Route:
-    """From an activation's shards of T to T whole, to whose cotangent every shard of the queries adds."""
+    """From an activation's shards of T to T whole, to whose cotangent every shard of the queries adds.
+
+    Queries are split by position, and by the axes of N beyond those of K, whose devices share KV heads.
+    """
     projected = activations.split(name, letters)
     whole = projected.replace(axes={"T": ()})
-    return Route(projected, whole, cotangent(whole).replace(unreduced=projected.axes_of("T")))
+    queries = activations.split("q", "BTNH")
+    shared = (*projected.axes_of("T"), *queries.axes_of("N"))
+    partial = tuple(axis for axis in shared if axis not in whole.sharded_axes)
+    return Route(projected, whole, cotangent(whole).replace(unreduced=partial))

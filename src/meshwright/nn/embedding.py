@@ -18,10 +18,11 @@ from meshwright.notation.array import ShardedArray
 def embed_positions(positions: Array, table: Array, layout: Layout) -> Array:
     """x[B, T, D] of positions[B, T] and table[W, D_fsdp]: gathered over fsdp, each device its own rows."""
     stored, out = layout.weight("positions", "WD"), layout.activation("x", "BTD")
+    used = stored.replace(axes={"W": (), "D": out.axes_of("D")})
     mine = ShardedArray("positions", ("B", "T"), out.axes[:2])
 
     def local(positions_local: Array, table_local: Array) -> Array:
-        return _gathered(_own(table_local, stored, mine), stored)[positions_local]
+        return _gathered(_own(table_local, stored, mine), stored, used)[positions_local]
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)
     specs = (partition_spec(mine), partition_spec(stored, kept))
@@ -39,12 +40,18 @@ def _own(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> A
     return lax.pcast(table_local, axes, to="varying") if axes else table_local
 
 
-def _gathered(table_local: Array, stored: ShardedArray) -> Array:
-    """Whole rows of a table's shard."""
-    for axis in stored.axes_of("D"):
+def _gathered(table_local: Array, stored: ShardedArray, used: ShardedArray) -> Array:
+    """A table's shard as it is used: rows and columns gathered, the innermost axis first."""
+    rows, columns = (
+        [axis for axis in reversed(stored.axes[dim]) if axis not in used.axes[dim]] for dim in range(2)
+    )
+    for axis in columns:
         # [V, n, D/n]: so that its gradient stays a reduce-scatter (see scatter.py).
         parts = lax.all_gather(table_local, axis, axis=1)
         table_local = jnp.reshape(parts, (parts.shape[0], -1))
+    for axis in rows:
+        parts = lax.all_gather(table_local, axis, axis=0)
+        table_local = jnp.reshape(parts, (-1, parts.shape[-1]))
     return table_local
 
 
@@ -52,21 +59,26 @@ def embed(tokens: Array, table: Array, layout: Layout) -> Array:
     """x[B, T, D] of tokens[B, T]."""
     stored = layout.weight("embed", "VD")
     out = layout.activation("x", "BTD")
-    split_vocab, ids = stored.axes_of("V"), layout.tokens("tokens")
+    used, ids = layout.contraction("embed", "BTV,VD->BTD").rhs_computed, layout.tokens("tokens")
+    split_vocab = used.axes_of("V")
+    # Sums over these axes are handed out by position; the others are whole on every device.
+    scattered = tuple(axis for axis in out.axes_of("T") if axis in split_vocab)
+    summed = tuple(axis for axis in split_vocab if axis not in scattered)
 
     def local(tokens_local: Array, table_local: Array) -> Array:
-        table_local = _gathered(_own(table_local, stored, ids), stored)
+        table_local = _gathered(_own(table_local, stored, ids), stored, used)
         if not split_vocab:
             return table_local[tokens_local]
-        (axis,) = split_vocab
-        rows = tokens_local - lax.axis_index(axis) * table_local.shape[0]
+        rows = tokens_local - lax.axis_index(split_vocab) * table_local.shape[0]
         mine = (rows >= 0) & (rows < table_local.shape[0])
         x_local = jnp.where(mine[..., None], table_local[jnp.where(mine, rows, 0)], 0)
-        if axis in out.axes_of("T"):
+        if summed:
+            x_local = lax.psum(x_local, summed)
+        if scattered:
             # [B, n, T/n, D]: so that it stays a reduce-scatter (see scatter.py).
-            parts = jnp.reshape(x_local, (x_local.shape[0], lax.axis_size(axis), -1, x_local.shape[-1]))
-            return lax.psum_scatter(parts, axis, scatter_dimension=1)
-        return lax.psum(x_local, axis)
+            parts = jnp.reshape(x_local, (x_local.shape[0], lax.axis_size(scattered), -1, x_local.shape[-1]))
+            x_local = lax.psum_scatter(parts, scattered, scatter_dimension=1)
+        return x_local
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)
     specs = (partition_spec(ids), partition_spec(stored, kept))

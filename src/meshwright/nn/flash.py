@@ -41,7 +41,8 @@ def flash_kernel(q: Array, layout: Layout, how: Scores) -> Kernel | None:
     cuDNN's for 16-bit numbers, H in multiples of 8 up to 128 and no softcap. Call under `jax.set_mesh`.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    platform = device.platform if device and layout.context == 1 else "cpu"
+    splits_positions = layout.activation("q", "BTNH").axes_of("T")
+    platform = device.platform if device and not splits_positions else "cpu"
     length, head_dim = q.shape[1], q.shape[-1]
     fits = {
         "tpu": not length % _LANES,
@@ -72,8 +73,9 @@ def splash(q: Array, k: Array, v: Array, *, layout: Layout, how: Scores, interpr
         block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block,
         use_fused_bwd_kernel=one_pass, **apart,
     )  # fmt: skip
+    heads_local = heads // layout.mesh.size(layout.activation("q", "BTNH").axes_of("N"))
     kernel = kernels.make_splash_mha_single_device(
-        masks.MultiHeadMask([mask] * (heads // layout.tensor)), block_sizes=blocks,
+        masks.MultiHeadMask([mask] * (heads_local)), block_sizes=blocks,
         attn_logits_soft_cap=how.softcap, residual_checkpoint_name=_KEPT, interpret=interpret,
     )  # fmt: skip
 

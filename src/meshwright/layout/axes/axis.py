@@ -16,7 +16,7 @@ Form = Mapping[str, Any]
 # Letters that are parallel within a layer: what a tensor axis may split.
 WIDE_LETTERS = "NKFMUV"
 # The order of entries in composed tables: where two letters of an array ask for an axis, the first has it.
-_ORDER = "E" + WIDE_LETTERS + "DBTSC"
+_ORDER = "E" + WIDE_LETTERS + "GDBTSC"
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
 
 MAX_TENSOR = 64
-_EVERYWHERE = "stored used gradients updated activations"
+EVERYWHERE = "stored used gradients updated activations"
 
 
 class Tensor(Axis):
     """N, K, F and V over `tensor`; with sequence parallelism T takes it where no other letter does."""
 
     def compose(self, tables: Composition) -> None:
-        tables.add(_EVERYWHERE, WIDE_LETTERS, "tensor")
+        tables.add(EVERYWHERE, WIDE_LETTERS, "tensor")
         if tables.form["sequence_parallel"]:
             tables.add("activations", "TC", "tensor")
 
@@ -62,7 +62,7 @@ class Tensor2(Axis):
     """D of weights and activations over `tensor2`: a second tensor axis (2D tensor parallelism)."""
 
     def compose(self, tables: Composition) -> None:
-        tables.add(_EVERYWHERE, "D", "tensor2", first=True)
+        tables.add(EVERYWHERE, "D", "tensor2", first=True)
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
         """Two tensor axes take two axes of a torus; a switch has one."""

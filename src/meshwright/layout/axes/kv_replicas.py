@@ -1,0 +1,61 @@
+"""Replicas of KV heads: tensor parallelism beyond the number of KV heads.
+
+Source: Pope et al., "Efficiently Scaling Transformer Inference" (2022), section 3.3, for replicated KV heads.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.errors import LayoutError
+from meshwright.layout.axes.axis import WIDE_LETTERS, Ask, Axis, Composition, Form, divisors
+from meshwright.layout.axes.tensor import EVERYWHERE, MAX_TENSOR
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import dimensions
+
+if TYPE_CHECKING:
+    from meshwright.layout.layout import Layout
+
+_LETTERS = WIDE_LETTERS.replace("K", "")
+
+
+class KvReplicas(Axis):
+    """N, F and V over `tensor` and then `kv_replicas`; K over `tensor` alone, so G takes the replicas."""
+
+    def compose(self, tables: Composition) -> None:
+        tables.add(EVERYWHERE, _LETTERS, "kv_replicas")
+        tables.add("activations", "G", "kv_replicas")
+        if tables.form["sequence_parallel"]:
+            tables.add("activations", "TC", "kv_replicas")
+
+    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+        """One, and where every KV head has its device already, degrees that the other letters divide over."""
+        yield {"kv_replicas": 1}
+        sizes, tensor = dimensions(ask.config), form["tensor"]
+        if tensor != ask.config.num_kv_heads or form["tensor2"] > 1:
+            return
+        letters = [letter for letter in _LETTERS if letter != "V" and sizes.get(letter)]
+        split = tensor * (form["context"] if form["sequence_parallel"] else 1)
+        for degree in divisors(ask.chips)[1:]:
+            divides = all(sizes[letter] % (tensor * degree) == 0 for letter in letters)
+            positions = ask.workload.seq_len % (split * degree) == 0 or not form["sequence_parallel"]
+            if tensor * degree <= MAX_TENSOR and divides and positions:
+                yield {"kv_replicas": degree}
+
+    def fit(self, config: ModelConfig, layout: "Layout") -> None:
+        """Queries of one KV head are neighbours: only a device with a single KV head can share it."""
+        if layout.degree("kv_replicas") > 1 and layout.tensor != config.num_kv_heads:
+            keys, heads = layout.activation("k", "BTKH"), config.num_kv_heads
+            raise LayoutError(
+                f"{keys}: kv_replicas = {layout.degree('kv_replicas')} needs one KV head a device, and "
+                f"{heads} KV heads (K) lie over tensor = {layout.tensor}; fits: tensor = {heads}"
+            )
+
+    def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
+        return (
+            "the queries of each KV head and the feed-forward width are split over "
+            f"{layout.degree('kv_replicas')} chips more, which hold copies of that KV head"
+        )
+
+
+KV_REPLICAS = KvReplicas("kv_replicas")
