@@ -30,12 +30,13 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.anchor import slowdown_of
+from meshwright.plan.assumptions import assumptions
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.degrees import check_chips
 from meshwright.plan.explain.explanation import explain as explain_search
 from meshwright.plan.smallest import NothingFits, Smallest
 from meshwright.plan.smallest import smallest as find_smallest
-from meshwright.plan.train import Search, assumptions, price, search
+from meshwright.plan.train import Search, price, search
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -280,4 +281,4 @@ def _price_one(
     priced = [price(config, hardware, workload, layout) for layout in layouts]
     best = min(priced, key=lambda candidate: candidate.step_seconds)
     seconds = time.perf_counter() - started
-    return Search((best,), 1, seconds, tuple(assumptions(hardware, workload, best)))
+    return Search((best,), 1, seconds, tuple(assumptions(config, hardware, workload, best)))
