@@ -12,7 +12,7 @@ from meshwright.hardware.chip import (
     Torus,
 )
 from meshwright.hardware.efficiency import Points
-from meshwright.hardware.roofs import Roof, largest, roofs
+from meshwright.hardware.roofs import Roof, largest_machine, roofs
 from meshwright.hardware.topology import Hardware
 from meshwright.units import format_bytes, format_seconds
 
@@ -70,7 +70,7 @@ def catalog_table(chips: list[Chip]) -> object:
     for heading in headings:
         table.add_column(heading, justify="right")
     for chip in chips:
-        memory, *links = roofs(largest(chip))
+        memory, *links = roofs(largest_machine(chip))
         link = links[0]
         narrow = [chip.flops_per_second[dtype] for dtype in ("fp8", "int8") if dtype in chip.flops_per_second]
         table.add_row(
@@ -83,7 +83,7 @@ def catalog_table(chips: list[Chip]) -> object:
             _ratio(memory),
             format_bytes(link.one_way_bytes_per_second),
             _ratio(link),
-            "x".join(map(str, largest(chip).dims)),
+            "x".join(map(str, largest_machine(chip).dims)),
         )
     table.caption = "mw hardware NAME shows the sources"
     return table

@@ -16,6 +16,7 @@ from meshwright.cli.common import (
     count_option,
     dtype_option,
     emit,
+    load_hardware,
     note,
     progress,
 )
@@ -121,14 +122,14 @@ def train(
     sizing = None
     if smallest:
         _check_smallest(layout, anchor)
-        chip = catalog.load(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
+        chip = load_hardware(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
         dtypes = _dtypes(chip, weights_dtype, compute_dtype)
         longest = _longest_step(workload, tokens, max_seconds, days)
         sizing = _find_smallest(config, hardware, workload, dtypes, fixed, runnable, longest, as_json)
         machine, found = sizing.hardware, sizing.found
     else:
         _check_not_smallest(max_seconds, days)
-        machine = _anchored(catalog.load(hardware), anchor)
+        machine = _anchored(load_hardware(hardware), anchor)
         weights, computes = _dtypes(machine.chip, weights_dtype, compute_dtype)
         if layout:
             found = _price_one(config, machine, workload, layout, weights, computes)

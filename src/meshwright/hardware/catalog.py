@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from itertools import product
-from math import prod
+from math import log, prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from meshwright.errors import HardwareError, nearest
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.description import Description, read_chip, share_cores
 from meshwright.hardware.topology import Hardware
+from meshwright.units import format_bytes
 
 _FORMS = (
     "v5p:16x20x28, v5e:4x4, h100:64, h100:8x8 (domains x GPUs), 2*v5p:16x16x16 (slices), cpu:8 or a .toml"
@@ -25,7 +27,8 @@ def load(spec: str) -> Hardware:
 
     A torus takes one size for each of its dimensions, GPUs domains x GPUs, a host a number of devices.
     A plain number of chips takes the torus nearest to a cube, or fills as few NVLink domains as it can.
-    A machine.toml names its own topology; `machine.toml:8` gives another.
+    A machine.toml names its own topology; `machine.toml:8` gives another. A file without `[step]` takes
+    that of the catalog's chip that is nearest to it (`nearest_chip`), and `step_warning` says so.
     Raises HardwareError for an unknown chip, a topology that does not exist, or a faulty file.
     """
     slices, name, sizes = _parse(spec.strip())
@@ -111,11 +114,48 @@ def _folder() -> Any:
 
 def _file(path: str) -> Description:
     try:
-        return read_chip(Path(path).read_text(encoding="utf-8"), path)
+        description = read_chip(Path(path).read_text(encoding="utf-8"), path)
     except OSError as error:
         raise HardwareError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise HardwareError(f"{path}: not a text file: byte {error.start} is not UTF-8") from error
+    return description if description.has_step else replace(description, chip=_with_step(description.chip))
+
+
+def nearest_chip(given: Chip) -> Chip:
+    """The catalog's chip of the same kind whose memory bandwidth is nearest to that of `given`, as a ratio.
+
+    Memory tells the generation of a chip. Peak FLOPs do not: an H20 has the memory of an H100 and a seventh
+    of its FLOPs. Of chips with equal memory the one with the nearest links is taken, then the first by name.
+    """
+
+    def distance(known: Chip) -> tuple[float, float, str]:
+        memory = abs(log(known.hbm_bytes_per_second / given.hbm_bytes_per_second))
+        return memory, abs(log(known.link_bytes_per_second / given.link_bytes_per_second)), known.name
+
+    return min((known for known in map(chip, names()) if known.kind == given.kind), key=distance)
+
+
+def step_warning(given: Chip) -> str | None:
+    """What a chip whose file has no `[step]` takes from the catalog, in a sentence; None where it has one."""
+    if given.step.taken_from is None:
+        return None
+    known, step = chip(given.step.taken_from), given.step
+    return (
+        f"the file of {given.name} has no [step], so a training step is priced with what it reaches of the "
+        f"ratings of {known.name}, the {given.kind} of the catalog nearest in memory bandwidth "
+        f"({format_bytes(known.hbm_bytes_per_second)}/s; {given.name}: "
+        f"{format_bytes(given.hbm_bytes_per_second)}/s): {step.matmul_share('bf16'):.0%} of the bf16 peak in "
+        f"matmuls, {step.attention:.0%} in attention, {step.memory:.0%} of the memory bandwidth; give a "
+        f"[step], or measure one with mw calibrate"
+    )
+
+
+def _with_step(given: Chip) -> Chip:
+    """`given` with the `[step]` of the nearest chip of the catalog."""
+    known = nearest_chip(given)
+    sources = {key: f"that of {known.name}: {source}" for key, source in known.step.sources.items()}
+    return replace(given, step=replace(known.step, sources=sources, taken_from=known.name))
 
 
 def _dims(name: str, chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -210,7 +250,8 @@ def dump_toml(hardware: Hardware) -> str:
     }
     tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
     tables |= {key: dict(vars(chip)[key]) for key in ("matmul_rates", "memory_rates") if vars(chip)[key]}
-    tables |= _nested("step", _present(vars(chip.step)))
+    # A file that says what a step reaches takes it from nowhere; its sources still name the chip.
+    tables |= _nested("step", _present(vars(replace(chip.step, taken_from=None))))
     if isinstance(network, SharedMemory):
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:

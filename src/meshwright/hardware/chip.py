@@ -113,6 +113,7 @@ class StepEfficiency:
     kernel_seconds: fixed time of one kernel. launch_seconds: of one compiled program.
     slowdown: how many times longer than all this a step takes, as a run of one's own showed.
     sources: where each figure comes from, by key.
+    taken_from: the catalog's chip whose figures these are, where a chip's own file has no [step].
     """
 
     matmul: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -128,6 +129,7 @@ class StepEfficiency:
     launch_seconds: float = 0.0
     slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    taken_from: str | None = None
 
     def matmul_share(self, dtype: str) -> float:
         """The share of the peak in `dtype`; of a dtype not listed that of the next wider, or the widest.

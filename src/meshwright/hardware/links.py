@@ -49,7 +49,21 @@ class Link:
 
 
 Network = Torus | Switch | SharedMemory
-Links = tuple[tuple[Link, ...], ...]
+# The links of every mesh axis, in the order of the axes.
+AxisLinks = tuple[tuple[Link, ...], ...]
+
+
+def link_rates(network: Torus | Switch) -> dict[LinkKind, tuple[float, float]]:
+    """(bytes a second one way, seconds of a hop) of each kind of link."""
+    if isinstance(network, Torus):
+        return {
+            "ici": (network.one_way_bytes_per_second, network.hop_seconds),
+            "dcn": (network.dcn_bytes_per_second, network.dcn_hop_seconds),
+        }
+    return {
+        "nvlink": (network.nvlink_bytes_per_second, network.nvlink_hop_seconds),
+        "network": (network.nic_bytes_per_second, network.nic_hop_seconds),
+    }
 
 
 def continues(inner: Link, outer: Link) -> bool:
@@ -90,7 +104,7 @@ def gather_figure(links: tuple[Link, ...]) -> float:
 
 def link_choices(
     network: Network, num_slices: int, dims: tuple[int, ...], sizes: tuple[int, ...], order: tuple[int, ...]
-) -> Iterator[Links]:
+) -> Iterator[AxisLinks]:
     """The links of each axis where they choose in this order, the preferred ones first."""
     chosen = tuple(sizes[axis] for axis in order)
     if isinstance(network, Torus):
@@ -105,35 +119,30 @@ def link_choices(
 
 def _torus_links(
     torus: Torus, num_slices: int, dims: tuple[int, ...], sizes: tuple[int, ...]
-) -> Iterator[Links]:
+) -> Iterator[AxisLinks]:
     """Slices are taken by the last to choose; the torus is folded."""
     over_slices = _split(sizes[::-1], num_slices)[::-1]
     within = tuple(size // slices for size, slices in zip(sizes, over_slices, strict=True))
-    between = [
-        _switched("dcn", slices, torus.dcn_bytes_per_second, torus.dcn_hop_seconds) for slices in over_slices
-    ]
+    between = [_switched("dcn", slices, torus) for slices in over_slices]
     for folded in foldings(within, dims, torus.wraparound(dims)):
         yield tuple(_ici(shares, torus) + outer for shares, outer in zip(folded, between, strict=True))
 
 
 def _ici(shares: Shares, torus: Torus) -> tuple[Link, ...]:
-    return tuple(
-        Link("ici", s.size, torus.one_way_bytes_per_second, torus.hop_seconds, s.dim, s.stride, s.ring)
-        for s in shares
-    )
+    rates = link_rates(torus)["ici"]
+    return tuple(Link("ici", s.size, *rates, s.dim, s.stride, s.ring) for s in shares)
 
 
-def _switch_links(domain: int, switch: Switch, sizes: tuple[int, ...]) -> Links:
+def _switch_links(domain: int, switch: Switch, sizes: tuple[int, ...]) -> AxisLinks:
     inside = _split(sizes, domain)
     return tuple(
-        _switched("nvlink", inner, switch.nvlink_bytes_per_second, switch.nvlink_hop_seconds)
-        + _switched("network", size // inner, switch.nic_bytes_per_second, switch.nic_hop_seconds)
+        _switched("nvlink", inner, switch) + _switched("network", size // inner, switch)
         for size, inner in zip(sizes, inside, strict=True)
     )
 
 
-def _switched(kind: LinkKind, size: int, bytes_per_second: float, hop_seconds: float) -> tuple[Link, ...]:
-    return (Link(kind, size, bytes_per_second, hop_seconds),) if size > 1 else ()
+def _switched(kind: LinkKind, size: int, network: Torus | Switch) -> tuple[Link, ...]:
+    return (Link(kind, size, *link_rates(network)[kind]),) if size > 1 else ()
 
 
 def _split(sizes: tuple[int, ...], total: int) -> tuple[int, ...]:

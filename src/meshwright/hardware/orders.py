@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import permutations
 from typing import TypeVar
 
-T = TypeVar("T")
+_Option = TypeVar("_Option")
 
 
 @lru_cache(maxsize=64)
@@ -28,7 +28,7 @@ def choosing_orders(num_axes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(orders))
 
 
-def undominated(options: Iterable[tuple[T, Sequence[float]]], most: int) -> Iterator[T]:
+def undominated(options: Iterable[tuple[_Option, Sequence[float]]], most: int) -> Iterator[_Option]:
     """The first option, then those that no other beats or equals in every figure: at most `most` in all.
 
     options: with one figure an axis, less is better.
@@ -36,7 +36,7 @@ def undominated(options: Iterable[tuple[T, Sequence[float]]], most: int) -> Iter
     >>> list(undominated([("a", (2, 2)), ("b", (1, 3)), ("c", (2, 3)), ("d", (3, 1))], 3))
     ['a', 'b', 'd']
     """
-    kept: list[tuple[T, tuple[float, ...]]] = []
+    kept: list[tuple[_Option, tuple[float, ...]]] = []
     for option, figures in options:
         found = tuple(figures)
         if any(_no_worse(other, found) for _, other in kept):

@@ -45,7 +45,7 @@ def roofs(hardware: Hardware) -> list[Roof]:
     return [*found, _roof(chip, "host_link", 1, chip.host_link_bytes_per_second)]
 
 
-def largest(chip: Chip) -> Hardware:
+def largest_machine(chip: Chip) -> Hardware:
     """The largest machine of one slice or NVLink domain; a single device of a host."""
     network = chip.network
     if isinstance(network, Torus):

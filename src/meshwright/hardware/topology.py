@@ -7,7 +7,16 @@ from math import inf, prod
 
 from meshwright.errors import HardwareError, LayoutError
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
-from meshwright.hardware.links import Link, Links, Network, continues, gather_figure, join, link_choices
+from meshwright.hardware.links import (
+    AxisLinks,
+    Link,
+    Network,
+    continues,
+    gather_figure,
+    join,
+    link_choices,
+    link_rates,
+)
 from meshwright.hardware.orders import choosing_orders, undominated
 from meshwright.notation.mesh import Mesh
 
@@ -26,6 +35,20 @@ class Placement:
             axis: tuple(replace(link, two_way=False) for link in links) for axis, links in self.links.items()
         }
         return Placement(self.sizes, links, self.network)
+
+    def over(self, network: Network) -> "Placement":
+        """The same links with the bandwidths and hops of another network of the same form."""
+        if isinstance(network, SharedMemory):
+            return Placement(self.sizes, self.links, network)
+        rates = {
+            kind: {"one_way_bytes_per_second": rate, "hop_seconds": hop}
+            for kind, (rate, hop) in link_rates(network).items()
+        }
+        links = {
+            axis: tuple(replace(link, **rates[link.kind]) for link in links)
+            for axis, links in self.links.items()
+        }
+        return Placement(self.sizes, links, network)
 
     @lru_cache(maxsize=65536)  # noqa: B019 - placements are few and live as long as the process
     def stretches(self, axes: tuple[str, ...]) -> tuple[Link, ...]:
@@ -154,7 +177,7 @@ def _place(
     )
 
 
-def _placement(network: Network, axes: tuple[tuple[str, int], ...], links: Links) -> Placement:
+def _placement(network: Network, axes: tuple[tuple[str, int], ...], links: AxisLinks) -> Placement:
     """links: of each axis longer than one, in their order."""
     taken = iter(links)
     return Placement(dict(axes), {axis: next(taken) if size > 1 else () for axis, size in axes}, network)
