@@ -131,13 +131,14 @@ def _step(file: CheckedToml, data: Mapping[str, Any]) -> StepEfficiency:
     table, prefix, links = file.table(data, "step"), "step.", _LINKS[_kind(file, data)]
     named = ("matmul", "memory_by_dtype", "links", "sources")
     file.refuse_unknown(table, (*_STEP_SHARES, *_STEP_SECONDS, *named), prefix)
+    figures: dict[str, Any] = {key: file.share(table, key, prefix) for key in _STEP_SHARES if key in table}
+    figures |= {key: file.figure(table, key, prefix) for key in _STEP_SECONDS if key in table}
     return StepEfficiency(
         matmul=_shares(file, table, "matmul", tuple(DTYPE_BYTES)),
         memory_by_dtype=_shares(file, table, "memory_by_dtype", tuple(DTYPE_BYTES)),
         links=_shares(file, table, "links", links),
         sources=file.strings(table, "sources", prefix),
-        **{key: file.share(table, key, prefix) for key in _STEP_SHARES if key in table},
-        **{key: file.figure(table, key, prefix) for key in _STEP_SECONDS if key in table},
+        **figures,
     )
 
 

@@ -53,16 +53,20 @@ Network = Torus | Switch | SharedMemory
 AxisLinks = tuple[tuple[Link, ...], ...]
 
 
+# The fields of a Torus or Switch that hold the bandwidth and the latency of each kind of link.
+LINK_FIELDS: dict[LinkKind, tuple[str, str]] = {
+    "ici": ("one_way_bytes_per_second", "hop_seconds"),
+    "dcn": ("dcn_bytes_per_second", "dcn_hop_seconds"),
+    "nvlink": ("nvlink_bytes_per_second", "nvlink_hop_seconds"),
+    "network": ("nic_bytes_per_second", "nic_hop_seconds"),
+}
+
+
 def link_rates(network: Torus | Switch) -> dict[LinkKind, tuple[float, float]]:
-    """(bytes a second one way, seconds of a hop) of each kind of link."""
-    if isinstance(network, Torus):
-        return {
-            "ici": (network.one_way_bytes_per_second, network.hop_seconds),
-            "dcn": (network.dcn_bytes_per_second, network.dcn_hop_seconds),
-        }
+    """(bytes a second one way, seconds of a hop) of each kind of link of a network."""
+    figures = vars(network)
     return {
-        "nvlink": (network.nvlink_bytes_per_second, network.nvlink_hop_seconds),
-        "network": (network.nic_bytes_per_second, network.nic_hop_seconds),
+        kind: (figures[rate], figures[hop]) for kind, (rate, hop) in LINK_FIELDS.items() if rate in figures
     }
 
 
