@@ -70,6 +70,17 @@ def link_rates(network: Torus | Switch) -> dict[LinkKind, tuple[float, float]]:
     }
 
 
+def bound_name(bound: str, network: Network) -> str:
+    """The name of what bounds a step: for `ici` and `dcn` the links that this network has in their place.
+
+    >>> bound_name("dcn", Switch(8, 4.5e11, 2e-6, 5e10, 4e-6, 1e-5)), bound_name("hbm", SharedMemory({}))
+    ('network', 'hbm')
+    """
+    if isinstance(network, Switch):
+        return {"ici": "nvlink", "dcn": "network"}.get(bound, bound)
+    return "host" if isinstance(network, SharedMemory) and bound == "ici" else bound
+
+
 def continues(inner: Link, outer: Link) -> bool:
     """Whether `outer` goes on where `inner` ends, so that both together are one line or ring."""
     if inner.kind != outer.kind:

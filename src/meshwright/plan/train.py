@@ -16,6 +16,7 @@ from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory, train_memory, update_work
 from meshwright.cost.step import StepCost, StepPricer, at_step_rates
 from meshwright.errors import LayoutError, PlanError
+from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -87,6 +88,7 @@ class Candidate:
     def to_dict(self) -> dict:
         """The keys of `mw plan train` in contract.md."""
         chips, seconds = self.hardware.num_chips, self.cost.seconds
+        network = self.hardware.chip.network
         return {
             "layout": str(self.layout),
             "mesh": dict(self.layout.mesh.sizes),
@@ -100,8 +102,15 @@ class Candidate:
             **({} if self.compiled_bytes is None else {"compiled_bytes_per_chip": self.compiled_bytes}),
             "fits": self.fits,
             "bound": self.cost.bound,
+            "bound_name": bound_name(self.cost.bound, network),
             "breakdown": [
-                {"name": t.name, "seconds": t.seconds, "share": t.seconds / seconds, "bound": t.bound}
+                {
+                    "name": t.name,
+                    "seconds": t.seconds,
+                    "share": t.seconds / seconds,
+                    "bound": t.bound,
+                    "bound_name": bound_name(t.bound, network),
+                }
                 for t in self.cost.terms
             ],
         }

@@ -16,7 +16,7 @@ RESOURCES = {
     "launch": "launches",
 }
 _OF_KIND = {
-    "gpu": RESOURCES | {"ici": "NVLink", "dcn": "links between nodes"},
+    "gpu": RESOURCES | {"ici": "NVLink", "dcn": "the network"},
     "cpu": RESOURCES | {"ici": "copies between devices"},
 }
 # Steps that differ by less take as long.
