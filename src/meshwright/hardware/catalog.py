@@ -43,7 +43,7 @@ def load(spec: str) -> Hardware:
 
 
 def with_file(spec: str, move: Callable[[str], str]) -> str:
-    """`spec` with the path of its file moved; as it is where it names a chip of the catalog.
+    """`spec` with `move` applied to the path of its file; the name of a catalog chip is returned unchanged.
 
     >>> with_file("2*my/chip.toml:8x8", lambda path: f"/home/{path}"), with_file("v5e:4x4", str.upper)
     ('2*/home/my/chip.toml:8x8', 'v5e:4x4')
@@ -53,7 +53,7 @@ def with_file(spec: str, move: Callable[[str], str]) -> str:
 
 
 def _own_topology(path: str, devices: str) -> tuple[int, tuple[int, ...] | None]:
-    """The slices and sizes that a machine.toml gives itself."""
+    """The number of slices and the sizes under `devices` in a machine.toml."""
     try:
         slices, _, sizes = _parse(devices)
     except HardwareError as error:
@@ -62,7 +62,7 @@ def _own_topology(path: str, devices: str) -> tuple[int, tuple[int, ...] | None]
 
 
 def _parse(spec: str) -> tuple[int, str, tuple[int, ...] | None]:
-    """(slices, chip or path, sizes of the topology or None) of a spec."""
+    """A spec taken apart: (slices, chip or path, sizes of the topology or None)."""
     match = re.fullmatch(r"(?:(\d+)\*)?([^:*]+|.+\.toml)(?::(\d+(?:x\d+)*))?", spec)
     if not match:
         raise HardwareError(f"hardware {spec!r} does not parse; write {_FORMS}")
@@ -72,7 +72,7 @@ def _parse(spec: str) -> tuple[int, str, tuple[int, ...] | None]:
 
 @cache
 def names() -> list[str]:
-    """The chips of the catalog, by generation within each kind: TPUs, GPUs, the host."""
+    """The names of the catalog: TPUs, GPUs, then the host; within each, by bf16 peak."""
     known = [path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")]
     return sorted(known, key=lambda name: ("tgc".index(chip(name).kind[0]), chip(name).flops("bf16"), name))
 
@@ -159,7 +159,7 @@ def _with_step(given: Chip) -> Chip:
 
 
 def _dims(name: str, chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The topology that `sizes` give a chip called `name` in the spec."""
+    """The dimensions of a machine from the sizes in its spec, checked against the network of its chip."""
     if slices < 1 or 0 in sizes:
         raise HardwareError(f"hardware {spec!r}: every size is at least 1")
     if isinstance(chip.network, Torus):
@@ -264,13 +264,13 @@ def dump_toml(hardware: Hardware) -> str:
 
 
 def _nested(name: str, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A table and the tables in it, by their headings."""
+    """`values` as TOML tables by heading: those that are tables themselves get a heading of their own."""
     inner = {f"{name}.{key}": value for key, value in values.items() if isinstance(value, dict)}
     return {name: {key: value for key, value in values.items() if not isinstance(value, dict)}, **inner}
 
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is absent: no figure, no points, nothing listed."""
+    """`values` without the keys whose value is None or empty."""
     return {key: value for key, value in values.items() if value not in (None, (), {})}
 
 

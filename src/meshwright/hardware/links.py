@@ -1,4 +1,4 @@
-"""Physical links, and those that each axis of a mesh takes where the axes choose in a given order."""
+"""Physical links, and which of them each mesh axis takes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ class Link:
 
     @property
     def is_outer(self) -> bool:
-        """Whether it joins slices or NVLink domains, and so takes what the inner links leave."""
+        """Whether the link joins slices or NVLink domains rather than the chips inside one."""
         return self.kind in ("dcn", "network")
 
     def __str__(self) -> str:
-        """The devices along it and where it lies.
+        """The number of devices along the link and where it lies.
 
         >>> print(Link("ici", 4, 9e10, 1e-6, dim=1, ring=True), Link("nvlink", 8, 4.5e11, 2e-6), sep="; ")
         4 on ici dimension 1 (ring); 8 on nvlink
@@ -82,14 +82,14 @@ def bound_name(bound: str, network: Network) -> str:
 
 
 def continues(inner: Link, outer: Link) -> bool:
-    """Whether `outer` goes on where `inner` ends, so that both together are one line or ring."""
+    """Whether `outer` begins where `inner` ends, so that together they are one line or ring."""
     if inner.kind != outer.kind:
         return False
     return inner.kind != "ici" or (inner.dim == outer.dim and inner.stride * inner.size == outer.stride)
 
 
 def join(inner: Link, outer: Link) -> Link:
-    """The one stretch of two links that continue each other."""
+    """Two links that continue each other, as one."""
     return Link(
         kind=inner.kind,
         size=inner.size * outer.size,
@@ -103,7 +103,7 @@ def join(inner: Link, outer: Link) -> Link:
 
 
 def gather_figure(links: tuple[Link, ...]) -> float:
-    """In proportion to the seconds a byte of an all-gather over one axis, inside and then between domains."""
+    """Seconds a byte of an all-gather over one axis, inside and then between domains, up to a constant."""
     figure, devices = 0.0, 1
     for outer in (False, True):
         phase = [link for link in links if link.is_outer == outer and link.one_way_bytes_per_second]
@@ -120,7 +120,7 @@ def gather_figure(links: tuple[Link, ...]) -> float:
 def link_choices(
     network: Network, num_slices: int, dims: tuple[int, ...], sizes: tuple[int, ...], order: tuple[int, ...]
 ) -> Iterator[AxisLinks]:
-    """The links of each axis where they choose in this order, the preferred ones first."""
+    """The links of every axis, preferred ones first, where the axes choose in this order."""
     chosen = tuple(sizes[axis] for axis in order)
     if isinstance(network, Torus):
         found = _torus_links(network, num_slices, dims, chosen)
@@ -135,7 +135,7 @@ def link_choices(
 def _torus_links(
     torus: Torus, num_slices: int, dims: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Iterator[AxisLinks]:
-    """Slices are taken by the last to choose; the torus is folded."""
+    """The links of each axis on slices of a torus: the last axes to choose cross the slices."""
     over_slices = _split(sizes[::-1], num_slices)[::-1]
     within = tuple(size // slices for size, slices in zip(sizes, over_slices, strict=True))
     between = [_switched("dcn", slices, torus) for slices in over_slices]
@@ -161,7 +161,7 @@ def _switched(kind: LinkKind, size: int, network: Torus | Switch) -> tuple[Link,
 
 
 def _split(sizes: tuple[int, ...], total: int) -> tuple[int, ...]:
-    """How much of `total` each size takes, the first as much as it can.
+    """The divisor of `total` that each size takes, the first as large a one as it can.
 
     Prime by prime all of `total` is taken, since it divides the product of the sizes.
     """

@@ -10,7 +10,7 @@ _Option = TypeVar("_Option")
 
 @lru_cache(maxsize=64)
 def choosing_orders(num_axes: int) -> tuple[tuple[int, ...], ...]:
-    """Axes by when they choose: innermost first, then with one axis moved to the front, then with two.
+    """Orders of the axes: innermost first, then every order with one axis moved to the front, then with two.
 
     The first axis of an order lies on neighbouring chips and fills rings or NVLink domains; the last
     goes between slices or domains. Axes are numbered from the outermost.
@@ -29,7 +29,7 @@ def choosing_orders(num_axes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def undominated(options: Iterable[tuple[_Option, Sequence[float]]], most: int) -> Iterator[_Option]:
-    """The first option, then those that no other beats or equals in every figure: at most `most` in all.
+    """The first option, then those that no other option beats or equals in every figure; at most `most`.
 
     options: with one figure an axis, less is better.
 

@@ -1,4 +1,4 @@
-"""The bandwidths of a machine beside its FLOPs: how many FLOPs must a byte feed for its way to be free?"""
+"""The rooflines of a machine: each bandwidth, and the FLOPs a byte above which it is not the bound."""
 
 from dataclasses import asdict, dataclass
 from math import prod
@@ -30,7 +30,7 @@ class Roof:
 
 
 def roofs(hardware: Hardware) -> list[Roof]:
-    """HBM, each torus dimension and all at once (or the NVLink domain), what lies beyond, the host."""
+    """The roofs of a machine: HBM, each torus dimension and all at once (or NVLink), DCN or network, host."""
     chip, network = hardware.chip, hardware.chip.network
     found = [_roof(chip, "hbm", 1, chip.hbm_bytes_per_second)]
     if isinstance(network, Torus):
