@@ -1,9 +1,9 @@
 """Layouts that the field has trained with, each with its source.
 
 A row is a layout as its source describes it, in fields of a Layout. Where the source names a remat policy
-that is not ours, the row has the nearest that recomputes more; where it leaves the policy open, the one that
-recomputes least of those that fit. What no column of the source says (ZeRO stage, dtypes of the optimizer) is the
-default of the software that ran it.
+that is not ours, the row has the nearest that recomputes more; where it leaves the policy open, the one
+that recomputes least of those that fit. What the source does not say (ZeRO stage, dtypes of the optimizer)
+is the default of the software that ran it.
 """
 
 from dataclasses import dataclass, replace
@@ -112,7 +112,9 @@ class FieldLayout:
 
 _LLAMA_3 = "Meta, The Llama 3 Herd of Models, 2024, table 4"
 _SC21 = "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC 2021"
-_KORTHIKANTI = "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, table 3"
+_KORTHIKANTI = (
+    "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, table 3"
+)
 _NEMO_24 = "NVIDIA, NeMo 24.07 performance summary, 2024"
 _NEMO_H100 = "NVIDIA, NeMo, scripts/performance/recommended_model_configs/model_configs_h100.csv, 2025"
 _DGXC = "NVIDIA, DGX Cloud benchmarking recipes v25.02, 2025"
@@ -179,6 +181,7 @@ FIELD_LAYOUTS = (
         "data=32,tensor=8,pipe=4,microbatches=28,schedule=interleaved,interleave=3,remat=full",
         _MEGATRON_FP16,
         f"{_SC21}, table 1",
+        slow=True,
     ),
     FieldLayout(
         "megatron-gpt-145b",
@@ -480,6 +483,7 @@ FIELD_LAYOUTS = (
         "data=4,tensor=4,pipe=16,zero=1,sequence_parallel=true,microbatches=384,schedule=interleaved,interleave=8,remat=matmuls",
         _NEMO_FP4,
         _BRIDGE,
+        slow=True,
     ),
     FieldLayout(
         "llama-3.1-70b-gb200",
@@ -541,6 +545,7 @@ FIELD_LAYOUTS = (
         "fsdp=32,tensor=8,sequence_parallel=true,remat=full",
         _FLOAT32_FP8,
         f"{_TORCHTITAN}, table 4",
+        slow=True,
     ),
     FieldLayout(
         "llama-3.1-405b-torchtitan",
@@ -581,6 +586,7 @@ FIELD_LAYOUTS = (
         "data=16,tensor=8,microbatches=2,sequence_parallel=true",
         _MEGATRON,
         "Tazi et al., The Ultra-Scale Playbook, 2025, sweep of 16 nodes",
+        slow=True,
     ),
     FieldLayout(
         "maxtext-16b-v5e",
