@@ -23,6 +23,7 @@ _CUBES = "a v5p slice may be any row of 4x4x4 cubes, the catalog allows 16x20x28
 _LATENTS = "weights without D (up-projections of latents) are never sharded over fsdp"
 _ZERO_CONTEXT = "zero_context is never searched"
 _CHUNKS = "chunks that do not divide the layers of a stage are never searched"
+_ZERO_2 = "ZeRO 2 with stages is never searched, and ZeRO 1 does not fit"
 _EXPERTS = "expert degrees are thinned to every fourth: 1, 4, 16, 64, 128"
 _OFFLOAD = "offload is never searched"
 
@@ -45,7 +46,7 @@ _DO_NOT_FIT = {
 _CANNOT_BE_PRICED = {name: _DO_NOT_FIT[name] for name in ("opt-175b", "palm-540b", "gpt-3-175b-v5p")}
 _BEAT_THE_SEARCH = {
     **_CANNOT_BE_PRICED,
-    "llama-3-405b-131k": f"{_ZERO_CONTEXT}; {_CHUNKS}",
+    "llama-3-405b-131k": f"{_CHUNKS}; {_ZERO_2}",
     "mixtral-8x22b-65k": _ZERO_CONTEXT,
     "llama-3.1-70b-131k-h100": _ZERO_CONTEXT,
     "llama-3.1-8b-131k-v5e": _ZERO_CONTEXT,
@@ -56,9 +57,9 @@ _BEAT_THE_SEARCH = {
 _BEAT_THEIR_DEGREES = {
     **_BEAT_THE_SEARCH,
     "llama-3-8b-nemo": f"{_ZERO_CONTEXT}; {_GIB}",
-    "llama-3.1-405b-nemo": f"{_ZERO_CONTEXT}; {_CHUNKS}",
+    "llama-3.1-405b-nemo": _CHUNKS,
     "llama-2-7b-131k": _ZERO_CONTEXT,
-    "qwen3-235b-h100": f"{_EXPERTS}; {_CHUNKS}",
+    "qwen3-235b-h100": _EXPERTS,
     "llama-2-70b-v5e": _OFFLOAD,
     "maxtext-64b-v5e": _GIB,
     "maxtext-128b-v5e": f"{_OFFLOAD}; {_DO_NOT_FIT['maxtext-128b-v5e']}",
