@@ -13,7 +13,7 @@ from heapq import heappop, heappush, nsmallest
 from itertools import islice
 
 from meshwright.cost.graph import Graph
-from meshwright.cost.memory import Memory, train_memory, update_work
+from meshwright.cost.memory import Memory, train_memory
 from meshwright.cost.step import StepCost, StepPricer, at_step_rates
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.links import bound_name
@@ -240,8 +240,8 @@ def _price(
     pricer = StepPricer(graph, layout, hardware)
     return Candidate(
         layout=layout,
-        cost=pricer.cost(layout.remat, update_work(config, layout), layout.weight_axes),
-        memory=train_memory(config, layout, graph),
+        cost=pricer.cost(),
+        memory=train_memory(graph, layout),
         model_flops=train_flops_per_token(config, workload.seq_len) * workload.num_tokens,
         num_tokens=workload.num_tokens,
         hardware=hardware,
@@ -253,11 +253,10 @@ def well_placed(config: ModelConfig, workload: Workload, candidate: Candidate) -
     """The candidate with each axis on the links with which its step is shortest."""
     layout, hardware = candidate.layout, candidate.hardware
     sequences = workload.num_sequences / layout.microbatches
-    graph, update = record(config, hardware, layout, sequences, workload.seq_len), update_work(config, layout)
+    graph = record(config, hardware, layout, sequences, workload.seq_len)
     best = candidate
     for placement in at_step_rates(hardware).placements(layout.mesh)[1:]:
-        pricer = StepPricer(graph, layout, hardware, placement)
-        cost = pricer.cost(layout.remat, update, layout.weight_axes)
+        cost = StepPricer(graph, layout, hardware, placement).cost()
         if cost.seconds < best.step_seconds:
             best = replace(best, cost=cost, placement=placement)
     return best
