@@ -194,3 +194,62 @@ def test_the_keys_of_a_transfer() -> None:
     planned = _cost(Layout(fsdp=8)).collectives[0].to_dict()
     assert planned["op"] == "all_gather" and planned["axes"] == ["fsdp"] and planned["tensor"] == "embed"
     assert {"direction", "bytes", "count", "seconds", "exposed"} <= set(planned)
+
+
+def _names(model: str, layout: str, hardware: str = "h100:4x8") -> set[str]:
+    """What the collectives of a step are called."""
+    parsed = Layout.parse(layout)
+    shape = Shape(64 / parsed.microbatches, 2048, 2048)
+    graph = record_loss(load_model(model), parsed, shape, flash_attention=True)
+    return {one.name for one in StepPricer(graph, parsed, load(hardware)).cost().collectives}
+
+
+class TestNames:
+    """What travels is said where it is recorded: a term's name is that and the axes."""
+
+    def test_fsdp_with_tensor(self) -> None:
+        assert _names("llama-3-8b", "fsdp=4,tensor=8") == {
+            "weights over fsdp",
+            "gradients over fsdp",
+            "activations over tensor",
+            "loss over tensor",
+            "loss over fsdp",
+            "norm of gradients over fsdp·tensor",
+        }
+
+    def test_experts(self) -> None:
+        """Tokens to and from their experts, in one microbatch or several."""
+        for microbatches in (1, 2):
+            names = _names("mixtral-8x7b", f"fsdp=32,expert=8,microbatches={microbatches}")
+            assert "tokens over expert" in names
+            assert {name for name in names if name.endswith(" over expert")} <= {
+                "tokens over expert",
+                "weights over expert",
+                "gradients over expert",
+            }
+
+    @pytest.mark.parametrize("method", ["ring", "allgather"])
+    def test_shards_of_a_sequence(self, method: str) -> None:
+        names = _names("llama-3-8b", f"fsdp=4,context=8,context_method={method}")
+        assert {"keys and values over context", "weights over fsdp"} <= names
+        assert "activations over context" not in names
+
+    def test_a_norm_over_a_split_dimension(self) -> None:
+        assert "norm statistics over tensor2" in _names("llama-3-8b", "data=4,tensor2=8")
+
+    def test_zero_1(self) -> None:
+        assert {"gradients over data", "updated weights over data"} <= _names("llama-3-8b", "data=32,zero=1")
+
+    def test_a_terms_seconds_are_its_collectives(self) -> None:
+        cost = _cost(Layout(fsdp=2, tensor=4))
+        terms = {term.name: term.seconds for term in cost.terms if term.bound == "ici"}
+        for name, seconds in terms.items():
+            of_it = (one.exposed_seconds for one in cost.collectives if one.name == name)
+            assert seconds == pytest.approx(sum(of_it))
+
+
+def test_a_rings_blocks_count_one_by_one() -> None:
+    """Three rounds of keys and values among four devices, forward and again; six with their cotangents."""
+    found = _cost(Layout(context=4, fsdp=2, context_method="ring")).collectives
+    counts = {(one.direction, one.count) for one in found if one.what == "keys and values"}
+    assert counts == {("forward", 3 * 3), ("recompute", 3 * 3), ("backward", 6 * 3)}
