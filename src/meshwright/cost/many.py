@@ -34,8 +34,8 @@ from meshwright.cost.step import (
     done_once,
     exposed_share,
     hop_share,
+    hop_transfer,
     norm_transfer,
-    sent_bytes,
     stage_times,
     timed_passes,
 )
@@ -199,8 +199,9 @@ class Stages:
         if chunks not in self._times:
             body, special = chunk_counts(self.family.graph, self._counts, chunks)
             placements = [self.family.placements[row] for row in self.rows]
-            hops = seconds_of_many("permute", ("pipe",), placements)
-            hop_seconds = hops(self._all(sent_bytes(self.family.graph, self.pipe)))
+            hop = hop_transfer(self.family.graph, self.pipe)
+            hops = seconds_of_many(hop.op, hop.axes, placements)
+            hop_seconds = hops(self._all(hop.gathered_bytes))
             hop_seconds = hop_share(self.family.chip, self.interleave) * hop_seconds
             found = zip(
                 self._passes(body), *map(self._passes, special.values()), hop_seconds.tolist(), strict=True

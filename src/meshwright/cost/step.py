@@ -167,8 +167,8 @@ class StepPricer:
         return self._pipeline_times(self._timed(), self._stages())
 
     def _pipeline_times(self, timed: "list[list[TimedPass]]", stages: list[Counts]) -> Times:
-        layout, sent = self.layout, sent_bytes(self.graph, self.layout.pipe)
-        hop = collective_seconds("permute", sent, ("pipe",), self.placement).seconds
+        layout = self.layout
+        hop = self._price(hop_transfer(self.graph, layout.pipe)).seconds
         body, special = chunk_counts(self.graph, stages, num_chunks(layout.schedule, layout.interleave))
         return Times(
             body=PassSeconds(*stage_times(timed, body)),
@@ -281,10 +281,12 @@ def _in_direction(
     ]
 
 
-def sent_bytes(graph: Graph, pipe: int) -> Any:
-    """V of the hop from stage to stage."""
+def hop_transfer(graph: Graph, pipe: int) -> Transfer:
+    """What goes from stage to stage: a layer's input, or its cotangent."""
     source = next(segment.source for segment in graph.segments if segment.source)
-    return source.bytes_per_device * pipe
+    sent = source.bytes_per_device * pipe
+    name, what = source.array.name, "activations between stages"
+    return Transfer(what, "permute", ("pipe",), name, sent, source.dtype, critical=True)
 
 
 def hop_share(chip: Chip, interleave: int) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cost.memory import update_work
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import Chip, SharedMemory, Switch
@@ -83,13 +82,11 @@ def shares(
     """
     layout = best.layout
     graph = record(config, hardware, layout, workload.num_sequences / layout.microbatches, workload.seq_len)
-    update = update_work(config, layout)
 
     def seconds(chip: Chip) -> float:
         machine = replace(hardware, chip=chip)
         placement = best.placement.over(at_step_rates(machine).chip.network)
-        pricer = StepPricer(graph, layout, machine, placement)
-        return pricer.cost(layout.remat, update, layout.weight_axes).seconds
+        return StepPricer(graph, layout, machine, placement).cost().seconds
 
     whole = seconds(hardware.chip)
     found = [(1 - seconds(constant.ideal) / whole, constant) for constant in constants(hardware.chip, layout)]
