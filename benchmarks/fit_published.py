@@ -28,7 +28,6 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from meshwright.cost.memory import update_work
 from meshwright.cost.step import StepPricer
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
@@ -111,7 +110,7 @@ class Row:
             for share, layout in mix.parts:
                 sequences = case.workload.num_sequences / layout.microbatches
                 graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
-                recorded.append((share, layout, graph, update_work(case.config, layout)))
+                recorded.append((share, layout, graph))
             parts.append((mix, recorded))
         return cls(published, case, parts)
 
@@ -125,9 +124,8 @@ class Row:
         hardware = replace(hardware, chip=replace(hardware.chip, step=step))
         seconds = min(
             sum(
-                share
-                * StepPricer(graph, layout, hardware).cost(layout.remat, work, layout.weight_axes).seconds
-                for share, layout, graph, work in recorded
+                share * StepPricer(graph, layout, hardware).cost().seconds
+                for share, layout, graph in recorded
             )
             for _, recorded in self.parts
         )

@@ -1,5 +1,7 @@
 """Planned and emitted collectives lined up: hand-made pairs, and real programs right and wrong."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.audit.audit import audit_plan
@@ -9,8 +11,7 @@ from meshwright.audit.compile import compile_plan
 from meshwright.audit.groups import DeviceGroups
 from meshwright.audit.op_names import phase_of
 from meshwright.audit.targets import Target
-from meshwright.cost.graph import Transfer
-from meshwright.cost.step import PlannedTransfer
+from meshwright.cost.priced import PricedCollective
 from meshwright.errors import AuditError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -20,9 +21,9 @@ from meshwright.plan_file import Plan
 
 def _planned(
     op: str, axes: str, tensor: str = "wq", size: int = 4096, direction: str = "backward"
-) -> PlannedTransfer:
-    transfer = Transfer(op, tuple(axes.split()), tensor, size, "f32", critical=False)  # pyright: ignore[reportArgumentType]
-    return PlannedTransfer(transfer, direction, 1, 0.0, "ici", 1.0)  # pyright: ignore[reportArgumentType]
+) -> PricedCollective:
+    over = tuple(axes.split())
+    return PricedCollective("gradients", direction, op, over, tensor, size, "f32", 1, 0.0, 0.0, "ici")  # pyright: ignore[reportArgumentType]
 
 
 def _emitted(
@@ -57,7 +58,7 @@ def _emitted(
     return Emitted(collective, tuple(axes.split()), tuple(kept.split()), "")
 
 
-def _statuses(planned: list[PlannedTransfer], emitted: list[Emitted]) -> list[tuple[str, str, str]]:
+def _statuses(planned: list[PricedCollective], emitted: list[Emitted]) -> list[tuple[str, str, str]]:
     return [(row.tensor, row.direction, row.status) for row in line_up(planned, emitted)]
 
 
@@ -143,8 +144,7 @@ def test_twice_the_bytes_in_the_same_type_differ() -> None:
 
 
 def test_a_wider_type_is_equivalent_and_said() -> None:
-    transfer = Transfer("reduce_scatter", ("fsdp",), "embed", 2048, "bf16", critical=False)
-    planned = PlannedTransfer(transfer, "backward", 1, 0.0, "ici", 1.0)
+    planned = replace(_planned("reduce_scatter", "fsdp", tensor="embed", size=2048), dtype="bf16")
     (row,) = line_up([planned], [_emitted("reduce_scatter", "fsdp", scope="embed", size=4096)])
     assert (row.status, row.note) == ("equivalent", "sent as f32 where bf16 was planned")
 

@@ -1,5 +1,7 @@
 """Programs as XLA for TPU writes them (libtpu 0.0.42), cut down by hand: sums that scatter, or do not."""
 
+from typing import Literal
+
 import pytest
 from tests.audit.hlo_text import HEAD
 
@@ -8,8 +10,7 @@ from meshwright.audit.compare import line_up, on_mesh
 from meshwright.audit.findings import findings
 from meshwright.audit.hlo import parse_hlo
 from meshwright.audit.prices import step_prices
-from meshwright.cost.graph import Transfer
-from meshwright.cost.step import PlannedTransfer
+from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.catalog import load
 from meshwright.notation.mesh import Mesh
 
@@ -86,9 +87,10 @@ def _read(text: str) -> list[Collective]:
     return collectives(parse_hlo(text))
 
 
-def _planned() -> PlannedTransfer:
-    transfer = Transfer("reduce_scatter", ("fsdp",), "w_in", 40 * 128 * 2, "bf16", critical=False)
-    return PlannedTransfer(transfer, "backward", 1, 1e-6, "ici", 1.0)
+def _planned(op: Literal["reduce_scatter", "all_gather"] = "reduce_scatter") -> PricedCollective:
+    what = "gradients" if op == "reduce_scatter" else "weights"
+    num_bytes = 40 * 128 * 2
+    return PricedCollective(what, "backward", op, ("fsdp",), "w_in", num_bytes, "bf16", 1, 1e-6, 1e-6, "ici")
 
 
 def test_a_sum_fused_with_its_slice_is_a_reduce_scatter_named_by_the_fusion() -> None:
@@ -182,8 +184,7 @@ def test_a_gather_written_as_a_sum_costs_what_the_sum_sends() -> None:
   %from = u32[] multiply(%id.1, %ten)
   %gradient = bf16[40,128] dynamic-update-slice(%empty, %shard, %from, %zero.1)""",
     )
-    transfer = Transfer("all_gather", ("fsdp",), "w_in", 40 * 128 * 2, "bf16", critical=False)
-    planned = PlannedTransfer(transfer, "backward", 1, 1e-6, "ici", 1.0)
+    planned = _planned("all_gather")
     rows = line_up([planned], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
     assert found.what.startswith("w_in is gathered over fsdp by a sum of shards in zeros")

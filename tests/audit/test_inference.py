@@ -77,14 +77,14 @@ def test_generation_reads_the_weights_and_the_cache_once() -> None:
     # Activations of 64 tokens add 2%; nothing travels.
     read = (matrices + cache) / chip.chip.hbm_bytes_per_second
     assert cost.seconds == pytest.approx(read, rel=0.03)
-    assert cost.transfers == ()
+    assert cost.collectives == ()
 
 
 def test_replicas_of_a_decode_step_exchange_nothing() -> None:
     hardware = load("v5p:4x4x4")
     config = load_model("llama-3-8b")
     cost, _ = inference_cost(config, Layout.of(data=8, tensor=8), hardware, "generate", 512, 4096)
-    assert {one.transfer.axes for one in cost.transfers} == {("tensor",)}
+    assert {one.axes for one in cost.collectives} == {("tensor",)}
     weights, _ = inference_cost(config, Layout.of(fsdp=64), hardware, "generate", 512, 4096)
     assert weights.seconds > cost.seconds  # every weight is gathered for one token
 
@@ -112,11 +112,11 @@ def test_a_plan_over_two_slices_is_the_compiled_one() -> None:
     assert audit_plan(plan, "cpu", use_cache=False)["verdict"] == "match"
     crossing = [
         one
-        for one in price(TINY, load(plan.hardware), plan.workload, layout).cost.transfers
+        for one in price(TINY, load(plan.hardware), plan.workload, layout).cost.collectives
         if one.bound == "dcn" and one.direction == "backward"
     ]
-    assert {one.transfer.op for one in crossing} == {"all_reduce"}
-    assert all(one.transfer.once for one in crossing)
+    assert {one.op for one in crossing} == {"all_reduce"}
+    assert {one.count for one in crossing} == {1, TINY.num_layers}
 
 
 def test_another_phase_is_refused() -> None:

@@ -7,8 +7,7 @@ from meshwright.audit.collectives import Collective, collectives
 from meshwright.audit.compare import line_up, on_mesh
 from meshwright.audit.hlo import parse_hlo
 from meshwright.audit.prices import step_prices
-from meshwright.cost.graph import Transfer
-from meshwright.cost.step import PlannedTransfer
+from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.catalog import load
 from meshwright.notation.mesh import Mesh
 
@@ -52,9 +51,8 @@ def _read(text: str) -> list[Collective]:
     return collectives(parse_hlo(text))
 
 
-def _planned(op: str = "all_reduce", axes: tuple[str, ...] = ("data",)) -> PlannedTransfer:
-    transfer = Transfer(op, axes, "w_in", SIZE, "bf16", critical=False)  # pyright: ignore[reportArgumentType]
-    return PlannedTransfer(transfer, "backward", 1, 1e-6, "dcn", 1.0)
+def _planned(op: str = "all_reduce", axes: tuple[str, ...] = ("data",)) -> PricedCollective:
+    return PricedCollective("gradients", "backward", op, axes, "w_in", SIZE, "bf16", 1, 1e-6, 1e-6, "dcn")  # pyright: ignore[reportArgumentType]
 
 
 def test_every_step_of_a_sum_has_the_name_of_what_is_summed() -> None:

@@ -123,6 +123,22 @@ def test_a_chip_of_ones_own(capsys: pytest.CaptureFixture, tmp_path: Path) -> No
     assert capsys.readouterr().err == f"mw: hardware '{path}' has no topology; write {path}:4x4\n"
 
 
+def test_a_file_without_a_step_warns_and_shows_whose_it_takes(
+    capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    path = tmp_path / "ours.toml"
+    head, rest = dump_toml(load("h100:8")).split("[step]\n")
+    path.write_text(f"{head}[network]{rest.split('[network]')[1]}")
+    assert main(["hardware", str(path), "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["step"]["taken_from"] == "h100"
+    assert output.err.startswith("mw: warning: the file of h100 has no [step], so a training step is priced ")
+    assert "that of h100: benchmarks/fit_published.py" in words(capsys, str(path))
+    path.write_text(f"{head}[step]\n[network]{rest.split('[network]')[1]}")
+    assert main(["hardware", str(path)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_unknown_hardware_names_the_nearest(capsys: pytest.CaptureFixture) -> None:
     assert main(["hardware", "h10"]) == 2
     assert capsys.readouterr().err == "mw: hardware 'h10' is unknown; did you mean h100 or h800?\n"

@@ -22,11 +22,11 @@ PURE = Layout.of(optimizer_dtype="bf16")
 
 
 def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
-    return eager_memory(config, layout, record(layout, config))
+    return eager_memory(record(layout, config), layout)
 
 
 def _planned(layout: Layout, config: ModelConfig = SMALL) -> Memory:
-    return train_memory(config, layout, record(layout, config))
+    return train_memory(record(layout, config), layout)
 
 
 def test_the_steps_of_an_operation_are_kept_where_it_runs_once() -> None:
@@ -95,7 +95,7 @@ class TestGradients:
         """Of a single token: the end of the backward pass is the peak, with all that is stored."""
         layout = Layout.of(remat="full")
         graph = record_loss(SMALL, layout, Shape(1, 1, 1), flash_attention=True)
-        few = eager_memory(SMALL, layout, graph)
+        few = eager_memory(graph, layout)
         assert (few.gradients, few.activations) == (BF16 * count_params(SMALL).total, 0)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, L, N, V, record
 
 from meshwright.cost.graph import saved_values
-from meshwright.cost.memory import Held, Memory, stored_parameters, train_memory, update_work
+from meshwright.cost.memory import HeldBytes, Memory, Stored, stored_parameters, train_memory, update_work
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
@@ -27,7 +27,11 @@ SAVED = {  # elements that one layer keeps
 
 
 def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
-    return train_memory(config, layout, record(layout, config))
+    return train_memory(record(layout, config), layout)
+
+
+def _stored(layout: Layout, config: ModelConfig = SMALL, stage: int = 0) -> Stored:
+    return stored_parameters(record(layout, config), layout, stage)
 
 
 @pytest.mark.parametrize("remat", SAVED)
@@ -64,20 +68,19 @@ def test_the_published_twenty_and_one() -> None:
 @pytest.mark.parametrize("axis", ["fsdp", "tensor"])
 def test_matrices_are_divided_and_norms_are_not(axis: str) -> None:
     counts = count_params(SMALL)
-    layout = Layout.parse(f"{axis}=4")
-    assert stored_parameters(SMALL, layout).weights == (counts.total - counts.norms) / 4 + counts.norms
+    assert _stored(Layout.parse(f"{axis}=4")).weights == (counts.total - counts.norms) / 4 + counts.norms
 
 
 @pytest.mark.parametrize("axis", ["data", "context"])
 def test_replicas_are_whole(axis: str) -> None:
-    assert stored_parameters(SMALL, Layout.parse(f"{axis}=4")).weights == count_params(SMALL).total
+    assert _stored(Layout.parse(f"{axis}=4")).weights == count_params(SMALL).total
 
 
 def test_a_shard_that_does_not_divide_rounds_up() -> None:
     """64 rows over 3 chips: one holds 22."""
     norms = count_params(SMALL).norms
     matrices = count_params(SMALL).total - norms
-    assert stored_parameters(SMALL, Layout.of(fsdp=3)).weights == matrices // 64 * 22 + norms
+    assert _stored(Layout.of(fsdp=3)).weights == matrices // 64 * 22 + norms
 
 
 @pytest.mark.parametrize("remat", SAVED)
@@ -124,7 +127,7 @@ class TestBuffers:
 
     def test_the_head_has_the_room_of_gradients_that_come_after_it(self) -> None:
         """Those of one microbatch, which are no buffers if it is the only one."""
-        held = Held(a_microbatch=0, once=0, on_chip=0, layer=10, ends=25)
+        held = HeldBytes(a_microbatch=0, once=0, on_chip=0, layer=10, ends=25)
         assert [held.buffers(gradients, 1, pipe=1) for gradients in (0, 5, 20)] == [25, 20, 10]
         assert [held.buffers(gradients, 4, pipe=1) for gradients in (0, 5, 20)] == [25, 25, 30]
         assert [held.buffers(gradients, 4, pipe=2) for gradients in (0, 5, 20)] == [25, 25, 25]
@@ -157,9 +160,9 @@ def test_saving_less_takes_less(layout: Layout) -> None:
 def test_update_work() -> None:
     """Adam in bf16 with float32 moments: 2 + 8 + 2 bytes read, 2 + 8 written; 12 FLOPs."""
     params = count_params(SMALL).total
-    work = update_work(SMALL, Layout.of())
+    work, wide = (update_work(record(one), one) for one in (Layout.of(), Layout.of(weights_dtype="f32")))
     assert (work.flops, work.hbm_bytes) == (12 * params, 22 * params)
-    assert update_work(SMALL, Layout.of(weights_dtype="f32")).hbm_bytes == 28 * params
+    assert wide.hbm_bytes == 28 * params
 
 
 @pytest.mark.parametrize(("zero", "shares"), [(0, (1, 1, 1)), (1, (1, 1, 4)), (2, (1, 4, 4)), (3, (4, 4, 4))])
@@ -167,21 +170,21 @@ def test_zero_stages_share_one_thing_more_each(zero: int, shares: tuple[int, int
     """Matrices over 4 ranks: weights, gradients, optimizer (Rajbhandari et al., 2020, figure 1)."""
     counts = count_params(SMALL)
     layout = Layout.of(fsdp=4) if zero == 3 else Layout.of(data=4, zero=zero)
-    stored = stored_parameters(SMALL, layout)
+    stored = _stored(layout)
     assert (stored.weights, stored.gradients, stored.moments) == tuple(
         (counts.total - counts.norms) // share + counts.norms for share in shares
     )
 
 
 def test_stages_hold_their_layers_and_the_ends_the_vocabulary() -> None:
-    first, last = (stored_parameters(SMALL, Layout.of(pipe=3), stage).weights for stage in (0, 2))
+    first, last = (_stored(Layout.of(pipe=3), stage=stage).weights for stage in (0, 2))
     assert first == LAYER_WEIGHTS + 2 * D + V * D and last == first + D
 
 
 def test_a_v_ends_where_it_begins() -> None:
     """The first stage of ZB-V has embedding and head, weights and logits; the last its layer alone."""
     v = Layout.of(pipe=3, schedule="zb-v", microbatches=3)
-    first, last = (stored_parameters(SMALL, v, stage).weights for stage in (0, 2))
+    first, last = (_stored(v, stage=stage).weights for stage in (0, 2))
     assert first == LAYER_WEIGHTS + 2 * D + 2 * V * D + D and last == LAYER_WEIGHTS + 2 * D
     # Three microbatches of one layer, the head's input and the norm of it, and the logits.
     assert _memory(v).activations == BF16 * (3 * SAVED["none"] + 2 * BTD + BTV)
@@ -192,7 +195,7 @@ def test_both_directions_of_a_dualpipe_have_ends_on_both_end_stages() -> None:
     """Two copies of the model on four stages: the layers of two, and at either end both tables."""
     config = replace(SMALL, num_layers=4)
     both = Layout.of(pipe=4, schedule="dualpipe", microbatches=8)
-    shares = [stored_parameters(config, both, stage).weights for stage in range(4)]
+    shares = [_stored(both, config, stage).weights for stage in range(4)]
     layers = 2 * (LAYER_WEIGHTS + 2 * D)
     assert shares == [layers + 2 * V * D + D, layers, layers, layers + 2 * V * D + D]
 
@@ -206,6 +209,6 @@ def test_what_is_offloaded_waits_on_the_host() -> None:
 def test_llama_2_13b_does_not_fit_under_data_parallelism() -> None:
     """130 GB at 10 bytes a parameter (How to Scale Your Model, "Training"); gradients make 156 of 96."""
     config, layout = load_model("llama-2-13b"), Layout.of(data=4096)
-    memory = train_memory(config, layout, record(layout, config))
+    memory = train_memory(record(layout, config), layout)
     assert memory.weights + memory.optimizer == pytest.approx(130e9, rel=0.01)
     assert memory.weights + memory.optimizer + memory.gradients == pytest.approx(156e9, rel=0.01)

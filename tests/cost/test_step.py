@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.recorded import moves, record
 
-from meshwright.cost.graph import Work
-from meshwright.cost.memory import update_work
 from meshwright.cost.ops import record_loss
+from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import PlannedTransfer, StepCost, StepPricer
+from meshwright.cost.step import StepCost, StepPricer
 from meshwright.hardware.catalog import load
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
@@ -21,8 +20,8 @@ from meshwright.models.presets import load_model
 EIGHT = load("v5e:4x2").ideal()
 
 
-def _cost(layout: Layout, hardware: Hardware = EIGHT, update: Work = Work()) -> StepCost:  # noqa: B008
-    return StepPricer(record(layout), layout, hardware).cost(layout.remat, update, layout.weight_axes)
+def _cost(layout: Layout, hardware: Hardware = EIGHT) -> StepCost:
+    return StepPricer(record(layout), layout, hardware).cost()
 
 
 def _with_overlap(overlap: float) -> Hardware:
@@ -49,7 +48,7 @@ def test_the_transfers_are_those_of_the_graph(layout: Layout, remat: str) -> Non
     layout = layout.replace(remat=remat)
     counts = {segment.name: segment.count for segment in record(layout).segments}
     expected = [(m.transfer.op, m.transfer.tensor, m.direction, counts[m.segment]) for m in moves(layout)]
-    found = [(p.transfer.op, p.transfer.tensor, p.direction, p.count) for p in _cost(layout).transfers]
+    found = [(p.op, p.tensor, p.direction, p.count) for p in _cost(layout).collectives]
     of_update = [item for item in found if item[2] == "update"]
     assert sorted(item for item in found if item[2] != "update") == sorted(expected)
     assert of_update == ([("all_reduce", "grad_norm", "update", 1)] if layout.weight_axes else [])
@@ -62,7 +61,7 @@ def test_terms_add_up_and_none_is_negative(layout: Layout, remat: str, overlap: 
     assert all(term.seconds > 0 for term in cost.terms)
     assert list(cost.terms) == sorted(cost.terms, key=lambda term: -term.seconds)
     assert cost.bound in {"compute", "hbm", "ici"}
-    assert all(0 <= planned.exposed <= 1 for planned in cost.transfers)
+    assert all(0 <= planned.exposed <= 1 for planned in cost.collectives)
 
 
 @given(LAYOUTS, st.floats(0, 1), st.floats(0, 1))
@@ -75,31 +74,31 @@ def test_more_overlap_is_never_slower(layout: Layout, one: float, other: float) 
 @given(LAYOUTS)
 def test_activations_wait_and_weights_may_hide(layout: Layout) -> None:
     serial, hidden = _cost(layout, _with_overlap(0)), _cost(layout, _with_overlap(1))
-    assert all(planned.exposed == 1 for planned in serial.transfers)
-    for planned in hidden.transfers:
-        assert planned.exposed == 1 or not planned.transfer.critical
+    assert all(planned.exposed == 1 for planned in serial.collectives)
+    for planned in hidden.collectives:
+        assert planned.exposed == 1 or planned.what in ("weights", "gradients")
     work = [term.seconds for term in serial.terms if term.bound != "ici"]
-    assert serial.seconds == pytest.approx(sum(work) + sum(p.seconds * p.count for p in serial.transfers))
+    assert serial.seconds == pytest.approx(sum(work) + sum(p.seconds * p.count for p in serial.collectives))
 
 
 def test_microbatches_repeat_the_passes_and_not_the_update() -> None:
     """Nothing hides, so each term is its transfers and work: sums of norms' gradients are of a step."""
-    update, layout, serial = Work(1e9, 1e9), Layout.of(fsdp=8), _with_overlap(0)
-    once = _cost(layout, serial, update)
-    four = _cost(layout.replace(microbatches=4), serial, update)
+    layout, serial = Layout.of(fsdp=8), _with_overlap(0)
+    once = _cost(layout, serial)
+    four = _cost(layout.replace(microbatches=4), serial)
     optimizer = next(term.seconds for term in once.terms if term.name == "optimizer")
-    of_a_step = optimizer + sum(p.seconds * p.count for p in once.transfers if _is_of_a_step(p))
+    of_a_step = optimizer + sum(p.seconds * p.count for p in once.collectives if _is_of_a_step(p))
     assert four.seconds == pytest.approx(4 * (once.seconds - of_a_step) + of_a_step)
-    assert {p.count for p in four.transfers} == {1, 3, 4, 12}
+    assert {p.count for p in four.collectives} == {1, 3, 4, 12}
 
 
-def _is_of_a_step(planned: PlannedTransfer) -> bool:
-    return planned.transfer.once or planned.direction == "update"
+def _is_of_a_step(planned: PricedCollective) -> bool:
+    return (planned.what, planned.op) == ("gradients", "all_reduce") or planned.direction == "update"
 
 
 def test_replicas_sum_their_gradients_once_a_step() -> None:
     one, four = (_cost(Layout.of(data=8, microbatches=count)) for count in (1, 4))
-    counts = [{p.count for p in cost.transfers if p.transfer.once} for cost in (one, four)]
+    counts = [{p.count for p in cost.collectives if p.what == "gradients"} for cost in (one, four)]
     assert counts == [{1, 3}, {1, 3}]
 
 
@@ -109,11 +108,10 @@ def test_zero_1_scatters_gradients_and_gathers_what_it_updated() -> None:
         _cost(Layout.of(data=8), _with_overlap(0)),
         _cost(Layout.of(data=8, zero=1), _with_overlap(0)),
     )
-    ops = {(p.transfer.op, p.direction) for p in shared.transfers if p.transfer.tensor == "w_in"}
+    ops = {(p.op, p.direction) for p in shared.collectives if p.tensor == "w_in"}
     assert ops == {("reduce_scatter", "backward"), ("all_gather", "update")}
     comms = [
-        sum(p.seconds * p.count for p in c.transfers if p.transfer.tensor == "w_in")
-        for c in (replicas, shared)
+        sum(p.seconds * p.count for p in c.collectives if p.tensor == "w_in") for c in (replicas, shared)
     ]
     assert comms[0] == pytest.approx(comms[1])
 
@@ -128,8 +126,8 @@ def test_a_step_is_launched_once_a_microbatch() -> None:
 def test_slices_are_joined_by_the_data_centre_network() -> None:
     layout = Layout.of(data=2, fsdp=4)
     cost = _cost(layout, load("2*v5e:2x2").ideal())
-    assert {p.bound for p in cost.transfers if p.transfer.axes == ("data",)} == {"dcn"}
-    assert {p.bound for p in cost.transfers if p.transfer.axes == ("fsdp",)} == {"ici"}
+    assert {p.bound for p in cost.collectives if p.axes == ("data",)} == {"dcn"}
+    assert {p.bound for p in cost.collectives if p.axes == ("fsdp",)} == {"ici"}
 
 
 class TestLlama13B:
@@ -143,15 +141,14 @@ class TestLlama13B:
         layout = Layout.of(remat="matmuls").replace(**degrees)
         shape = Shape(self.NUM_TOKENS / self.SEQ_LEN, self.SEQ_LEN, self.SEQ_LEN)
         graph = record_loss(self.CONFIG, layout, shape, flash_attention=True)
-        update = update_work(self.CONFIG, layout)
-        return StepPricer(graph, layout, self.HARDWARE).cost(layout.remat, update, layout.weight_axes)
+        return StepPricer(graph, layout, self.HARDWARE).cost()
 
     def matmul_seconds(self, cost: StepCost) -> float:
         return sum(term.seconds for term in cost.terms if term.name.startswith("matmul"))
 
     def comms_seconds(self, cost: StepCost) -> float:
         """Of every transfer, hidden or not."""
-        return sum(p.seconds * p.count for p in cost.transfers)
+        return sum(p.seconds * p.count for p in cost.collectives)
 
     def test_fsdp_is_bound_by_communication(self) -> None:
         """733 tokens a chip where alpha / 3 axes = 850 are needed: comms exceed matmuls by 850/733.
@@ -163,7 +160,7 @@ class TestLlama13B:
         needed = 4.59e14 / (2 * 9e10) / 3
         assert needed == pytest.approx(850)
         per_chip = self.NUM_TOKENS / 4096
-        weights = [p for p in cost.transfers if p.transfer.op != "all_reduce"]
+        weights = [p for p in cost.collectives if p.op != "all_reduce"]
         ratio = sum(p.seconds * p.count for p in weights) / self.matmul_seconds(cost)
         assert ratio == pytest.approx(needed / per_chip, rel=0.02) and ratio > 1
 
@@ -194,6 +191,65 @@ class TestLlama13B:
 
 def test_the_keys_of_a_transfer() -> None:
     """`mw audit` prints them."""
-    planned = _cost(Layout.of(fsdp=8)).transfers[0].to_dict()
+    planned = _cost(Layout.of(fsdp=8)).collectives[0].to_dict()
     assert planned["op"] == "all_gather" and planned["axes"] == ["fsdp"] and planned["tensor"] == "embed"
     assert {"direction", "bytes", "count", "seconds", "exposed"} <= set(planned)
+
+
+def _names(model: str, layout: str, hardware: str = "h100:4x8") -> set[str]:
+    """What the collectives of a step are called."""
+    parsed = Layout.parse(layout)
+    shape = Shape(64 / parsed.microbatches, 2048, 2048)
+    graph = record_loss(load_model(model), parsed, shape, flash_attention=True)
+    return {one.name for one in StepPricer(graph, parsed, load(hardware)).cost().collectives}
+
+
+class TestNames:
+    """What travels is said where it is recorded: a term's name is that and the axes."""
+
+    def test_fsdp_with_tensor(self) -> None:
+        assert _names("llama-3-8b", "fsdp=4,tensor=8") == {
+            "weights over fsdp",
+            "gradients over fsdp",
+            "activations over tensor",
+            "loss over tensor",
+            "loss over fsdp",
+            "norm of gradients over fsdp·tensor",
+        }
+
+    def test_experts(self) -> None:
+        """Tokens to and from their experts, in one microbatch or several."""
+        for microbatches in (1, 2):
+            names = _names("mixtral-8x7b", f"fsdp=32,expert=8,microbatches={microbatches}")
+            assert "tokens over expert" in names
+            assert {name for name in names if name.endswith(" over expert")} <= {
+                "tokens over expert",
+                "weights over expert",
+                "gradients over expert",
+            }
+
+    @pytest.mark.parametrize("method", ["ring", "allgather"])
+    def test_shards_of_a_sequence(self, method: str) -> None:
+        names = _names("llama-3-8b", f"fsdp=4,context=8,context_method={method}")
+        assert {"keys and values over context", "weights over fsdp"} <= names
+        assert "activations over context" not in names
+
+    def test_a_norm_over_a_split_dimension(self) -> None:
+        assert "norm statistics over tensor2" in _names("llama-3-8b", "data=4,tensor2=8")
+
+    def test_zero_1(self) -> None:
+        assert {"gradients over data", "updated weights over data"} <= _names("llama-3-8b", "data=32,zero=1")
+
+    def test_a_terms_seconds_are_its_collectives(self) -> None:
+        cost = _cost(Layout.of(fsdp=2, tensor=4))
+        terms = {term.name: term.seconds for term in cost.terms if term.bound == "ici"}
+        for name, seconds in terms.items():
+            of_it = (one.exposed_seconds for one in cost.collectives if one.name == name)
+            assert seconds == pytest.approx(sum(of_it))
+
+
+def test_a_rings_blocks_count_one_by_one() -> None:
+    """Three rounds of keys and values among four devices, forward and again; six with their cotangents."""
+    found = _cost(Layout.of(context=4, fsdp=2, context_method="ring")).collectives
+    counts = {(one.direction, one.count) for one in found if one.what == "keys and values"}
+    assert counts == {("forward", 3 * 3), ("recompute", 3 * 3), ("backward", 6 * 3)}

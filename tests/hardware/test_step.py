@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import HardwareError
-from meshwright.hardware.catalog import dump_toml, load
+from meshwright.hardware.catalog import chip, dump_toml, load, names, nearest_chip, step_warning
 from meshwright.hardware.chip import StepEfficiency, Switch
 
 STEP = """[step]
@@ -36,8 +36,44 @@ def _h100(tmp_path: Path, step: str) -> str:
 
 
 def test_what_a_file_does_not_name_is_ideal(tmp_path: Path) -> None:
-    assert load(_h100(tmp_path, "")).chip.step == StepEfficiency()
+    stated = load(_h100(tmp_path, "[step]\n")).chip
+    assert stated.step == StepEfficiency() and step_warning(stated) is None
     assert load(_h100(tmp_path, "[step]\nmemory = 0.5\n")).chip.step == StepEfficiency(memory=0.5)
+
+
+def test_a_file_without_a_step_takes_that_of_the_nearest_chip(tmp_path: Path) -> None:
+    path = _h100(tmp_path, "")
+    Path(path).write_text(Path(path).read_text().replace('name = "h100"', 'name = "ours"'))
+    ours, h100 = load(path), load("h100:8")
+    assert ours.chip.step.taken_from == "h100"
+    assert replace(ours.chip.step, sources={}, taken_from=None) == replace(h100.chip.step, sources={})
+    assert ours.chip.step.sources["attention"] == f"that of h100: {h100.chip.step.sources['attention']}"
+    assert step_warning(ours.chip) == (
+        "the file of ours has no [step], so a training step is priced with what it reaches of the ratings of "
+        "h100, the gpu of the catalog nearest in memory bandwidth (3.35 TB/s; ours: 3.35 TB/s): 59% of the "
+        "bf16 peak in matmuls, 21% in attention, 80% of the memory bandwidth; give a [step], or measure one "
+        "with mw calibrate"
+    )
+    assert step_warning(h100.chip) is None
+    # Written out, the figures are the file's own.
+    again = tmp_path / "again.toml"
+    again.write_text(dump_toml(ours))
+    assert load(str(again)).chip.step == replace(ours.chip.step, taken_from=None)
+
+
+def test_memory_tells_the_generation_of_a_chip() -> None:
+    """Published bandwidths (bytes/s) of chips that the catalog lacks, beside the chip of their generation."""
+    h100, v5e = chip("h100"), chip("v5e")
+    assert {known: nearest_chip(chip(known)).name for known in names()} == {
+        known: "b200" if known == "b300" else "gb200-nvl72" if known == "gb300-nvl72" else known
+        for known in names()
+    }
+    a800 = replace(h100, hbm_bytes_per_second=2.039e12, flops_per_second={"bf16": 312e12})
+    h20 = replace(h100, hbm_bytes_per_second=4.0e12, flops_per_second={"bf16": 148e12})
+    mi325x = replace(h100, hbm_bytes_per_second=6.0e12, flops_per_second={"bf16": 1307e12})
+    assert [nearest_chip(one).name for one in (a800, h20, mi325x)] == ["a100-80gb", "h100", "mi300x"]
+    assert nearest_chip(replace(v5e, hbm_bytes_per_second=8e11)).name == "v5e"
+    assert nearest_chip(chip("cpu")).name == "cpu"
 
 
 def test_a_step_is_written_as_it_is_read(tmp_path: Path) -> None:

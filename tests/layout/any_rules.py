@@ -27,10 +27,9 @@ def any_layouts(draw: st.DrawFn, max_axes: int = 3) -> Layout:
     for axis in axes:
         if not any(axis in names for table in (activations, updated) for names in table.values()):
             activations.setdefault("B", []).append(axis)  # an axis that splits nothing is refused
-    weights = [_table(entries) for entries in (stored, used, gradients, updated)]
     return Layout(
         Mesh(dict.fromkeys(axes, 2)),
-        Rules(*weights, _table(activations)),
+        Rules(_table(stored), _table(used), _table(gradients), _table(updated), _table(activations)),
         Schedule(microbatches=draw(st.sampled_from([1, 2])), remat=draw(st.sampled_from(["none", "full"]))),
         Precision(weights_dtype="f32", compute_dtype="f32"),
     )

@@ -36,7 +36,7 @@ def test_they_are_priced(layout: Layout) -> None:
 def test_memory_is_what_the_tables_store(layout: Layout) -> None:
     """A device holds its share of the weights at least, and at most the whole model."""
     graph = record(CONFIG, load("v5e:1"), layout, BATCH.num_sequences / layout.microbatches, BATCH.seq_len)
-    memory = train_memory(CONFIG, layout, graph)
+    memory = train_memory(graph, layout)
     whole = 4 * count_params(CONFIG).total
     assert whole / layout.num_chips <= memory.weights <= whole
     assert 2 * whole / layout.num_chips <= memory.optimizer <= 2 * whole

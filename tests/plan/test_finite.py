@@ -101,7 +101,7 @@ def check(candidate: Candidate) -> None:
     assert candidate.step_seconds > 0 and candidate.memory.total > 0
     assert 0 < candidate.mfu <= candidate.hfu * (1 + 1e-9) <= 1 + 1e-6
     assert all(term.seconds >= 0 for term in candidate.cost.terms)
-    assert all(p.seconds >= 0 and 0 <= p.exposed <= 1 for p in candidate.cost.transfers)
+    assert all(p.seconds >= 0 and 0 <= p.exposed <= 1 for p in candidate.cost.collectives)
 
 
 def outcome(make: Callable[[], T]) -> tuple[T | None, str]:

@@ -16,7 +16,7 @@ from meshwright.audit.overlap import Schedule, overlaps
 from meshwright.audit.prices import Prices, step_prices
 from meshwright.audit.programs import planned_step
 from meshwright.audit.targets import choose_target
-from meshwright.cost.step import PlannedTransfer
+from meshwright.cost.priced import PricedCollective
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
 from meshwright.plan_file import Plan
@@ -46,7 +46,7 @@ def audit_plan(
     found = [(value, on_mesh(one, plan.layout.mesh)) for value, one in located(program)]
     emitted = [one for _, one in found]
     beside = overlaps(Schedule(program), found, can_overlap=chosen.name != "cpu")
-    rows = line_up(planned.transfers, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
+    rows = line_up(planned.collectives, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
     prices = step_prices(hardware, plan.layout.mesh)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
@@ -73,7 +73,7 @@ def audit_plan(
         "rows": [_row_dict(row, prices) for row in rows],
         "not_understood": gaps,
         "bytes": {
-            "planned": sum(p.transfer.gathered_bytes * p.count for p in planned.transfers),
+            "planned": sum(p.step_bytes for p in planned.collectives),
             # An all-reduce counts once; so do its parts, scattered and gathered.
             "compiled": sum(
                 e.bytes_per_step for e in emitted if e.op != "all_gather" or not e.collective.follows_sum
@@ -102,7 +102,7 @@ def _row_dict(row: Row, prices: Prices) -> dict:
     planned, emitted = _planned_summary(row.planned), _emitted_summary(row.emitted)
     seconds = [prices.seconds(e) for e in row.emitted]
     if planned:
-        planned["seconds"] = sum(p.seconds * p.count for p in row.planned)
+        planned["seconds"] = sum(p.step_seconds for p in row.planned)
     if emitted:
         emitted["seconds"] = None if None in seconds else sum(s for s in seconds if s is not None)
     return {
@@ -115,8 +115,8 @@ def _row_dict(row: Row, prices: Prices) -> dict:
     }
 
 
-def _planned_summary(planned: Sequence[PlannedTransfer]) -> dict | None:
-    return _summary([(p.transfer.op, p.transfer.axes, p.transfer.gathered_bytes, p.count) for p in planned])
+def _planned_summary(planned: Sequence[PricedCollective]) -> dict | None:
+    return _summary([(p.op, p.axes, p.gathered_bytes, p.count) for p in planned])
 
 
 def _emitted_summary(emitted: Sequence[Emitted]) -> dict | None:

@@ -16,7 +16,7 @@ from itertools import combinations
 from meshwright.audit.collectives import Collective
 from meshwright.audit.groups import axes_that_change, group_axes
 from meshwright.cost.collectives import Op
-from meshwright.cost.step import PlannedTransfer
+from meshwright.cost.priced import PricedCollective
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import Axes
 from meshwright.notation.mesh import Mesh
@@ -41,7 +41,7 @@ class Row:
 
     tensor: str
     direction: str
-    planned: tuple[PlannedTransfer, ...]
+    planned: tuple[PricedCollective, ...]
     emitted: tuple["Emitted", ...]
     status: str
     note: str = ""
@@ -109,16 +109,16 @@ def on_mesh(collective: Collective, mesh: Mesh) -> Emitted:
 
 
 def line_up(
-    planned: Iterable[PlannedTransfer], emitted: Iterable[Emitted], *, has_reduce_scatter: bool = False
+    planned: Iterable[PricedCollective], emitted: Iterable[Emitted], *, has_reduce_scatter: bool = False
 ) -> list[Row]:
     """One row for each tensor and pass that either side knows.
 
     has_reduce_scatter: the compiler can emit one, so a sum that does the work of one, or of a gather,
     is another thing.
     """
-    planned_by_key: dict[tuple[str, str], list[PlannedTransfer]] = defaultdict(list)
-    for transfer in planned:
-        planned_by_key[transfer.transfer.tensor, _pass(transfer.direction)].append(transfer)
+    planned_by_key: dict[tuple[str, str], list[PricedCollective]] = defaultdict(list)
+    for one in planned:
+        planned_by_key[one.tensor, _pass(one.direction)].append(one)
     emitted_by_key: dict[tuple[str, str], list[Emitted]] = defaultdict(list)
     nameless: list[Emitted] = []
     for found in emitted:
@@ -181,7 +181,7 @@ def _pass(direction: str) -> str:
 
 
 def _key_by_name(
-    found: Emitted, planned: Mapping[tuple[str, str], list[PlannedTransfer]]
+    found: Emitted, planned: Mapping[tuple[str, str], list[PricedCollective]]
 ) -> tuple[str, str] | None:
     """The planned tensor that `found` moves: one of its scopes whose plan is most like it.
 
@@ -202,7 +202,7 @@ def _key_unplanned(found: Emitted) -> tuple[str, str]:
 
 def _key_by_size(
     found: Emitted,
-    planned: Mapping[tuple[str, str], list[PlannedTransfer]],
+    planned: Mapping[tuple[str, str], list[PricedCollective]],
     emitted: Mapping[tuple[str, str], list[Emitted]],
 ) -> tuple[str, str] | None:
     """The planned tensor that lacks just such a collective: for compilers that drop JAX's names.
@@ -211,11 +211,7 @@ def _key_by_size(
     """
 
     def lacks(key: tuple[str, str]) -> bool:
-        same = [
-            p
-            for p in planned[key]
-            if _kind(p.transfer.op, p.transfer.axes, p.transfer.gathered_bytes) == kind
-        ]
+        same = [p for p in planned[key] if _kind(p.op, p.axes, p.gathered_bytes) == kind]
         had = [
             e.collective.count or 1
             for e in emitted.get(key, ())
@@ -239,25 +235,25 @@ def _covers(tensor: str, scopes: tuple[str, ...]) -> bool:
     return any(scope == tensor or scope in shared for scope in scopes)
 
 
-def _likeness(found: Emitted, planned: list[PlannedTransfer]) -> tuple[bool, bool, int]:
+def _likeness(found: Emitted, planned: list[PricedCollective]) -> tuple[bool, bool, int]:
     reduces = found.reduces
-    alike = [p for p in planned if (p.transfer.op in _REDUCTIONS) == reduces]
-    axes = {axis for p in alike for axis in p.transfer.axes}
-    sizes = {p.transfer.gathered_bytes for p in alike}
+    alike = [p for p in planned if (p.op in _REDUCTIONS) == reduces]
+    axes = {axis for p in alike for axis in p.axes}
+    sizes = {p.gathered_bytes for p in alike}
     return bool(axes & set(found.axes)), found.collective.source_bytes in sizes, len(axes & set(found.axes))
 
 
 def _rows_of(
     tensor: str,
     phase: str,
-    planned: list[PlannedTransfer],
+    planned: list[PricedCollective],
     emitted: list[Emitted],
     has_reduce_scatter: bool,
 ) -> list[Row]:
     """Gathers with gathers and sums with sums; an exact pair is a match."""
     rows = []
     for reduces in (False, True):
-        plans = [p for p in planned if (p.transfer.op in _REDUCTIONS) == reduces]
+        plans = [p for p in planned if (p.op in _REDUCTIONS) == reduces]
         found = [e for e in emitted if e.reduces == reduces]
         if plans or found:
             rows.append(_judge(tensor, phase, tuple(plans), tuple(found), has_reduce_scatter))
@@ -267,7 +263,7 @@ def _rows_of(
 def _judge(
     tensor: str,
     phase: str,
-    planned: tuple[PlannedTransfer, ...],
+    planned: tuple[PricedCollective, ...],
     emitted: tuple[Emitted, ...],
     has_reduce_scatter: bool,
 ) -> Row:
@@ -276,7 +272,7 @@ def _judge(
 
     gathered_as_sum = has_reduce_scatter and any(e.collective.gathers for e in emitted)
     scattered_as_sum = has_reduce_scatter and any(e.op == "all_reduce" and e.kept for e in emitted)
-    largest = max([p.transfer.gathered_bytes for p in planned] + [e.collective.source_bytes for e in emitted])
+    largest = max([p.gathered_bytes for p in planned] + [e.collective.source_bytes for e in emitted])
     if planned_bytes(planned) == emitted_bytes(emitted) and _joins_all(emitted) and not gathered_as_sum:
         return row("match")
     if largest <= NEGLIGIBLE_BYTES:
@@ -304,11 +300,11 @@ def _joins_all(emitted: tuple[Emitted, ...]) -> bool:
     return len(joined) == mesh.size(tuple(dict.fromkeys(axis for e in steps for axis in e.axes)))
 
 
-def planned_bytes(planned: Iterable[PlannedTransfer]) -> Counter:
+def planned_bytes(planned: Iterable[PricedCollective]) -> Counter:
     """Bytes a step by operation and axes."""
     total: Counter = Counter()
     for p in planned:
-        total[p.transfer.op, frozenset(p.transfer.axes)] += round(p.transfer.gathered_bytes * p.count)
+        total[p.op, frozenset(p.axes)] += round(p.step_bytes)
     return total
 
 
@@ -320,7 +316,7 @@ def emitted_bytes(emitted: Iterable[Emitted]) -> Counter:
     return total
 
 
-def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> str:
+def _equivalence(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> str:
     """Why what was emitted does what was planned, or "" if it does not.
 
     The same axes are gathered or summed, the same ones end scattered, and nothing larger than the
@@ -329,13 +325,13 @@ def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, .
     sums = tuple(e for e in emitted if not e.collective.follows_sum)
     if kept := _kept_note(planned, emitted):
         return kept
-    if {a for p in planned for a in p.transfer.axes} != {a for e in emitted for a in e.axes} or not sums:
+    if {a for p in planned for a in p.axes} != {a for e in emitted for a in e.axes} or not sums:
         return ""
     notes = [*_type_note(planned, sums), *_padding_note(emitted)]
-    scattered = {a for p in planned if p.transfer.op == "reduce_scatter" for a in p.transfer.axes}
+    scattered = {a for p in planned if p.op == "reduce_scatter" for a in p.axes}
     kept = {a for e in sums for a in (e.axes if e.op == "reduce_scatter" else e.kept)}
     kept -= {a for e in emitted if e.op == "all_gather" and e.collective.follows_sum for a in e.axes}
-    elements = _most(((p.transfer.op, frozenset(p.transfer.axes)), _elements_per_step(p)) for p in planned)
+    elements = _most(((p.op, frozenset(p.axes)), _elements_per_step(p)) for p in planned)
     steps = _most(((e.op, frozenset(e.axes), e.collective.groups), e.elements_per_step) for e in sums)
     if scattered != kept or steps > elements:
         return ""
@@ -346,15 +342,15 @@ def _equivalence(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, .
         )
     elif any(e.is_part for e in sums):
         notes.append("summed within each slice and across slices")
-    elif {p.transfer.op for p in planned} != {e.op for e in sums} or len(planned) != len(sums):
+    elif {p.op for p in planned} != {e.op for e in sums} or len(planned) != len(sums):
         if not sums[0].reduces:
             return ""
         notes.append("the same sums in another order")
     return "; ".join(notes) or "the same sums in another order"
 
 
-def _elements_per_step(planned: PlannedTransfer) -> float:
-    return planned.transfer.gathered_bytes * planned.count / dtype_bytes(planned.transfer.dtype)
+def _elements_per_step(planned: PricedCollective) -> float:
+    return planned.step_bytes / dtype_bytes(planned.dtype)
 
 
 def _most(elements: Iterable[tuple[object, float]]) -> float:
@@ -365,10 +361,10 @@ def _most(elements: Iterable[tuple[object, float]]) -> float:
     return max(total.values())
 
 
-def _kept_note(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> str:
+def _kept_note(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> str:
     """What a compiler says that moves a gather out of the loop over the microbatches, or ""."""
     wanted, found = planned_bytes(planned), emitted_bytes(emitted)
-    sizes = {p.transfer.gathered_bytes for p in planned}
+    sizes = {p.gathered_bytes for p in planned}
     alike = wanted.keys() == found.keys() and {op for op, _ in found} == {"all_gather"}
     whole = {e.collective.source_bytes for e in emitted} <= sizes
     total_planned, total_found = wanted.total(), found.total()
@@ -377,8 +373,8 @@ def _kept_note(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...
     return f"gathered once and kept for {total_planned // total_found:.0f} uses: fewer bytes, more memory"
 
 
-def _type_note(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> list[str]:
-    wanted = planned[0].transfer.dtype
+def _type_note(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> list[str]:
+    wanted = planned[0].dtype
     others = [e.collective.source_dtype for e in emitted if e.collective.source_dtype != wanted]
     return [f"sent as {others[0]} where {wanted} was planned"] if others else []
 
@@ -394,10 +390,10 @@ def _padding_note(emitted: tuple[Emitted, ...]) -> list[str]:
     return [f"padded by {padding / whole:.1%} to whole tiles{then}"]
 
 
-def _difference(planned: tuple[PlannedTransfer, ...], emitted: tuple[Emitted, ...]) -> str:
-    plan = ", ".join(sorted({f"{p.transfer.op} over {'·'.join(p.transfer.axes)}" for p in planned}))
+def _difference(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> str:
+    plan = ", ".join(sorted({f"{p.op} over {'·'.join(p.axes)}" for p in planned}))
     found = ", ".join(sorted({f"{_form(e)} over {'·'.join(e.axes) or 'no mesh axes'}" for e in emitted}))
-    planned_bytes = sum(p.transfer.gathered_bytes * p.count for p in planned)
+    planned_bytes = sum(p.step_bytes for p in planned)
     found_bytes = sum(e.bytes_per_step for e in emitted)
     return f"planned {plan} ({planned_bytes:,} B a step), emitted {found} ({found_bytes:,} B a step)"
 

@@ -59,7 +59,7 @@ def _summed_whole(row: Row) -> tuple[str, str] | None:
             "gather over fewer devices: beside a second mesh axis (data=4,fsdp=16 for fsdp=64) XLA for TPU "
             "has gathers of its own",
         )
-    planned = {axis for p in row.planned if p.transfer.op == "reduce_scatter" for axis in p.transfer.axes}
+    planned = {axis for p in row.planned if p.op == "reduce_scatter" for axis in p.axes}
     scattered = {axis for e in row.emitted if e.op == "reduce_scatter" for axis in e.axes}
     whole = {axis for e in sums for axis in e.axes} & planned - scattered
     if not whole:

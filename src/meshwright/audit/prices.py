@@ -7,7 +7,8 @@ from meshwright.audit.compare import Emitted
 from meshwright.audit.groups import group_axes
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.moves import sent_bytes
-from meshwright.cost.step import PlannedTransfer, at_step_rates
+from meshwright.cost.priced import PricedCollective
+from meshwright.cost.step import at_step_rates
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.array import Axes
@@ -64,9 +65,9 @@ class Prices:
         found = group_axes(e.collective.groups, self.parts)
         return (found.axes or (), self.parts_placement) if not found.note else ((), None)
 
-    def planned_sent(self, p: PlannedTransfer) -> float:
+    def planned_sent(self, p: PricedCollective) -> float:
         """Bytes that each device was planned to send in a step."""
-        return sent_bytes(p.transfer.op, p.transfer.gathered_bytes, self.mesh.size(p.transfer.axes)) * p.count
+        return sent_bytes(p.op, p.gathered_bytes, self.mesh.size(p.axes)) * p.count
 
     def sent(self, e: Emitted) -> int:
         """Bytes that each device sends in a step."""

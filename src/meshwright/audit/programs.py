@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.inference import inference_cost
-from meshwright.cost.step import PlannedTransfer
+from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Phase
 from meshwright.plan.train import price
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class PlannedStep:
     """The planned side of an audit; FLOPs are a device's, memory is bytes on one chip, by cause."""
 
-    transfers: tuple[PlannedTransfer, ...]
+    collectives: tuple[PricedCollective, ...]
     flops: float
     memory: Mapping[str, int]
     memory_total: int
@@ -34,7 +34,7 @@ def planned_step(plan: Plan, hardware: Hardware) -> PlannedStep:
     else:
         phase, size = cast(Phase, workload.phase), (workload.num_sequences, workload.seq_len)
         cost, memory = inference_cost(plan.model, plan.layout, hardware, phase, *size)
-    return PlannedStep(cost.transfers, cost.executed_flops, asdict(memory), memory.total)
+    return PlannedStep(cost.collectives, cost.executed_flops, asdict(memory), memory.total)
 
 
 def traced_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:

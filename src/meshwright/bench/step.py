@@ -16,7 +16,6 @@ import numpy as np
 from jax import Array
 
 from meshwright.bench.timing import Prepared, Program, Progress, Timing, report
-from meshwright.cost.memory import update_work
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
@@ -60,9 +59,7 @@ class Measured:
         """Seconds that the cost model expects of this step."""
         shape = Shape(self.workload.num_sequences, self.workload.seq_len, self.workload.seq_len)
         graph = record_loss(self.config, self.layout, shape, flash_attention=False)
-        update = update_work(self.config, self.layout)
-        pricer = StepPricer(graph, self.layout, hardware)
-        return pricer.cost(self.layout.remat, update, self.layout.weight_axes).seconds
+        return StepPricer(graph, self.layout, hardware).cost().seconds
 
 
 def prepare(num_devices: int, progress: Progress, config: ModelConfig) -> Prepared[Measured]:

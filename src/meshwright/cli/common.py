@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.errors import MeshwrightError
+from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
 from meshwright.units import dtype_bytes, parse_count
 
 # Wide enough for the tables where the output is piped and there is no terminal to ask.
@@ -90,6 +92,14 @@ def show(*renderables: object) -> None:
 def note(text: str) -> None:
     """Prints a line for people on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def load_hardware(spec: str) -> Hardware:
+    """The hardware that `spec` names, with a warning on stderr where its file lacks what a step reaches."""
+    machine = catalog.load(spec)
+    if warning := catalog.step_warning(machine.chip):
+        note(f"mw: warning: {warning}")
+    return machine
 
 
 @contextmanager

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit, show
+from meshwright.cli.common import Json, emit, load_hardware, show
 from meshwright.cli.hardware_tables import catalog_table, figures_table, num_hosts, roofs_table, shape
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip, SharedMemory
-from meshwright.hardware.roofs import largest, roofs
+from meshwright.hardware.roofs import largest_machine, roofs
 from meshwright.hardware.topology import Hardware
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -39,12 +39,12 @@ def hardware(
     if as_json:
         emit(hardware_document(machine) if machine else chip_document(catalog.chip(name)))
     else:
-        show(*detail(machine or largest(catalog.chip(name))))
+        show(*detail(machine or largest_machine(catalog.chip(name))))
 
 
 def _machine(name: str) -> Hardware | None:
     """The machine that `name` is; None for a chip of the catalog."""
-    return catalog.load(name) if ":" in name or name.endswith(".toml") else None
+    return load_hardware(name) if ":" in name or name.endswith(".toml") else None
 
 
 def chip_document(chip: Chip) -> dict:
@@ -72,7 +72,7 @@ def chip_document(chip: Chip) -> dict:
         "price_per_chip_hour": chip.price_per_chip_hour,
         "step": dict(vars(chip.step)),
         "network": {"kind": type(network).__name__, **links},
-        "roofs": [roof.to_dict() for roof in roofs(largest(chip))],
+        "roofs": [roof.to_dict() for roof in roofs(largest_machine(chip))],
         "sources": dict(chip.sources),
     }
 

@@ -12,19 +12,19 @@ from meshwright.hardware.chip import (
     Torus,
 )
 from meshwright.hardware.efficiency import Points
-from meshwright.hardware.roofs import Roof, largest, roofs
+from meshwright.hardware.roofs import Roof, largest_machine, roofs
 from meshwright.hardware.topology import Hardware
 from meshwright.units import format_bytes, format_seconds
 
 
 def num_hosts(machine: Hardware) -> int:
-    """Hosts of the machine; those of a slice or NVLink domain are its own, the last perhaps not full."""
+    """The number of hosts: two slices or NVLink domains share none, and the last may be part full."""
     domains = machine.dims[0] if isinstance(machine.chip.network, Switch) else machine.num_slices
     return domains * -(-machine.num_chips // domains // machine.chip.chips_per_host)
 
 
 def shape(machine: Hardware) -> str:
-    """How the chips are joined, and what they offer together, in two lines."""
+    """Two lines: how the chips are joined, and their total FLOP/s and memory."""
     chip, network, hosts = machine.chip, machine.chip.network, num_hosts(machine)
     if isinstance(network, Torus):
         joined = _torus_words(machine, network)
@@ -70,7 +70,7 @@ def catalog_table(chips: list[Chip]) -> object:
     for heading in headings:
         table.add_column(heading, justify="right")
     for chip in chips:
-        memory, *links = roofs(largest(chip))
+        memory, *links = roofs(largest_machine(chip))
         link = links[0]
         narrow = [chip.flops_per_second[dtype] for dtype in ("fp8", "int8") if dtype in chip.flops_per_second]
         table.add_row(
@@ -83,7 +83,7 @@ def catalog_table(chips: list[Chip]) -> object:
             _ratio(memory),
             format_bytes(link.one_way_bytes_per_second),
             _ratio(link),
-            "x".join(map(str, largest(chip).dims)),
+            "x".join(map(str, largest_machine(chip).dims)),
         )
     table.caption = "mw hardware NAME shows the sources"
     return table
@@ -101,7 +101,7 @@ _KINDS = {
 
 
 def roofs_table(machine: Hardware) -> object:
-    """What each byte costs: the bandwidths of one chip, and the FLOPs that it must feed over each."""
+    """The bandwidths of one chip, and the FLOPs that each byte over them must feed."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -127,12 +127,12 @@ def _joins(roof: Roof) -> str:
 
 
 def _ratio(roof: Roof) -> str:
-    """FLOPs a byte in whole numbers: alpha as it is printed elsewhere."""
+    """FLOPs a byte in whole numbers, as alpha is printed elsewhere."""
     return f"{roof.flops_per_byte:,.0f}"
 
 
 def figures_table(chip: Chip) -> object:
-    """Every figure of a chip with its source; of the step only what is not ideal."""
+    """Every figure of a chip with its source; ideal figures of the step are left out."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -163,7 +163,7 @@ _FIGURES = (
 
 
 def _links(chip: Chip) -> dict[str, object]:
-    """The figures of the network that there are: of a host, the cost of each collective."""
+    """The figures of the network; on a host, the cost of each collective."""
     if isinstance(chip.network, SharedMemory):
         return dict(chip.network.costs)
     return {key: value for key, value in vars(chip.network).items() if value not in (None, {})}
@@ -199,7 +199,7 @@ def _figure(key: str, value: object) -> str:
 
 
 def _curves(efficiency: LinkEfficiency) -> str:
-    """The links' shares by size, of every collective measured."""
+    """The measured shares of the links' bandwidth, by collective and size."""
     curves = (f"{op} over {link}{_range(by_op[op])}" for link, by_op in efficiency.items() for op in by_op)
     return "; ".join(curves)
 

@@ -16,6 +16,7 @@ from meshwright.cli.common import (
     count_option,
     dtype_option,
     emit,
+    load_hardware,
     note,
     progress,
 )
@@ -30,12 +31,13 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.anchor import slowdown_of
+from meshwright.plan.assumptions import assumptions
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.degrees import check_chips
 from meshwright.plan.explain.explanation import explain as explain_search
 from meshwright.plan.smallest import NothingFits, Smallest
 from meshwright.plan.smallest import smallest as find_smallest
-from meshwright.plan.train import Search, assumptions, price, search
+from meshwright.plan.train import Search, price, search
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -120,14 +122,14 @@ def train(
     sizing = None
     if smallest:
         _check_smallest(layout, anchor)
-        chip = catalog.load(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
+        chip = load_hardware(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
         dtypes = _dtypes(chip, weights_dtype, compute_dtype)
         longest = _longest_step(workload, tokens, max_seconds, days)
         sizing = _find_smallest(config, hardware, workload, dtypes, fixed, runnable, longest, as_json)
         machine, found = sizing.hardware, sizing.found
     else:
         _check_not_smallest(max_seconds, days)
-        machine = _anchored(catalog.load(hardware), anchor)
+        machine = _anchored(load_hardware(hardware), anchor)
         weights, computes = _dtypes(machine.chip, weights_dtype, compute_dtype)
         if layout:
             found = _price_one(config, machine, workload, layout, weights, computes)
@@ -280,4 +282,4 @@ def _price_one(
     priced = [price(config, hardware, workload, layout) for layout in layouts]
     best = min(priced, key=lambda candidate: candidate.step_seconds)
     seconds = time.perf_counter() - started
-    return Search((best,), 1, seconds, tuple(assumptions(hardware, workload, best)))
+    return Search((best,), 1, seconds, tuple(assumptions(config, hardware, workload, best)))

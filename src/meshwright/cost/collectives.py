@@ -31,6 +31,11 @@ class CollectivePrice(NamedTuple):
     hops: int
     link: LinkKind | None
 
+    @property
+    def resource(self) -> Literal["ici", "dcn"]:
+        """The links that are waited for: inside a slice or NVLink domain, or between them."""
+        return "dcn" if self.link in OUTER_LINKS else "ici"
+
 
 NOTHING = CollectivePrice(0.0, "bandwidth", 0, None)
 

@@ -21,10 +21,9 @@ pass); PyTorch's notes on CUDA, "Memory management".
 from collections.abc import Iterable
 
 from meshwright.cost.graph import Graph, Segment, saved_values
-from meshwright.cost.memory import Memory, gathered_bytes, held_bytes, state_bytes
+from meshwright.cost.memory import Memory, gathered_weights_bytes, held_bytes, state_bytes
 from meshwright.cost.stages import alive_microbatches, stage_ends, stage_segments
 from meshwright.layout import Layout
-from meshwright.models.config import ModelConfig
 from meshwright.units import dtype_bytes
 
 # Arrays as large as the logits, besides them, where the vocabulary is whole and where it is split.
@@ -33,15 +32,15 @@ _WHOLE_LOSS, _SPLIT_LOSS = 3, 4
 _RUN_ONCE = ("none", "attention")
 
 
-def eager_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
+def eager_memory(graph: Graph, layout: Layout) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    phases = (phase for stage in {0, layout.pipe - 1} for phase in _phases(config, layout, graph, stage))
+    phases = (phase for stage in {0, layout.pipe - 1} for phase in _phases(graph, layout, stage))
     return max(phases, key=lambda memory: memory.total)
 
 
-def _phases(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> tuple[Memory, ...]:
+def _phases(graph: Graph, layout: Layout, index: int) -> tuple[Memory, ...]:
     """The loss, the backward pass of the last layer and that of the first, on one stage."""
-    weights, gradients, optimizer = state_bytes(config, layout, index)
+    weights, gradients, optimizer = state_bytes(graph, layout, index)
     scattered = layout.zero_stage >= 2
     early = gradients if scattered or layout.microbatches > 1 else 0  # before any of this step is made
     has = stage_ends(layout.schedule.pipeline, layout.pipe, index)
@@ -58,10 +57,10 @@ def _phases(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> tu
         saved += alive * sum(count * _unfused(segment) for segment, count in layers)
     kept = round(min(saved, held.on_chip) if layout.offload else saved)
     host = round(saved - kept)
-    gathered = (2 if layout.zero_stage == 3 else 1) * sum(map(gathered_bytes, ends))
+    gathered = (2 if layout.zero_stage == 3 else 1) * sum(map(gathered_weights_bytes, ends))
     layer = gathered + held.layer + _most(_unfused(segment) for segment, _ in layers)
     blocks = _most(_forward_peak(segment, layout.remat) for segment, _ in layers)
-    loss = gathered + 2 * _most(gathered_bytes(segment) for segment, _ in layers) + blocks
+    loss = gathered + 2 * _most(gathered_weights_bytes(segment) for segment, _ in layers) + blocks
     loss += sum(_loss_bytes(segment, _loss_dtype(layout)) for segment in ends)
     return (
         Memory(weights, early, optimizer, kept, loss, host),

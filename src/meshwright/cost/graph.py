@@ -6,16 +6,33 @@ policy saves follows what is recomputed, and so every collective and FLOP of the
 Bytes, FLOPs and the like are numbers; or arrays of numbers, where many layouts were recorded at once.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from meshwright.cost.collectives import Op
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective
 
 Direction = Literal["forward", "recompute", "backward", "update"]
+# What a collective carries. "tokens" travel to and from experts; what goes back in the backward pass are the
+# cotangents of the same arrays.
+Cargo = Literal[
+    "weights",
+    "gradients",
+    "updated weights",
+    "norm of gradients",
+    "activations",
+    "activations between stages",
+    "keys and values",
+    "tokens",
+    "norm statistics",
+    "logits",
+    "loss",
+]
+# Where the weights of one part of a model lie in a pipeline: dealt over its stages, with the embedding on
+# the first, with the head on the last, or with both (a tied table).
+Place = Literal["layers", "first", "last", "first and last"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,22 +50,22 @@ class Value:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A planned collective on one tensor.
+    """A recorded collective on one tensor, not priced yet; its node says in which direction it runs.
 
-    gathered_bytes: V, as cost/collectives.py prices it. critical: compute waits for it; the others
-    (weights gathered, gradients reduced) may hide under compute. step: in the notation, where a
-    contraction asked for it. once: of a step, not of every microbatch, as gradients that accumulate
-    where they are made are reduced. repeat: times in a row, as the blocks of a ring. copies: of each
-    row that go to different devices, as a token goes to several experts.
+    what: the kind of array that travels. gathered_bytes: V, as cost/collectives.py prices it. critical:
+    compute waits for it; the others (weights gathered, gradients reduced) may hide under compute. once: of
+    a step, not of every microbatch, as gradients that accumulate where they are made are reduced. repeat:
+    times in a row, as the blocks of a ring. copies: of each row that go to different devices, as a token
+    goes to several experts.
     """
 
+    what: Cargo
     op: Op
     axes: tuple[str, ...]
     tensor: str
     gathered_bytes: int
     dtype: str
     critical: bool
-    step: Collective | None = None
     once: bool = False
     repeat: int = 1
     copies: int = 1
@@ -111,6 +128,7 @@ class Segment:
     nodes: tuple[Node, ...]
     count: int
     source: Value | None = None
+    memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def producers(self) -> dict[int, Node]:
@@ -118,11 +136,36 @@ class Segment:
         return {id(value): node for node in self.nodes for value in node.outputs}
 
 
+class StoredWeights(NamedTuple):
+    """Elements on one device of the weights of one part of the model, all of its layers together.
+
+    stored: as they lie between steps. accumulated: of their gradients, while microbatches add to them.
+    updated: as the optimizer has them, and their gradients once summed.
+    """
+
+    place: Place
+    stored: Any = 0
+    accumulated: Any = 0
+    updated: Any = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The forward pass in order. Compared by identity: prices are kept by graph."""
+    """The recorded passes of one microbatch, in order, and what lies in memory between them.
+
+    directions: in which each segment runs; in prefill and generate forward alone.
+    caches: the keys and values (or latents) that generation keeps. Graphs are compared by identity.
+    """
 
     segments: tuple[Segment, ...]
+    weights: tuple[StoredWeights, ...] = ()
+    caches: tuple[Value, ...] = ()
+    directions: tuple[Direction, ...] = ("forward", "recompute", "backward")
+    memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def trains(self) -> bool:
+        return "backward" in self.directions
 
     @cached_property
     def num_layers(self) -> int:
@@ -135,12 +178,29 @@ class Graph:
                 yield segment, node
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Owner = TypeVar("_Owner", "Segment", "Graph")
+
+
+def kept_with(function: Callable[Concatenate[_Owner, _P], _R]) -> Callable[Concatenate[_Owner, _P], _R]:
+    """`function` of a segment or graph, which keeps the results, so that they live as long as it does."""
+
+    @wraps(function)
+    def ask(owner: _Owner, *rest: _P.args, **named: _P.kwargs) -> _R:
+        key = (function, *rest, *named.items())
+        if key not in owner.memo:
+            owner.memo[key] = function(owner, *rest, **named)
+        return owner.memo[key]
+
+    return ask
+
+
 # Kinds of nodes whose results the policy `matmuls` keeps. Attention's is as small as one of its inputs.
 _KEPT_AS_MATMULS = ("matmul", "attention", "reduce", "exchange")
 
 
-# Memory and time of a segment ask for the same, soon after one another; a result keeps the whole segment.
-@lru_cache(maxsize=512)
+@kept_with
 def saved_values(segment: Segment, remat: str) -> list[Value]:
     """What the backward pass of one run of `segment` finds in memory.
 
@@ -169,7 +229,7 @@ def _every_second_product(segment: Segment) -> list[Node]:
     return [node for node in segment.nodes if node.kind == "matmul"][1::2]
 
 
-@lru_cache(maxsize=512)
+@kept_with
 def recomputed_nodes(segment: Segment, remat: str) -> list[Node]:
     """The nodes whose forward work the backward pass repeats, in order."""
     saved = {id(value) for value in saved_values(segment, remat)}

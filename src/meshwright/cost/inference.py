@@ -1,28 +1,25 @@
 """One forward pass with a cache: prefill of B prompts, or the next token of B sequences.
 
-    seconds = for each segment: work + waiting . critical transfers + other transfers - what hides
-
-as `step.py` has them for the forward pass of training. Memory is weights, caches and what one operation
-reads and writes; nothing is kept for a backward pass.
+The recorded pass is priced as the forward passes of training are (step.py). Memory is weights, caches and
+what one operation reads and writes; nothing is kept for a backward pass. What a cache holds, and what a
+layer reads of it, is said by models/count.py: a local layer's window, one latent for all heads, one cache
+for several layers. What serve/ runs today keeps every position of every layer.
 """
 
-from collections import defaultdict
-from dataclasses import asdict, dataclass
-from math import prod
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 
-from meshwright.cost.collectives import OUTER_LINKS
-from meshwright.cost.graph import Graph, Node
+from meshwright.cost.graph import Graph, Node, Value
 from meshwright.cost.memory import stored_parameters
 from meshwright.cost.ops import SymbolicOps, symbolic_weights
-from meshwright.cost.passes import Dtypes, passes
-from meshwright.cost.recorder import Shape, Value
-from meshwright.cost.step import PlannedTransfer, StepCost, Term, at_step_rates, transfer_price
+from meshwright.cost.recorder import Shape
+from meshwright.cost.step import StepCost, StepPricer
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import dimensions
+from meshwright.models.count import cache_arrays, cache_windows, cached_positions
 from meshwright.notation.collective import reshard
 from meshwright.units import dtype_bytes
 
@@ -44,16 +41,47 @@ class InferenceMemory:
 
 
 class _CachedOps(SymbolicOps):
-    """Attention reads the keys and values of the cache, S positions of every sequence."""
+    """Records a pass of T queries of each sequence, behind S - T positions in the cache."""
 
     def attention(
-        self, name: str, q: Value, k: Value, v: Value, *rest: object, **how: object
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        v: Value,
+        positions: Value,
+        cache: object,
+        *,
+        window: int | None = None,
+        **how: object,
     ) -> tuple[Value, object]:
-        keys, values = (self._cached(x) for x in (k, v))
-        return super().attention(name, q, keys, values, *rest, **how)  # pyright: ignore[reportArgumentType]
+        """In prefill as in training. A generate step reads what the cache keeps of every sequence.
 
-    def _cached(self, x: Value) -> Value:
-        return Value(x.array, x.dtype, round(x.bytes_per_device / self.sizes["T"] * self.sizes["S"]))
+        From latents[B,S,R] and rotary keys[B,S,A] it reads them as one KV head: queries go through wk_up
+        and sums of latents through wv_up (DeepSeek-V2, 2024), which are the FLOPs of the new position's keys
+        and values. So scores take 2 B S N (R + A) FLOPs, and values 2 B S N R.
+        """
+        if self.sizes["T"] == self.sizes["S"]:
+            return super().attention(name, q, k, v, positions, cache, window=window)
+        out = self.value(self._like_queries(q, v), q.dtype)
+        kept = tuple(self.cached(1, window).values())
+        if self.config.mla is None:
+            return self._attend(name, (q,), kept, out, out, window), cache
+        latent, rope = (
+            self.value(self.layout.activation("q", letters), q.dtype) for letters in ("BTNR", "BTNA")
+        )
+        return self._attend(name, (latent, rope), kept, latent, out, window), cache
+
+    def cached(self, num_layers: int, window: int | None) -> dict[str, Value]:
+        """The arrays in the cache of so many layers with this window."""
+        sizes = self.sizes
+        self.sizes = sizes | {"L": num_layers, "S": cached_positions(sizes["S"], window)}
+        found = {
+            name: self.activation_value(name, "L" + letters)
+            for name, letters in cache_arrays(self.config).items()
+        }
+        self.sizes = sizes
+        return found
 
 
 def record_inference(config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool) -> Graph:
@@ -63,9 +91,14 @@ def record_inference(config: ModelConfig, layout: Layout, shape: Shape, *, flash
     weights = symbolic_weights(config, ops)
     logits, _ = transformer.next_token_logits(config, ops, weights, tokens, positions, tokens, None)
     steps = reshard(logits.array, logits.array.replace(axes={"V": ()}))
-    gathered = ops.transfers(steps, "logits", logits.dtype, critical=True)
+    gathered = ops.transfers("logits", steps, "logits", logits.dtype, critical=True)
     ops.add(Node("logits", "move", (logits,), (logits,), forward_transfers=gathered))
-    return ops.graph()
+    caches = tuple(
+        value
+        for window, count in Counter(cache_windows(config)).items()
+        for value in ops.cached(count, window).values()
+    )
+    return replace(ops.graph(), caches=caches, directions=("forward",))
 
 
 def inference_cost(
@@ -73,44 +106,18 @@ def inference_cost(
 ) -> tuple[StepCost, InferenceMemory]:
     """The parts of one step with caches of `context` positions, and its peak on one chip."""
     queries = context if phase == "prefill" else 1
-    shape = Shape(num_sequences, queries, context)
-    graph = record_inference(config, layout, shape, flash_attention=hardware.chip.kind != "cpu")
-    return _cost(graph, layout, hardware), _memory(config, layout, graph, num_sequences, context)
+    shape, whole = Shape(num_sequences, queries, context), layout.replace(microbatches=1)
+    graph = record_inference(config, whole, shape, flash_attention=hardware.chip.kind != "cpu")
+    return StepPricer(graph, whole, hardware).cost(), inference_memory(graph, whole)
 
 
-def _cost(graph: Graph, layout: Layout, hardware: Hardware) -> StepCost:
-    chip, placement = hardware.chip, at_step_rates(hardware).place(layout.mesh)
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    transfers: list[PlannedTransfer] = []
-    flops = 0.0
-    for segment in graph.segments:
-        work = passes(segment, "none", Dtypes.of(layout), chip)[0]
-        flops += segment.count * work.flops
-        for name, bound, each in work.terms:
-            seconds[name, bound] += segment.count * each
-        prices = [(t, transfer_price(t, placement)) for t in work.transfers if not t.once]
-        behind = sum(price.seconds for t, price in prices if not t.critical)
-        exposed = 1 - chip.step.overlap * min(1.0, work.seconds / behind) if behind else 0.0
-        for t, price in prices:
-            share = chip.step.waiting if t.critical else exposed
-            bound = "dcn" if price.link in OUTER_LINKS else "ici"
-            transfers.append(PlannedTransfer(t, "forward", segment.count, price.seconds, bound, share))
-            kind = "activations" if t.critical else "weights"
-            seconds[f"{kind} over {'·'.join(t.axes)}", bound] += segment.count * price.seconds * share
-    terms = [Term(name, total, bound) for (name, bound), total in seconds.items() if total]
-    return StepCost(tuple(sorted(terms, key=lambda term: -term.seconds)), tuple(transfers), flops)
-
-
-def _memory(
-    config: ModelConfig, layout: Layout, graph: Graph, num_sequences: int, context: int
-) -> InferenceMemory:
-    sizes = {**dimensions(config), "B": num_sequences, "S": context}
-    cache = layout.activation("cache", "LBSKH")
-    block = prod(
-        sizes[dim] / layout.mesh.size(axes) for dim, axes in zip(cache.dims, cache.axes, strict=True)
-    )
+def inference_memory(graph: Graph, layout: Layout) -> InferenceMemory:
+    """The peak of one recorded pass on one chip."""
     held = max(
         sum(value.bytes_per_device for value in (*node.inputs, *node.outputs)) for _, node in graph.nodes()
     )
-    weights = stored_parameters(config, layout).weights * dtype_bytes(layout.weights_dtype)
-    return InferenceMemory(round(weights), round(2 * block * dtype_bytes(layout.compute_dtype)), held)
+    return InferenceMemory(
+        weights=round(stored_parameters(graph, layout).weights * dtype_bytes(layout.weights_dtype)),
+        cache=sum(value.bytes_per_device for value in graph.caches),
+        buffers=held,
+    )

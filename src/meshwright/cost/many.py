@@ -14,12 +14,12 @@ import numpy as np
 
 from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.figures import largest
-from meshwright.cost.graph import Direction, Node, Segment, Transfer, recomputed_nodes
-from meshwright.cost.memory import Held, held_bytes, parameter_counts, peak, state_bytes, update_work
+from meshwright.cost.graph import Transfer
+from meshwright.cost.memory import HeldBytes, held_bytes, peak, state_bytes, update_work
 from meshwright.cost.ops import record_loss
-from meshwright.cost.passes import Dtypes, pass_of_many, seconds_of
+from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, makespan
-from meshwright.cost.recorder import Shape, Sizes
+from meshwright.cost.recorder import MeshSizes, Shape
 from meshwright.cost.stages import (
     Counts,
     alive_microbatches,
@@ -29,15 +29,15 @@ from meshwright.cost.stages import (
     stage_ends,
 )
 from meshwright.cost.step import (
-    Priced,
-    PricedPass,
+    TimedPass,
     at_step_rates,
     done_once,
     exposed_share,
     hop_share,
+    hop_transfer,
     norm_transfer,
-    sent_bytes,
     stage_times,
+    timed_passes,
 )
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -65,18 +65,17 @@ class Family:
         *,
         flash_attention: bool,
     ) -> None:
-        self.config, self.chip, self.members = config, hardware.chip, members
+        self.chip, self.members = hardware.chip, members
         self.microbatches = np.array([member.microbatches for member in members])
         self.layout = layout = members[0].mesh.replace(microbatches=members[0].microbatches)
         shape = Shape(workload.num_sequences / self.microbatches, workload.seq_len, workload.seq_len)
         mesh = _Meshes([member.mesh for member in members])
-        sizes = Sizes(mesh, self.microbatches)
+        sizes = MeshSizes(mesh, self.microbatches)
         self.graph = record_loss(config, layout, shape, flash_attention=flash_attention, many=sizes)
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
         self.placements = [machine.place(member.mesh.mesh) for member in members]
-        self.counts = parameter_counts(config, layout, mesh)
         self._prices: dict[tuple, Any] = {}
-        self._passes: dict[tuple, PricedPass] = {}
+        self._timed: dict[SegmentPass, TimedPass] = {}
         self._stages: dict[tuple[int, int, str], Stages] = {}
         self._states: dict[tuple, _States] = {}
         self._norms: dict[int, Any] = {}
@@ -101,10 +100,8 @@ class Family:
         key = (pipe, interleave, stage_ends(schedule, pipe, 0), len(routes(schedule, pipe)))
         if key not in self._states:
             layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
-            update = seconds_of(
-                update_work(self.config, layout, self.counts), "update", self.dtypes, self.chip
-            )
-            stages = {s: state_bytes(self.config, layout, s, self.counts) for s in {0, pipe - 1}}
+            update = seconds_of(update_work(self.graph, layout), "update", self.dtypes, self.chip)
+            stages = {stage: state_bytes(self.graph, layout, stage) for stage in {0, pipe - 1}}
             self._states[key] = _States(layout, stages, update)
         return self._states[key]
 
@@ -116,34 +113,21 @@ class Family:
             self._norms[pipe] = seconds_of_many(norm.op, norm.axes, placements)(norm.gathered_bytes)
         return self._norms[pipe]
 
-    def priced(self, remat: str) -> list[list[PricedPass]]:
+    def timed(self, remat: str) -> list[list[TimedPass]]:
         """The passes of every segment."""
-        return [
-            [
-                self._pass("forward", segment, segment.nodes),
-                self._pass("recompute", segment, recomputed_nodes(segment, remat), remat),
-                self._pass("backward", segment, segment.nodes),
-            ]
-            for segment in self.graph.segments
-        ]
+        return timed_passes(self.graph, remat, self.dtypes, self.chip, self._timed_pass)
 
-    def _pass(
-        self, direction: Direction, segment: Segment, nodes: Sequence[Node], remat: str = ""
-    ) -> PricedPass:
-        key = (id(segment), direction, remat)
-        if key not in self._passes:
-            work, step = pass_of_many(direction, nodes, self.dtypes, self.chip), self.chip.step
-            each = [self._price(transfer) for transfer in work.transfers if not transfer.once]
-            once = [self._price(transfer) for transfer in work.transfers if transfer.once]
-            self._passes[key] = PricedPass(work, each, once, step.overlap, step.waiting)
-        return self._passes[key]
+    def _timed_pass(self, one: SegmentPass) -> TimedPass:
+        if one not in self._timed:
+            self._timed[one] = TimedPass(one, self._seconds, self.chip)
+        return self._timed[one]
 
-    def _price(self, transfer: Transfer) -> Priced:
+    def _seconds(self, transfer: Transfer) -> Any:
         key = (transfer.op, transfer.axes, transfer.copies)
         if key not in self._prices:
             op, axes, copies = key
             self._prices[key] = seconds_of_many(op, axes, self.placements, copies=copies)
-        return Priced(transfer, self._prices[key](transfer.gathered_bytes) * transfer.repeat, "")
+        return self._prices[key](transfer.gathered_bytes)
 
 
 class _States(NamedTuple):
@@ -167,10 +151,10 @@ class Stages:
     def __init__(self, family: Family, pipe: int, interleave: int, remat: str) -> None:
         self.family, self.pipe, self.interleave, self.remat = family, pipe, interleave, remat
         self.rows = np.array(family.rows[pipe])
-        self._priced = family.priced(remat)
+        self._timed = family.timed(remat)
         self._counts = [stage_counts(family.graph, pipe, interleave, stage) for stage in range(pipe)]
         different = list(dict.fromkeys(self._counts))
-        totals = np.array([self._all(sum(stage_times(self._priced, counts))) for counts in different])
+        totals = np.array([self._all(sum(stage_times(self._timed, counts))) for counts in different])
         microbatches = family.microbatches[self.rows]
         self._busy = totals.max(axis=0) * microbatches
         once = np.choose(totals.argmax(axis=0), [self._once(counts) for counts in different])
@@ -186,7 +170,7 @@ class Stages:
             weights, gradients, optimizer = (_at(rows, part) for part in parts)
             ends = stage_ends(schedule, pipe, stage)
             held = held_bytes(family.graph, pipe, interleave, stage, ends, self.remat)
-            held = Held(*[_at(rows, figure) for figure in held])
+            held = HeldBytes(*[_at(rows, figure) for figure in held])
             alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in microbatches.tolist()]
             memory = peak((weights, gradients, optimizer), held, np.array(alive), microbatches, states.layout)
             totals.append(memory.total)
@@ -215,8 +199,9 @@ class Stages:
         if chunks not in self._times:
             body, special = chunk_counts(self.family.graph, self._counts, chunks)
             placements = [self.family.placements[row] for row in self.rows]
-            hops = seconds_of_many("permute", ("pipe",), placements)
-            hop_seconds = hops(self._all(sent_bytes(self.family.graph, self.pipe)))
+            hop = hop_transfer(self.family.graph, self.pipe)
+            hops = seconds_of_many(hop.op, hop.axes, placements)
+            hop_seconds = hops(self._all(hop.gathered_bytes))
             hop_seconds = hop_share(self.family.chip, self.interleave) * hop_seconds
             found = zip(
                 self._passes(body), *map(self._passes, special.values()), hop_seconds.tolist(), strict=True
@@ -227,14 +212,14 @@ class Stages:
         return self._times[chunks]
 
     def _passes(self, counts: Counts) -> list[PassSeconds]:
-        columns = [self._all(seconds).tolist() for seconds in stage_times(self._priced, counts)]
+        columns = [self._all(seconds).tolist() for seconds in stage_times(self._timed, counts)]
         return [PassSeconds(*seconds) for seconds in zip(*columns, strict=True)]
 
     def _once(self, counts: Counts) -> Any:
         """Seconds that do not hide of what is done once on a stage."""
         exposed = 0.0
         for direction in ("forward", "backward"):
-            waiting, room = done_once(self._priced, counts, direction)
+            waiting, room = done_once(self._timed, counts, direction)
             exposed = exposed + waiting * exposed_share(waiting, room, self.family.chip.step.overlap)
         return self._all(exposed)
 

@@ -18,21 +18,14 @@ This is the memory of a program that XLA plans as a whole; eager.py has that of 
 operation.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from math import prod
 from typing import Any, NamedTuple
 
 from meshwright.cost.figures import ceiling, larger, largest, smaller
-from meshwright.cost.graph import Graph, Segment, Value, Work, saved_values
+from meshwright.cost.graph import Graph, Segment, Value, Work, kept_with, saved_values
 from meshwright.cost.stages import Ends, alive_microbatches, layers_of_stages, stage_ends, stage_segments
 from meshwright.layout import Layout
 from meshwright.layout.pipeline import routes
-from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import dimensions, parameters
-from meshwright.notation.array import ShardedArray
-from meshwright.notation.mesh import Degrees
 from meshwright.units import dtype_bytes, whole
 
 NUM_MOMENTS = 2
@@ -68,80 +61,47 @@ class Memory:
 
 @dataclass(frozen=True)
 class Stored:
-    """Parameters on one chip of a stage: as used, as gradients accumulate, as the optimizer has them."""
+    """Parameters on one chip of a stage: as stored, as gradients accumulate, as the optimizer has them."""
 
     weights: int
     gradients: int
     moments: int
 
 
-def stored_parameters(
-    config: ModelConfig, layout: Layout, stage: int = 0, counts: "ParameterCounts | None" = None
-) -> Stored:
+def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
     """Parameters on one chip of `stage`: its layers, and what the schedule's ends have besides.
 
-    Fractions of a shard round up. A tied table is where the embedding is and where the head is.
-    counts: those of many meshes at once; by default the layout's.
+    A tied table is where the embedding is and where the head is.
     """
     pipe, schedule = layout.pipe, layout.schedule.pipeline
-    layers = layers_of_stages(config.num_layers, pipe, layout.interleave)[stage] / config.num_layers
+    layers = layers_of_stages(graph.num_layers, pipe, layout.interleave)[stage] / graph.num_layers
     copies = len(routes(schedule, pipe))  # of a stage's layers, one for each direction
-    embedding, head = stage_ends(schedule, pipe, stage)
-    used = added = updated = 0.0
-    for name, *shards in counts or parameter_counts(config, layout):
-        if name.endswith("layers"):
-            share = layers * copies
-        elif name == "embed":
-            share = embedding or (config.tied_embeddings and head)
-        else:
-            share = embedding if name == "positions" else head
-        used, added, updated = (
-            total + share * count for total, count in zip((used, added, updated), shards, strict=True)
-        )
-    return Stored(*map(ceiling, (used, added, updated)))
+    first, last = stage_ends(schedule, pipe, stage)
+    share = {"layers": layers * copies, "first": first, "last": last, "first and last": first or last}
+    stored = sum(share[part.place] * part.stored for part in graph.weights)
+    accumulated = sum(share[part.place] * part.accumulated for part in graph.weights)
+    updated = sum(share[part.place] * part.updated for part in graph.weights)
+    return Stored(*map(ceiling, (stored, accumulated, updated)))
 
 
-# (stack or parameter; its elements on a chip as stored, as gradients accumulate, as the optimizer has them),
-# or arrays of elements.
-ParameterCounts = Sequence[tuple[str, Any, Any, Any]]
-
-
-def parameter_counts(config: ModelConfig, layout: Layout, mesh: Degrees | None = None) -> ParameterCounts:
-    """Elements of every stack and of every parameter outside them, on one chip, all layers counted.
-
-    mesh: those of many layouts with the pattern of `layout`, for arrays of elements.
-    """
-    size = (layout.mesh if mesh is None else mesh).size
-    sizes, totals = dimensions(config), dict[str, tuple[Any, Any, Any]]()
-    kinds = layout.weight, layout.accumulated, layout.gradient
-
-    def elements(array: ShardedArray) -> Any:
-        return prod(-(-sizes[dim] // size(axes)) for dim, axes in zip(array.dims, array.axes, strict=True))
-
-    for path, param in parameters(config).items():
-        stack, _, name = path.rpartition("/")
-        stored, added, updated = (elements(kind(name, param.letters)) for kind in kinds)
-        before = totals.get(stack or name, (0, 0, 0))
-        totals[stack or name] = before[0] + stored, before[1] + added, before[2] + updated
-    return [(name, *counts) for name, counts in totals.items()]
-
-
-def train_memory(config: ModelConfig, layout: Layout, graph: Graph) -> Memory:
+def train_memory(graph: Graph, layout: Layout) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    found = (_stage_memory(config, layout, graph, stage) for stage in {0, layout.pipe - 1})
+    found = (_stage_memory(graph, layout, stage) for stage in {0, layout.pipe - 1})
     return max(found, key=lambda memory: memory.total)
 
 
-def _stage_memory(config: ModelConfig, layout: Layout, graph: Graph, index: int) -> Memory:
+def _stage_memory(graph: Graph, layout: Layout, index: int) -> Memory:
     ends = stage_ends(layout.schedule.pipeline, layout.pipe, index)
     held = held_bytes(graph, layout.pipe, layout.interleave, index, ends, layout.remat)
     alive = alive_microbatches(
         layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
     )
-    return peak(state_bytes(config, layout, index), held, alive, layout.microbatches, layout)
+    return peak(state_bytes(graph, layout, index), held, alive, layout.microbatches, layout)
 
 
-def peak(states: tuple[Any, Any, Any], held: "Held", alive: Any, microbatches: Any, layout: Layout) -> Memory:
+def peak(
+    states: tuple[Any, Any, Any], held: "HeldBytes", alive: Any, microbatches: Any, layout: Layout
+) -> Memory:
     """Of a stage with so many microbatches alive at once; of many layouts that are alike else, in arrays."""
     weights, gradients, optimizer = states
     saved = held.saved(alive)
@@ -150,11 +110,9 @@ def peak(states: tuple[Any, Any, Any], held: "Held", alive: Any, microbatches: A
     return Memory(weights, gradients, optimizer, whole(kept), buffers, whole(saved - kept))
 
 
-def state_bytes(
-    config: ModelConfig, layout: Layout, stage: int, counts: ParameterCounts | None = None
-) -> tuple[int, int, int]:
-    """Bytes of (weights, gradients, optimizer) on one chip of a stage; counts: as of stored_parameters."""
-    stored = stored_parameters(config, layout, stage, counts)
+def state_bytes(graph: Graph, layout: Layout, stage: int) -> tuple[Any, Any, Any]:
+    """Bytes of (weights, gradients, optimizer) on one chip of a stage."""
+    stored = stored_parameters(graph, layout, stage)
     master = stored.moments * dtype_bytes("f32") if layout.master_weights else 0
     return (
         whole(stored.weights * dtype_bytes(layout.weights_dtype) + master),
@@ -163,7 +121,7 @@ def state_bytes(
     )
 
 
-class Held(NamedTuple):
+class HeldBytes(NamedTuple):
     """Bytes that the passes of one stage hold.
 
     a_microbatch: that its layers save for one microbatch. once: that the embedding and the head save,
@@ -192,13 +150,13 @@ class Held(NamedTuple):
         return larger(self.layer + own, self.ends) - own * alone
 
 
-@lru_cache(maxsize=512)
-def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends, remat: str) -> Held:
+@kept_with
+def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends, remat: str) -> HeldBytes:
     """What the passes of one stage hold under one remat policy."""
     here = stage_segments(graph, pipe, interleave, stage, ends)
     layers = [(segment, count) for segment, count in here if segment.source]
     last = layers[-1][0].source if layers else None  # a stage may hold the embedding or the head alone
-    return Held(
+    return HeldBytes(
         a_microbatch=sum(count * _saved(segment, remat) for segment, count in layers),
         once=sum(count * _saved(segment, remat) for segment, count in here if not segment.source)
         + (last.bytes_per_device if last else 0),
@@ -208,23 +166,23 @@ def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends,
     )
 
 
-@lru_cache(maxsize=512)
+@kept_with
 def _saved(segment: Segment, remat: str) -> int:
     """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer."""
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
     return _bytes([value for value in saved_values(segment, remat) if id(value) not in weights])
 
 
-@lru_cache(maxsize=512)
+@kept_with
 def _working_set(segment: Segment, remat: str) -> int:
     """Gathered weights, what the backward pass recomputed, and a cotangent as large as it all."""
-    gathered = gathered_bytes(segment) * (2 if segment.count > 1 else 1)
+    gathered = gathered_weights_bytes(segment) * (2 if segment.count > 1 else 1)
     everything = [value for node in segment.nodes for value in node.outputs if node.kind != "gather"]
     return gathered + 2 * _bytes(everything) - _saved(segment, remat)
 
 
-def gathered_bytes(segment: Segment) -> int:
-    """Of weights that are copies: gathered, or of another dtype; others are read where they are stored."""
+def gathered_weights_bytes(segment: Segment) -> int:
+    """Bytes of gathered weights and of casts; other weights are read where they are stored."""
     return _bytes(
         [
             value
@@ -240,12 +198,12 @@ def _bytes(values: list[Value]) -> int:
     return sum({id(value): value.bytes_per_device for value in values}.values())
 
 
-def update_work(config: ModelConfig, layout: Layout, counts: ParameterCounts | None = None) -> Work:
-    """Adam on one chip's shard; counts: as of stored_parameters.
+def update_work(graph: Graph, layout: Layout) -> Work:
+    """Adam on one chip's shard.
 
     Weight, gradient and both moments are read, all but the gradient written. About 12 FLOPs a
     parameter (Kingma & Ba, 2014, algorithm 1); memory decides.
     """
-    params = stored_parameters(config, layout, counts=counts).moments
+    params = stored_parameters(graph, layout).moments
     weights = 3 * dtype_bytes(layout.weights_dtype) + (2 * dtype_bytes("f32") if layout.master_weights else 0)
     return Work(12 * params, params * (weights + 2 * NUM_MOMENTS * dtype_bytes(layout.optimizer_dtype)))

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
-from meshwright.cost.recorder import Recorder, Shape, Sizes
+from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
@@ -37,7 +37,7 @@ class SymbolicOps(Recorder):
         shape: Shape,
         *,
         flash_attention: bool,
-        many: Sizes | None = None,
+        many: MeshSizes | None = None,
     ) -> None:
         super().__init__(config, layout, shape, many)
         self.flash_attention = flash_attention
@@ -54,8 +54,8 @@ class SymbolicOps(Recorder):
         out, lookup = self.activation_value("x", "BTD"), self.layout.contraction(name, "BTV,VD->BTD")
         rows = self.fetch(name, table, lookup.rhs_route)
         moved = (Work(hbm_bytes=2 * out.bytes_per_device),)
-        share = self.transfers(lookup.out_route.forward, name, dtype, critical=True)
-        spread = self.transfers(lookup.out_route.backward, name, dtype, critical=True)
+        share = self.transfers("activations", lookup.out_route.forward, name, dtype, critical=True)
+        spread = self.transfers("activations", lookup.out_route.backward, name, dtype, critical=True)
         return self.add(
             Node(
                 name,
@@ -95,7 +95,7 @@ class SymbolicOps(Recorder):
         if axes:
             squares = ShardedArray(name, x.array.dims[:-1], x.array.axes[:-1], axes)
             whole = placed((squares,), squares.replace(unreduced=()), wanted=True).routes[0]
-            sums = self.transfers(whole.forward, name, "f32", critical=True)
+            sums = self.transfers("norm statistics", whole.forward, name, "f32", critical=True)
         out = self.value(x.array, x.dtype)
         # Steps of an RMS norm: x in float32, and divided by its size. Layer norms are one kernel anywhere.
         steps = self.value(x.array, "f32").bytes_per_device + out.bytes_per_device if kind == "rms" else 0
@@ -216,25 +216,40 @@ class SymbolicOps(Recorder):
         """
         k, v = self._all_positions("k", k), self._all_positions("v", v)
         out = self.value(self._like_queries(q, v), q.dtype)
+        return self._attend(name, (q,), (k, v), out, out, window), cache
+
+    def _attend(
+        self,
+        name: str,
+        queries: tuple[Value, ...],
+        kept: tuple[Value, ...],
+        summed: Value,
+        out: Value,
+        window: int | None,
+    ) -> Value:
+        """Attention of the parts of the queries over the arrays that are kept of the positions, as one node.
+
+        summed: the values' sum of each query head, as it leaves the kernel.
+        """
         keys = self._mean_keys(window) if self.flash_attention else self.sizes["S"]
-        scores, values = 2 * keys * self.elements(q.array), 2 * keys * self.elements(out.array)
-        traffic = sum(value.bytes_per_device for value in (q, k, v, out))
-        inputs = (q, k, v)
+        scores = 2 * keys * sum(self.elements(q.array) for q in queries)
+        values = 2 * keys * self.elements(summed.array)
+        traffic = sum(value.bytes_per_device for value in (*queries, *kept, summed))
+        inputs = (*queries, *kept)
         if not self.flash_attention:
-            inputs = (*inputs, self._scores(q, k, whole(4 * self.elements(q.array) / self.sizes["H"] * keys)))
+            inputs = (*inputs, self._scores(queries[0], kept[0], keys))
         # Backward: the scores again, dQ and dK over H; dP and dV over O.
-        head = (self.sizes[q.array.dims[-1]] + self.sizes[out.array.dims[-1]]) / 2
+        head = sum(self.sizes[value.array.dims[-1]] for value in (*queries, summed)) / 2
         shape = self.sizes["T"], head, keys
         forward = Work(scores + values, traffic, shape=shape)
         backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
-        node = Node(name, "attention", inputs, (out,), (q, k, v), (forward,), (backward,))
-        self.add(replace(node, unfused_bytes=self._copies_of_keys(k, v)))
-        return out, cache
+        node = Node(name, "attention", inputs, (out,), (*queries, *kept), (forward,), (backward,))
+        return self.add(replace(node, unfused_bytes=self._copies_of_keys(kept)))
 
-    def _copies_of_keys(self, k: Value, v: Value) -> int:
+    def _copies_of_keys(self, kept: tuple[Value, ...]) -> int:
         """Bytes of keys and values for each head of the queries, as kernels without groups want them."""
-        group = self.sizes["N"] / self.sizes["K"] if "K" in k.array.dims else 1
-        return whole((group - 1) * (k.bytes_per_device + v.bytes_per_device))
+        group = self.sizes["N"] / self.sizes["K"] if "K" in kept[0].array.dims else 1
+        return whole((group - 1) * sum(value.bytes_per_device for value in kept))
 
     def _mean_keys(self, window: int | None) -> float:
         """Keys that a query sees under the causal mask, on average, within a window if there is one.
@@ -252,8 +267,9 @@ class SymbolicOps(Recorder):
         last = v.array.dims[-1]
         return q.array if last == "H" else self.layout.activation("a", f"BTN{last}")
 
-    def _scores(self, q: Value, k: Value, num_bytes: int) -> Value:
+    def _scores(self, q: Value, k: Value, keys: float) -> Value:
         """The softmax between the two products, where no kernel fuses it with them."""
+        num_bytes = whole(4 * self.elements(q.array) / self.sizes[q.array.dims[-1]] * keys)
         scores = Value(q.array.replace(name="scores"), "f32", num_bytes)
         forward, backward = Work(hbm_bytes=5 * num_bytes), Work(hbm_bytes=11 * num_bytes)
         return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), (forward,), (backward,)))
@@ -263,17 +279,15 @@ class SymbolicOps(Recorder):
         route = self.layout.keys(name, "".join(x.array.dims))
         if self.layout.passes_keys_round and route.forward:
             return self._around_the_ring(name, x, route)
-        return self.travel(name, "move", x, route, x.dtype, critical=True)
+        return self.travel(name, "move", x, route, x.dtype, critical=True, what="keys and values")
 
     def _around_the_ring(self, name: str, x: Value, route: Route) -> Value:
         """Blocks pass from device to device while others are attended to; backward with their cotangents."""
-        (gather,) = self.transfers(route.forward, name, x.dtype, critical=False)
+        (gather,) = self.transfers("keys and values", route.forward, name, x.dtype, critical=False)
         rounds = self.mesh.size(gather.axes) - 1
 
         def passed(times: int) -> tuple[Transfer, ...]:
-            return (
-                Transfer("permute", gather.axes, name, gather.gathered_bytes, x.dtype, False, repeat=times),
-            )
+            return (replace(gather, op="permute", repeat=times),)
 
         out = self.value(x.array.replace(name=f"{name}_block"), x.dtype)
         return self.add(
@@ -318,7 +332,8 @@ class SymbolicOps(Recorder):
         moe, waits = self.config.moe, self.layout.microbatches == 1
         assert moe is not None, "only a mixture of experts has experts"
         before = len(self.nodes)
-        out = self.travel(name, "exchange", rows, _route(rows.array, there), rows.dtype, critical=waits)
+        route = _route(rows.array, there)
+        out = self.travel(name, "exchange", rows, route, rows.dtype, critical=waits, what="tokens")
         for place in range(before, len(self.nodes)):
             self.nodes[place] = _with_copies(self.nodes[place], moe.experts_per_token)
         return out
@@ -354,8 +369,8 @@ class SymbolicOps(Recorder):
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")
         over_vocabulary = placed((logits.array,), per_token.array, wanted=True).finish.forward
         over_tokens = placed((per_token.array,), ShardedArray("mean", (), ()), wanted=True).finish.forward
-        reduced = 3 * self.transfers(over_vocabulary, name, "f32", critical=True)
-        mean = self.transfers(over_tokens, name, "f32", critical=True)
+        reduced = 3 * self.transfers("loss", over_vocabulary, name, "f32", critical=True)
+        mean = self.transfers("loss", over_tokens, name, "f32", critical=True)
         read = (Work(hbm_bytes=2 * logits.bytes_per_device),)
         wide = (
             () if self.flash_attention else (self.value(logits.array.replace(name="probabilities"), "f32"),)
@@ -382,7 +397,7 @@ def _with_copies(node: Node, copies: int) -> Node:
 
 
 def record_loss(
-    config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool, many: Sizes | None = None
+    config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool, many: MeshSizes | None = None
 ) -> Graph:
     """The graph of one microbatch's loss."""
     ops = SymbolicOps(config, layout, shape, flash_attention=flash_attention, many=many)
@@ -397,5 +412,5 @@ def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:
     for path, param in parameters(config).items():
         group, _, name = path.rpartition("/")
         node = tree.setdefault(group, {}) if group else tree
-        node[name] = ops.weight(name, param.letters[1:] if group else param.letters)
+        node[name] = ops.weight(name, param.letters, stack=group)
     return tree

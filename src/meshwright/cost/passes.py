@@ -6,13 +6,13 @@ Rates are what the chip's `[step]` says whole steps reach. These prices depend o
 alone, so layouts that differ in what lies between the chips share them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 from meshwright.cost.figures import each, larger
-from meshwright.cost.graph import Direction, Node, Segment, Transfer, Work, recomputed_nodes
+from meshwright.cost.graph import Direction, Node, Segment, Transfer, Work, kept_with, recomputed_nodes
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.efficiency import share_at
 from meshwright.layout import Layout
@@ -34,64 +34,60 @@ class Dtypes:
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
+class SegmentPass:
     """One direction of one run of a segment.
 
-    terms: (name, bound, seconds) of its compute, by kind. transfers: also those of a step, which the
-    first forward pass (an update's) or the last backward pass (gradients') hides. put_off: seconds of
-    weight gradients, which a zero-bubble schedule may run later. Of many layouts both are arrays, and flops
-    and terms are not told.
+    seconds: of its work. put_off: of that the weight gradients, which a zero-bubble schedule may run later.
+    transfers: also those of a step, which the first forward pass (an update's) or the last backward pass
+    (gradients') hides. Seconds are arrays where the segment was recorded for many layouts.
     """
 
     direction: Direction
+    nodes: tuple[Node, ...]
+    dtypes: Dtypes
+    chip: Chip
     seconds: Any
     put_off: Any
-    flops: float
-    terms: tuple[tuple[str, str, float], ...]
     transfers: tuple[Transfer, ...]
 
+    @cached_property
+    def terms(self) -> tuple[tuple[str, str, float], ...]:
+        """(name, bound, seconds) of its compute, by kind; of one layout."""
+        found: dict[tuple[str, str], float] = {}
+        for kind, work, _ in _pieces(self.direction, self.nodes):
+            seconds, bound = work_seconds(work, kind, self.dtypes, self.chip)
+            key = f"{kind} ({self.direction})", bound
+            found[key] = found.get(key, 0.0) + seconds
+        return tuple((name, bound, seconds) for (name, bound), seconds in found.items() if seconds)
 
-@lru_cache(maxsize=512)
-def passes(segment: Segment, remat: str, dtypes: Dtypes, chip: Chip) -> tuple[Pass, ...]:
-    """Forward, recompute and backward of one run of `segment`."""
-    forward, backward = _there_and_back(segment, dtypes, chip)
-    return forward, _pass("recompute", recomputed_nodes(segment, remat), dtypes, chip), backward
-
-
-@lru_cache(maxsize=512)
-def _there_and_back(segment: Segment, dtypes: Dtypes, chip: Chip) -> tuple[Pass, Pass]:
-    """Forward and backward, whatever is recomputed between them."""
-    return (
-        _pass("forward", segment.nodes, dtypes, chip),
-        _pass("backward", segment.nodes, dtypes, chip),
-    )
+    @cached_property
+    def flops(self) -> float:
+        return sum(work.flops for _, work, _ in _pieces(self.direction, self.nodes))
 
 
-def _pass(direction: Direction, nodes: Iterable[Node], dtypes: Dtypes, chip: Chip) -> Pass:
-    terms: dict[tuple[str, str], float] = {}
-    flops = put_off = 0.0
-    for kind, work, may_wait in _pieces(direction, nodes):
-        seconds, bound = work_seconds(work, kind, dtypes, chip)
-        key = f"{kind} ({direction})", bound
-        terms[key] = terms.get(key, 0.0) + seconds
-        flops += work.flops
-        put_off += seconds if may_wait else 0.0
-    summed = tuple((name, bound, seconds) for (name, bound), seconds in terms.items() if seconds)
-    transfers = _transfers(direction, nodes)
-    return Pass(direction, sum(seconds for *_, seconds in summed), put_off, flops, summed, transfers)
+def passes(
+    segment: Segment, directions: Iterable[Direction], remat: str, dtypes: Dtypes, chip: Chip
+) -> list[SegmentPass]:
+    """One run of `segment` in each of these directions; only what is recomputed depends on the policy."""
+    return [
+        _segment_pass(segment, one, remat if one == "recompute" else "", dtypes, chip) for one in directions
+    ]
 
 
-def pass_of_many(direction: Direction, nodes: Sequence[Node], dtypes: Dtypes, chip: Chip) -> Pass:
-    """One direction of `nodes`, for each of the layouts that they were recorded for."""
+@kept_with
+def _segment_pass(
+    segment: Segment, direction: Direction, remat: str, dtypes: Dtypes, chip: Chip
+) -> SegmentPass:
+    nodes = tuple(recomputed_nodes(segment, remat)) if direction == "recompute" else segment.nodes
     seconds = put_off = 0.0
     for kind, work, may_wait in _pieces(direction, nodes):
         taken = seconds_of(work, kind, dtypes, chip)
         seconds = seconds + taken
         put_off = put_off + taken if may_wait else put_off
-    return Pass(direction, seconds, put_off, 0.0, (), _transfers(direction, nodes))
+    return SegmentPass(direction, nodes, dtypes, chip, seconds, put_off, _transfers(direction, nodes))
 
 
-def _pieces(direction: Direction, nodes: Iterable[Node]) -> Iterator[tuple[str, Work, bool]]:
+def _pieces(direction: Direction, nodes: tuple[Node, ...]) -> Iterator[tuple[str, Work, bool]]:
     """(kind of the node, piece of its work, whether it may be put off)."""
     for node in nodes:
         for work in node.backward if direction == "backward" else node.forward:
@@ -100,7 +96,7 @@ def _pieces(direction: Direction, nodes: Iterable[Node]) -> Iterator[tuple[str, 
             yield node.kind, work, True
 
 
-def _transfers(direction: Direction, nodes: Iterable[Node]) -> tuple[Transfer, ...]:
+def _transfers(direction: Direction, nodes: tuple[Node, ...]) -> tuple[Transfer, ...]:
     found: list[Transfer] = []
     for node in nodes:
         found += node.backward_transfers if direction == "backward" else node.forward_transfers

@@ -6,7 +6,17 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from meshwright.cost.graph import Graph, Node, Segment, Transfer, Value, Work
+from meshwright.cost.graph import (
+    Cargo,
+    Graph,
+    Node,
+    Place,
+    Segment,
+    StoredWeights,
+    Transfer,
+    Value,
+    Work,
+)
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
@@ -29,7 +39,7 @@ class Shape:
     key_len: int
 
 
-class Sizes(NamedTuple):
+class MeshSizes(NamedTuple):
     """Degrees of the mesh axes and the microbatches of a step: of a layout, or arrays of them of many."""
 
     mesh: Degrees
@@ -44,9 +54,11 @@ class Recorder:
     graph that follows from them is an array too.
     """
 
-    def __init__(self, config: ModelConfig, layout: Layout, shape: Shape, many: Sizes | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: Layout, shape: Shape, many: MeshSizes | None = None
+    ) -> None:
         self.config, self.layout = config, layout
-        self.mesh, self.microbatches = many or Sizes(layout.mesh, layout.microbatches)
+        self.mesh, self.microbatches = many or MeshSizes(layout.mesh, layout.microbatches)
         self.sizes: dict[str, Any] = {
             **dimensions(config),
             "B": shape.num_sequences,
@@ -60,11 +72,12 @@ class Recorder:
         self.nodes: list[Node] = []
         self._used: set[int] = set()
         self._used_here: list[int] = []
+        self._stored: dict[str, StoredWeights] = {}
 
     def graph(self) -> Graph:
         """What was recorded, the nodes since the layers as the last segment."""
         self.close("head", 1)
-        return Graph(tuple(self.segments))
+        return Graph(tuple(self.segments), tuple(self._stored.values()))
 
     def close(self, name: str, count: int, source: Value | None = None) -> None:
         """The nodes since the last segment as one that runs `count` times."""
@@ -89,9 +102,33 @@ class Recorder:
         """An integer input: tokens, targets or positions [B, T]."""
         return self.value(self.layout.tokens(name), "i32")
 
-    def weight(self, name: str, letters: str) -> Value:
-        """A weight of one layer as it is stored."""
-        return self.value(self.layout.weight(name, letters), self.layout.weights_dtype)
+    def weight(self, name: str, letters: str, stack: str = "") -> Value:
+        """A weight of one layer as it is stored; all of its stack count as stored.
+
+        Fractions of a shard round up.
+        """
+        before = self._stored.get(stack or name) or StoredWeights(self._place(stack, name))
+        self._stored[stack or name] = StoredWeights(
+            before.place,
+            before.stored + self._whole_elements(self.layout.weight(name, letters)),
+            before.accumulated + self._whole_elements(self.layout.accumulated(name, letters)),
+            before.updated + self._whole_elements(self.layout.gradient(name, letters)),
+        )
+        of_a_layer = letters[1:] if stack else letters
+        return self.value(self.layout.weight(name, of_a_layer), self.layout.weights_dtype)
+
+    def _place(self, stack: str, name: str) -> Place:
+        if stack:
+            return "layers"
+        if name == "embed":
+            return "first and last" if self.config.tied_embeddings else "first"
+        return "first" if name == "positions" else "last"
+
+    def _whole_elements(self, array: ShardedArray) -> Any:
+        """Of the largest block that a device has."""
+        size = self.mesh.size
+        pairs = zip(array.dims, array.axes, strict=True)
+        return prod(-(-self.sizes[dim] // size(axes)) for dim, axes in pairs)
 
     def activation_value(self, name: str, letters: str) -> Value:
         return self.value(self.layout.activation(name, letters), self.layout.compute_dtype)
@@ -105,6 +142,7 @@ class Recorder:
 
     def transfers(
         self,
+        what: Cargo,
         steps: Iterable[Collective],
         tensor: str,
         dtype: str,
@@ -114,7 +152,7 @@ class Recorder:
     ) -> tuple[Transfer, ...]:
         mesh, sizes = self.mesh, self.sizes
         return tuple(
-            Transfer(s.op, s.axes, tensor, s.gathered_bytes(mesh, sizes, dtype), dtype, critical, s, once)
+            Transfer(what, s.op, s.axes, tensor, s.gathered_bytes(mesh, sizes, dtype), dtype, critical, once)
             for s in steps
             if s.op != "slice"
         )
@@ -140,14 +178,16 @@ class Recorder:
         return tuple(
             transfer
             for step, once, sent in steps
-            for transfer in self.transfers([step], weight.name, sent, critical=False, once=once)
+            for transfer in self.transfers("gradients", [step], weight.name, sent, critical=False, once=once)
         )
 
     def update_transfers(self, weight: ShardedArray) -> tuple[Transfer, ...]:
         """What gathers a weight again whose shards were updated apart (ZeRO 1 and 2)."""
         updated = self.layout.gradient(weight.name, "".join(weight.dims))
         steps = _regathered(updated, weight)
-        return self.transfers(steps, weight.name, self.layout.weights_dtype, critical=False, once=True)
+        return self.transfers(
+            "updated weights", steps, weight.name, self.layout.weights_dtype, critical=False, once=True
+        )
 
     # Nodes
 
@@ -179,10 +219,20 @@ class Recorder:
             )
         )
 
-    def travel(self, name: str, kind: str, x: Value, route: Route, dtype: str, *, critical: bool) -> Value:
+    def travel(
+        self,
+        name: str,
+        kind: str,
+        x: Value,
+        route: Route,
+        dtype: str,
+        *,
+        critical: bool,
+        what: Cargo = "activations",
+    ) -> Value:
         """`x` at the end of its route, in `dtype`: a node, unless nothing moves and nothing changes."""
-        forward = self.transfers(route.forward, name, dtype, critical=critical)
-        backward = self.transfers(route.backward, name, dtype, critical=critical)
+        forward = self.transfers(what, route.forward, name, dtype, critical=critical)
+        backward = self.transfers(what, route.backward, name, dtype, critical=critical)
         if not forward and not backward and x.dtype == dtype:
             return x
         out = self.value(route.used, dtype)
@@ -193,7 +243,7 @@ class Recorder:
     def fetch(self, name: str, stored: Value, route: Route) -> Value:
         """A weight as its product needs it: gathered over the axes that ZeRO 3 stores it over."""
         dtype = self.layout.compute_dtype
-        forward = self.transfers(route.forward, name, dtype, critical=False)
+        forward = self.transfers("weights", route.forward, name, dtype, critical=False)
         backward = self.gradient_transfers(
             stored.array.replace(name=name), route.yielded, self.layout.gradients_dtype or dtype
         )

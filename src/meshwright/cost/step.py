@@ -1,4 +1,4 @@
-"""The time of one training step: a sum over segments of compute, waiting and what could not hide.
+"""The time of one step of a recorded graph: a sum over passes of compute, waiting and what could not hide.
 
     pass   = work + waiting . critical transfers + other transfers - overlap . min(other transfers, work)
     stage  = its layers' passes, with the embedding on the first and the head on the last
@@ -9,19 +9,21 @@ Critical transfers (a partial sum that the next operation reads) stop a pass, fo
 their time. The others (weights gathered ahead, gradients reduced behind) hide under the work of the same
 pass. `overlap` is the share of what hides that costs nothing: a transfer takes memory bandwidth, power
 and, on GPUs, processors from the work beside it. The bubble is that of the schedule's table
-(cost/pipeline).
+(cost/pipeline). Prefill and generate are the same sum over forward passes, without what is done once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from meshwright.cost.collectives import OUTER_LINKS, CollectivePrice, collective_seconds
+from meshwright.cost.collectives import CollectivePrice, collective_seconds
 from meshwright.cost.figures import largest, smaller
-from meshwright.cost.graph import Direction, Graph, Transfer, Work
-from meshwright.cost.passes import Dtypes, Pass, passes, work_seconds
+from meshwright.cost.graph import Direction, Graph, Transfer
+from meshwright.cost.memory import update_work
+from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import PassSeconds, Times, makespan
+from meshwright.cost.priced import PricedCollective
 from meshwright.cost.stages import Counts, chunk_counts, num_chunks, stage_counts
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
@@ -30,36 +32,6 @@ from meshwright.notation.array import Axes
 
 # Shorter than anything that is priced, and no zero to divide by.
 _AN_INSTANT = 1e-30
-
-
-@dataclass(frozen=True)
-class PlannedTransfer:
-    """A transfer with the pass it belongs to and how often a step runs it.
-
-    seconds: of one run. bound: "ici" inside a slice or NVLink domain, "dcn" between them.
-    exposed: the share of the seconds that does not hide under compute.
-    """
-
-    transfer: Transfer
-    direction: Direction
-    count: float
-    seconds: float
-    bound: str
-    exposed: float
-
-    def to_dict(self) -> dict:
-        """The keys of `mw audit`: bytes are those of one run."""
-        t = self.transfer
-        return {
-            "op": t.op,
-            "axes": list(t.axes),
-            "tensor": t.tensor,
-            "direction": self.direction,
-            "bytes": t.gathered_bytes,
-            "count": self.count,
-            "seconds": self.seconds,
-            "exposed": self.exposed,
-        }
 
 
 @dataclass(frozen=True)
@@ -80,7 +52,7 @@ class StepCost:
     """
 
     terms: tuple[Term, ...]
-    transfers: tuple[PlannedTransfer, ...]
+    collectives: tuple[PricedCollective, ...]
     executed_flops: float
     runs: tuple[float, ...] = ()
 
@@ -95,7 +67,10 @@ class StepCost:
         return replace(
             self,
             terms=tuple(replace(term, seconds=term.seconds * factor) for term in self.terms),
-            transfers=tuple(replace(one, seconds=one.seconds * factor) for one in self.transfers),
+            collectives=tuple(
+                replace(one, seconds=one.seconds * factor, exposed_seconds=one.exposed_seconds * factor)
+                for one in self.collectives
+            ),
         )
 
     @cached_property
@@ -108,7 +83,7 @@ class StepCost:
 
 
 class StepPricer:
-    """Prices one recorded microbatch on one machine; the remat policies share the prices of transfers.
+    """Prices one recorded microbatch on one machine, itemised.
 
     placement: one of `at_step_rates(hardware).placements(layout.mesh)`; innermost axes first by default.
     """
@@ -119,59 +94,54 @@ class StepPricer:
         self.graph, self.layout, self.chip = graph, layout, hardware.chip
         self.dtypes = Dtypes.of(layout)
         self.placement = placement or at_step_rates(hardware).place(layout.mesh)
-        self._prices: dict[tuple, tuple[float, str]] = {}
+        self._prices: dict[tuple, CollectivePrice] = {}
 
-    def cost(self, remat: str, update: Work, norm_axes: Axes) -> StepCost:
-        """The cost of a step under one remat policy.
-
-        update: the optimizer's work. norm_axes: the mesh axes over which the gradient norm is summed.
-        """
-        priced = [self._price_segment(passes(s, remat, self.dtypes, self.chip)) for s in self.graph.segments]
-        stages = self._stages()
-        busiest = max(stages, key=lambda counts: sum(stage_times(priced, counts)))
-        sums = _Sums()
-        for count, directions in zip(busiest, priced, strict=True):
+    def cost(self) -> StepCost:
+        """The parts of one step: every microbatch in the graph's directions; in training also the update."""
+        timed, stages, microbatches = self._timed(), self._stages(), self.layout.microbatches
+        busiest = max(stages, key=lambda counts: sum(stage_times(timed, counts)))
+        sums = _Sums(self._price)
+        for count, directions in zip(busiest, timed, strict=True):
             for one in directions:
-                sums.add_pass(one, count * self.layout.microbatches)
-        sums.flops = sum(
+                sums.add_pass(one, count * microbatches)
+        flops = sum(
             segment.count * one.work.flops
-            for segment, directions in zip(self.graph.segments, priced, strict=True)
+            for segment, directions in zip(self.graph.segments, timed, strict=True)
             for one in directions
-        ) * (self.layout.microbatches / self.layout.pipe)
-        self._add_once(sums, priced, busiest)
+        ) * (microbatches / self.layout.pipe)
         if self.layout.pipe > 1:
-            sums.add("pipeline bubble", self._bubble(priced, stages), "bubble")
-        self._add_update(sums, update, norm_axes)
-        runs = tuple(count * self.layout.microbatches for count in busiest)
-        cost = StepCost(tuple(sums.terms()), tuple(sums.transfers), sums.flops, runs)
-        return cost.scaled(self.chip.step.slowdown)
+            sums.add("pipeline bubble", self._bubble(timed, stages), "bubble")
+        slowdown = 1.0
+        if self.graph.trains:
+            self._add_once(sums, timed, busiest)
+            self._add_update(sums)
+            slowdown = self.chip.step.slowdown
+        runs = tuple(count * microbatches for count in busiest)
+        return StepCost(tuple(sums.terms()), tuple(sums.collectives), flops, runs).scaled(slowdown)
 
     def _stages(self) -> list[Counts]:
         """What every stage runs."""
         pipe, interleave = self.layout.pipe, self.layout.interleave
         return [stage_counts(self.graph, pipe, interleave, stage) for stage in range(pipe)]
 
-    def _price(self, transfer: Transfer) -> "Priced":
+    def _price(self, transfer: Transfer) -> CollectivePrice:
+        """The price of one run of a transfer."""
         key = (transfer.op, transfer.gathered_bytes, transfer.axes, transfer.copies)
         if key not in self._prices:
-            price = transfer_price(transfer, self.placement)
-            self._prices[key] = price.seconds, "dcn" if price.link in OUTER_LINKS else "ici"
-        seconds, bound = self._prices[key]
-        return Priced(transfer, seconds * transfer.repeat, bound)
-
-    def _price_segment(self, directions: Iterable[Pass]) -> "list[PricedPass]":
-        return [
-            PricedPass(
-                one,
-                [self._price(t) for t in one.transfers if not t.once],
-                [self._price(t) for t in one.transfers if t.once],
-                self.chip.step.overlap,
-                self.chip.step.waiting,
+            self._prices[key] = collective_seconds(
+                transfer.op, transfer.gathered_bytes, transfer.axes, self.placement, copies=transfer.copies
             )
-            for one in directions
-        ]
+        return self._prices[key]
 
-    def _add_once(self, sums: "_Sums", priced: "list[list[PricedPass]]", counts: Counts) -> None:
+    def _timed(self) -> "list[list[TimedPass]]":
+        """The passes of every segment."""
+
+        def timed(one: SegmentPass) -> TimedPass:
+            return TimedPass(one, lambda transfer: self._price(transfer).seconds, self.chip)
+
+        return timed_passes(self.graph, self.layout.remat, self.dtypes, self.chip, timed)
+
+    def _add_once(self, sums: "_Sums", timed: "list[list[TimedPass]]", counts: Counts) -> None:
         """What a step does once hides under what one microbatch's passes leave.
 
         Gradients are summed behind the last backward pass, updated weights gathered ahead of the first
@@ -179,59 +149,54 @@ class StepPricer:
         """
         hiding: tuple[tuple[Direction, Direction], ...] = (("forward", "update"), ("backward", "backward"))
         for direction, named in hiding:
-            waiting, room = done_once(priced, counts, direction)
+            waiting, room = done_once(timed, counts, direction)
             exposed = exposed_share(waiting, room, self.chip.step.overlap) if waiting else 0.0
-            for count, one in _in_direction(priced, counts, direction):
-                for item in one.once:
-                    sums.add_transfer(item, named, count, exposed)
+            for count, one in _in_direction(timed, counts, direction):
+                for transfer, _ in one.once:
+                    sums.add_transfer(transfer, named, count, exposed)
 
-    def _bubble(self, priced: "list[list[PricedPass]]", stages: list[Counts]) -> float:
+    def _bubble(self, timed: "list[list[TimedPass]]", stages: list[Counts]) -> float:
         """Seconds that the busiest stage waits: the schedule's makespan less all its passes."""
-        layout, times = self.layout, self._pipeline_times(priced, stages)
+        layout, times = self.layout, self._pipeline_times(timed, stages)
         whole = makespan(layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, times)
-        busy = layout.microbatches * max(sum(stage_times(priced, counts)) for counts in stages)
+        busy = layout.microbatches * max(sum(stage_times(timed, counts)) for counts in stages)
         return max(0.0, whole - busy)
 
-    def pipeline_times(self, remat: str) -> Times:
+    def pipeline_times(self) -> Times:
         """Seconds of the passes of one microbatch through the chunks of a pipeline, and of its hops."""
-        priced = [self._price_segment(passes(s, remat, self.dtypes, self.chip)) for s in self.graph.segments]
-        return self._pipeline_times(priced, self._stages())
+        return self._pipeline_times(self._timed(), self._stages())
 
-    def _pipeline_times(self, priced: "list[list[PricedPass]]", stages: list[Counts]) -> Times:
-        layout, sent = self.layout, sent_bytes(self.graph, self.layout.pipe)
-        hop = collective_seconds("permute", sent, ("pipe",), self.placement).seconds
+    def _pipeline_times(self, timed: "list[list[TimedPass]]", stages: list[Counts]) -> Times:
+        layout = self.layout
+        hop = self._price(hop_transfer(self.graph, layout.pipe)).seconds
         body, special = chunk_counts(
             self.graph, stages, num_chunks(layout.schedule.pipeline, layout.interleave)
         )
         return Times(
-            body=PassSeconds(*stage_times(priced, body)),
-            special={depth: PassSeconds(*stage_times(priced, counts)) for depth, counts in special.items()},
+            body=PassSeconds(*stage_times(timed, body)),
+            special={depth: PassSeconds(*stage_times(timed, counts)) for depth, counts in special.items()},
             hop_seconds=hop_share(self.chip, layout.interleave) * hop,
         )
 
-    def _add_update(self, sums: "_Sums", update: Work, norm_axes: Axes) -> None:
-        sums.add("optimizer", *work_seconds(update, "update", self.dtypes, self.chip))
-        if norm_axes:
-            sums.add_transfer(self._price(norm_transfer(norm_axes)), "update", 1, 1.0)
-        if self.chip.step.launch_seconds:
-            sums.add("launch", self.chip.step.launch_seconds * self.layout.microbatches, "launch")
+    def _add_update(self, sums: "_Sums") -> None:
+        """The optimizer, the norm of the gradients over the axes that split them, and launches."""
+        layout, launch = self.layout, self.chip.step.launch_seconds
+        update = work_seconds(update_work(self.graph, layout), "update", self.dtypes, self.chip)
+        sums.add("optimizer", *update)
+        if layout.weight_axes:
+            sums.add_transfer(norm_transfer(layout.weight_axes), "update", 1, 1.0)
+        if launch:
+            sums.add("launch", launch * layout.microbatches, "launch")
 
 
 def norm_transfer(axes: Axes) -> Transfer:
     """The sum of the squares of the gradients, over the axes that split them."""
-    return Transfer("all_reduce", axes, "grad_norm", 4, "f32", critical=True)
+    return Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
 
 
 def exposed_share(waiting: Any, room: Any, overlap: float) -> Any:
     """Of the seconds `waiting` of what a step does once, the share that does not hide in `room`."""
     return 1 - overlap * (room / largest((room, waiting, _AN_INSTANT)))
-
-
-def transfer_price(transfer: Transfer, placement: Placement) -> CollectivePrice:
-    """The price of one run of a transfer."""
-    return collective_seconds(
-        transfer.op, transfer.gathered_bytes, transfer.axes, placement, copies=transfer.copies
-    )
 
 
 @lru_cache(maxsize=256)
@@ -253,42 +218,44 @@ def at_step_rates(hardware: Hardware) -> Hardware:
     return replace(hardware, chip=replace(hardware.chip, network=network))
 
 
-@dataclass(frozen=True)
-class Priced:
-    """A transfer with the seconds of its runs in a row; bound: as of PlannedTransfer."""
+class TimedPass:
+    """One pass with the seconds of its transfers: those of every microbatch, and those of a step.
 
-    transfer: Transfer
-    seconds: Any
-    bound: str
-
-
-class PricedPass:
-    """One pass with its transfers priced: those of every microbatch, and those of a step.
-
-    exposed: the share of its hideable transfers that does not hide, waiting: of those that compute needs at
-    once. room: seconds that could hide more. Seconds are arrays in a price of many layouts.
+    seconds_of: of one run of a transfer; arrays where the pass is one of many layouts. each, once: a
+    transfer with the seconds of its runs in a row. exposed: the share of its hideable transfers that does
+    not hide, waiting: of those that compute needs at once. room: seconds that could hide more.
     """
 
-    def __init__(
-        self, work: Pass, each: list[Priced], once: list[Priced], overlap: float, waiting: float
-    ) -> None:
-        self.work, self.each, self.once, self.waiting = work, each, once, waiting
-        self._behind = sum(item.seconds for item in each if not item.transfer.critical)
-        needed = sum(item.seconds for item in each if item.transfer.critical)
+    def __init__(self, work: SegmentPass, seconds_of: Callable[[Transfer], Any], chip: Chip) -> None:
+        self.work, self.waiting = work, chip.step.waiting
+        taken = [(transfer, seconds_of(transfer) * transfer.repeat) for transfer in work.transfers]
+        self.each = [pair for pair in taken if not pair[0].once]
+        self.once = [pair for pair in taken if pair[0].once]
+        self._behind = sum(seconds for transfer, seconds in self.each if not transfer.critical)
+        needed = sum(seconds for transfer, seconds in self.each if transfer.critical)
         covered = smaller(work.seconds, self._behind)
-        self._hidden = overlap * covered
+        self._hidden = chip.step.overlap * covered
         self.room = work.seconds - covered
-        self.seconds = work.seconds + waiting * needed + self._behind - self._hidden
+        self.seconds = work.seconds + self.waiting * needed + self._behind - self._hidden
 
     @property
     def exposed(self) -> float:
         return 1 - self._hidden / self._behind if self._behind else 0.0
 
 
-def stage_times(priced: list[list[PricedPass]], counts: Counts) -> tuple[Any, Any, Any]:
+def timed_passes(
+    graph: Graph, remat: str, dtypes: Dtypes, chip: Chip, timed: Callable[[SegmentPass], TimedPass]
+) -> list[list[TimedPass]]:
+    """For each segment its pass in each of the graph's directions, `timed`."""
+    return [
+        list(map(timed, passes(segment, graph.directions, remat, dtypes, chip))) for segment in graph.segments
+    ]
+
+
+def stage_times(timed: list[list[TimedPass]], counts: Counts) -> tuple[Any, Any, Any]:
     """(forward, backward but for what may be put off, that) of one microbatch on a stage, in seconds."""
     forward = backward = put_off = 0.0
-    for count, directions in zip(counts, priced, strict=True):
+    for count, directions in zip(counts, timed, strict=True):
         for one in directions:
             if one.work.direction == "forward":
                 forward += count * one.seconds
@@ -298,28 +265,30 @@ def stage_times(priced: list[list[PricedPass]], counts: Counts) -> tuple[Any, An
     return forward, backward, put_off
 
 
-def done_once(priced: list[list[PricedPass]], counts: Counts, direction: Direction) -> tuple[Any, Any]:
+def done_once(timed: list[list[TimedPass]], counts: Counts, direction: Direction) -> tuple[Any, Any]:
     """Seconds of what a step does once on a stage, and what of one microbatch's passes could hide it."""
-    chosen = _in_direction(priced, counts, direction)
-    waiting = sum(count * item.seconds for count, one in chosen for item in one.once)
+    chosen = _in_direction(timed, counts, direction)
+    waiting = sum(count * seconds for count, one in chosen for _, seconds in one.once)
     return waiting, sum(count * one.room for count, one in chosen)
 
 
 def _in_direction(
-    priced: list[list[PricedPass]], counts: Counts, direction: Direction
-) -> list[tuple[float, PricedPass]]:
+    timed: list[list[TimedPass]], counts: Counts, direction: Direction
+) -> list[tuple[float, TimedPass]]:
     return [
         (count, one)
-        for count, directions in zip(counts, priced, strict=True)
+        for count, directions in zip(counts, timed, strict=True)
         for one in directions
         if one.work.direction == direction
     ]
 
 
-def sent_bytes(graph: Graph, pipe: int) -> Any:
-    """V of the hop from stage to stage."""
+def hop_transfer(graph: Graph, pipe: int) -> Transfer:
+    """What goes from stage to stage: a layer's input, or its cotangent."""
     source = next(segment.source for segment in graph.segments if segment.source)
-    return source.bytes_per_device * pipe
+    sent = source.bytes_per_device * pipe
+    name, what = source.array.name, "activations between stages"
+    return Transfer(what, "permute", ("pipe",), name, sent, source.dtype, critical=True)
 
 
 def hop_share(chip: Chip, interleave: int) -> float:
@@ -328,11 +297,11 @@ def hop_share(chip: Chip, interleave: int) -> float:
 
 
 class _Sums:
-    """Adds passes up into terms and transfers."""
+    """Adds passes up into terms and collectives."""
 
-    def __init__(self) -> None:
-        self.transfers: list[PlannedTransfer] = []
-        self.flops = 0.0
+    def __init__(self, price: Callable[[Transfer], CollectivePrice]) -> None:
+        self.collectives: list[PricedCollective] = []
+        self._price = price
         self._seconds: dict[tuple[str, str], float] = {}
 
     def add(self, name: str, seconds: float, bound: str) -> None:
@@ -342,23 +311,34 @@ class _Sums:
         found = [Term(name, seconds, bound) for (name, bound), seconds in self._seconds.items() if seconds]
         return sorted(found, key=lambda term: -term.seconds)
 
-    def add_pass(self, one: PricedPass, times: float) -> None:
+    def add_pass(self, one: TimedPass, times: float) -> None:
         """One direction of a segment, run `times` times; what hides under its work is not added."""
         for name, bound, seconds in one.work.terms:
             self.add(name, seconds * times, bound)
-        for item in one.each:
-            share = one.waiting if item.transfer.critical else one.exposed
-            self.add_transfer(item, one.work.direction, times, share)
+        for transfer, _ in one.each:
+            share = one.waiting if transfer.critical else one.exposed
+            self.add_transfer(transfer, one.work.direction, times, share)
 
-    def add_transfer(self, item: Priced, direction: Direction, times: float, exposed: float) -> None:
-        if not times:
-            return
-        self.transfers.append(
-            PlannedTransfer(item.transfer, direction, times, item.seconds, item.bound, exposed)
+    def add_transfer(self, transfer: Transfer, direction: Direction, times: float, exposed: float) -> None:
+        """A transfer of a pass that runs `times` times; exposed: the share of its time that does not hide."""
+        price, runs = self._price(transfer), times * transfer.repeat
+        self.add_collective(
+            PricedCollective(
+                transfer.what,
+                direction,
+                transfer.op,
+                transfer.axes,
+                transfer.tensor,
+                transfer.gathered_bytes,
+                transfer.dtype,
+                runs,
+                price.seconds,
+                price.seconds * runs * exposed,
+                price.resource,
+            )
         )
-        self.add(_transfer_name(item.transfer), item.seconds * times * exposed, item.bound)
 
-
-def _transfer_name(transfer: Transfer) -> str:
-    kind = "activations" if transfer.critical or transfer.repeat > 1 else "weights and gradients"
-    return f"{kind} over {'·'.join(transfer.axes)}"
+    def add_collective(self, one: PricedCollective) -> None:
+        if one.count:
+            self.collectives.append(one)
+            self.add(one.name, one.exposed_seconds, one.bound)

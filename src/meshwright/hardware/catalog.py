@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from itertools import product
-from math import prod
+from math import log, prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from meshwright.errors import HardwareError, nearest
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.description import Description, read_chip, share_cores
 from meshwright.hardware.topology import Hardware
+from meshwright.units import format_bytes
 
 _FORMS = (
     "v5p:16x20x28, v5e:4x4, h100:64, h100:8x8 (domains x GPUs), 2*v5p:16x16x16 (slices), cpu:8 or a .toml"
@@ -25,7 +27,8 @@ def load(spec: str) -> Hardware:
 
     A torus takes one size for each of its dimensions, GPUs domains x GPUs, a host a number of devices.
     A plain number of chips takes the torus nearest to a cube, or fills as few NVLink domains as it can.
-    A machine.toml names its own topology; `machine.toml:8` gives another.
+    A machine.toml names its own topology; `machine.toml:8` gives another. A file without `[step]` takes
+    that of the catalog's chip that is nearest to it (`nearest_chip`), and `step_warning` says so.
     Raises HardwareError for an unknown chip, a topology that does not exist, or a faulty file.
     """
     slices, name, sizes = _parse(spec.strip())
@@ -40,7 +43,7 @@ def load(spec: str) -> Hardware:
 
 
 def with_file(spec: str, move: Callable[[str], str]) -> str:
-    """`spec` with the path of its file moved; as it is where it names a chip of the catalog.
+    """`spec` with `move` applied to the path of its file; the name of a catalog chip is returned unchanged.
 
     >>> with_file("2*my/chip.toml:8x8", lambda path: f"/home/{path}"), with_file("v5e:4x4", str.upper)
     ('2*/home/my/chip.toml:8x8', 'v5e:4x4')
@@ -50,7 +53,7 @@ def with_file(spec: str, move: Callable[[str], str]) -> str:
 
 
 def _own_topology(path: str, devices: str) -> tuple[int, tuple[int, ...] | None]:
-    """The slices and sizes that a machine.toml gives itself."""
+    """The number of slices and the sizes under `devices` in a machine.toml."""
     try:
         slices, _, sizes = _parse(devices)
     except HardwareError as error:
@@ -59,7 +62,7 @@ def _own_topology(path: str, devices: str) -> tuple[int, tuple[int, ...] | None]
 
 
 def _parse(spec: str) -> tuple[int, str, tuple[int, ...] | None]:
-    """(slices, chip or path, sizes of the topology or None) of a spec."""
+    """A spec taken apart: (slices, chip or path, sizes of the topology or None)."""
     match = re.fullmatch(r"(?:(\d+)\*)?([^:*]+|.+\.toml)(?::(\d+(?:x\d+)*))?", spec)
     if not match:
         raise HardwareError(f"hardware {spec!r} does not parse; write {_FORMS}")
@@ -69,7 +72,7 @@ def _parse(spec: str) -> tuple[int, str, tuple[int, ...] | None]:
 
 @cache
 def names() -> list[str]:
-    """The chips of the catalog, by generation within each kind: TPUs, GPUs, the host."""
+    """The names of the catalog: TPUs, GPUs, then the host; within each, by bf16 peak."""
     known = [path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")]
     return sorted(known, key=lambda name: ("tgc".index(chip(name).kind[0]), chip(name).flops("bf16"), name))
 
@@ -111,15 +114,52 @@ def _folder() -> Any:
 
 def _file(path: str) -> Description:
     try:
-        return read_chip(Path(path).read_text(encoding="utf-8"), path)
+        description = read_chip(Path(path).read_text(encoding="utf-8"), path)
     except OSError as error:
         raise HardwareError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise HardwareError(f"{path}: not a text file: byte {error.start} is not UTF-8") from error
+    return description if description.has_step else replace(description, chip=_with_step(description.chip))
+
+
+def nearest_chip(given: Chip) -> Chip:
+    """The catalog's chip of the same kind whose memory bandwidth is nearest to that of `given`, as a ratio.
+
+    Memory tells the generation of a chip. Peak FLOPs do not: an H20 has the memory of an H100 and a seventh
+    of its FLOPs. Of chips with equal memory the one with the nearest links is taken, then the first by name.
+    """
+
+    def distance(known: Chip) -> tuple[float, float, str]:
+        memory = abs(log(known.hbm_bytes_per_second / given.hbm_bytes_per_second))
+        return memory, abs(log(known.link_bytes_per_second / given.link_bytes_per_second)), known.name
+
+    return min((known for known in map(chip, names()) if known.kind == given.kind), key=distance)
+
+
+def step_warning(given: Chip) -> str | None:
+    """What a chip whose file has no `[step]` takes from the catalog, in a sentence; None where it has one."""
+    if given.step.taken_from is None:
+        return None
+    known, step = chip(given.step.taken_from), given.step
+    return (
+        f"the file of {given.name} has no [step], so a training step is priced with what it reaches of the "
+        f"ratings of {known.name}, the {given.kind} of the catalog nearest in memory bandwidth "
+        f"({format_bytes(known.hbm_bytes_per_second)}/s; {given.name}: "
+        f"{format_bytes(given.hbm_bytes_per_second)}/s): {step.matmul_share('bf16'):.0%} of the bf16 peak in "
+        f"matmuls, {step.attention:.0%} in attention, {step.memory:.0%} of the memory bandwidth; give a "
+        f"[step], or measure one with mw calibrate"
+    )
+
+
+def _with_step(given: Chip) -> Chip:
+    """`given` with the `[step]` of the nearest chip of the catalog."""
+    known = nearest_chip(given)
+    sources = {key: f"that of {known.name}: {source}" for key, source in known.step.sources.items()}
+    return replace(given, step=replace(known.step, sources=sources, taken_from=known.name))
 
 
 def _dims(name: str, chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The topology that `sizes` give a chip called `name` in the spec."""
+    """The dimensions of a machine from the sizes in its spec, checked against the network of its chip."""
     if slices < 1 or 0 in sizes:
         raise HardwareError(f"hardware {spec!r}: every size is at least 1")
     if isinstance(chip.network, Torus):
@@ -210,7 +250,8 @@ def dump_toml(hardware: Hardware) -> str:
     }
     tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
     tables |= {key: dict(vars(chip)[key]) for key in ("matmul_rates", "memory_rates") if vars(chip)[key]}
-    tables |= _nested("step", _present(vars(chip.step)))
+    # A file that says what a step reaches takes it from nowhere; its sources still name the chip.
+    tables |= _nested("step", _present(vars(replace(chip.step, taken_from=None))))
     if isinstance(network, SharedMemory):
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:
@@ -223,13 +264,13 @@ def dump_toml(hardware: Hardware) -> str:
 
 
 def _nested(name: str, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A table and the tables in it, by their headings."""
+    """`values` as TOML tables by heading: those that are tables themselves get a heading of their own."""
     inner = {f"{name}.{key}": value for key, value in values.items() if isinstance(value, dict)}
     return {name: {key: value for key, value in values.items() if not isinstance(value, dict)}, **inner}
 
 
 def _present(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is absent: no figure, no points, nothing listed."""
+    """`values` without the keys whose value is None or empty."""
     return {key: value for key, value in values.items() if value not in (None, (), {})}
 
 

@@ -78,7 +78,7 @@ class LinearCost:
     efficiency: Points = ()
 
     def seconds(self, num_bytes: float) -> float:
-        """Seconds of `num_bytes`."""
+        """Seconds of a collective of `num_bytes`."""
         rate = self.bytes_per_second * share_at(self.efficiency, num_bytes)
         return self.latency_seconds + num_bytes / rate
 
@@ -96,23 +96,26 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class StepEfficiency:
-    """What work in a training step reaches of a chip's ratings; the defaults are ideal.
+    """The share of a chip's ratings that a training step reaches; the defaults are ideal.
 
-    matmul: by dtype, the share of the dense peak that a large product reaches. experts: what several experts'
-    products at once get of that: as long as the fullest takes, with tiles that few tokens leave part empty.
-    attention: share of the bf16 peak of a flash kernel, whose head dimension fills the matrix units.
-    memory: share of the HBM bandwidth that memory-bound work reaches; elementwise: what norms, activations,
-    casts and the like get of that, which no compiler fuses as far as they are counted (operands and results
-    once); memory_by_dtype: what a dtype gets of that. (XLA:CPU widens bf16 to float32 and back, so half the
-    bytes save no time.)
+    matmul: by dtype, the share of the dense peak that a large matmul reaches. experts: the share of that
+    rate which the matmuls of several experts reach together: they last as long as the fullest expert's, and
+    few tokens leave tiles part empty.
+    attention: the share of the compute type's peak that a flash kernel reaches where the head dimension
+    fills the matrix units.
+    memory: the share of the HBM bandwidth that memory-bound work reaches. elementwise: the share of that
+    which norms, activations and casts reach; their bytes are counted as if perfectly fused (operands and
+    results once), which no compiler does. memory_by_dtype: a further factor by dtype. (XLA:CPU widens bf16
+    to float32 and back, so half the bytes save no time.)
     links: by kind of link, the share of its bandwidth that the step's collectives reach.
-    overlap: share of a transfer's time that hides where there is as much compute beside it; the rest is
-    what it takes from that compute.
-    waiting: share of the transfers that the next product needs (activations of tensor parallelism) for which
-    it waits; the rest hides, where products work block by block on what has arrived.
-    kernel_seconds: fixed time of one kernel. launch_seconds: of one compiled program.
-    slowdown: how many times longer than all this a step takes, as a run of one's own showed.
+    overlap: the share of a transfer's time that is hidden where as much compute runs beside it; the rest is
+    what the transfer takes from that compute.
+    waiting: the share of the time of critical transfers (activations of tensor parallelism) for which the
+    next matmul waits; the rest is hidden where matmuls start on the blocks that have arrived.
+    kernel_seconds: fixed time of one kernel. launch_seconds: fixed time of one compiled program.
+    slowdown: measured step over priced step, of a run that anchors the prices (mw plan --anchor).
     sources: where each figure comes from, by key.
+    taken_from: the catalog's chip whose figures these are, where a chip's own file has no [step].
     """
 
     matmul: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -128,6 +131,7 @@ class StepEfficiency:
     launch_seconds: float = 0.0
     slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    taken_from: str | None = None
 
     def matmul_share(self, dtype: str) -> float:
         """The share of the peak in `dtype`; of a dtype not listed that of the next wider, or the widest.
@@ -197,7 +201,7 @@ class Chip:
 
     @property
     def clock_share(self) -> float:
-        """Share of its clock that a chip keeps when it is given less than its rated power.
+        """The share of its clock that a chip keeps under a power limit below its rated power.
 
         Dense products draw all power there is, which grows with the clock and the square of a voltage that
         falls with it: the clock follows a root of the power, between the second and the third.
@@ -211,9 +215,10 @@ class Chip:
         return self.flops(dtype) * self.step.matmul_share(dtype) * self.clock_share
 
     def attention_flops_per_second(self, dtype: str, head: float) -> float:
-        """FLOPs a second that flash attention reaches with a head dimension.
+        """FLOPs a second that flash attention reaches at head dimension `head`.
 
-        It contracts the scores over the head, and the values have as many columns.
+        The scores contract over the head dimension and the values have as many columns, so a head smaller
+        than the matrix unit leaves part of it empty.
         """
         filled = min(1.0, head / self.matrix_unit) if self.matrix_unit else 1.0
         return self.flops(dtype) * self.step.attention * filled * self.clock_share
@@ -224,11 +229,11 @@ class Chip:
 
     @property
     def overlap(self) -> float:
-        """Share of the compute under which transfers may hide."""
+        """The share of a transfer's time that compute beside it hides (`StepEfficiency.overlap`)."""
         return self.step.overlap
 
     def ideal(self) -> "Chip":
-        """This chip with a step that reaches every rating."""
+        """This chip with steps that reach every rating."""
         return replace(self, step=StepEfficiency())
 
     @property

@@ -6,8 +6,9 @@ fields of Chip; [flops_per_second] is by dtype; [network] holds the fields of To
 depends on the size, efficiency = [[bytes, share], ...]. For links the same points stand under
 [network.efficiency.<link>] as all_gather = [[bytes, share], ...]. [matmul_rates] and [memory_rates]
 list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] is what a
-training step reaches of the ratings (StepEfficiency); what it does not name is ideal. [sources] says
-where each figure comes from, [step.sources] those of [step]. `devices = "cpu:8"` in a machine.toml is
+training step reaches of the ratings (StepEfficiency); what it does not name is ideal, and a user's file
+without one takes that of a chip of the catalog (catalog.load). [sources] says where each figure comes
+from, [step.sources] those of [step]. `devices = "cpu:8"` in a machine.toml is
 its topology. `per_core = true` says that the figures are those of one host core.
 """
 
@@ -54,11 +55,16 @@ _LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
 
 @dataclass(frozen=True)
 class Description:
-    """A chip, the topology its file names (or None), and whether its figures are those of one core."""
+    """A chip as its file describes it.
+
+    devices: the topology that the file names, or None. per_core: whether its figures are those of one core.
+    has_step: whether the file has a [step], be it empty.
+    """
 
     chip: Chip
     devices: str | None
     per_core: bool
+    has_step: bool
 
 
 def read_chip(text: str, origin: str) -> Description:
@@ -94,7 +100,7 @@ def read_chip(text: str, origin: str) -> Description:
         **{key: file.figure(data, key) for key in _OPTIONAL if key in data},
     )
     devices = file.string(data, "devices") if "devices" in data else None
-    return Description(chip, devices, per_core)
+    return Description(chip, devices, per_core, "step" in data)
 
 
 def _kind(file: CheckedToml, data: Mapping[str, Any]) -> str:
@@ -125,13 +131,14 @@ def _step(file: CheckedToml, data: Mapping[str, Any]) -> StepEfficiency:
     table, prefix, links = file.table(data, "step"), "step.", _LINKS[_kind(file, data)]
     named = ("matmul", "memory_by_dtype", "links", "sources")
     file.refuse_unknown(table, (*_STEP_SHARES, *_STEP_SECONDS, *named), prefix)
+    figures: dict[str, Any] = {key: file.share(table, key, prefix) for key in _STEP_SHARES if key in table}
+    figures |= {key: file.figure(table, key, prefix) for key in _STEP_SECONDS if key in table}
     return StepEfficiency(
         matmul=_shares(file, table, "matmul", tuple(DTYPE_BYTES)),
         memory_by_dtype=_shares(file, table, "memory_by_dtype", tuple(DTYPE_BYTES)),
         links=_shares(file, table, "links", links),
         sources=file.strings(table, "sources", prefix),
-        **{key: file.share(table, key, prefix) for key in _STEP_SHARES if key in table},
-        **{key: file.figure(table, key, prefix) for key in _STEP_SECONDS if key in table},
+        **figures,
     )
 
 

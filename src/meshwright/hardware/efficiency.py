@@ -34,7 +34,7 @@ def share_at(points: Points, num_bytes: float) -> float:
 
 
 def fault(points: Sequence[Sequence[float]], most: float = 1.0) -> str | None:
-    """What is wrong with these points, in words that follow their key; None where nothing is.
+    """The fault of these points, worded to follow their key in an error; None where there is none.
 
     most: of the second figure; 1 where it is a share, infinity where it is a rate.
     """

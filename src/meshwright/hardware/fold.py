@@ -26,7 +26,7 @@ Shares = tuple[Share, ...]
 
 @lru_cache(maxsize=65536)
 def fold(sizes: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...]) -> tuple[Shares, ...]:
-    """For each axis size the parts of the torus that it takes; the sizes in the order in which they choose.
+    """The parts of the torus that each axis takes, given the axis sizes in the order in which they choose.
 
     The first to choose (the innermost, `tensor`) lies on neighbouring chips. An axis prefers whole
     dimensions, as JAX's own device mesh does, since there XLA knows the rings; then the parts over
@@ -61,7 +61,7 @@ _Key = tuple[float, ...]
 def _best(
     sizes: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...], taken: tuple[int, ...]
 ) -> tuple[_Key, tuple[Shares, ...]]:
-    """The (key, shares) of the folding that sorts first. taken: chips already used along each dimension."""
+    """The folding of least sort key, as (key, shares). taken: chips already used along each dimension."""
     if not sizes:
         return (), ()
     free = tuple(size // used for size, used in zip(dims, taken, strict=True))
@@ -104,7 +104,7 @@ def _shares(
 def _preference(
     option: tuple[int, ...], dims: tuple[int, ...], wraparound: tuple[bool, ...], taken: tuple[int, ...]
 ) -> _Key:
-    """Sorts first what an axis likes best: whole dimensions, then the fastest gather.
+    """The sort key of one way to lay an axis: whole dimensions first, then the fastest gather.
 
     A chip receives (n - 1) / n of the gathered array over its inbound links: over both directions of a
     ring, and one of a line, since at its end only one brings anything new. Chips that lie between two

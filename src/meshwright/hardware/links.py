@@ -1,4 +1,4 @@
-"""Physical links, and those that each axis of a mesh takes where the axes choose in a given order."""
+"""Physical links, and which of them each mesh axis takes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ class Link:
 
     @property
     def is_outer(self) -> bool:
-        """Whether it joins slices or NVLink domains, and so takes what the inner links leave."""
+        """Whether the link joins slices or NVLink domains rather than the chips inside one."""
         return self.kind in ("dcn", "network")
 
     def __str__(self) -> str:
-        """The devices along it and where it lies.
+        """The number of devices along the link and where it lies.
 
         >>> print(Link("ici", 4, 9e10, 1e-6, dim=1, ring=True), Link("nvlink", 8, 4.5e11, 2e-6), sep="; ")
         4 on ici dimension 1 (ring); 8 on nvlink
@@ -49,18 +49,47 @@ class Link:
 
 
 Network = Torus | Switch | SharedMemory
-Links = tuple[tuple[Link, ...], ...]
+# The links of every mesh axis, in the order of the axes.
+AxisLinks = tuple[tuple[Link, ...], ...]
+
+
+# The fields of a Torus or Switch that hold the bandwidth and the latency of each kind of link.
+LINK_FIELDS: dict[LinkKind, tuple[str, str]] = {
+    "ici": ("one_way_bytes_per_second", "hop_seconds"),
+    "dcn": ("dcn_bytes_per_second", "dcn_hop_seconds"),
+    "nvlink": ("nvlink_bytes_per_second", "nvlink_hop_seconds"),
+    "network": ("nic_bytes_per_second", "nic_hop_seconds"),
+}
+
+
+def link_rates(network: Torus | Switch) -> dict[LinkKind, tuple[float, float]]:
+    """(bytes a second one way, seconds of a hop) of each kind of link of a network."""
+    figures = vars(network)
+    return {
+        kind: (figures[rate], figures[hop]) for kind, (rate, hop) in LINK_FIELDS.items() if rate in figures
+    }
+
+
+def bound_name(bound: str, network: Network) -> str:
+    """The name of what bounds a step: for `ici` and `dcn` the links that this network has in their place.
+
+    >>> bound_name("dcn", Switch(8, 4.5e11, 2e-6, 5e10, 4e-6, 1e-5)), bound_name("hbm", SharedMemory({}))
+    ('network', 'hbm')
+    """
+    if isinstance(network, Switch):
+        return {"ici": "nvlink", "dcn": "network"}.get(bound, bound)
+    return "host" if isinstance(network, SharedMemory) and bound == "ici" else bound
 
 
 def continues(inner: Link, outer: Link) -> bool:
-    """Whether `outer` goes on where `inner` ends, so that both together are one line or ring."""
+    """Whether `outer` begins where `inner` ends, so that together they are one line or ring."""
     if inner.kind != outer.kind:
         return False
     return inner.kind != "ici" or (inner.dim == outer.dim and inner.stride * inner.size == outer.stride)
 
 
 def join(inner: Link, outer: Link) -> Link:
-    """The one stretch of two links that continue each other."""
+    """Two links that continue each other, as one."""
     return Link(
         kind=inner.kind,
         size=inner.size * outer.size,
@@ -74,7 +103,7 @@ def join(inner: Link, outer: Link) -> Link:
 
 
 def gather_figure(links: tuple[Link, ...]) -> float:
-    """In proportion to the seconds a byte of an all-gather over one axis, inside and then between domains."""
+    """Seconds a byte of an all-gather over one axis, inside and then between domains, up to a constant."""
     figure, devices = 0.0, 1
     for outer in (False, True):
         phase = [link for link in links if link.is_outer == outer and link.one_way_bytes_per_second]
@@ -90,8 +119,8 @@ def gather_figure(links: tuple[Link, ...]) -> float:
 
 def link_choices(
     network: Network, num_slices: int, dims: tuple[int, ...], sizes: tuple[int, ...], order: tuple[int, ...]
-) -> Iterator[Links]:
-    """The links of each axis where they choose in this order, the preferred ones first."""
+) -> Iterator[AxisLinks]:
+    """The links of every axis, preferred ones first, where the axes choose in this order."""
     chosen = tuple(sizes[axis] for axis in order)
     if isinstance(network, Torus):
         found = _torus_links(network, num_slices, dims, chosen)
@@ -105,39 +134,34 @@ def link_choices(
 
 def _torus_links(
     torus: Torus, num_slices: int, dims: tuple[int, ...], sizes: tuple[int, ...]
-) -> Iterator[Links]:
-    """Slices are taken by the last to choose; the torus is folded."""
+) -> Iterator[AxisLinks]:
+    """The links of each axis on slices of a torus: the last axes to choose cross the slices."""
     over_slices = _split(sizes[::-1], num_slices)[::-1]
     within = tuple(size // slices for size, slices in zip(sizes, over_slices, strict=True))
-    between = [
-        _switched("dcn", slices, torus.dcn_bytes_per_second, torus.dcn_hop_seconds) for slices in over_slices
-    ]
+    between = [_switched("dcn", slices, torus) for slices in over_slices]
     for folded in foldings(within, dims, torus.wraparound(dims)):
         yield tuple(_ici(shares, torus) + outer for shares, outer in zip(folded, between, strict=True))
 
 
 def _ici(shares: Shares, torus: Torus) -> tuple[Link, ...]:
-    return tuple(
-        Link("ici", s.size, torus.one_way_bytes_per_second, torus.hop_seconds, s.dim, s.stride, s.ring)
-        for s in shares
-    )
+    rates = link_rates(torus)["ici"]
+    return tuple(Link("ici", s.size, *rates, s.dim, s.stride, s.ring) for s in shares)
 
 
-def _switch_links(domain: int, switch: Switch, sizes: tuple[int, ...]) -> Links:
+def _switch_links(domain: int, switch: Switch, sizes: tuple[int, ...]) -> AxisLinks:
     inside = _split(sizes, domain)
     return tuple(
-        _switched("nvlink", inner, switch.nvlink_bytes_per_second, switch.nvlink_hop_seconds)
-        + _switched("network", size // inner, switch.nic_bytes_per_second, switch.nic_hop_seconds)
+        _switched("nvlink", inner, switch) + _switched("network", size // inner, switch)
         for size, inner in zip(sizes, inside, strict=True)
     )
 
 
-def _switched(kind: LinkKind, size: int, bytes_per_second: float, hop_seconds: float) -> tuple[Link, ...]:
-    return (Link(kind, size, bytes_per_second, hop_seconds),) if size > 1 else ()
+def _switched(kind: LinkKind, size: int, network: Torus | Switch) -> tuple[Link, ...]:
+    return (Link(kind, size, *link_rates(network)[kind]),) if size > 1 else ()
 
 
 def _split(sizes: tuple[int, ...], total: int) -> tuple[int, ...]:
-    """How much of `total` each size takes, the first as much as it can.
+    """The divisor of `total` that each size takes, the first as large a one as it can.
 
     Prime by prime all of `total` is taken, since it divides the product of the sizes.
     """

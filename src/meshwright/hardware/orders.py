@@ -5,12 +5,12 @@ from functools import lru_cache
 from itertools import permutations
 from typing import TypeVar
 
-T = TypeVar("T")
+_Option = TypeVar("_Option")
 
 
 @lru_cache(maxsize=64)
 def choosing_orders(num_axes: int) -> tuple[tuple[int, ...], ...]:
-    """Axes by when they choose: innermost first, then with one axis moved to the front, then with two.
+    """Orders of the axes: innermost first, then every order with one axis moved to the front, then with two.
 
     The first axis of an order lies on neighbouring chips and fills rings or NVLink domains; the last
     goes between slices or domains. Axes are numbered from the outermost.
@@ -28,15 +28,15 @@ def choosing_orders(num_axes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(orders))
 
 
-def undominated(options: Iterable[tuple[T, Sequence[float]]], most: int) -> Iterator[T]:
-    """The first option, then those that no other beats or equals in every figure: at most `most` in all.
+def undominated(options: Iterable[tuple[_Option, Sequence[float]]], most: int) -> Iterator[_Option]:
+    """The first option, then those that no other option beats or equals in every figure; at most `most`.
 
     options: with one figure an axis, less is better.
 
     >>> list(undominated([("a", (2, 2)), ("b", (1, 3)), ("c", (2, 3)), ("d", (3, 1))], 3))
     ['a', 'b', 'd']
     """
-    kept: list[tuple[T, tuple[float, ...]]] = []
+    kept: list[tuple[_Option, tuple[float, ...]]] = []
     for option, figures in options:
         found = tuple(figures)
         if any(_no_worse(other, found) for _, other in kept):

@@ -1,4 +1,4 @@
-"""The bandwidths of a machine beside its FLOPs: how many FLOPs must a byte feed for its way to be free?"""
+"""The rooflines of a machine: each bandwidth, and the FLOPs a byte above which it is not the bound."""
 
 from dataclasses import asdict, dataclass
 from math import prod
@@ -30,7 +30,7 @@ class Roof:
 
 
 def roofs(hardware: Hardware) -> list[Roof]:
-    """HBM, each torus dimension and all at once (or the NVLink domain), what lies beyond, the host."""
+    """The roofs of a machine: HBM, each torus dimension and all at once (or NVLink), DCN or network, host."""
     chip, network = hardware.chip, hardware.chip.network
     found = [_roof(chip, "hbm", 1, chip.hbm_bytes_per_second)]
     if isinstance(network, Torus):
@@ -45,7 +45,7 @@ def roofs(hardware: Hardware) -> list[Roof]:
     return [*found, _roof(chip, "host_link", 1, chip.host_link_bytes_per_second)]
 
 
-def largest(chip: Chip) -> Hardware:
+def largest_machine(chip: Chip) -> Hardware:
     """The largest machine of one slice or NVLink domain; a single device of a host."""
     network = chip.network
     if isinstance(network, Torus):

@@ -7,7 +7,16 @@ from math import inf, prod
 
 from meshwright.errors import HardwareError, LayoutError
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
-from meshwright.hardware.links import Link, Links, Network, continues, gather_figure, join, link_choices
+from meshwright.hardware.links import (
+    AxisLinks,
+    Link,
+    Network,
+    continues,
+    gather_figure,
+    join,
+    link_choices,
+    link_rates,
+)
 from meshwright.hardware.orders import choosing_orders, undominated
 from meshwright.notation.mesh import Mesh
 
@@ -27,9 +36,23 @@ class Placement:
         }
         return Placement(self.sizes, links, self.network)
 
+    def over(self, network: Network) -> "Placement":
+        """The same links with the bandwidths and hops of another network of the same form."""
+        if isinstance(network, SharedMemory):
+            return Placement(self.sizes, self.links, network)
+        rates = {
+            kind: {"one_way_bytes_per_second": rate, "hop_seconds": hop}
+            for kind, (rate, hop) in link_rates(network).items()
+        }
+        links = {
+            axis: tuple(replace(link, **rates[link.kind]) for link in links)
+            for axis, links in self.links.items()
+        }
+        return Placement(self.sizes, links, network)
+
     @lru_cache(maxsize=65536)  # noqa: B019 - placements are few and live as long as the process
     def stretches(self, axes: tuple[str, ...]) -> tuple[Link, ...]:
-        """The links of several axes at once, those that continue each other joined, inner links first."""
+        """The links of several axes, inner ones first; links that continue each other are joined."""
         for axis in axes:
             if axis not in self.links:
                 raise LayoutError(
@@ -66,11 +89,11 @@ class Hardware:
         object.__setattr__(self, "num_chips", self.num_slices * prod(self.dims))
 
     def ideal(self) -> "Hardware":
-        """This machine with chips whose step reaches every rating."""
+        """This machine with steps that reach every rating."""
         return replace(self, chip=self.chip.ideal())
 
     def slowed(self, slowdown: float) -> "Hardware":
-        """This machine with steps that take so many times longer than its figures say."""
+        """This machine with every step `slowdown` times as long as its figures say."""
         return replace(self, chip=replace(self.chip, step=replace(self.chip.step, slowdown=slowdown)))
 
     def with_figures(
@@ -80,9 +103,9 @@ class Hardware:
         hbm_bytes_per_second: float | None = None,
         power_watts: float | None = None,
     ) -> "Hardware":
-        """This machine with its own figures where it differs from the catalog's; None keeps a figure.
+        """This machine with the given figures in place of its chip's; None keeps a figure.
 
-        nic_bytes_per_second: one way, a GPU. power_watts: what a chip is given; its rating stays.
+        nic_bytes_per_second: one way, a GPU. power_watts: the power limit of a chip; its rating stays.
         Raises HardwareError for a figure that is not positive, or a network card where chips have none.
         """
         given = {
@@ -154,8 +177,8 @@ def _place(
     )
 
 
-def _placement(network: Network, axes: tuple[tuple[str, int], ...], links: Links) -> Placement:
-    """links: of each axis longer than one, in their order."""
+def _placement(network: Network, axes: tuple[tuple[str, int], ...], links: AxisLinks) -> Placement:
+    """The placement of `axes`; links: those of every axis longer than one, in order."""
     taken = iter(links)
     return Placement(dict(axes), {axis: next(taken) if size > 1 else () for axis, size in axes}, network)
 

@@ -162,6 +162,33 @@ def _widths(config: ModelConfig) -> int:
 # The cache
 
 
+def cache_arrays(config: ModelConfig) -> dict[str, str]:
+    """The arrays that a layer's cache holds, by name, with their letters.
+
+    Keys and values, or with latent attention what they follow from: the latent and the rotary key, which
+    are alike in all heads.
+
+    >>> from meshwright.models.presets import PRESETS
+    >>> cache_arrays(PRESETS["llama-3-8b"]), cache_arrays(PRESETS["deepseek-v3"])
+    ({'k': 'BSKH', 'v': 'BSKH'}, {'latent': 'BSR', 'rope': 'BSA'})
+    """
+    return {"latent": "BSR", "rope": "BSA"} if config.mla else {"k": "BSKH", "v": "BSKH"}
+
+
+def cache_windows(config: ModelConfig) -> tuple[int | None, ...]:
+    """The window of each cache, None where it holds all positions; layers that share a cache have one."""
+    return config.windows[:: config.layers_per_cache]
+
+
+def cached_positions(seq_len: int, window: int | None) -> int:
+    """Positions that a cache keeps of a sequence, and that a layer's next query reads.
+
+    >>> cached_positions(4096, None), cached_positions(4096, 1024)
+    (4096, 1024)
+    """
+    return min(seq_len, window or seq_len)
+
+
 def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
     """Bytes that one more token takes in the cache, in `dtype`, where no window is full yet.
 
@@ -169,14 +196,12 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
 
     Of layers that share a cache one counts. The sources once print L K H alone; keys and values make two.
     """
-    num_caches = -(-config.num_layers // config.layers_per_cache)
-    return int(num_caches * _kv_elements(config) * dtype_bytes(dtype))
+    return int(len(cache_windows(config)) * _kv_elements(config) * dtype_bytes(dtype))
 
 
 def kv_cache_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
     """Bytes of the cache of one sequence of S tokens: a local layer keeps those of its window alone."""
-    kept = config.windows[:: config.layers_per_cache]
-    return _cache_bytes(config, kept, seq_len, dtype)
+    return _cache_bytes(config, cache_windows(config), seq_len, dtype)
 
 
 def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
@@ -185,15 +210,14 @@ def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int
 
 
 def _cache_bytes(config: ModelConfig, windows: tuple[int | None, ...], seq_len: int, dtype: str) -> int:
-    num_tokens = sum(min(seq_len, window or seq_len) for window in windows)
+    num_tokens = sum(cached_positions(seq_len, window) for window in windows)
     return int(num_tokens * _kv_elements(config) * dtype_bytes(dtype))
 
 
 def _kv_elements(config: ModelConfig) -> int:
     """Elements of one token's cache in one layer."""
-    if config.mla:
-        return config.mla.kv_rank + config.mla.rope_dim
-    return 2 * config.num_kv_heads * config.d_head
+    sizes = {**dimensions(config), "B": 1, "S": 1}
+    return sum(prod(sizes[letter] for letter in letters) for letters in cache_arrays(config).values())
 
 
 # Arithmetic intensity
@@ -219,7 +243,7 @@ def prefill_intensity(config: ModelConfig, seq_len: int, dtype: str = "bf16") ->
     A query of a local layer sees its window alone. Latent attention spells keys and values out: G = 1.
     """
     widths = _widths(config)
-    seen = sum(min(seq_len, window or seq_len) for window in config.windows)
+    seen = sum(cached_positions(seq_len, window) for window in config.windows)
     flops = 2 * seq_len * seen * config.num_heads * widths
     elements = config.num_layers * seq_len * (config.num_heads + config.num_kv_heads) * widths
     return flops / (elements * dtype_bytes(dtype))
@@ -234,7 +258,7 @@ def generation_intensity(config: ModelConfig, num_keys: int, dtype: str = "bf16"
     widths = _widths(config)
     if config.mla:
         widths = 2 * config.mla.kv_rank + config.mla.rope_dim
-    read = sum(min(num_keys, window or num_keys) for window in config.windows)
+    read = sum(cached_positions(num_keys, window) for window in config.windows)
     flops = 2 * read * config.num_heads * widths
     elements = config.num_layers * config.num_heads * widths + read * _kv_elements(config)
     return flops / (elements * dtype_bytes(dtype))

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import cache_arrays
 from meshwright.models.parameters import dimensions
 from meshwright.nn.elementwise import softcap
 from meshwright.nn.mesh import array_type, partition_spec
@@ -87,8 +88,10 @@ def abstract_cache(
     """Keys and values [L, B, S, K, H] of every layer, to compile for or to make."""
     sizes = {**dimensions(config), "B": num_sequences, "S": num_positions}
     dtype = JAX_DTYPES[layout.compute_dtype]
-    leaf = array_type(layout.activation("cache", "LBSKH"), mesh, sizes, dtype)
-    return {"k": leaf, "v": leaf}
+    return {
+        name: array_type(layout.activation("cache", f"L{letters}"), mesh, sizes, dtype)
+        for name, letters in cache_arrays(config).items()
+    }
 
 
 def write_cache(cache: Array, new: Array, layer: Array, positions: Array, layout: Layout) -> Array:

@@ -13,9 +13,10 @@ from heapq import heappop, heappush, nsmallest
 from itertools import islice
 
 from meshwright.cost.graph import Graph
-from meshwright.cost.memory import Memory, train_memory, update_work
+from meshwright.cost.memory import Memory, train_memory
 from meshwright.cost.step import StepCost, StepPricer, at_step_rates
 from meshwright.errors import LayoutError, PlanError
+from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.layout.axes import divisors
@@ -24,8 +25,8 @@ from meshwright.layout.axes.tensor import tensor_degrees
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
-from meshwright.plan.space import RESERVED_SHARE, Choice, Space, record, usable_bytes
-from meshwright.units import format_bytes
+from meshwright.plan.assumptions import assumptions
+from meshwright.plan.space import Choice, Space, record, usable_bytes
 
 # Fields of a layout that a search does not choose.
 NOT_SEARCHED = (
@@ -90,6 +91,7 @@ class Candidate:
     def to_dict(self) -> dict:
         """The keys of `mw plan train` in contract.md."""
         chips, seconds = self.hardware.num_chips, self.cost.seconds
+        network = self.hardware.chip.network
         return {
             "layout": str(self.layout),
             "mesh": dict(self.layout.mesh.sizes),
@@ -103,8 +105,15 @@ class Candidate:
             **({} if self.compiled_bytes is None else {"compiled_bytes_per_chip": self.compiled_bytes}),
             "fits": self.fits,
             "bound": self.cost.bound,
+            "bound_name": bound_name(self.cost.bound, network),
             "breakdown": [
-                {"name": t.name, "seconds": t.seconds, "share": t.seconds / seconds, "bound": t.bound}
+                {
+                    "name": t.name,
+                    "seconds": t.seconds,
+                    "share": t.seconds / seconds,
+                    "bound": t.bound,
+                    "bound_name": bound_name(t.bound, network),
+                }
                 for t in self.cost.terms
             ],
         }
@@ -194,7 +203,7 @@ def search(
     found.sort(key=rank)
     found[:NUM_PLACED] = [well_placed(config, workload, candidate) for candidate in found[:NUM_PLACED]]
     found.sort(key=rank)
-    said = tuple(assumptions(hardware, workload, found[0]))
+    said = tuple(assumptions(config, hardware, workload, found[0]))
     return Search(tuple(found), len(choices), time.perf_counter() - started, said)
 
 
@@ -234,8 +243,8 @@ def _price(
     pricer = StepPricer(graph, layout, hardware)
     return Candidate(
         layout=layout,
-        cost=pricer.cost(layout.remat, update_work(config, layout), layout.weight_axes),
-        memory=train_memory(config, layout, graph),
+        cost=pricer.cost(),
+        memory=train_memory(graph, layout),
         model_flops=train_flops_per_token(config, workload.seq_len) * workload.num_tokens,
         num_tokens=workload.num_tokens,
         hardware=hardware,
@@ -247,11 +256,10 @@ def well_placed(config: ModelConfig, workload: Workload, candidate: Candidate) -
     """The candidate with each axis on the links with which its step is shortest."""
     layout, hardware = candidate.layout, candidate.hardware
     sequences = workload.num_sequences / layout.microbatches
-    graph, update = record(config, hardware, layout, sequences, workload.seq_len), update_work(config, layout)
+    graph = record(config, hardware, layout, sequences, workload.seq_len)
     best = candidate
     for placement in at_step_rates(hardware).placements(layout.mesh)[1:]:
-        pricer = StepPricer(graph, layout, hardware, placement)
-        cost = pricer.cost(layout.remat, update, layout.weight_axes)
+        cost = StepPricer(graph, layout, hardware, placement).cost()
         if cost.seconds < best.step_seconds:
             best = replace(best, cost=cost, placement=placement)
     return best
@@ -281,31 +289,3 @@ def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload
         f"do not divide over {chips} chips; with tensor at most {widest}, context at most {context} and pipe "
         f"at most {stages} it takes {least} sequences; fits: --batch-tokens {least * workload.seq_len}"
     )
-
-
-def assumptions(hardware: Hardware, workload: Workload, best: Candidate) -> Iterator[str]:
-    """What the price of `best` rests on, a sentence each."""
-    chip = hardware.chip
-    yield (
-        "MFU counts 6 FLOPs a matmul parameter and token and half of 12 B T^2 N H a layer for causal "
-        f"attention, over the dense {best.layout.compute_dtype} peak of "
-        f"{chip.flops(best.layout.compute_dtype):.3g} FLOP/s a chip"
-    )
-    narrow = best.layout.matmul_dtype or best.layout.compute_dtype
-    yield (
-        f"large {narrow} matmuls reach {chip.step.matmul_share(narrow):.0%} of the peak; weight gathers "
-        f"and gradient reductions hide under {chip.step.overlap:.0%} of the compute, those of "
-        "activations do not"
-    )
-    if chip.step.slowdown != 1:
-        yield f"every step takes {chip.step.slowdown:.3g} times what is priced, as the anchoring run did"
-    yield f"{RESERVED_SHARE:.0%} of {format_bytes(chip.hbm_bytes)} HBM is left to the runtime"
-    if chip.kind != "cpu":
-        yield "attention runs a flash kernel that skips masked blocks; scores stay on chip"
-    shards = best.layout.num_batch_shards * best.layout.microbatches
-    if workload.num_sequences % shards:
-        fit = round(workload.num_sequences / shards) * shards
-        yield (
-            f"{workload.num_sequences} sequences do not divide over {shards} batch shards and are priced as "
-            f"if they did; a run takes {fit} ({fit * workload.seq_len} tokens)"
-        )

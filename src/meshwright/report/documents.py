@@ -51,6 +51,11 @@ def winner(plan: Document) -> Document | None:
     return best or (candidates[0] if candidates else None)
 
 
+def bound_text(entry: Document) -> str:
+    """What bounds a candidate or one of its operations, by the name of the machine's own links."""
+    return str(entry.get("bound_name") or entry.get("bound") or ABSENT)
+
+
 def last_value(metrics: Sequence[Document], key: str) -> float | None:
     """The newest value of `key` that a metrics line gives."""
     return next((line[key] for line in reversed(metrics) if line.get(key) is not None), None)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.report.documents import Document, bytes_total, layout_text, winner
-from meshwright.report.figures import ABSENT, bytes_text, percent_text, seconds_text
+from meshwright.report.documents import Document, bound_text, bytes_total, layout_text, winner
+from meshwright.report.figures import bytes_text, percent_text, seconds_text
 from meshwright.units import format_bytes, format_seconds
 
 MAX_CANDIDATES = 12
@@ -49,7 +49,7 @@ def candidate_rows(plan: Document) -> list[CandidateRow]:
             mfu=percent_text(c.get("mfu")),
             memory=bytes_text(bytes_total(c)),
             fits=bool(c.get("fits", True)),
-            bound=str(c.get("bound", ABSENT)),
+            bound=bound_text(c),
             chosen=rank - 1 == chosen,
             segments=_breakdown(c, colours, 100 * (c.get("step_seconds") or 0) / slowest),
         )

@@ -7,6 +7,7 @@ from meshwright.report.audit_view import STATUS_TONE, status_counts
 from meshwright.report.documents import (
     Document,
     Run,
+    bound_text,
     last_value,
     layout_degrees,
     measured_step_seconds,
@@ -103,7 +104,7 @@ def _layout_card(run: Run) -> Card | None:
     plan = run.plan or {}
     considered = (plan.get("search") or {}).get("considered")
     faster = [c for c in plan.get("candidates") or [] if _is_faster(c, best)]
-    detail = [f"bound by {best['bound']}"] if best.get("bound") else []
+    detail = [f"bound by {bound_text(best)}"] if best.get("bound") else []
     rank = "slower than the best" if faster else "best"
     detail += [f"{rank} of {considered:,} considered"] if considered else []
     return Card("Layout", " × ".join(mesh) or "one device", " · ".join(detail))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from meshwright.report.audit_view import AuditRow, memory_rows, remarks, status_counts, totals
 from meshwright.report.audit_view import rows as audit_rows
-from meshwright.report.documents import Document, Run
+from meshwright.report.documents import Document, Run, bound_text
 from meshwright.report.figures import ABSENT, percent_text, seconds_text
 from meshwright.report.plan_view import CandidateRow, candidate_rows
 from meshwright.report.schedule_tables import schedule_tables
@@ -51,7 +51,7 @@ def breakdown_table(candidate: Document) -> Table:
             Text(str(item["name"])),
             seconds_text(item["seconds"]),
             percent_text(item.get("share")),
-            Text(str(item.get("bound", ABSENT))),
+            Text(bound_text(item)),
         )
     return table
 

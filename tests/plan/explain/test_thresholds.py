@@ -9,8 +9,8 @@ import pytest
 from tests.cost.recorded import SMALL, TOKENS, D, F, moves, ring_bytes
 
 from meshwright.cost.ops import record_loss
+from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import PlannedTransfer
 from meshwright.hardware.catalog import load
 from meshwright.hardware.chip import Torus
 from meshwright.layout import Layout
@@ -205,8 +205,8 @@ class TestTheDerivedAlgorithmTakesTheSameTime:
     def seconds(self, axis: str, **degrees: int) -> float:
         """Of one layer's MLP over `axis`, hidden or not; what remat repeats is no part of the forms."""
         layout = Layout.of(remat="full").replace(**degrees)
-        transfers = price(self.CONFIG, self.HARDWARE, self.WORKLOAD, layout).cost.transfers
-        return sum(p.seconds for p in transfers if p.transfer.axes == (axis,) and _of_mlp(p))
+        transfers = price(self.CONFIG, self.HARDWARE, self.WORKLOAD, layout).cost.collectives
+        return sum(p.seconds for p in transfers if p.axes == (axis,) and _of_mlp(p))
 
     def test_fsdp_over_three_axes(self):
         expected = GATED * 12 * self.D * self.F / (3 * V5P_LINK)
@@ -249,8 +249,8 @@ class TestTheDerivedAlgorithmTakesTheSameTime:
     def test_the_slices_threshold_is_where_their_sum_lasts_as_long_as_the_backward_pass(self):
         """8DF bytes a slice's chips against 8BDF FLOPs; of two slices each sends half of what many would."""
         hardware, layout = load("2*v5p:4x4x4").ideal(), Layout.of(data=2, fsdp=64, remat="full")
-        transfers = price(self.CONFIG, hardware, Workload(128, 1024), layout).cost.transfers
-        over_dcn = sum(p.seconds for p in transfers if p.transfer.axes == ("data",) and _of_mlp(p))
+        transfers = price(self.CONFIG, hardware, Workload(128, 1024), layout).cost.collectives
+        over_dcn = sum(p.seconds for p in transfers if p.axes == ("data",) and _of_mlp(p))
         dcn = hardware.chip.network
         assert isinstance(dcn, Torus)
         tokens = slice_tokens(V5P_FLOPS, dcn.dcn_bytes_per_second)
@@ -262,9 +262,9 @@ class TestTheDerivedAlgorithmTakesTheSameTime:
         return GATED * 12 * tokens * self.D * self.F / 4096 / V5P_FLOPS
 
 
-def _of_mlp(planned: PlannedTransfer) -> bool:
-    repeated = planned.direction == "recompute" and planned.transfer.critical
-    return not repeated and _is_mlp(planned.transfer.tensor)
+def _of_mlp(planned: PricedCollective) -> bool:
+    repeated = planned.direction == "recompute" and planned.what == "activations"
+    return not repeated and _is_mlp(planned.tensor)
 
 
 class TestCases:

@@ -32,7 +32,7 @@ def test_their_flops_are_those_executed(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_collective_belongs_to_an_operation_but_the_update_s(layout):
     found = candidate(layout)
-    moved = [planned for planned in found.cost.transfers if planned.direction != "update"]
+    moved = [planned for planned in found.cost.collectives if planned.direction != "update"]
     ops = operations(CONFIG, WORKLOAD, found)
     assert sum(o.link_seconds for o in ops) == pytest.approx(sum(p.seconds * p.count for p in moved))
     exposed = sum(p.seconds * p.count * p.exposed for p in moved)
@@ -61,8 +61,8 @@ def test_the_input_of_three_products_counts_to_each_by_its_flops():
 def test_a_roof_is_what_the_largest_collective_reaches():
     found = candidate("fsdp=16")
     (roof,) = [roof for roof in link_roofs(found) if roof.axes == ("fsdp",) and roof.seconds > 1e-3]
-    gathers = [p for p in found.cost.transfers if p.transfer.op == "all_gather"]
-    rates = [p.transfer.gathered_bytes / p.seconds for p in gathers]
+    gathers = [p for p in found.cost.collectives if p.op == "all_gather"]
+    rates = [p.gathered_bytes / p.seconds for p in gathers]
     assert roof.bytes_per_second == pytest.approx(max(rates))
 
 
@@ -82,6 +82,6 @@ def test_the_tokens_of_experts_belong_to_operations():
     config = load_model("mixtral-8x7b")
     workload, layout = Workload(64, 4096), Layout.parse("data=4,tensor=2,expert=4")
     found = price(config, catalog.load("h100:8"), workload, layout)
-    moved = [planned for planned in found.cost.transfers if planned.direction != "update"]
+    moved = [planned for planned in found.cost.collectives if planned.direction != "update"]
     ops = operations(config, workload, found)
     assert sum(o.link_seconds for o in ops) == pytest.approx(sum(p.seconds * p.count for p in moved))

@@ -33,7 +33,7 @@ def test_the_parts_are_the_step(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_communication_is_what_the_links_are_busy_for(layout):
     found = candidate(layout)
-    busy = sum(planned.seconds * planned.count for planned in found.cost.transfers)
+    busy = sum(planned.seconds * planned.count for planned in found.cost.collectives)
     assert split_step(found).communication_seconds == pytest.approx(busy, rel=1e-9)
 
 

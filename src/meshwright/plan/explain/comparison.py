@@ -16,7 +16,7 @@ RESOURCES = {
     "launch": "launches",
 }
 _OF_KIND = {
-    "gpu": RESOURCES | {"ici": "NVLink", "dcn": "links between nodes"},
+    "gpu": RESOURCES | {"ici": "NVLink", "dcn": "the network"},
     "cpu": RESOURCES | {"ici": "copies between devices"},
 }
 # Steps that differ by less take as long.
@@ -69,7 +69,7 @@ def compare(name: str, candidate: Candidate, best: Candidate) -> Rejected:
         return Rejected(name, str(candidate.layout), "fits", f"{text} and fits", numbers)
     if abs(slower) < _SAME:
         return Rejected(name, str(candidate.layout), "slower", f"{text}, as long", numbers)
-    text += f", {_ratio(slower)}: {_difference(extra, bound, candidate)}"
+    text += f", {_ratio(slower)}: {_difference(extra, bound, candidate, best)}"
     return Rejected(name, str(candidate.layout), "slower" if slower > 0 else "faster", text, numbers)
 
 
@@ -79,9 +79,10 @@ def _ratio(slower: float) -> str:
     return f"{percent(abs(slower))} {'longer' if slower > 0 else 'less'}"
 
 
-def _difference(extra: dict[str, float], bound: str, candidate: Candidate) -> str:
+def _difference(extra: dict[str, float], bound: str, candidate: Candidate, best: Candidate) -> str:
     """What one resource takes more or less, and if that is a good part of it, what another gives back."""
-    text = f"{_more_or_less(extra, bound, candidate)}{_culprit(candidate, bound) if extra[bound] > 0 else ''}"
+    culprit = _culprit(candidate, best, bound) if extra[bound] > 0 else ""
+    text = f"{_more_or_less(extra, bound, candidate)}{culprit}"
     other = (min if extra[bound] > 0 else max)(extra, key=extra.__getitem__)
     opposite = extra[other] * extra[bound] < 0 and abs(extra[other]) > 0.1 * abs(extra[bound])
     return f"{text}, {_more_or_less(extra, other, candidate)}" if opposite else text
@@ -105,14 +106,16 @@ def bound_seconds(candidate: Candidate) -> dict[str, float]:
     return totals
 
 
-def _culprit(candidate: Candidate, bound: str) -> str:
-    """The largest term of a link or of memory, in brackets; that compute computes is clear."""
+def _culprit(candidate: Candidate, best: Candidate, bound: str) -> str:
+    """The term of a link or of memory that is longest beside the best one's, in brackets.
+
+    That compute computes is clear.
+    """
     if bound in ("compute", "bubble", "launch"):
         return ""
-    largest = max(
-        (t for t in candidate.cost.terms if t.bound == bound), key=lambda t: t.seconds, default=None
-    )
-    return f" ({largest.name})" if largest else ""
+    before = {term.name: term.seconds for term in best.cost.terms if term.bound == bound}
+    extra = {t.name: t.seconds - before.get(t.name, 0.0) for t in candidate.cost.terms if t.bound == bound}
+    return f" ({max(extra, key=extra.__getitem__)})" if extra else ""
 
 
 def too_large(name: str, candidate: Candidate) -> Rejected:

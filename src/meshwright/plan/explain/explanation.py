@@ -112,7 +112,7 @@ def _time(best: Candidate) -> Iterator[str]:
         if shares[bound] / seconds >= _WORTH_NAMING:
             name = resource_name(bound, hardware)
             yield f"{percent(shares[bound] / seconds)} {name}: {_terms(best, bound)}."
-    hidden = sum(p.seconds * p.count * (1 - p.exposed) for p in best.cost.transfers)
+    hidden = sum(one.hidden_seconds for one in best.cost.collectives)
     if hidden / seconds >= _WORTH_NAMING:
         yield (
             f"Besides, transfers that would take {format_seconds(hidden)} run under the compute and cost "

@@ -41,12 +41,12 @@ class Traffic:
 
 def traffic(candidate: Candidate, axis: str) -> Traffic | None:
     """Of the collectives that involve `axis`; None where there are none worth a word."""
-    found = [planned for planned in candidate.cost.transfers if axis in planned.transfer.axes]
-    seconds = sum(planned.seconds * planned.count for planned in found)
+    found = [planned for planned in candidate.cost.collectives if axis in planned.axes]
+    seconds = sum(planned.step_seconds for planned in found)
     if not seconds:
         return None
-    hidden = sum(planned.seconds * planned.count * (1 - planned.exposed) for planned in found)
-    num_bytes = sum(planned.transfer.gathered_bytes * planned.count for planned in found)
+    hidden = sum(planned.hidden_seconds for planned in found)
+    num_bytes = sum(planned.step_bytes for planned in found)
     return Traffic(seconds, num_bytes, hidden / seconds)
 
 

@@ -87,7 +87,7 @@ def memory_of(case: Case, layout: Layout) -> Memory:
     sequences = case.workload.num_sequences / layout.microbatches
     graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
     count = eager_memory if case.hardware.chip.kind == "gpu" else train_memory
-    return count(case.config, layout, graph)
+    return count(graph, layout)
 
 
 def _excess(hardware: Hardware, memory: Memory) -> float:

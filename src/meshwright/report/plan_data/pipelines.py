@@ -56,6 +56,6 @@ def _timeline(config: ModelConfig, workload: Workload, candidate: Candidate, lay
     sequences = workload.num_sequences / layout.microbatches
     graph = record(config, candidate.hardware, layout, sequences, workload.seq_len)
     pricer = StepPricer(graph, layout, candidate.hardware, candidate.placement)
-    times = pricer.pipeline_times(layout.remat)
+    times = pricer.pipeline_times()
     count = shown_microbatches(layout.pipe, layout.microbatches)
     return simulate(schedule(layout.schedule.pipeline, layout.pipe, count, layout.interleave), times)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost.graph import Direction, Graph, Node, Segment, Work, recomputed_nodes
 from meshwright.cost.passes import Dtypes, work_seconds
-from meshwright.cost.step import PlannedTransfer
+from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.chip import Chip
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -89,7 +89,7 @@ def operations(config: ModelConfig, workload: Workload, candidate: Candidate) ->
             if found := _priced(node, direction, runs, dtypes, chip):
                 key = found.name, direction
                 totals[key] = _sum(totals[key], found) if key in totals else found
-    with_links = _with_transfers(totals, candidate.cost.transfers, _owners(graph))
+    with_links = _with_collectives(totals, candidate.cost.collectives, _owners(graph))
     return sorted(with_links, key=lambda operation: -operation.seconds)
 
 
@@ -97,11 +97,11 @@ def link_roofs(candidate: Candidate) -> list[LinkRoof]:
     """A roof for each set of mesh axes that a collective of the step takes."""
     rates: dict[tuple[str, ...], float] = {}
     seconds: dict[tuple[str, ...], float] = {}
-    for planned in candidate.cost.transfers:
-        axes = planned.transfer.axes
-        if planned.seconds > 0 and planned.transfer.op != "all_to_all":
+    for planned in candidate.cost.collectives:
+        axes = planned.axes
+        if planned.seconds > 0 and planned.op != "all_to_all":
             rates[axes] = max(rates.get(axes, 0.0), _moved_bytes(planned) / planned.seconds)
-            seconds[axes] = seconds.get(axes, 0.0) + planned.seconds * planned.count
+            seconds[axes] = seconds.get(axes, 0.0) + planned.step_seconds
     return [LinkRoof(axes, rate, seconds[axes]) for axes, rate in rates.items()]
 
 
@@ -150,14 +150,14 @@ def _sum(one: Operation, other: Operation) -> Operation:
     )
 
 
-def _with_transfers(
+def _with_collectives(
     totals: Mapping[_Key, Operation],
-    transfers: Iterable[PlannedTransfer],
+    collectives: Iterable[PricedCollective],
     owners: Mapping[str, set[str]],
 ) -> list[Operation]:
     """The operations with the collectives of their tensors; those of an update go to no operation."""
     found = dict(totals)
-    for planned in transfers:
+    for planned in collectives:
         served = _served(planned, found, owners)
         flops = sum(found[key].flops for key in served)
         for key in served:
@@ -167,13 +167,13 @@ def _with_transfers(
 
 
 def _served(
-    planned: PlannedTransfer, found: Mapping[_Key, Operation], owners: Mapping[str, set[str]]
+    planned: PricedCollective, found: Mapping[_Key, Operation], owners: Mapping[str, set[str]]
 ) -> list[_Key]:
     """The operations that a transfer's tensor belongs to, in its direction.
 
     What is moved again for one that is not recomputed serves its backward pass.
     """
-    names = sorted(owners.get(planned.transfer.tensor, {planned.transfer.tensor}))
+    names = sorted(owners.get(planned.tensor, {planned.tensor}))
     keys: list[_Key] = [(name, planned.direction) for name in names]
     if planned.direction == "recompute" and not any(key in found for key in keys):
         keys = [(name, "backward") for name in names]
@@ -200,16 +200,14 @@ def _owners(graph: Graph) -> dict[str, set[str]]:
     return found
 
 
-def _add_transfer(operation: Operation, planned: PlannedTransfer, share: float) -> Operation:
-    seconds = planned.seconds * planned.count * share
+def _add_transfer(operation: Operation, planned: PricedCollective, share: float) -> Operation:
     return replace(
         operation,
         link_bytes=operation.link_bytes + _moved_bytes(planned) * planned.count * share,
-        link_seconds=operation.link_seconds + seconds,
-        exposed_seconds=operation.exposed_seconds + seconds * planned.exposed,
+        link_seconds=operation.link_seconds + planned.step_seconds * share,
+        exposed_seconds=operation.exposed_seconds + planned.exposed_seconds * share,
     )
 
 
-def _moved_bytes(planned: PlannedTransfer) -> float:
-    transfer = planned.transfer
-    return transfer.gathered_bytes * transfer.repeat * _MOVES.get(transfer.op, 1)
+def _moved_bytes(planned: PricedCollective) -> float:
+    return planned.gathered_bytes * _MOVES.get(planned.op, 1)

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from meshwright.plan.train import Candidate
 
 LINK_BOUNDS = ("ici", "dcn")
+OF_WEIGHTS = ("weights", "gradients", "updated weights")
 
 
 @dataclass(frozen=True)
 class StepSplit:
     """Seconds of one step by part; hidden_seconds run under the others and are no part of the step.
 
-    waiting: collectives that the next operation needs. exposed: the share of the others (weights gathered
-    ahead, gradients reduced behind) that finds no compute to hide under.
+    waiting: for activations, tokens, keys and values and the like. exposed: of weights gathered ahead and
+    gradients reduced behind, what finds no compute to hide under.
     """
 
     compute_seconds: float
@@ -59,13 +60,8 @@ def split_step(candidate: Candidate) -> StepSplit:
         by_bound[term.bound] = by_bound.get(term.bound, 0.0) + term.seconds
     links = sum(by_bound.pop(bound, 0.0) for bound in LINK_BOUNDS)
     compute, memory, bubble = (by_bound.pop(bound, 0.0) for bound in ("compute", "hbm", "bubble"))
-    waiting = hidden = 0.0
-    for planned in candidate.cost.transfers:
-        seconds = planned.seconds * planned.count
-        if planned.transfer.critical:
-            waiting += seconds * planned.exposed
-        hidden += seconds * (1 - planned.exposed)
-    # What the links add to the step beyond the waiting; rounding must not make it negative.
-    exposed = max(0.0, links - waiting)
+    found = candidate.cost.collectives
+    exposed = sum(planned.exposed_seconds for planned in found if planned.what in OF_WEIGHTS)
+    hidden = sum(planned.hidden_seconds for planned in found)
     rest = sum(by_bound.values())
     return StepSplit(compute, memory, links - exposed, exposed, bubble, rest, hidden)

@@ -1,0 +1,197 @@
+"""What the price of a plan rests on, in sentences: how FLOPs are counted, and every constant that matters.
+
+A constant is a figure that was fitted or measured rather than rated: what a step reaches of the chip's
+ratings (`[step]`), fixed times, measured curves. How much of a step rests on one is found by pricing the
+step again with that constant at its ideal value, so the shares of several constants do not add up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cost.step import StepPricer, at_step_rates
+from meshwright.hardware.catalog import step_warning
+from meshwright.hardware.chip import Chip, SharedMemory, Switch
+from meshwright.hardware.links import LINK_FIELDS, Network, link_rates
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.plan.space import RESERVED_SHARE, record
+from meshwright.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.plan.train import Candidate
+
+# Constants on which less of the step rests are not listed.
+LEAST_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A figure of a chip that was fitted or measured.
+
+    text: the figure in words, the subject of a sentence. source: where it comes from. ideal: the chip
+    with this figure at its ideal value, all others as they are.
+    """
+
+    text: str
+    source: str
+    ideal: Chip
+
+
+def assumptions(
+    config: ModelConfig, hardware: Hardware, workload: Workload, best: "Candidate"
+) -> Iterator[str]:
+    """What the price of `best` rests on, a sentence each."""
+    chip = hardware.chip
+    if warning := step_warning(chip):
+        yield warning
+    yield (
+        "MFU counts 6 FLOPs a matmul parameter and token and half of 12 B T^2 N H a layer for causal "
+        f"attention, over the dense {best.layout.compute_dtype} peak of "
+        f"{chip.flops(best.layout.compute_dtype):.3g} FLOP/s a chip"
+    )
+    weighty = [found for found in shares(config, hardware, workload, best) if found[0] > LEAST_SHARE]
+    for share, constant in weighty:
+        yield f"{constant.text}: {share:.0%} of this step rests on it ({constant.source})"
+    yield (
+        f"no {'other ' if weighty else ''}figure that was fitted or measured makes up more than "
+        f"{LEAST_SHARE:.0%} of this step"
+    )
+    if chip.step.slowdown != 1:
+        yield f"every step takes {chip.step.slowdown:.3g} times what is priced, as the anchoring run did"
+    yield f"{RESERVED_SHARE:.0%} of {format_bytes(chip.hbm_bytes)} HBM is left to the runtime"
+    if chip.kind != "cpu":
+        yield "attention runs a flash kernel that skips masked blocks; scores stay on chip"
+    shards = best.layout.num_batch_shards * best.layout.microbatches
+    if workload.num_sequences % shards:
+        fit = round(workload.num_sequences / shards) * shards
+        yield (
+            f"{workload.num_sequences} sequences do not divide over {shards} batch shards and are priced as "
+            f"if they did; a run takes {fit} ({fit * workload.seq_len} tokens)"
+        )
+
+
+def shares(
+    config: ModelConfig, hardware: Hardware, workload: Workload, best: "Candidate"
+) -> list[tuple[float, Constant]]:
+    """The share of the step of `best` that rests on each constant of its chip, the largest first.
+
+    share = 1 - step with the constant at its ideal value / step
+    """
+    layout = best.layout
+    graph = record(config, hardware, layout, workload.num_sequences / layout.microbatches, workload.seq_len)
+
+    def seconds(chip: Chip) -> float:
+        machine = replace(hardware, chip=chip)
+        placement = best.placement.over(at_step_rates(machine).chip.network)
+        return StepPricer(graph, layout, machine, placement).cost().seconds
+
+    whole = seconds(hardware.chip)
+    found = [(1 - seconds(constant.ideal) / whole, constant) for constant in constants(hardware.chip, layout)]
+    return sorted(found, key=lambda one: -one[0])
+
+
+def constants(chip: Chip, layout: Layout) -> Iterator[Constant]:
+    """The constants of a chip that are not ideal, as a step of `layout` meets them."""
+    step, network = chip.step, chip.network
+    for key, text, figures in _step_constants(chip, layout):
+        if (ideal := replace(step, **figures)) != step:
+            yield Constant(text, step.sources.get(key, _NO_SOURCE), replace(chip, step=ideal))
+    for key, text, figures in _chip_constants(chip, layout):
+        if (ideal := replace(chip, **figures)) != chip:
+            yield Constant(text, chip.sources.get(key, _NO_SOURCE), ideal)
+    for key, text, figures in _network_constants(network):
+        if (ideal := replace(network, **figures)) != network:
+            yield Constant(text, chip.sources.get(key, _NO_SOURCE), replace(chip, network=ideal))
+
+
+_NO_SOURCE = "no source given"
+# The key of a constant's source, what it says, and the fields that make it ideal.
+_Row = tuple[str, str, dict[str, Any]]
+
+
+def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
+    step, compute = chip.step, layout.compute_dtype
+    matmul = layout.matmul_dtype or compute
+    if matmul not in chip.matmul_rates:
+        share = step.matmul_share(matmul)
+        yield "matmul", f"large matmuls in {matmul} run at {share:.0%} of the {matmul} peak", {"matmul": {}}
+    yield (
+        "experts",
+        f"the products of several experts at once reach {step.experts:.0%} of the rate of one product",
+        {"experts": 1.0},
+    )
+    yield (
+        "attention",
+        f"attention runs at {step.attention:.0%} of the {compute} peak",
+        {"attention": 1.0},
+    )
+    yield (
+        "memory" if step.memory < 1 else "memory_by_dtype",
+        f"memory-bound work in {compute} reaches {step.memory_share(compute):.0%} of the HBM bandwidth",
+        {"memory": 1.0, "memory_by_dtype": {}},
+    )
+    yield (
+        "elementwise",
+        f"norms, activations and casts reach {step.elementwise:.0%} of what other memory-bound work does",
+        {"elementwise": 1.0},
+    )
+    for kind, share in step.links.items():
+        links = {other: one for other, one in step.links.items() if other != kind}
+        yield "links", f"collectives reach {share:.0%} of the bandwidth of {kind}", {"links": links}
+    yield (
+        "overlap",
+        f"a transfer that has as much compute beside it hides {step.overlap:.0%} of its time",
+        {"overlap": 1.0},
+    )
+    yield (
+        "waiting",
+        f"a product waits for {step.waiting:.0%} of the time of the collectives whose results it reads",
+        {"waiting": 0.0},
+    )
+    yield (
+        "kernel_seconds",
+        f"a kernel takes {format_seconds(step.kernel_seconds)} beside its work",
+        {"kernel_seconds": 0.0},
+    )
+    yield (
+        "launch_seconds",
+        f"the program of a microbatch takes {format_seconds(step.launch_seconds)} to launch",
+        {"launch_seconds": 0.0},
+    )
+
+
+def _chip_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
+    matmul = layout.matmul_dtype or layout.compute_dtype
+    if matmul in chip.matmul_rates:
+        ideal = {"matmul_rates": {}, "step": replace(chip.step, matmul={})}
+        yield "matmul_rates", f"matmuls in {matmul} run at the rate measured for their size", ideal
+    if chip.clock_share < 1:
+        yield (
+            "power_limit_watts",
+            f"{chip.power_limit_watts:g} W of the {chip.power_watts:g} W that the chip is rated for leave "
+            f"{chip.clock_share:.0%} of its clock",
+            {"power_limit_watts": None},
+        )
+
+
+def _network_constants(network: Network) -> Iterator[_Row]:
+    if isinstance(network, SharedMemory):
+        slowest = max(cost.latency_seconds for cost in network.costs.values())
+        yield (
+            "network",
+            f"a collective between devices of the host takes up to {format_seconds(slowest)} before any byte",
+            {"costs": {op: replace(cost, latency_seconds=0.0) for op, cost in network.costs.items()}},
+        )
+        return
+    for kind, (_, hop_seconds) in link_rates(network).items():
+        _, field = LINK_FIELDS[kind]
+        yield field, f"a hop over {kind} takes {format_seconds(hop_seconds)}", {field: 0.0}
+    if isinstance(network, Switch):
+        seconds = format_seconds(network.collective_launch_seconds)
+        launch = "collective_launch_seconds"
+        yield launch, f"a collective takes {seconds} to launch", {launch: 0.0}
+    text = "collectives reach the share of the links' bandwidth that was measured for their size"
+    yield "efficiency", text, {"efficiency": {}}
