@@ -7,15 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.recorded import moves, record
 
+from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.ops import record_loss
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import StepCost, StepPricer
+from meshwright.cost.step import StepCost, StepPricer, at_step_rates
 from meshwright.hardware.catalog import load
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
+from meshwright.notation.mesh import Mesh
 
 EIGHT = load("v5e:4x2").ideal()
 
@@ -253,3 +255,21 @@ def test_a_rings_blocks_count_one_by_one() -> None:
     found = _cost(Layout.of(context=4, fsdp=2, context_method="ring")).collectives
     counts = {(one.direction, one.count) for one in found if one.what == "keys and values"}
     assert counts == {("forward", 3 * 3), ("recompute", 3 * 3), ("backward", 6 * 3)}
+
+
+def test_a_scatter_over_several_dimensions_of_a_torus_is_priced_as_the_sum_that_is_emitted() -> None:
+    """XLA:TPU writes an all-reduce and a slice for it: 2 V/(2 W) on a plane, V/W round one ring alone.
+
+    The libtpu of docs/log.md, "A reduce-scatter over all devices". The book's form has one pass, V/(2 W).
+    """
+    machine = load("v5e:16x16")
+    mesh = Mesh({"X": 16, "Y": 16})
+    for axes, passes in ((("X", "Y"), 2), (("X",), 1)):
+        at_rates = at_step_rates(machine).place(mesh)
+        ideal = at_step_rates(machine.ideal()).place(mesh)
+        share = machine.chip.step.links["ici"]
+        one, other = (
+            collective_seconds("reduce_scatter", 1e9, axes, placement).seconds
+            for placement in (at_rates, ideal)
+        )
+        assert one * share == pytest.approx(passes * other)

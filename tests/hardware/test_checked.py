@@ -20,7 +20,7 @@ OPTIONAL = (
     "elementwise",
     "overlap",
 )
-OPTIONAL += ("waiting", "kernel_seconds", "launch_seconds", "slowdown", "efficiency")
+OPTIONAL += ("waiting", "scatter_passes", "kernel_seconds", "launch_seconds", "slowdown", "efficiency")
 
 
 def _lines(spec: str) -> list[tuple[int, str, str]]:

@@ -53,7 +53,8 @@ def collective_seconds(
     launch of the kernel counts into the latency of the first phase.
     copies: of each row of an all-to-all, for different devices: those for one slice or domain cross to it
     as one, and are copied there (DeepEP, DeepSeek-V3, 2024).
-    gathered_bytes: V. An all-reduce is a reduce-scatter and an all-gather.
+    gathered_bytes: V. An all-reduce is a reduce-scatter and an all-gather; a reduce-scatter over several
+    dimensions of a torus takes the network's `scatter_passes`.
     Raises LayoutError for an axis that the mesh does not have.
     Source: How to Scale Your Model, "Sharded Matrices"; each phase says its own formula.
     """
@@ -153,12 +154,17 @@ def _parts(op: Op, axes: tuple[str, ...], placement: Placement, copies: int) -> 
     launch = network.collective_launch_seconds if isinstance(network, Switch) else 0.0
     if op == "permute":
         share = 1 / (num_inner * num_outer)
-        return tuple(_part(op, part, share, launch) for part in (inner, outer) if part)
+        return tuple(_part(op, part, share, launch, 1) for part in (inner, outer) if part)
     # An all-to-all within one slice moves only what its own devices hold: 1 / num_outer of the array.
     inner_share = 1 / num_outer if op == "all_to_all" else 1.0
-    parts = [_part(op, inner, inner_share, launch)] if inner else []
+    passes = 2 if op == "all_reduce" else 1
+    spread = len({link.dim for link in inner}) > 1
+    whole = (
+        network.scatter_passes if op == "reduce_scatter" and spread and isinstance(network, Torus) else passes
+    )
+    parts = [_part(op, inner, inner_share, launch, whole)] if inner else []
     outer_share = _crossing(num_outer, copies) / num_inner
-    parts += [_part(op, outer, outer_share, 0.0 if inner else launch)] if outer else []
+    parts += [_part(op, outer, outer_share, 0.0 if inner else launch, passes)] if outer else []
     return tuple(parts)
 
 
@@ -173,9 +179,8 @@ def _crossing(num_domains: int, copies: int) -> float:
     return num_domains * (1 - (1 - 1 / num_domains) ** copies) / copies
 
 
-def _part(op: Op, links: tuple[Link, ...], share: float, launch: float) -> _Part:
+def _part(op: Op, links: tuple[Link, ...], share: float, launch: float, passes: int) -> _Part:
     per_byte, hops, hop_seconds = _geometry(op, links)
-    passes = 2 if op == "all_reduce" else 1
     return _Part(share, per_byte, passes, passes * hops, launch + passes * hop_seconds, links[0].kind)
 
 

@@ -201,13 +201,14 @@ def exposed_share(waiting: Any, room: Any, overlap: float) -> Any:
 
 @lru_cache(maxsize=256)
 def at_step_rates(hardware: Hardware) -> Hardware:
-    """`hardware` whose links have the bandwidth that a step's collectives reach of it."""
+    """`hardware` whose links have the bandwidth and the collectives that a step gets of them."""
     network, shares = hardware.chip.network, hardware.chip.step.links
     if isinstance(network, Torus):
         network = replace(
             network,
             one_way_bytes_per_second=network.one_way_bytes_per_second * shares.get("ici", 1.0),
             dcn_bytes_per_second=network.dcn_bytes_per_second * shares.get("dcn", 1.0),
+            scatter_passes=hardware.chip.step.scatter_passes,
         )
     elif isinstance(network, Switch):
         network = replace(

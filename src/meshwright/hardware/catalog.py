@@ -256,7 +256,7 @@ def dump_toml(hardware: Hardware) -> str:
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:
         tables["network"] = _present(
-            {key: vars(network)[key] for key in vars(network) if key != "efficiency"}
+            {key: value for key, value in vars(network).items() if key not in _NOT_FIGURES}
         )
         tables |= {f"network.efficiency.{link}": dict(by_op) for link, by_op in network.efficiency.items()}
     tables["sources"] = dict(chip.sources)
@@ -274,6 +274,8 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, (), {})}
 
 
+# Of a network: tables of their own, and what [step] says.
+_NOT_FIGURES = ("efficiency", "scatter_passes")
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_bytes_per_second", "host_bytes",
     "host_link_bytes_per_second", "matrix_unit", "power_watts", "power_limit_watts", "price_per_chip_hour",

@@ -23,6 +23,7 @@ class Torus:
     wraparound_exactly: a ring closes only along a dimension of exactly this size.
     dcn_bytes_per_second: one way, a chip's share of its host's network card.
     efficiency: measured share of the links' bandwidth by bytes of V; 1 where nothing is listed.
+    scatter_passes: of a reduce-scatter over several dimensions at once, as `StepEfficiency` has it.
     """
 
     pod: tuple[int, ...]
@@ -33,6 +34,7 @@ class Torus:
     wraparound_multiple_of: int | None = None
     wraparound_exactly: int | None = None
     efficiency: LinkEfficiency = field(default_factory=dict, hash=False)
+    scatter_passes: int = 1
 
     def wraparound(self, dims: tuple[int, ...]) -> tuple[bool, ...]:
         """For each dimension of a slice, whether its links close to a ring.
@@ -112,6 +114,8 @@ class StepEfficiency:
     what the transfer takes from that compute.
     waiting: the share of the time of critical transfers (activations of tensor parallelism) for which the
     next matmul waits; the rest is hidden where matmuls start on the blocks that have arrived.
+    scatter_passes: passes over the links of a reduce-scatter over several dimensions of a torus: 1 where one
+    exists that uses all of these links, 2 where the compiler writes an all-reduce instead (XLA:TPU).
     kernel_seconds: fixed time of one kernel. launch_seconds: fixed time of one compiled program.
     slowdown: measured step over priced step, of a run that anchors the prices (mw plan --anchor).
     sources: where each figure comes from, by key.
@@ -127,6 +131,7 @@ class StepEfficiency:
     links: Mapping[str, float] = field(default_factory=dict, hash=False)
     overlap: float = 1.0
     waiting: float = 1.0
+    scatter_passes: int = 1
     kernel_seconds: float = 0.0
     launch_seconds: float = 0.0
     slowdown: float = 1.0

@@ -50,6 +50,7 @@ _SWITCH = (
 )
 _STEP_SHARES = ("experts", "attention", "memory", "elementwise", "overlap", "waiting")
 _STEP_SECONDS = ("kernel_seconds", "launch_seconds", "slowdown")
+_STEP_COUNTS = ("scatter_passes",)
 _LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
 
 
@@ -130,9 +131,10 @@ def _step(file: CheckedToml, data: Mapping[str, Any]) -> StepEfficiency:
         return StepEfficiency()
     table, prefix, links = file.table(data, "step"), "step.", _LINKS[_kind(file, data)]
     named = ("matmul", "memory_by_dtype", "links", "sources")
-    file.refuse_unknown(table, (*_STEP_SHARES, *_STEP_SECONDS, *named), prefix)
+    file.refuse_unknown(table, (*_STEP_SHARES, *_STEP_SECONDS, *_STEP_COUNTS, *named), prefix)
     figures: dict[str, Any] = {key: file.share(table, key, prefix) for key in _STEP_SHARES if key in table}
     figures |= {key: file.figure(table, key, prefix) for key in _STEP_SECONDS if key in table}
+    figures |= {key: file.count(table, key, prefix) for key in _STEP_COUNTS if key in table}
     return StepEfficiency(
         matmul=_shares(file, table, "matmul", tuple(DTYPE_BYTES)),
         memory_by_dtype=_shares(file, table, "memory_by_dtype", tuple(DTYPE_BYTES)),
