@@ -127,6 +127,7 @@ def assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLERA
         "fsdp=4,tensor=2,sequence_parallel=true,remat=matmuls",
         "context=4,fsdp=2,remat=matmuls",
         "context=2,tensor=2,fsdp=2,sequence_parallel=true,remat=full",
+        "tensor=4,kv_replicas=2,sequence_parallel=true",
     ],
 )
 def test_loss_and_gradients_are_those_of_one_device(text: str) -> None:
@@ -146,6 +147,9 @@ def test_loss_and_gradients_are_those_of_one_device(text: str) -> None:
         "context=2,tensor=4,remat=matmuls",
         "data=2,context=2,tensor=2,sequence_parallel=true",
         "data=2,fsdp=2,context=2,remat=full",
+        "context=2,fsdp=2,zero_context=true,tensor=2",
+        "context=4,fsdp=2,zero=1,zero_context=true,microbatches=2",
+        "tensor=4,kv_replicas=2,remat=matmuls",
     ],
 )
 def test_the_other_pairs_of_options(text: str) -> None:

@@ -134,10 +134,11 @@ class SymbolicOps(Recorder):
 
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:
         """Contractions of one input: it is moved once, and its cotangents are summed before they move."""
-        plans = {name: self.layout.contraction(name, spec) for name, spec in specs.items()}
-        first, group = next(iter(plans.values())), input_of(*plans)
-        moved = self.travel(group, "move", x, first.lhs_route, x.dtype, critical=True)
-        return tuple(self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items())
+        made: dict[str, Value] = {}
+        for route, plans in self.layout.contractions(specs):
+            moved = self.travel(input_of(*plans), "move", x, route, x.dtype, critical=True)
+            made |= {name: self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items()}
+        return tuple(made[name] for name in specs)
 
     def _einsum(self, name: str, plan: Contraction, x: Value, stored: Value) -> Value:
         dtype = self.layout.compute_dtype

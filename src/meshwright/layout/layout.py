@@ -369,6 +369,18 @@ class Layout:
         """
         return planned_contraction(self.rules, self.table, name, spec)
 
+    def contractions(self, specs: Mapping[str, str]) -> list[tuple[Route, dict[str, Contraction]]]:
+        """Contractions of one input by the names of their weights, grouped by how the input moves to them.
+
+        A group moves it once and sums its cotangents before they move back. There is one group, unless
+        some weights are split over axes that others repeat, as those of keys with replicated heads.
+        """
+        groups: dict[Route, dict[str, Contraction]] = {}
+        for name, spec in specs.items():
+            plan = self.contraction(name, spec)
+            groups.setdefault(plan.lhs_route, {})[name] = plan
+        return list(groups.items())
+
     def check(
         self,
         config: ModelConfig,

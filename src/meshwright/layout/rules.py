@@ -244,6 +244,6 @@ def gathered_positions(activations: Table, name: str, letters: str) -> Route:
     projected = activations.split(name, letters)
     whole = projected.replace(axes={"T": ()})
     queries = activations.split("q", "BTNH")
-    shared = (*projected.axes_of("T"), *queries.axes_of("N"))
+    shared = dict.fromkeys((*projected.axes_of("T"), *queries.axes_of("N")))
     partial = tuple(axis for axis in shared if axis not in whole.sharded_axes)
     return Route(projected, whole, cotangent(whole).replace(unreduced=partial))

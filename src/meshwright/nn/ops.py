@@ -78,11 +78,12 @@ class JaxOps:
 
     def einsums(self, x: Array, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
         """Several contractions of one input with the weights so named; the input is moved once."""
-        plans = {name: self.layout.contraction(name, spec) for name, spec in specs.items()}
-        first = next(iter(plans.values()))
-        with jax.named_scope(input_of(*plans)):
-            x = move(first.lhs_route, x)
-        return tuple(self._einsum(name, plan, x, weights[name]) for name, plan in plans.items())
+        made: dict[str, Array] = {}
+        for route, plans in self.layout.contractions(specs):
+            with jax.named_scope(input_of(*plans)):
+                moved = move(route, x)
+            made |= {name: self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items()}
+        return tuple(made[name] for name in specs)
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
         with jax.named_scope(name):

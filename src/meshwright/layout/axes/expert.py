@@ -84,16 +84,12 @@ def _home(expert: int, form: Form) -> tuple[str, int] | None:
 
 
 def _spread(degrees: list[int]) -> list[int]:
-    """Of ascending degrees every one that is at least four times the one before, and the last.
+    """Of ascending degrees the first and the five largest, which are those that people use.
 
     >>> _spread([1, 2, 4, 8, 16, 32, 64, 128])
-    [1, 4, 16, 64, 128]
+    [1, 8, 16, 32, 64, 128]
     """
-    chosen = degrees[:1]
-    for degree in degrees:
-        if degree >= 4 * chosen[-1]:
-            chosen.append(degree)
-    return list(dict.fromkeys([*chosen, degrees[-1]]))
+    return list(dict.fromkeys([degrees[0], *degrees[-5:]]))
 
 
 EXPERT = Expert("expert")

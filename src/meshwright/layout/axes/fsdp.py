@@ -39,17 +39,23 @@ class Fsdp(Axis):
             tables.add(_ZERO_TABLES[zero_stage(tables.form)], "D", axis)
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, Any]]:
-        """Stages add up gradients of microbatches that are in flight together, which ZeRO 2 cannot."""
-        ranks, d_model = ask.chips, ask.config.d_model
+        """FSDP over every degree that divides D, padded a little; ZeRO 1 and 2 over all data ranks.
+
+        Each of them over the ranks of `context` as well, where there are some.
+        """
+        ranks, context, d_model = ask.chips, form["context"], ask.config.d_model
         yield {"fsdp": 1}
-        shared = [degree for degree in divisors(ranks)[1:] if _padding(d_model, degree) <= MOST_PADDING]
-        found: list[dict[str, Any]] = [{"fsdp": degree} for degree in shared]
-        if ranks > 1 and d_model % ranks == 0:
-            found += [{"fsdp": 1, "zero": zero} for zero in ((1, 2) if form["pipe"] == 1 else (1,))]
+        found: list[dict[str, Any]] = []
+        if ranks > 1:
+            fits = [degree for degree in divisors(ranks)[1:] if _padding(d_model, degree) <= MOST_PADDING]
+            found += [{"fsdp": degree} for degree in fits]
+            found += [{"fsdp": 1, "zero": zero} for zero in (1, 2) if d_model % ranks == 0]
+            yield from found
+        elif context > 1:  # one data rank has nothing to share but with the pieces of its sequences
+            found += [{"fsdp": 1, "zero": zero} for zero in (1, 2, 3)]
         for words in found:
-            yield words
-            shards = form["context"] * (words["fsdp"] if words["fsdp"] > 1 else ranks)
-            if form["context"] > 1 and d_model % shards == 0:
+            shards = context * (words["fsdp"] if words["fsdp"] > 1 else ranks)
+            if context > 1 and _padding(d_model, shards) <= MOST_PADDING:
                 yield words | {"zero_context": True}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
