@@ -73,7 +73,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         "expert": draw(st.sampled_from([1, 2, 8])),
     }
     if degrees["pipe"] > 1:
-        rest["schedule"] = draw(st.sampled_from(SCHEDULES))
+        rest["schedule"] = draw(st.sampled_from(list(SCHEDULES)))
     try:
         return Layout(**degrees, **rest)
     except MeshwrightError:

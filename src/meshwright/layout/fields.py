@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError, nearest
+from meshwright.layout.pipeline import SCHEDULES
 
 if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 AXES = ("data", "fsdp", "context", "tensor")
 DEGREES = ("pipe", "data", "fsdp", "expert", "context", "tensor2", "tensor")
 REMATS = ("none", "attention", "matmuls", "alternate", "full")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
 CONTEXT_METHODS = ("allgather", "ring")
 DTYPES = ("f32", "bf16")
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.layout import DEGREES, Layout
+from meshwright.layout import DEGREES, SCHEDULES, Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.train import Candidate
@@ -19,14 +19,6 @@ _REMATS = {
     "recomputed (remat=alternate).",
     "full": "Of each layer only the input is kept, and the backward pass runs the layer again: a third more "
     "arithmetic for the least memory (remat=full).",
-}
-_SCHEDULES = {
-    "gpipe": "all microbatches forward, then all backward (GPipe)",
-    "1f1b": "one forward, one backward in turn (1F1B)",
-    "interleaved": "one forward, one backward in turn, over several chunks a stage (interleaved 1F1B)",
-    "zb-h1": "the gradients of weights wait for idle slots (zero bubble, ZB-H1)",
-    "zb-v": "two chunks a stage in a V, the gradients of weights in idle slots (zero bubble, ZB-V)",
-    "dualpipe": "microbatches enter at both ends (DualPipe)",
 }
 
 
@@ -127,7 +119,7 @@ def _context(config: ModelConfig, workload: Workload, layout: Layout) -> str:
 
 def _pipe(config: ModelConfig, workload: Workload, layout: Layout) -> str:
     chunks = f", each in {layout.interleave} chunks" if layout.interleave > 1 else ""
-    order = _SCHEDULES.get(layout.schedule, layout.schedule)
+    order = SCHEDULES[layout.schedule].words
     return (
         f"the {config.num_layers} layers lie in {layout.pipe} stages{chunks}; microbatches pass from stage "
         f"to stage: {order}"
