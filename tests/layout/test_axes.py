@@ -42,9 +42,9 @@ def test_weights_may_be_shared_over_the_pieces_of_a_sequence_too() -> None:
 
 def test_fsdp_pads_the_model_dimension_a_little() -> None:
     """8,960 chips are 35 x 256: with D = 4,096 padded by at most a tenth fsdp may be more than 256."""
-    degrees = {words["fsdp"] for words in tried("fsdp", 8960)}
-    assert {256, 448, 1120} <= degrees
-    assert all(-4096 % degree / 4096 <= 0.1 for degree in degrees)
+    degrees = [words["fsdp"] for words in tried("fsdp", 8960)]
+    assert {256, 448, 1120} <= set(degrees)
+    assert all(-4096 % degree / 4096 <= 0.1 for degree in degrees if isinstance(degree, int))
     padded = Layout.of(fsdp=448, tensor=2)
     padded.check(LLAMA, padded=True)
     with pytest.raises(LayoutError, match=r"4096 model dimension \(D\) do not divide over fsdp = 448"):

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from meshwright.cost.pipeline import PassSeconds, Timeline, Times, simulate
-from meshwright.layout.pipeline import SCHEDULES, schedule
+from meshwright.layout.pipeline import SCHEDULES, pass_table
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_figure, pipeline_panel
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -16,12 +16,13 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pipeline"
 TITLES: dict[str, str] = dict(
     zip(SCHEDULES, ("GPipe", "1F1B", "Interleaved 1F1B", "ZB-H1", "ZB-V", "DualPipe"), strict=True)
 )
-TIMES = Times(PassSeconds(0.01, 0.01, 0.01))
+BODY = PassSeconds(0.01, 0.01, 0.01)
 BLOCK = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)H[\d.]+z")
 
 
-def timeline(name: str, p: int, m: int, times: Times = TIMES) -> Timeline:
-    return simulate(schedule(name, p, m, 2 if name == "interleaved" else 1), times)
+def timeline(name: str, p: int, m: int, body: PassSeconds = BODY) -> Timeline:
+    table = pass_table(name, p, m, 2 if name == "interleaved" else 1)
+    return simulate(table, Times([body] * table.num_depths))
 
 
 def blocks(found: Timeline) -> list[tuple[float, ...]]:
@@ -50,7 +51,7 @@ def test_joined_passes_share_a_row():
     found = timeline("dualpipe", 4, 8)
     heights = sorted({height for _, _, _, height in blocks(found)})
     assert len(heights) == 2 and heights[0] < heights[1] / 2
-    num_joined = sum(one.joined for row in found.schedule.rows for one in row)
+    num_joined = sum(one.joined for row in found.table.rows for one in row)
     assert sum(height == heights[0] for _, _, _, height in blocks(found)) == 2 * num_joined
 
 
@@ -111,8 +112,8 @@ def test_a_title_is_escaped():
 def test_the_pictures_of_the_document(name: str):
     """docs/pipeline.md shows what is drawn today; UPDATE_PICTURES=1 writes it."""
     chunks = 2 if name in ("interleaved", "zb-v") else 1
-    times = Times(PassSeconds(*[0.01 / chunks] * 3))
-    drawn = pipeline_figure(timeline(name, 4, 8, times), TITLES[name])
+    body = PassSeconds(*[0.01 / chunks] * 3)
+    drawn = pipeline_figure(timeline(name, 4, 8, body), TITLES[name])
     picture = PICTURES / f"{name}.svg"
     if os.environ.get("UPDATE_PICTURES"):
         picture.write_text(drawn)

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 from meshwright.cost.graph import Graph, Segment, saved_values
 from meshwright.cost.memory import Memory, gathered_weights_bytes, held_bytes, state_bytes
-from meshwright.cost.stages import alive_microbatches, stage_ends, stage_segments
+from meshwright.cost.stages import alive_microbatches, different_stages, stage_counts
 from meshwright.layout import Layout
 from meshwright.units import dtype_bytes
 
@@ -34,7 +34,8 @@ _RUN_ONCE = ("none", "attention")
 
 def eager_memory(graph: Graph, layout: Layout) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    phases = (phase for stage in {0, layout.pipe - 1} for phase in _phases(graph, layout, stage))
+    stages = different_stages(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+    phases = (phase for stage in stages for phase in _phases(graph, layout, stage))
     return max(phases, key=lambda memory: memory.total)
 
 
@@ -43,12 +44,12 @@ def _phases(graph: Graph, layout: Layout, index: int) -> tuple[Memory, ...]:
     weights, gradients, optimizer = state_bytes(graph, layout, index)
     scattered = layout.zero_stage >= 2
     early = gradients if scattered or layout.microbatches > 1 else 0  # before any of this step is made
-    has = stage_ends(layout.schedule.pipeline, layout.pipe, index)
-    held = held_bytes(graph, layout.pipe, layout.interleave, index, has, layout.remat)
+    counts = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)[index]
+    held = held_bytes(graph, counts, layout.remat)
     alive = alive_microbatches(
         layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
     )
-    here = stage_segments(graph, layout.pipe, layout.interleave, index, has)
+    here = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
     layers = [(segment, count) for segment, count in here if segment.source]
     ends = [segment for segment, _ in here if not segment.source]
 

@@ -139,11 +139,13 @@ class Segment:
 class StoredWeights(NamedTuple):
     """Elements on one device of the weights of one part of the model, all of its layers together.
 
-    stored: as they lie between steps. accumulated: of their gradients, while microbatches add to them.
-    updated: as the optimizer has them, and their gradients once summed.
+    layers: whose weights they are; none of those outside the layers. stored: as they lie between steps.
+    accumulated: of their gradients, while microbatches add to them. updated: as the optimizer has them, and
+    their gradients once summed.
     """
 
     place: Place
+    layers: range = range(0)
     stored: Any = 0
     accumulated: Any = 0
     updated: Any = 0
@@ -153,11 +155,13 @@ class StoredWeights(NamedTuple):
 class Graph:
     """The recorded passes of one microbatch, in order, and what lies in memory between them.
 
-    directions: in which each segment runs; in prefill and generate forward alone.
+    layers: for every layer in order, the index of its segment. directions: in which each segment runs; in
+    prefill and generate forward alone.
     caches: the keys and values (or latents) that generation keeps. Graphs are compared by identity.
     """
 
     segments: tuple[Segment, ...]
+    layers: tuple[int, ...]
     weights: tuple[StoredWeights, ...] = ()
     caches: tuple[Value, ...] = ()
     directions: tuple[Direction, ...] = ("forward", "recompute", "backward")
@@ -166,11 +170,6 @@ class Graph:
     @property
     def trains(self) -> bool:
         return "backward" in self.directions
-
-    @cached_property
-    def num_layers(self) -> int:
-        """Runs of all segments that a stage of a pipeline may have some of."""
-        return sum(segment.count for segment in self.segments if segment.source)
 
     def nodes(self) -> Iterator[tuple[Segment, Node]]:
         for segment in self.segments:

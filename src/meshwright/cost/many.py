@@ -18,22 +18,21 @@ from meshwright.cost.graph import Transfer
 from meshwright.cost.memory import HeldBytes, held_bytes, peak, state_bytes, update_work
 from meshwright.cost.ops import record_loss
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
-from meshwright.cost.pipeline import PassSeconds, Times, makespan
+from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.recorder import MeshSizes, Shape
 from meshwright.cost.stages import (
     Counts,
     alive_microbatches,
-    chunk_counts,
-    num_chunks,
+    depth_counts,
+    different_stages,
     stage_counts,
-    stage_ends,
+    stage_routes,
 )
 from meshwright.cost.step import (
     TimedPass,
     at_step_rates,
     done_once,
     exposed_share,
-    hop_share,
     hop_transfer,
     norm_transfer,
     stage_times,
@@ -41,7 +40,7 @@ from meshwright.cost.step import (
 )
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.pipeline import routes
+from meshwright.layout.pipeline import StageRoute
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 
@@ -76,7 +75,8 @@ class Family:
         self.placements = [machine.place(member.mesh.mesh) for member in members]
         self._prices: dict[tuple, Any] = {}
         self._timed: dict[SegmentPass, TimedPass] = {}
-        self._stages: dict[tuple[int, int, str], Stages] = {}
+        self._segments: dict[str, _SegmentSeconds] = {}
+        self._stages: dict[tuple[tuple[StageRoute, ...], str], Stages] = {}
         self._states: dict[tuple, _States] = {}
         self._norms: dict[int, Any] = {}
 
@@ -88,20 +88,24 @@ class Family:
             found.setdefault(member.mesh.pipe, []).append(row)
         return found
 
-    def stages(self, pipe: int, interleave: int, remat: str) -> "Stages":
-        """What the members with `pipe` stages take and hold, in the order of `rows`."""
-        key = (pipe, interleave, remat)
+    def stages(self, schedule: str, pipe: int, interleave: int, remat: str) -> "Stages":
+        """What the members with `pipe` stages take and hold, in the order of `rows`.
+
+        Schedules that put the layers on the same stages share it.
+        """
+        key = (stage_routes(schedule, pipe, interleave), remat)
         if key not in self._stages:
-            self._stages[key] = Stages(self, *key)
+            self._stages[key] = Stages(self, schedule, pipe, interleave, remat)
         return self._stages[key]
 
-    def states(self, pipe: int, interleave: int, schedule: str) -> "_States":
-        """Of the members with `pipe` stages, on which most schedules put the ends of the model alike."""
-        key = (pipe, interleave, stage_ends(schedule, pipe, 0), len(routes(schedule, pipe)))
+    def states(self, schedule: str, pipe: int, interleave: int) -> "_States":
+        """Of the members with `pipe` stages, on which a schedule puts the layers."""
+        key = stage_routes(schedule, pipe, interleave)
         if key not in self._states:
             layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
             update = seconds_of(update_work(self.graph, layout), "update", self.dtypes, self.chip)
-            stages = {stage: state_bytes(self.graph, layout, stage) for stage in {0, pipe - 1}}
+            different = different_stages(self.graph, schedule, pipe, interleave)
+            stages = {stage: state_bytes(self.graph, layout, stage) for stage in different}
             self._states[key] = _States(layout, stages, update)
         return self._states[key]
 
@@ -113,9 +117,22 @@ class Family:
             self._norms[pipe] = seconds_of_many(norm.op, norm.axes, placements)(norm.gathered_bytes)
         return self._norms[pipe]
 
-    def timed(self, remat: str) -> list[list[TimedPass]]:
-        """The passes of every segment."""
-        return timed_passes(self.graph, remat, self.dtypes, self.chip, self._timed_pass)
+    def segments(self, remat: str) -> "_SegmentSeconds":
+        """What one run of every segment takes, for all members."""
+        if remat not in self._segments:
+            timed = timed_passes(self.graph, remat, self.dtypes, self.chip, self._timed_pass)
+            alone: list[Counts] = [tuple(row) for row in np.eye(len(timed)).tolist()]
+            once = [
+                [done_once(timed, one, direction) for one in alone] for direction in ("forward", "backward")
+            ]
+            self._segments[remat] = _SegmentSeconds(
+                np.array([[self._all(seconds) for seconds in stage_times(timed, one)] for one in alone]),
+                np.array([[[self._all(seconds) for seconds in pair] for pair in pairs] for pairs in once]),
+            )
+        return self._segments[remat]
+
+    def _all(self, figure: Any) -> Any:
+        return _at(np.arange(len(self.members)), figure)
 
     def _timed_pass(self, one: SegmentPass) -> TimedPass:
         if one not in self._timed:
@@ -130,11 +147,22 @@ class Family:
         return self._prices[key](transfer.gathered_bytes)
 
 
+class _SegmentSeconds(NamedTuple):
+    """Seconds of one run of every segment; the last dimension of both arrays is the members.
+
+    passes: by segment, (forward, backward but for what may be put off, that), as of `stage_times`.
+    once: by direction and segment, (waiting, room), as of `done_once`.
+    """
+
+    passes: Any
+    once: Any
+
+
 class _States(NamedTuple):
     """Of the members with some stages and chunks; layout: of one of them.
 
-    stages: bytes of (weights, gradients, optimizer), of the first stage and the last. update_seconds: of the
-    optimizer.
+    stages: bytes of (weights, gradients, optimizer), of the first stage of each kind. update_seconds: of
+    the optimizer.
     """
 
     layout: Layout
@@ -143,85 +171,82 @@ class _States(NamedTuple):
 
 
 class Stages:
-    """The members with one number of stages, under one number of chunks a stage and one remat policy.
+    """The members with one number of stages, under one placement of the layers and one remat policy.
 
     rows: their places in the family. place: of one of them, in rows and in every array here.
     """
 
-    def __init__(self, family: Family, pipe: int, interleave: int, remat: str) -> None:
+    def __init__(self, family: Family, schedule: str, pipe: int, interleave: int, remat: str) -> None:
         self.family, self.pipe, self.interleave, self.remat = family, pipe, interleave, remat
         self.rows = np.array(family.rows[pipe])
-        self._timed = family.timed(remat)
-        self._counts = [stage_counts(family.graph, pipe, interleave, stage) for stage in range(pipe)]
-        different = list(dict.fromkeys(self._counts))
-        totals = np.array([self._all(sum(stage_times(self._timed, counts))) for counts in different])
-        microbatches = family.microbatches[self.rows]
-        self._busy = totals.max(axis=0) * microbatches
-        once = np.choose(totals.argmax(axis=0), [self._once(counts) for counts in different])
-        self._besides = once + family.chip.step.launch_seconds * microbatches
-        self._times: dict[int, list[Times]] = {}
+        self._counts = stage_counts(family.graph, schedule, pipe, interleave)
+        by_depth = depth_counts(family.graph, schedule, pipe, interleave)
+        chunks = list(dict.fromkeys(by_depth))
+        self._chunk_at = [chunks.index(counts) for counts in by_depth]
+        passes, once = (seconds[..., self.rows] for seconds in family.segments(remat))
+        self._microbatches = family.microbatches[self.rows]
+        # Seconds by kind of pass and kind of chunk.
+        self._chunk_seconds = np.tensordot(np.array(chunks), passes, 1).swapaxes(0, 1)
+        different = np.array(list(dict.fromkeys(self._counts)))
+        totals = np.tensordot(different, passes.sum(axis=1), 1)
+        self._busy = totals.max(axis=0) * self._microbatches
+        busiest = different[totals.argmax(axis=0)]
+        waiting, room = np.einsum("ms,dsfm->fdm", busiest, once)
+        exposed = waiting * exposed_share(waiting, room, family.chip.step.overlap)
+        self._besides = exposed.sum(axis=0) + family.chip.step.launch_seconds * self._microbatches
 
     def needed_bytes(self, places: Sequence[int], schedule: str) -> Any:
         """At the peak of some members, on one chip of the stage that needs most."""
         family, pipe, interleave = self.family, self.pipe, self.interleave
-        rows, states = self.rows[places], family.states(pipe, interleave, schedule)
+        rows, states = self.rows[places], family.states(schedule, pipe, interleave)
         microbatches, totals = family.microbatches[rows], []
+        numbers, which = np.unique(microbatches, return_inverse=True)
         for stage, parts in states.stages.items():
             weights, gradients, optimizer = (_at(rows, part) for part in parts)
-            ends = stage_ends(schedule, pipe, stage)
-            held = held_bytes(family.graph, pipe, interleave, stage, ends, self.remat)
+            held = held_bytes(family.graph, self._counts[stage], self.remat)
             held = HeldBytes(*[_at(rows, figure) for figure in held])
-            alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in microbatches.tolist()]
-            memory = peak((weights, gradients, optimizer), held, np.array(alive), microbatches, states.layout)
+            alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
+            alive = np.array(alive)[which]
+            memory = peak((weights, gradients, optimizer), held, alive, microbatches, states.layout)
             totals.append(memory.total)
         return largest(totals)
 
     def least_seconds(self, places: Sequence[int], schedule: str) -> Any:
-        """Of a step of some members: as long as the stage that takes longest works."""
-        return self._busy[places] + self._once_seconds(schedule)[places]
+        """Of a step of some members, at least: the bound of cost/pipeline/bound.py."""
+        once = self._once_seconds(schedule)[places]
+        if self.pipe == 1:
+            return self._busy[places] + once
+        depths = self._depth_seconds(places)
+        microbatches, hops = self._microbatches[places], self._hop_seconds[places]
+        least = least_makespan(schedule, self.pipe, microbatches, self.interleave, depths, hops)
+        return np.maximum(self._busy[places], least) + once
 
     def step_seconds(self, place: int, schedule: str) -> float:
-        """The step of one member, but for a factor of all times."""
+        """The step of one member, but for a factor of all times; its pipeline is simulated."""
         busy, once = float(self._busy[place]), float(self._once_seconds(schedule)[place])
         if self.pipe == 1:
             return busy + once
-        microbatches = self.family.members[self.rows[place]].microbatches
-        times = self._chunk_times(num_chunks(schedule, self.interleave))[place]
-        whole = makespan(schedule, self.pipe, microbatches, self.interleave, times)
-        return max(busy, whole) + once
+        columns = (seconds.tolist() for seconds in self._depth_seconds(place))
+        depths = [PassSeconds(*one) for one in zip(*columns, strict=True)]
+        times = Times(depths, float(self._hop_seconds[place]))
+        microbatches = int(self._microbatches[place])
+        return makespan(schedule, self.pipe, microbatches, self.interleave, times) + once
 
     def _once_seconds(self, schedule: str) -> Any:
         """Of what a step does once, and of launches."""
-        states = self.family.states(self.pipe, self.interleave, schedule)
+        states = self.family.states(schedule, self.pipe, self.interleave)
         return self._besides + self._all(states.update_seconds) + self.family.norm_seconds(self.pipe)
 
-    def _chunk_times(self, chunks: int) -> list[Times]:
-        if chunks not in self._times:
-            body, special = chunk_counts(self.family.graph, self._counts, chunks)
-            placements = [self.family.placements[row] for row in self.rows]
-            hop = hop_transfer(self.family.graph, self.pipe)
-            hops = seconds_of_many(hop.op, hop.axes, placements)
-            hop_seconds = hops(self._all(hop.gathered_bytes))
-            hop_seconds = hop_share(self.family.chip, self.interleave) * hop_seconds
-            found = zip(
-                self._passes(body), *map(self._passes, special.values()), hop_seconds.tolist(), strict=True
-            )
-            self._times[chunks] = [
-                Times(one, dict(zip(special, ends, strict=True)), hop) for one, *ends, hop in found
-            ]
-        return self._times[chunks]
+    def _depth_seconds(self, places: Any) -> tuple[Any, Any, Any]:
+        """(forward, backward, weight) of one microbatch's passes: an entry a depth, each for some members."""
+        forward, backward, weight = self._chunk_seconds[..., places][:, self._chunk_at]
+        return forward, backward, weight
 
-    def _passes(self, counts: Counts) -> list[PassSeconds]:
-        columns = [self._all(seconds).tolist() for seconds in stage_times(self._timed, counts)]
-        return [PassSeconds(*seconds) for seconds in zip(*columns, strict=True)]
-
-    def _once(self, counts: Counts) -> Any:
-        """Seconds that do not hide of what is done once on a stage."""
-        exposed = 0.0
-        for direction in ("forward", "backward"):
-            waiting, room = done_once(self._timed, counts, direction)
-            exposed = exposed + waiting * exposed_share(waiting, room, self.family.chip.step.overlap)
-        return self._all(exposed)
+    @cached_property
+    def _hop_seconds(self) -> Any:
+        placements = [self.family.placements[row] for row in self.rows]
+        hop = hop_transfer(self.family.graph, self.pipe)
+        return seconds_of_many(hop.op, hop.axes, placements)(self._all(hop.gathered_bytes))
 
     def _all(self, figure: Any) -> Any:
         """An array with an entry for each of these members."""

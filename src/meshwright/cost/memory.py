@@ -10,9 +10,8 @@
                  a microbatch come after the head; where there are several they lie beside their sum
                  until they are added to it. In a pipeline they are taken to be added as they are made
 
-The peak is at the start of the backward pass, when the activations of every layer are alive; of the
-stages of a pipeline, at the first, where most microbatches are, or the last, which has the head unless the
-schedule turns there.
+The peak is at the start of the backward pass, when the activations of every layer are alive. Of the stages
+of a pipeline, the first of those that have the same layers is asked: it has the most microbatches alive.
 
 This is the memory of a program that XLA plans as a whole; eager.py has that of one run operation by
 operation.
@@ -23,9 +22,15 @@ from typing import Any, NamedTuple
 
 from meshwright.cost.figures import ceiling, larger, largest, smaller
 from meshwright.cost.graph import Graph, Segment, Value, Work, kept_with, saved_values
-from meshwright.cost.stages import Ends, alive_microbatches, layers_of_stages, stage_ends, stage_segments
+from meshwright.cost.stages import (
+    Counts,
+    alive_microbatches,
+    different_stages,
+    stage_counts,
+    stage_ends,
+    stage_layers,
+)
 from meshwright.layout import Layout
-from meshwright.layout.pipeline import routes
 from meshwright.units import dtype_bytes, whole
 
 NUM_MOMENTS = 2
@@ -74,25 +79,31 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
     A tied table is where the embedding is and where the head is.
     """
     pipe, schedule = layout.pipe, layout.schedule.pipeline
-    layers = layers_of_stages(graph.num_layers, pipe, layout.interleave)[stage] / graph.num_layers
-    copies = len(routes(schedule, pipe))  # of a stage's layers, one for each direction
+    own = stage_layers(len(graph.layers), schedule, pipe, layout.interleave, stage)
     first, last = stage_ends(schedule, pipe, stage)
-    share = {"layers": layers * copies, "first": first, "last": last, "first and last": first or last}
-    stored = sum(share[part.place] * part.stored for part in graph.weights)
-    accumulated = sum(share[part.place] * part.accumulated for part in graph.weights)
-    updated = sum(share[part.place] * part.updated for part in graph.weights)
+    here = {"first": first, "last": last, "first and last": first or last}
+    stored = accumulated = updated = 0
+    for part in graph.weights:
+        if part.place == "layers":
+            share = sum(layer in part.layers for layer in own) / len(part.layers)
+        else:
+            share = here[part.place]
+        stored = stored + share * part.stored
+        accumulated = accumulated + share * part.accumulated
+        updated = updated + share * part.updated
     return Stored(*map(ceiling, (stored, accumulated, updated)))
 
 
 def train_memory(graph: Graph, layout: Layout) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    found = (_stage_memory(graph, layout, stage) for stage in {0, layout.pipe - 1})
+    stages = different_stages(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+    found = (_stage_memory(graph, layout, stage) for stage in stages)
     return max(found, key=lambda memory: memory.total)
 
 
 def _stage_memory(graph: Graph, layout: Layout, index: int) -> Memory:
-    ends = stage_ends(layout.schedule.pipeline, layout.pipe, index)
-    held = held_bytes(graph, layout.pipe, layout.interleave, index, ends, layout.remat)
+    counts = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)[index]
+    held = held_bytes(graph, counts, layout.remat)
     alive = alive_microbatches(
         layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
     )
@@ -151,14 +162,14 @@ class HeldBytes(NamedTuple):
 
 
 @kept_with
-def held_bytes(graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends, remat: str) -> HeldBytes:
-    """What the passes of one stage hold under one remat policy."""
-    here = stage_segments(graph, pipe, interleave, stage, ends)
+def held_bytes(graph: Graph, counts: Counts, remat: str) -> HeldBytes:
+    """What the passes of a stage with these counts hold under one remat policy."""
+    here = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
     layers = [(segment, count) for segment, count in here if segment.source]
     last = layers[-1][0].source if layers else None  # a stage may hold the embedding or the head alone
     return HeldBytes(
         a_microbatch=sum(count * _saved(segment, remat) for segment, count in layers),
-        once=sum(count * _saved(segment, remat) for segment, count in here if not segment.source)
+        once=sum(segment.count * _saved(segment, remat) for segment, _ in here if not segment.source)
         + (last.bytes_per_device if last else 0),
         on_chip=sum(_LAYERS_NOT_OFFLOADED * _saved(segment, remat) for segment, _ in here),
         layer=largest(_working_set(segment, remat) for segment, _ in layers),

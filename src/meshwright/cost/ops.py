@@ -352,10 +352,12 @@ class SymbolicOps(Recorder):
     ) -> tuple[Value, object]:
         """One layer of each window is recorded and counted as often as there are."""
         self.close("embedding", 1)
+        recorded: dict[int | None, int] = {}
         for window, count in Counter(windows).items():
-            source = x
+            source, recorded[window] = x, len(self.segments)
             x, cache = block(self, weights, source, positions, cache, window)
             self.close("layer", count, source)
+        self.layer_segments += [recorded[window] for window in windows]
         return x, cache
 
     def last(self, name: str, x: Value, lengths: Value) -> Value:

@@ -69,6 +69,7 @@ class Recorder:
             routed = moe.experts_per_token * shape.num_sequences * shape.query_len
             self.sizes["C"] = routed / moe.num_experts
         self.segments: list[Segment] = []
+        self.layer_segments: list[int] = []
         self.nodes: list[Node] = []
         self._used: set[int] = set()
         self._used_here: list[int] = []
@@ -77,7 +78,7 @@ class Recorder:
     def graph(self) -> Graph:
         """What was recorded, the nodes since the layers as the last segment."""
         self.close("head", 1)
-        return Graph(tuple(self.segments), tuple(self._stored.values()))
+        return Graph(tuple(self.segments), tuple(self.layer_segments), tuple(self._stored.values()))
 
     def close(self, name: str, count: int, source: Value | None = None) -> None:
         """The nodes since the last segment as one that runs `count` times."""
@@ -107,12 +108,12 @@ class Recorder:
 
         Fractions of a shard round up.
         """
-        before = self._stored.get(stack or name) or StoredWeights(self._place(stack, name))
-        self._stored[stack or name] = StoredWeights(
-            before.place,
-            before.stored + self._whole_elements(self.layout.weight(name, letters)),
-            before.accumulated + self._whole_elements(self.layout.accumulated(name, letters)),
-            before.updated + self._whole_elements(self.layout.gradient(name, letters)),
+        before = self._stored.get(stack or name)
+        before = before or StoredWeights(self._place(stack, name), self._layers(stack))
+        self._stored[stack or name] = before._replace(
+            stored=before.stored + self._whole_elements(self.layout.weight(name, letters)),
+            accumulated=before.accumulated + self._whole_elements(self.layout.accumulated(name, letters)),
+            updated=before.updated + self._whole_elements(self.layout.gradient(name, letters)),
         )
         of_a_layer = letters[1:] if stack else letters
         return self.value(self.layout.weight(name, of_a_layer), self.layout.weights_dtype)
@@ -123,6 +124,13 @@ class Recorder:
         if name == "embed":
             return "first and last" if self.config.tied_embeddings else "first"
         return "first" if name == "positions" else "last"
+
+    def _layers(self, stack: str) -> range:
+        """The layers of a stack: dense ones come first."""
+        if not stack:
+            return range(0)
+        dense, layers = self.config.num_dense_layers, self.config.num_layers
+        return range(dense) if stack == "dense_layers" else range(dense, layers)
 
     def _whole_elements(self, array: ShardedArray) -> Any:
         """Of the largest block that a device has."""

@@ -1,52 +1,133 @@
-"""What a stage of the pipeline runs: its share of the layers, the embedding, the head."""
+"""What a stage of the pipeline has: its layers, and the embedding and the head where the schedule puts them.
 
-from collections.abc import Sequence
+A schedule cuts the model into depths: chunks of layers in order, of which every stage has one or more. Which
+layers a depth has is decided here alone, for time, memory and the pictures.
+"""
+
+from collections import Counter
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
-from meshwright.cost.graph import Graph, Segment
-from meshwright.cost.pipeline import in_flight
-from meshwright.layout.pipeline import routes
+from meshwright.cost.graph import Graph
+from meshwright.layout.pipeline import SCHEDULES, StageRoute
 
+# How often one microbatch runs each segment of the graph.
 Counts = tuple[float, ...]
 # Whether a stage has the embedding, and whether it has the head.
 Ends = tuple[bool, bool]
 
 
-def stage_counts(graph: Graph, pipe: int, interleave: int, stage: int) -> Counts:
-    """How often one microbatch runs each segment of the graph on `stage`.
+def stage_routes(schedule: str, pipe: int, interleave: int) -> tuple[StageRoute, ...]:
+    """The places of all depths, one route for each direction."""
+    record = SCHEDULES[schedule]
+    return record.routes(pipe, record.chunks(interleave))
 
-    The first has what comes before the layers, the last what comes after. Layers of several kinds are
-    dealt evenly, so that of 3 dense layers among 61 a stage of 8 may have 0.39.
+
+@lru_cache(maxsize=1024)
+def layers_of_depths(num_layers: int, schedule: str, pipe: int, interleave: int) -> tuple[range, ...]:
+    """The layers of every depth, in order and as even as whole layers allow.
+
+    Layers that are left over when all depths have as many go to one depth of every stage in turn: first to
+    the stages between, then to the one with the embedding, then to the one with the head. On a stage the
+    depth that has the embedding or the head takes one last. So 126 layers in 8 chunks on each of 16 stages
+    are one a chunk, and none beside the embedding and the head.
+
+    >>> [len(layers) for layers in layers_of_depths(126, "1f1b", 8, 1)]
+    [15, 16, 16, 16, 16, 16, 16, 15]
     """
-    share = layers_of_stages(graph.num_layers, pipe, interleave)[stage] / graph.num_layers
-    first = next(index for index, segment in enumerate(graph.segments) if segment.source)
+    route = stage_routes(schedule, pipe, interleave)[0]
+    least, over = divmod(num_layers, len(route))
+    more = set(_depths_in_turn(route, pipe)[:over])
+    bounds = accumulate((least + (depth in more) for depth in range(len(route))), initial=0)
+    return tuple(range(first, last) for first, last in pairwise(bounds))
+
+
+def _depths_in_turn(route: StageRoute, pipe: int) -> list[int]:
+    """Depths in the order in which they take a layer more."""
+    last = len(route) - 1
+    own: list[list[int]] = [[] for _ in range(pipe)]
+    for depth in (*range(1, last), 0, last) if last else (0,):
+        own[route[depth].stage].append(depth)
+    first, final = route[0].stage, route[-1].stage
+    stages = sorted(range(pipe), key=lambda stage: (stage == final, stage == first, stage))
+    return [own[stage][turn] for turn in range(len(own[0])) for stage in stages]
+
+
+@lru_cache(maxsize=1024)
+def stage_depths(schedule: str, pipe: int, interleave: int) -> tuple[tuple[int, ...], ...]:
+    """The depths that every stage has; of a schedule with two directions, those of both."""
+    own: list[list[int]] = [[] for _ in range(pipe)]
+    for route in stage_routes(schedule, pipe, interleave):
+        for depth, place in enumerate(route):
+            own[place.stage].append(depth)
+    return tuple(map(tuple, own))
+
+
+def stage_layers(num_layers: int, schedule: str, pipe: int, interleave: int, stage: int) -> list[int]:
+    """The layers whose weights lie on a stage; twice those that both directions pass there.
+
+    >>> stage_layers(8, "interleaved", 4, 2, stage=0)
+    [0, 4]
+    """
+    by_depth = layers_of_depths(num_layers, schedule, pipe, interleave)
+    depths = stage_depths(schedule, pipe, interleave)[stage]
+    return [layer for depth in depths for layer in by_depth[depth]]
+
+
+def depth_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
+    """How often one microbatch runs each segment of the graph at every depth.
+
+    The first depth has what comes before the layers, the last what comes after.
+    """
+    return _depth_counts(_outline(graph), schedule, pipe, interleave)
+
+
+def stage_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
+    """How often a microbatch runs each segment of the graph on every stage.
+
+    Where half of the microbatches go in each direction it is the mean of both.
+    """
+    return _stage_counts(_outline(graph), schedule, pipe, interleave)
+
+
+# Of a graph, all that its cut into stages depends on: runs of each segment outside the layers (0 of those in
+# them), and the segment of each layer in order. Graphs of many layouts have the same.
+_Outline = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _outline(graph: Graph) -> _Outline:
+    return tuple(0 if segment.source else segment.count for segment in graph.segments), graph.layers
+
+
+@lru_cache(maxsize=512)
+def _depth_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
+    outside, layers = outline
+    by_depth = layers_of_depths(len(layers), schedule, pipe, interleave)
+    last, first_segment = len(by_depth) - 1, min(layers)
+    found: list[Counts] = []
+    for depth, own in enumerate(by_depth):
+        counts = Counter(layers[layer] for layer in own)
+        for segment, runs in enumerate(outside):
+            if runs and depth == (0 if segment < first_segment else last):
+                counts[segment] = runs
+        found.append(tuple(counts[segment] for segment in range(len(outside))))
+    return tuple(found)
+
+
+@lru_cache(maxsize=512)
+def _stage_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
+    by_depth = _depth_counts(outline, schedule, pipe, interleave)
+    directions = len(stage_routes(schedule, pipe, interleave))
     return tuple(
-        segment.count * (share if segment.source else stage == (0 if index < first else pipe - 1))
-        for index, segment in enumerate(graph.segments)
+        tuple(sum(counts) / directions for counts in zip(*(by_depth[depth] for depth in own), strict=True))
+        for own in stage_depths(schedule, pipe, interleave)
     )
 
 
-def chunk_counts(graph: Graph, stages: Sequence[Counts], chunks: int) -> tuple[Counts, dict[int, Counts]]:
-    """What a chunk between the ends runs, and by depth what the first and the last do.
-
-    The end chunk, with the embedding or the head, has what layers its stage's others leave. Stages at the
-    ends have fewer if layers do not divide.
-    """
-
-    def layers(counts: Counts) -> Counts:
-        return tuple(
-            count if segment.source else 0 for segment, count in zip(graph.segments, counts, strict=True)
-        )
-
-    most = layers(max(stages, key=lambda counts: sum(layers(counts))))
-    special = {
-        depth: tuple(
-            max(0.0, count - (chunks - 1) * in_most / chunks) if segment.source else count
-            for segment, count, in_most in zip(graph.segments, stages[depth], most, strict=True)
-        )
-        for depth in (0, -1)
-    }
-    return tuple(count / chunks for count in most), special
+def different_stages(graph: Graph, schedule: str, pipe: int, interleave: int) -> list[int]:
+    """The first stage of each kind: of those with the same layers it has the most microbatches alive."""
+    counts = stage_counts(graph, schedule, pipe, interleave)
+    return [counts.index(one) for one in dict.fromkeys(counts)]
 
 
 @lru_cache(maxsize=4096)
@@ -58,56 +139,14 @@ def stage_ends(schedule: str, pipe: int, stage: int) -> Ends:
     >>> [stage_ends("1f1b", 4, s) for s in (0, 3)], [stage_ends("zb-v", 4, s) for s in (0, 3)]
     ([(True, False), (False, True)], [(True, True), (False, False)])
     """
-    directions = routes(schedule, pipe)
+    directions = stage_routes(schedule, pipe, 1)
     first, last = ({route[depth].stage for route in directions} for depth in (0, -1))
     return stage in first, stage in last
-
-
-def stage_segments(
-    graph: Graph, pipe: int, interleave: int, stage: int, ends: Ends
-) -> list[tuple[Segment, float]]:
-    """(segment, how often one microbatch runs it on `stage`), of those that the stage has."""
-    counts = stage_counts(graph, pipe, interleave, stage)
-    first = next(index for index, segment in enumerate(graph.segments) if segment.source)
-    found = []
-    for index, (segment, count) in enumerate(zip(graph.segments, counts, strict=True)):
-        runs = count if segment.source else segment.count * ends[0 if index < first else 1]
-        if runs:
-            found.append((segment, runs))
-    return found
-
-
-@lru_cache(maxsize=4096)
-def layers_of_stages(num_layers: int, pipe: int, interleave: int) -> list[int]:
-    """Layers of every stage, as even as whole layers allow.
-
-    Those that do not divide over the chunks go to the stages between: the first and the last have the
-    embedding and the head besides.
-
-    >>> layers_of_stages(126, 8, 1)
-    [15, 16, 16, 16, 16, 16, 16, 15]
-    """
-    chunks = pipe * interleave
-    least, over = divmod(num_layers, chunks)
-    own = [least * interleave] * pipe
-    for extra in range(over):
-        own[_order(pipe)[extra % pipe]] += 1
-    return own
-
-
-def _order(pipe: int) -> Sequence[int]:
-    """Stages in the order in which they take a layer more: the last and the first come last."""
-    return [*range(1, pipe - 1), 0, pipe - 1] if pipe > 1 else [0]
-
-
-def num_chunks(schedule: str, interleave: int) -> int:
-    """Chunks of layers that one microbatch visits on every stage."""
-    return 2 if schedule == "zb-v" else interleave
 
 
 def alive_microbatches(schedule: str, pipe: int, microbatches: int, interleave: int, stage: int) -> float:
     """Microbatches whose activations a stage holds at once; a chunk's are a part of a microbatch's."""
     if pipe == 1:
         return 1
-    chunks = num_chunks(schedule, interleave)
-    return in_flight(schedule, pipe, microbatches, interleave, stage) / chunks
+    record = SCHEDULES[schedule]
+    return record.in_flight(pipe, microbatches, interleave, stage) / record.chunks(interleave)

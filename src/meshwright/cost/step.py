@@ -2,14 +2,15 @@
 
     pass   = work + waiting . critical transfers + other transfers - overlap . min(other transfers, work)
     stage  = its layers' passes, with the embedding on the first and the head on the last
-    step   = microbatches . busiest stage + bubble + what is done once: sums of gradients that do not
-             hide under the last backward pass, the update, weights gathered after it
+    step   = microbatches . busiest stage + bubble + hops + what is done once: sums of gradients that do
+             not hide under the last backward pass, the update, weights gathered after it
 
 Critical transfers (a partial sum that the next operation reads) stop a pass, for the share `waiting` of
 their time. The others (weights gathered ahead, gradients reduced behind) hide under the work of the same
 pass. `overlap` is the share of what hides that costs nothing: a transfer takes memory bandwidth, power
-and, on GPUs, processors from the work beside it. The bubble is that of the schedule's table
-(cost/pipeline). Prefill and generate are the same sum over forward passes, without what is done once.
+and, on GPUs, processors from the work beside it. The bubble and what hops add to it are those of a
+simulation of the schedule's table (cost/pipeline). Prefill and generate are the same sum over forward
+passes, without what is done once.
 """
 
 from collections.abc import Callable
@@ -22,9 +23,9 @@ from meshwright.cost.figures import largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer
 from meshwright.cost.memory import update_work
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
-from meshwright.cost.pipeline import PassSeconds, Times, makespan
+from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops
 from meshwright.cost.priced import PricedCollective
-from meshwright.cost.stages import Counts, chunk_counts, num_chunks, stage_counts
+from meshwright.cost.stages import Counts, depth_counts, stage_counts
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
@@ -110,7 +111,7 @@ class StepPricer:
             for one in directions
         ) * (microbatches / self.layout.pipe)
         if self.layout.pipe > 1:
-            sums.add("pipeline bubble", self._bubble(timed, stages), "bubble")
+            self._add_pipeline(sums, timed, sum(stage_times(timed, busiest)))
         slowdown = 1.0
         if self.graph.trains:
             self._add_once(sums, timed, busiest)
@@ -119,10 +120,10 @@ class StepPricer:
         runs = tuple(count * microbatches for count in busiest)
         return StepCost(tuple(sums.terms()), tuple(sums.collectives), flops, runs).scaled(slowdown)
 
-    def _stages(self) -> list[Counts]:
+    def _stages(self) -> tuple[Counts, ...]:
         """What every stage runs."""
-        pipe, interleave = self.layout.pipe, self.layout.interleave
-        return [stage_counts(self.graph, pipe, interleave, stage) for stage in range(pipe)]
+        layout = self.layout
+        return stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
 
     def _price(self, transfer: Transfer) -> CollectivePrice:
         """The price of one run of a transfer."""
@@ -155,28 +156,39 @@ class StepPricer:
                 for transfer, _ in one.once:
                     sums.add_transfer(transfer, named, count, exposed)
 
-    def _bubble(self, timed: "list[list[TimedPass]]", stages: list[Counts]) -> float:
-        """Seconds that the busiest stage waits: the schedule's makespan less all its passes."""
-        layout, times = self.layout, self._pipeline_times(timed, stages)
-        whole = makespan(layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, times)
-        busy = layout.microbatches * max(sum(stage_times(timed, counts)) for counts in stages)
-        return max(0.0, whole - busy)
+    def _add_pipeline(self, sums: "_Sums", timed: "list[list[TimedPass]]", microbatch_seconds: float) -> None:
+        """What the busiest stage waits for: other stages' passes (the bubble), and hops.
+
+        microbatch_seconds: of the busiest stage's passes. A wait for the hops of other stages alone, longer
+        than all of its own, is part of the bubble.
+        """
+        layout, found = self.layout, self._hops(self._pipeline_times(timed))
+        waited = max(0.0, found.makespan_seconds - layout.microbatches * microbatch_seconds)
+        exposed = min(found.exposed_seconds, waited, found.count * found.seconds)
+        sums.add("pipeline bubble", waited - exposed, "bubble")
+        sent = hop_transfer(self.graph, layout.pipe)
+        share = exposed / (found.count * found.seconds) if exposed else 0.0
+        sums.add_transfer(sent, "forward", found.forward, share)
+        sums.add_transfer(sent, "backward", found.backward, share)
+
+    def hops(self) -> Hops:
+        """The hops between stages in a step: how many, how long each, what they add."""
+        return self._hops(self.pipeline_times())
+
+    def _hops(self, times: Times) -> Hops:
+        layout = self.layout
+        return hops(layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, times)
 
     def pipeline_times(self) -> Times:
-        """Seconds of the passes of one microbatch through the chunks of a pipeline, and of its hops."""
-        return self._pipeline_times(self._timed(), self._stages())
+        """Seconds of the passes of one microbatch at every depth of a pipeline, and of its hops."""
+        return self._pipeline_times(self._timed())
 
-    def _pipeline_times(self, timed: "list[list[TimedPass]]", stages: list[Counts]) -> Times:
+    def _pipeline_times(self, timed: "list[list[TimedPass]]") -> Times:
         layout = self.layout
+        by_depth = depth_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+        seconds = {counts: PassSeconds(*stage_times(timed, counts)) for counts in set(by_depth)}
         hop = self._price(hop_transfer(self.graph, layout.pipe)).seconds
-        body, special = chunk_counts(
-            self.graph, stages, num_chunks(layout.schedule.pipeline, layout.interleave)
-        )
-        return Times(
-            body=PassSeconds(*stage_times(timed, body)),
-            special={depth: PassSeconds(*stage_times(timed, counts)) for depth, counts in special.items()},
-            hop_seconds=hop_share(self.chip, layout.interleave) * hop,
-        )
+        return Times([seconds[counts] for counts in by_depth], hop)
 
     def _add_update(self, sums: "_Sums") -> None:
         """The optimizer, the norm of the gradients over the axes that split them, and launches."""
@@ -290,11 +302,6 @@ def hop_transfer(graph: Graph, pipe: int) -> Transfer:
     sent = source.bytes_per_device * pipe
     name, what = source.array.name, "activations between stages"
     return Transfer(what, "permute", ("pipe",), name, sent, source.dtype, critical=True)
-
-
-def hop_share(chip: Chip, interleave: int) -> float:
-    """Of a hop, what is waited for: with several chunks a stage has another one's pass to run meanwhile."""
-    return 1 - chip.step.overlap if interleave > 1 else 1.0
 
 
 class _Sums:

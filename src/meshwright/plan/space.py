@@ -6,7 +6,7 @@ operations and collectives are recorded and priced together (cost/many.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
-from meshwright.layout.pipeline import check_schedule
+from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.runs import why_not
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
@@ -172,12 +172,20 @@ class Space:
         if pipe == 1:
             return [("1f1b", 1)]
         found = [("1f1b", 1), ("zb-h1", 1)]
-        found += [(name, 1) for name in ("zb-v", "dualpipe") if _exists(name, pipe, microbatches)]
-        if microbatches % pipe == 0 and self.config.num_layers % pipe == 0:
-            chunks = divisors(self.config.num_layers // pipe)[1:]
-            few = chunks if "interleave" in self._of_schedule else dict.fromkeys(chunks[:1] + chunks[-1:])
-            found += [("interleaved", v) for v in few]
+        found += [(name, 1) for name in ("zb-v", "dualpipe") if SCHEDULES[name].exists(pipe, microbatches)]
+        if microbatches % pipe == 0:
+            found += [("interleaved", v) for v in self._chunks(pipe)]
         return found
+
+    def _chunks(self, pipe: int) -> list[int]:
+        """Chunks a stage: two, four, the fewest that divide the layers, and a chunk for every layer."""
+        layers = self.config.num_layers
+        # The first chunk may hold the embedding alone, and the last the head.
+        most = min(-(-layers // pipe), (layers + 2) // pipe)
+        if "interleave" in self._of_schedule:
+            return list(range(2, most + 1))
+        even = divisors(layers // pipe)[1:2] if layers % pipe == 0 else []
+        return sorted({v for v in (2, 4, *even, most) if 2 <= v <= most})
 
     def _with_remats(
         self, family: Family, pipe: int, schedule: str, interleave: int, places: list[int]
@@ -185,7 +193,7 @@ class Space:
         """Of the members at `places` of those with `pipe` stages."""
         usable, slowdown = usable_bytes(self.hardware), self.hardware.chip.step.slowdown
         for remat in self._remats_tried:
-            stages = family.stages(pipe, interleave, remat)
+            stages = family.stages(schedule, pipe, interleave, remat)
             needed = stages.needed_bytes(places, schedule)
             least = slowdown * stages.least_seconds(places, schedule)
             for place, seconds, num_bytes in zip(places, least.tolist(), needed.tolist(), strict=True):
@@ -230,13 +238,3 @@ RESERVED_SHARE = 0.05
 def usable_bytes(hardware: Hardware) -> int:
     """HBM of one chip less what the runtime keeps."""
     return round(hardware.chip.hbm_bytes * (1 - RESERVED_SHARE))
-
-
-@lru_cache(maxsize=4096)
-def _exists(schedule: str, pipe: int, microbatches: int) -> bool:
-    """Whether the schedule has a table for so many stages and microbatches."""
-    try:
-        check_schedule(schedule, pipe, microbatches)
-    except LayoutError:
-        return False
-    return True

@@ -13,7 +13,7 @@ from functools import cached_property
 from markupsafe import Markup
 
 from meshwright.cost.pipeline import Event, Timeline
-from meshwright.layout.pipeline import Schedule
+from meshwright.layout.pipeline import PassTable
 from meshwright.report.chart import COLOURS, SMALL, Scale, bar, label, line, text_width
 from meshwright.report.figure import Figure, Panel
 from meshwright.units import format_seconds
@@ -33,7 +33,7 @@ def pipeline_figure(timeline: Timeline, title: str) -> str:
 
 def pipeline_caption(timeline: Timeline) -> str:
     """Seconds, bubble and memory of the step in one sentence."""
-    table = timeline.schedule
+    table = timeline.table
     stage = max(range(table.num_stages), key=timeline.peak_in_flight.__getitem__)
     alive, when = timeline.peak_in_flight[stage], format_seconds(timeline.peak_at_seconds[stage])
     parts = table.num_chunks // table.weight_copies
@@ -53,7 +53,7 @@ def pipeline_panel(timeline: Timeline) -> Panel:
     return Panel(_WIDTH, chart.bottom + _BOTTOM, Markup().join(parts))
 
 
-def _entries(table: Schedule) -> list[tuple[list[str], str]]:
+def _entries(table: PassTable) -> list[tuple[list[str], str]]:
     """The legend: colours and what they mean, in the order of a microbatch's way."""
     chunks = "" if table.num_chunks == 1 else f", chunk 0 to {table.num_chunks - 1}"
     if len(table.routes) > 1:
@@ -65,7 +65,7 @@ def _entries(table: Schedule) -> list[tuple[list[str], str]]:
     return [([_shade(kind, chunk, shown) for chunk in range(shown)], said) for kind, said in words.items()]
 
 
-def _backward(table: Schedule) -> str:
+def _backward(table: PassTable) -> str:
     """What a B of the schedule computes."""
     num_split = sum(len(split) for split in table.split)
     if not num_split:
@@ -85,7 +85,7 @@ class _Gantt:
     @cached_property
     def pitch(self) -> float:
         """Pixels from one row to the next: as many as show all stages on one screen."""
-        return min(30.0, max(5.0, 640 / self.timeline.schedule.num_stages))
+        return min(30.0, max(5.0, 640 / self.timeline.table.num_stages))
 
     @property
     def height(self) -> float:
@@ -93,11 +93,11 @@ class _Gantt:
 
     @property
     def bottom(self) -> float:
-        return _TOP + self.pitch * self.timeline.schedule.num_stages
+        return _TOP + self.pitch * self.timeline.table.num_stages
 
     @cached_property
     def by_stage(self) -> list[list[Event]]:
-        found: list[list[Event]] = [[] for _ in range(self.timeline.schedule.num_stages)]
+        found: list[list[Event]] = [[] for _ in range(self.timeline.table.num_stages)]
         for event in self.timeline.events:
             found[event.stage].append(event)
         return found
@@ -105,7 +105,7 @@ class _Gantt:
     @cached_property
     def joined(self) -> set[tuple[int, str, int]]:
         """(stage, kind, microbatch) of passes that share their time with another."""
-        rows = enumerate(self.timeline.schedule.rows)
+        rows = enumerate(self.timeline.table.rows)
         pairs = [(stage, row[at : at + 2]) for stage, row in rows for at, one in enumerate(row) if one.joined]
         return {(stage, one.kind, one.microbatch) for stage, pair in pairs for one in pair}
 
@@ -118,7 +118,7 @@ class _Gantt:
             label("alive", _WIDTH - 8, 13, "muted", anchor="end", size=SMALL),
         ]
         every = max(1, round(14 / self.pitch + 0.49))  # rows whose words stay apart
-        for stage in range(self.timeline.schedule.num_stages):
+        for stage in range(self.timeline.table.num_stages):
             y = _TOP + self.pitch * stage
             parts.append(bar(_LEFT, y, self.scale.end - _LEFT, self.height, "band"))
             parts += self._passes(stage, y)
@@ -142,7 +142,7 @@ class _Gantt:
         colours: defaultdict[str, list[str]] = defaultdict(list)
         numbers: list[Markup] = []
         for event in events:
-            fill = _shade(event.kind, event.chunk, self.timeline.schedule.num_chunks)
+            fill = _shade(event.kind, event.chunk, self.timeline.table.num_chunks)
             top, height = self._share_of_row(event, y)
             x, width = self.scale.place(event.start), self.width(event)
             colours[fill].append(f"M{x:.1f} {top:.1f}h{max(width - 0.8, 0.6):.1f}v{height:.1f}H{x:.1f}z")
@@ -170,14 +170,14 @@ class _Gantt:
     def _size(self) -> int:
         """Pixels of the numbers: the largest that fit every F, which are the narrowest; 0 if none do."""
         room = min(self.width(event) for event in self.timeline.events if event.kind == "F") - 2
-        most = text_width(str(self.timeline.schedule.num_microbatches - 1), 1)
+        most = text_width(str(self.timeline.table.num_microbatches - 1), 1)
         high = self.height / (2 if self.joined else 1) + 1
         return next((size for size in _SIZES if size * most <= room and size <= high), 0)
 
     def legend(self) -> Markup:
         """What each colour is."""
         narrow = self._narrowest < _LEAST
-        entries = [([_KINDS["F"]], "computing")] if narrow else _entries(self.timeline.schedule)
+        entries = [([_KINDS["F"]], "computing")] if narrow else _entries(self.timeline.table)
         parts, x = [], float(_LEFT)
         for colours, words in [*entries, ([COLOURS["band"]], "idle")]:
             for colour in colours:

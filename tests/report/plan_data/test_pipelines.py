@@ -4,6 +4,7 @@ import pytest
 
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
+from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.train import price
@@ -12,22 +13,26 @@ from meshwright.report.plan_data.pipelines import shown_microbatches, timelines
 CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("h100:2x8"), Workload(64, 4096)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
-def test_the_bubble_drawn_is_the_bubble_priced(schedule):
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_the_idle_time_drawn_is_the_bubble_and_the_hops_priced(schedule):
+    chunks = 2 if schedule == "interleaved" else 1
     layout = Layout.of(pipe=4, data=2, tensor=2, microbatches=16, remat="full", schedule=schedule)
-    candidate = price(CONFIG, MACHINE, WORKLOAD, layout)
+    candidate = price(CONFIG, MACHINE, WORKLOAD, layout.replace(interleave=chunks))
     timeline = timelines(CONFIG, WORKLOAD, candidate)[schedule]
     bubble = sum(term.seconds for term in candidate.cost.terms if term.bound == "bubble")
+    hops = [one for one in candidate.cost.collectives if one.what == "activations between stages"]
+    waited = sum(one.exposed_seconds for one in hops)
     idle = timeline.makespan_seconds - max(timeline.busy_seconds)
-    # The search's closed form is within a few percent of the simulation where the ends differ.
-    assert idle == pytest.approx(bubble, rel=0.06)
+    slowdown = candidate.hardware.chip.step.slowdown
+    assert bubble + waited == pytest.approx(idle * slowdown)
+    assert [one.direction for one in hops] == ["forward", "backward"]
 
 
 def test_every_schedule_that_exists_is_there_the_plan_s_first():
     layout = Layout.of(pipe=4, data=2, tensor=2, microbatches=16, schedule="zb-h1")
     found = timelines(CONFIG, WORKLOAD, price(CONFIG, MACHINE, WORKLOAD, layout))
     assert list(found) == ["zb-h1", "gpipe", "1f1b", "interleaved", "zb-v", "dualpipe"]
-    assert all(timeline.schedule.num_microbatches == 16 for timeline in found.values())
+    assert all(timeline.table.num_microbatches == 16 for timeline in found.values())
 
 
 def test_what_does_not_exist_is_left_out():

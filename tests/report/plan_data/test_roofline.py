@@ -30,9 +30,13 @@ def test_their_flops_are_those_executed(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_collective_belongs_to_an_operation_but_the_update_s(layout):
+def test_every_collective_belongs_to_an_operation_but_the_update_s_and_hops(layout):
     found = candidate(layout)
-    moved = [planned for planned in found.cost.collectives if planned.direction != "update"]
+    moved = [
+        planned
+        for planned in found.cost.collectives
+        if planned.direction != "update" and planned.what != "activations between stages"
+    ]
     ops = operations(CONFIG, WORKLOAD, found)
     assert sum(o.link_seconds for o in ops) == pytest.approx(sum(p.seconds * p.count for p in moved))
     exposed = sum(p.seconds * p.count * p.exposed for p in moved)

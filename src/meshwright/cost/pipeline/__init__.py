@@ -1,6 +1,20 @@
-"""Pipeline schedules in seconds: simulated, and in closed form for a search."""
+"""Pipeline schedules in seconds: simulated, and bounded from below for a search."""
 
-from meshwright.cost.pipeline.makespan import in_flight, makespan
-from meshwright.cost.pipeline.simulate import Event, PassSeconds, Timeline, Times, simulate
+from meshwright.cost.pipeline.bound import least_makespan
+from meshwright.cost.pipeline.hops import Hops, hops, sent_hops
+from meshwright.cost.pipeline.makespan import makespan
+from meshwright.cost.pipeline.order import PassSeconds, Times
+from meshwright.cost.pipeline.simulate import Event, Timeline, simulate
 
-__all__ = ["Event", "PassSeconds", "Timeline", "Times", "in_flight", "makespan", "simulate"]
+__all__ = [
+    "Event",
+    "Hops",
+    "PassSeconds",
+    "Timeline",
+    "Times",
+    "hops",
+    "least_makespan",
+    "makespan",
+    "sent_hops",
+    "simulate",
+]

@@ -2,11 +2,14 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from meshwright.layout.pipeline.schedule import Pass
+from meshwright.errors import LayoutError
+from meshwright.layout.pipeline.schedule import PipelineSchedule, fitting
+from meshwright.layout.pipeline.table import Place, StageRoute, TablePass
 
 
-def dualpipe(p: int, m: int) -> list[list[Pass]]:
+def dualpipe(p: int, m: int, v: int) -> list[list[TablePass]]:
     """Half of the microbatches from each end: p + 1 alive on every stage, and two copies of the weights.
 
     Stage s holds depth s for those that enter at stage 0 (chunk 0) and depth p - 1 - s for those that
@@ -18,7 +21,7 @@ def dualpipe(p: int, m: int) -> list[list[Pass]]:
     return [_row(s, p, m) for s in range(p)]
 
 
-def _row(s: int, p: int, m: int) -> list[Pass]:
+def _row(s: int, p: int, m: int) -> list[TablePass]:
     """The eight phases of stage s; distance: from the nearer end.
 
     `near` are the microbatches that reach this stage first.
@@ -26,7 +29,7 @@ def _row(s: int, p: int, m: int) -> list[Pass]:
     half, distance = p // 2, min(s, p - 1 - s)
     near, far = (0, 1) if s < half else (1, 0)
     inner, outer = half - 1 - distance, distance + 1
-    row = _Row(m // 2)
+    row = _Filling(m // 2)
     for _ in range(2 * inner):
         row.forward(near)
     for _ in range(outer):
@@ -59,25 +62,62 @@ def _row(s: int, p: int, m: int) -> list[Pass]:
 
 
 @dataclass
-class _Row:
+class _Filling:
     """A row while it is made: each direction's microbatches in order, half of them from each end."""
 
     half: int
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[TablePass] = field(default_factory=list)
     num_forward: list[int] = field(default_factory=lambda: [0, 0])
     num_backward: list[int] = field(default_factory=lambda: [0, 0])
-    due: deque[Pass] = field(default_factory=deque)
+    due: deque[TablePass] = field(default_factory=deque)
 
     def forward(self, chunk: int, *, joined: bool = False) -> None:
-        self.passes.append(Pass("F", chunk * self.half + self.num_forward[chunk], chunk, joined))
+        self.passes.append(TablePass("F", chunk * self.half + self.num_forward[chunk], chunk, joined))
         self.num_forward[chunk] += 1
 
     def backward(self, chunk: int, *, split: bool = False) -> None:
         microbatch = chunk * self.half + self.num_backward[chunk]
-        self.passes.append(Pass("B", microbatch, chunk))
+        self.passes.append(TablePass("B", microbatch, chunk))
         self.num_backward[chunk] += 1
         if split:
-            self.due.append(Pass("W", microbatch, chunk))
+            self.due.append(TablePass("W", microbatch, chunk))
 
     def weights(self) -> None:
         self.passes.append(self.due.popleft())
+
+
+@lru_cache(maxsize=256)
+def _both_ways(p: int, v: int) -> tuple[StageRoute, ...]:
+    """Down the stages through the first copy of the weights, and up through the second."""
+    down = tuple(Place(stage, 0) for stage in range(p))
+    return (down, tuple(Place(stage, 1) for stage in reversed(range(p))))
+
+
+def _alive(p: int, m: int, v: int, stage: int) -> int:
+    return min(m, p + 1)
+
+
+def _check(p: int, m: int) -> None:
+    if p % 2:
+        raise LayoutError(
+            f"layout: schedule = dualpipe pairs its stages, and pipe = {p} is odd; "
+            f"fits: pipe in {fitting(p - 1, p + 1)}"
+        )
+    if m < 2 * p or m % 2:
+        fits = f"microbatches of {2 * p} or more" if m < 2 * p else f"microbatches in {fitting(m - 1, m + 1)}"
+        raise LayoutError(
+            f"layout: schedule = dualpipe fills pipe = {p} stages from both ends with an even number of at "
+            f"least {2 * p} microbatches, not {m}; fits: {fits}"
+        )
+
+
+DUALPIPE = PipelineSchedule(
+    name="dualpipe",
+    words="microbatches enter at both ends (DualPipe)",
+    rows=dualpipe,
+    most_alive=_alive,
+    routes=_both_ways,
+    splits_backward=True,
+    least_stages=2,
+    check_numbers=_check,
+)

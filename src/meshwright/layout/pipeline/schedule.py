@@ -1,171 +1,116 @@
-"""What a pipeline schedule is: for every stage, the list of passes that it makes, in order.
+"""What a pipeline schedule is: the record that each file of this folder gives of one.
 
-A stage is a rank of the `pipe` axis. It holds chunks of the model, and a microbatch visits chunks in
-the order of its route: from depth 0, which has the embedding, to the last, which has the vocabulary
-head, and back. A table says only the order; when each pass starts follows from its dependencies
-(`simulate`).
-
-    F  forward pass of one microbatch through one chunk
-    B  its backward pass: the gradient of the input alone where a W of the same microbatch and chunk
-       stands later in the row, else the whole backward pass
-    W  the gradient of the weights, which nobody waits for
+Letters: p stages, m microbatches, v chunks a stage.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from functools import lru_cache
 
-from meshwright.errors import LayoutError, nearest
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
-# Both hold two chunks a stage by construction; `interleave` does not apply to them.
-TWO_CHUNKS = ("zb-v", "dualpipe")
+from meshwright.errors import LayoutError
+from meshwright.layout.pipeline.table import PassTable, Place, StageRoute, TablePass
 
 
-class Pass(NamedTuple):
-    """One pass; joined: it runs together with the next of its row, as DualPipe joins an F and a B."""
-
-    kind: str
-    microbatch: int
-    chunk: int
-    joined: bool = False
+@lru_cache(maxsize=256)
+def loop(p: int, v: int = 1) -> tuple[StageRoute, ...]:
+    """The places of p v depths in a loop: depth d lies on stage d mod p, in chunk d // p."""
+    return (tuple(Place(stage, chunk) for chunk in range(v) for stage in range(p)),)
 
 
-class Place(NamedTuple):
-    """Where a chunk of the model lies."""
-
-    stage: int
-    chunk: int
-
-
-Route = tuple[Place, ...]
-Row = tuple[Pass, ...]
+def any_numbers(p: int, m: int) -> None:
+    """Refuses nothing: the schedule exists for any numbers of stages and microbatches."""
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The table of one step: rows[stage] is what the stage does, in order.
+class PipelineSchedule:
+    """One schedule: its words, the numbers for which it exists, its table and what it keeps alive.
 
-    routes: for each direction, the place of every depth. All but DualPipe have one direction; DualPipe
-    sends the second half of the microbatches from the last stage to the first, through its second
-    copy of the weights.
+    words: what a stage does, as a clause for `--explain`.
+    rows(p, m, v): the passes of every stage, in order.
+    most_alive(p, m, v, stage): the most microbatch-chunks whose activations are alive on a stage at once.
+    num_chunks: chunks of one stage that a microbatch visits; None where `interleave` says how many.
+    routes(p, v): the places of every depth, for each direction in which microbatches go.
+    splits_backward: whether the gradient of the weights may be a pass of its own, W.
+    least_stages: the fewest for which the schedule is one.
+    check_numbers(p, m): raises LayoutError where the schedule does not exist for p stages and m microbatches.
+    runs: whether `nn/` executes the schedule.
     """
 
     name: str
-    num_microbatches: int
-    routes: tuple[Route, ...]
-    rows: tuple[Row, ...]
+    words: str
+    rows: Callable[[int, int, int], list[list[TablePass]]]
+    most_alive: Callable[[int, int, int, int], int]
+    num_chunks: int | None = 1
+    routes: Callable[[int, int], tuple[StageRoute, ...]] = loop
+    splits_backward: bool = False
+    least_stages: int = 1
+    check_numbers: Callable[[int, int], None] = any_numbers
+    runs: bool = False
 
-    @property
-    def num_stages(self) -> int:
-        return len(self.rows)
+    def check(self, stages: int, microbatches: int, chunks: int = 1) -> None:
+        """Raises LayoutError where the schedule does not exist for these numbers, with those that fit."""
+        counts = {"pipe": stages, "microbatches": microbatches, "interleave": chunks}
+        for field, value in counts.items():
+            if value < 1:
+                raise LayoutError(f"layout: {field} = {value}; it must be a positive integer")
+        self._check_chunks(chunks)
+        if stages < self.least_stages:
+            raise LayoutError(
+                f"layout: schedule = {self.name} needs two stages, not pipe = {stages}; "
+                "fits: pipe of 2 or more"
+            )
+        self.check_numbers(stages, microbatches)
 
-    @property
-    def num_depths(self) -> int:
-        """Chunks that one microbatch visits."""
-        return len(self.routes[0])
+    def _check_chunks(self, chunks: int) -> None:
+        if self.num_chunks is None:
+            if chunks < 2:
+                raise LayoutError(
+                    f"layout: schedule = {self.name} with interleave = 1 is 1f1b; "
+                    "fits: interleave of 2 or more, or schedule = 1f1b"
+                )
+            return
+        held = self.num_chunks * len(self.routes(2, 1))
+        if chunks not in (1, held):
+            has = f"places {held} chunks on a stage" if held > 1 else "has one chunk a stage"
+            fits = f"in {{1, {held}}}" if held > 1 else "= 1"
+            raise LayoutError(
+                f"layout: schedule = {self.name} {has}, not interleave = {chunks}; "
+                f"fits: interleave {fits}, or schedule = interleaved"
+            )
 
-    @property
-    def num_chunks(self) -> int:
-        """Chunks that one stage holds."""
-        return len(self.routes) * self.num_depths // self.num_stages
+    def exists(self, stages: int, microbatches: int, chunks: int = 1) -> bool:
+        """Whether the schedule has a table for these numbers."""
+        try:
+            self.check(stages, microbatches, chunks)
+        except LayoutError:
+            return False
+        return True
 
-    @property
-    def weight_copies(self) -> int:
-        """Copies of the model that the stages hold together: one a direction."""
-        return len(self.routes)
+    def chunks(self, interleave: int) -> int:
+        """Chunks of one stage that a microbatch visits."""
+        return interleave if self.num_chunks is None else self.num_chunks
 
-    @cached_property
-    def depths(self) -> dict[tuple[int, int], int]:
-        """The depth of the model that lies at each (stage, chunk)."""
-        return {place: depth for route in self.routes for depth, place in enumerate(route)}
+    def table(self, stages: int, microbatches: int, chunks: int = 1) -> PassTable:
+        """The table of a step. Raises LayoutError for numbers with which the schedule does not exist."""
+        self.check(stages, microbatches, chunks)
+        chunks = self.chunks(chunks)
+        rows = tuple(map(tuple, self.rows(stages, microbatches, chunks)))
+        return PassTable(self.name, microbatches, self.routes(stages, chunks), rows)
 
-    @cached_property
-    def split(self) -> tuple[frozenset[tuple[int, int]], ...]:
-        """For each stage, (microbatch, chunk) whose backward pass is split into B and W."""
-        return tuple(frozenset((p.microbatch, p.chunk) for p in row if p.kind == "W") for row in self.rows)
+    def in_flight(self, stages: int, microbatches: int, chunks: int = 1, stage: int = 0) -> int:
+        """The most microbatch-chunks whose activations are alive at once on the stage.
+
+        A chunk is one of `self.chunks(chunks)` parts of the stage's layers. Raises LayoutError for numbers
+        with which the schedule does not exist.
+        """
+        self.check(stages, microbatches, chunks)
+        return self.most_alive(stages, microbatches, self.chunks(chunks), stage)
 
 
-@lru_cache(maxsize=1024)
-def routes(name: str, num_stages: int, num_chunks: int = 1) -> tuple[Route, ...]:
-    """The places of every depth, for each direction of the schedule.
+def fitting(*values: int) -> str:
+    """Those values that are positive, as a set.
 
-    In a loop depth d lies on stage d mod p: from the last stage a microbatch returns to the first. In a
-    V it turns at the last stage. In DualPipe the second direction is the first reversed.
+    >>> fitting(0, 4)
+    '{4}'
     """
-    down = tuple(Place(stage, 0) for stage in range(num_stages))
-    up = tuple(Place(stage, 1) for stage in reversed(range(num_stages)))
-    if name == "zb-v":
-        return ((*down, *up),)
-    if name == "dualpipe":
-        return (down, up)
-    return (tuple(Place(stage, chunk) for chunk in range(num_chunks) for stage in range(num_stages)),)
-
-
-def check_schedule(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1) -> None:
-    """Raises LayoutError where the schedule does not exist for these numbers, with those that fit."""
-    if name not in SCHEDULES:
-        raise LayoutError(f"layout: schedule = {name!r}; {nearest(name, list(SCHEDULES))}")
-    counts = {"pipe": num_stages, "microbatches": num_microbatches, "interleave": num_chunks}
-    for field, value in counts.items():
-        if value < 1:
-            raise LayoutError(f"layout: {field} = {value}; it must be a positive integer")
-    _check_chunks(name, num_chunks)
-    _check_stages(name, num_stages)
-    _check_microbatches(name, num_stages, num_microbatches)
-
-
-def _check_chunks(name: str, num_chunks: int) -> None:
-    if name == "interleaved":
-        if num_chunks < 2:
-            raise LayoutError(
-                "layout: schedule = interleaved with interleave = 1 is 1f1b; "
-                "fits: interleave of 2 or more, or schedule = 1f1b"
-            )
-    elif name in TWO_CHUNKS:
-        if num_chunks > 2:
-            raise LayoutError(
-                f"layout: schedule = {name} places 2 chunks on a stage, not interleave = {num_chunks}; "
-                "fits: interleave in {1, 2}, or schedule = interleaved"
-            )
-    elif num_chunks > 1:
-        raise LayoutError(
-            f"layout: schedule = {name} has one chunk a stage, not interleave = {num_chunks}; "
-            "fits: interleave = 1, or schedule = interleaved"
-        )
-
-
-def _check_stages(name: str, num_stages: int) -> None:
-    if name in ("interleaved", *TWO_CHUNKS) and num_stages < 2:
-        raise LayoutError(
-            f"layout: schedule = {name} needs two stages, not pipe = 1; fits: pipe of 2 or more"
-        )
-    if name == "dualpipe" and num_stages % 2:
-        raise LayoutError(
-            f"layout: schedule = dualpipe pairs its stages, and pipe = {num_stages} is odd; "
-            f"fits: pipe in {{{num_stages - 1}, {num_stages + 1}}}"
-        )
-
-
-def _check_microbatches(name: str, num_stages: int, num_microbatches: int) -> None:
-    p, m = num_stages, num_microbatches
-    if name == "interleaved" and m % p:
-        raise LayoutError(
-            f"layout: schedule = interleaved runs microbatches in groups of pipe = {p}, and {m} do not "
-            f"divide; fits: microbatches in {_set(m // p * p, (m // p + 1) * p)}"
-        )
-    if name == "zb-v" and m < p:
-        raise LayoutError(
-            f"layout: schedule = zb-v needs a microbatch for each stage, and {m} are fewer than pipe = {p}; "
-            f"fits: microbatches of {p} or more, or pipe of {m} or less"
-        )
-    if name == "dualpipe" and (m < 2 * p or m % 2):
-        fits = f"microbatches of {2 * p} or more" if m < 2 * p else f"microbatches in {_set(m - 1, m + 1)}"
-        raise LayoutError(
-            f"layout: schedule = dualpipe fills pipe = {p} stages from both ends with an even number of at "
-            f"least {2 * p} microbatches, not {m}; fits: {fits}"
-        )
-
-
-def _set(*values: int) -> str:
     return f"{{{', '.join(str(value) for value in values if value > 0)}}}"

@@ -6,7 +6,7 @@ from meshwright.cost.pipeline import Timeline, simulate
 from meshwright.cost.step import StepPricer
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
-from meshwright.layout.pipeline import SCHEDULES, schedule
+from meshwright.layout.pipeline import SCHEDULES, pass_table
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import record
@@ -58,4 +58,4 @@ def _timeline(config: ModelConfig, workload: Workload, candidate: Candidate, lay
     pricer = StepPricer(graph, layout, candidate.hardware, candidate.placement)
     times = pricer.pipeline_times()
     count = shown_microbatches(layout.pipe, layout.microbatches)
-    return simulate(schedule(layout.schedule.pipeline, layout.pipe, count, layout.interleave), times)
+    return simulate(pass_table(layout.schedule.pipeline, layout.pipe, count, layout.interleave), times)

@@ -1,0 +1,56 @@
+"""What the stages of a pipeline send each other in one step."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from meshwright.cost.pipeline.makespan import makespan
+from meshwright.cost.pipeline.order import Times
+from meshwright.layout.pipeline import pipeline_schedule
+
+
+@dataclass(frozen=True)
+class Hops:
+    """The hops of one step, on the stage that sends most.
+
+    forward: activations that it sends to the next depth. backward: cotangents that it sends to the one
+    before. seconds: of one. exposed_seconds: by how much all hops lengthen the step. makespan_seconds: of
+    the step with them.
+    """
+
+    forward: int
+    backward: int
+    seconds: float
+    exposed_seconds: float
+    makespan_seconds: float
+
+    @property
+    def count(self) -> int:
+        return self.forward + self.backward
+
+
+def hops(schedule: str, stages: int, microbatches: int, chunks: int, times: Times) -> Hops:
+    """The hops of one step, exposed by what a simulation without them is shorter.
+
+    Raises LayoutError for numbers with which the schedule does not exist.
+    """
+    whole = makespan(schedule, stages, microbatches, chunks, times)
+    alone = makespan(schedule, stages, microbatches, chunks, Times(times.depths))
+    forward, backward = max(sent_hops(schedule, stages, microbatches, chunks), key=sum)
+    return Hops(forward, backward, times.hop_seconds, whole - alone, whole)
+
+
+def sent_hops(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> list[tuple[int, int]]:
+    """For every stage, (activations, cotangents) that it sends to others in a step.
+
+    >>> sent_hops("1f1b", 4, 8)
+    [(8, 0), (8, 8), (8, 8), (0, 8)]
+    """
+    record = pipeline_schedule(schedule)
+    routes = record.routes(stages, record.chunks(chunks))
+    forward, backward = [0] * stages, [0] * stages
+    for route in routes:
+        for one, two in pairwise(route):
+            if one.stage != two.stage:
+                forward[one.stage] += microbatches // len(routes)
+                backward[two.stage] += microbatches // len(routes)
+    return list(zip(forward, backward, strict=True))

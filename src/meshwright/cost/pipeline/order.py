@@ -1,0 +1,193 @@
+"""The passes of a table in an order in which each comes after all that it waits for, as arrays of numbers.
+
+The order depends on the table alone, so one serves any seconds: a simulation is one run through it.
+
+A joined pair of passes starts once the inputs of both are there and ends as one. It is three entries: a
+wait for the first's input, the first pass, which also waits for the second's input, and the second pass.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from meshwright.layout.pipeline import PassTable
+
+# What an entry does: the seconds of depth d stand at 4 d + this.
+_FORWARD, _INPUT_GRADIENT, _BACKWARD, _WEIGHT_GRADIENT = range(4)
+_NUM_KINDS = 4
+
+
+class PassSeconds(NamedTuple):
+    """Seconds of one microbatch through one chunk.
+
+    backward: the gradient of the input, with what it recomputes. weight: the gradient of the weights.
+    A whole backward pass takes both.
+    """
+
+    forward: float
+    backward: float
+    weight: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.weight
+
+
+class Times(NamedTuple):
+    """Seconds of the passes and hops of one step.
+
+    depths: of a microbatch through the chunk at each depth of the model; the first has the embedding, the
+    last the head. hop_seconds: from the end of a pass until the next stage has its result. The stage that
+    sends computes meanwhile.
+    """
+
+    depths: Sequence[PassSeconds]
+    hop_seconds: float = 0.0
+
+    def flat(self) -> list[float]:
+        """Four by depth, as the kinds of entries stand, and the zero of an entry that only waits."""
+        found: list[float] = []
+        for one in self.depths:
+            found += (one.forward, one.backward, one.backward + one.weight, one.weight)
+        return [*found, 0.0]
+
+
+@dataclass
+class Order:
+    """The entries of a table; entry 0 is the start of the step, which takes no time.
+
+    kinds: where the seconds of the entry stand in `Times.flat`. before: the entry before it on its stage.
+    needs: the entry whose result it waits for, else 0. hops: 1 where that comes from another stage.
+    """
+
+    kinds: array = field(default_factory=lambda: array("i", [0]))
+    before: array = field(default_factory=lambda: array("i", [0]))
+    needs: array = field(default_factory=lambda: array("i", [0]))
+    hops: array = field(default_factory=lambda: array("b", [0]))
+
+    def add(self, kind: int, before: int, need: int, hop: int) -> int:
+        """The number of a new entry."""
+        self.kinds.append(kind)
+        self.before.append(before)
+        self.needs.append(need)
+        self.hops.append(hop)
+        return len(self.kinds) - 1
+
+    def run(self, times: Times) -> list[float]:
+        """When each entry ends: it starts once the one before it is over and its input has come."""
+        seconds = times.flat()
+        hop = (0.0, times.hop_seconds)
+        ends = [0.0]
+        add = ends.append
+        entries = zip(self.kinds, self.before, self.needs, self.hops, strict=True)
+        next(entries)
+        for kind, before, need, lag in entries:
+            start = ends[before]
+            came = ends[need] + hop[lag]
+            add((came if came > start else start) + seconds[kind])
+        return ends
+
+
+# A pass of a row and what ties it to others: the result of another pass that it waits for, or _NOTHING; 1
+# where that comes from another stage; its own result; the kind of its entry; whether it is joined with the
+# next.
+_Step = tuple[int, int, int, int, bool]
+# The result of no pass, always there.
+_NOTHING = -1
+# Of an entry that the order has not got to.
+_NOT_YET = -1
+
+
+class Ordering:
+    """Makes the order of a table.
+
+    A result is a number: that of its kind and depth, plus its microbatch's. done: by result, the entry at
+    whose end it is there, else _NOT_YET. steps: of each row. positions: how many steps of each row are in the
+    order. last: each row's latest entry. spans: by row, the entries with which each pass starts and ends.
+    """
+
+    def __init__(self, table: PassTable) -> None:
+        self.table, self.order = table, Order()
+        self.steps = _steps(table)
+        num_results = 3 * table.num_depths * table.num_microbatches
+        self.done = [_NOT_YET] * num_results + [0]  # the last is that of _NOTHING
+        self.spans: list[list[tuple[int, int]]] = [[] for _ in table.rows]
+        self.positions = [0] * table.num_stages
+        self.last = [0] * table.num_stages
+        self._waiting: dict[int, int] = {}
+
+    def advance(self, limits: Sequence[int]) -> None:
+        """Takes up so many steps of every row, or as many as can run without those beyond the limits.
+
+        A stage stops at a pass whose input is not there; the pass that makes it wakes the stage.
+        """
+        awake = list(range(self.table.num_stages))
+        while awake:
+            awake += self._advance(stage := awake.pop(), limits[stage])
+
+    def whole(self) -> Order:
+        """The order of the whole table."""
+        lengths = [len(steps) for steps in self.steps]
+        self.advance(lengths)
+        assert self.positions == lengths, "the table deadlocks"
+        return self.order
+
+    def _advance(self, stage: int, limit: int) -> list[int]:
+        """Takes up steps of one row; the stages that waited for them."""
+        steps, position, entry = self.steps[stage], self.positions[stage], self.last[stage]
+        done, waiting, spans, add = self.done, self._waiting, self.spans[stage], self.order.add
+        woken: list[int] = []
+        while position < limit:
+            needs, hop, makes, kind, joined = steps[position]
+            if done[needs] < 0:
+                waiting[needs] = stage
+                break
+            made: tuple[int, ...] = (makes,)
+            if joined:
+                other, other_hop, other_makes, other_kind, _ = steps[position + 1]
+                if done[other] < 0:
+                    waiting[other] = stage
+                    break
+                entry = add(_NUM_KINDS * self.table.num_depths, entry, done[needs], hop)
+                start = add(kind, entry, done[other], other_hop)
+                entry = add(other_kind, start, 0, 0)
+                made = makes, other_makes
+            else:
+                start = entry = add(kind, entry, done[needs], hop)
+            for result in made:
+                done[result] = entry
+                spans.append((start, entry))
+                if result in waiting:
+                    woken.append(waiting.pop(result))
+            position += len(made)
+        self.positions[stage], self.last[stage] = position, entry
+        return woken
+
+
+def _steps(table: PassTable) -> list[list[_Step]]:
+    """The steps of every row."""
+    m, last = table.num_microbatches, table.num_depths - 1
+    stages = [place.stage for place in table.routes[0]]
+    apart = [int(one != two) for one, two in pairwise(stages)]
+    before, after = [0, *apart], [*apart, 0]
+    found: list[list[_Step]] = []
+    for stage, (row, split) in enumerate(zip(table.rows, table.split, strict=True)):
+        steps: list[_Step] = []
+        for kind, microbatch, chunk, joined in row:
+            depth = table.depths[stage, chunk]
+            forward = m * depth + microbatch
+            backward = forward + m * (last + 1)
+            entry = _NUM_KINDS * depth
+            if kind == "F":
+                needs = forward - m if depth else _NOTHING
+                steps.append((needs, before[depth], forward, entry + _FORWARD, joined))
+            elif kind == "B":
+                needs = forward if depth == last else backward + m
+                entry += _INPUT_GRADIENT if (microbatch, chunk) in split else _BACKWARD
+                steps.append((needs, after[depth], backward, entry, joined))
+            else:  # its B stands before it in the row
+                steps.append((_NOTHING, 0, backward + m * (last + 1), entry + _WEIGHT_GRADIENT, joined))
+        found.append(steps)
+    return found

@@ -1,0 +1,24 @@
+"""GPipe: all forward passes, then all backward passes."""
+
+from meshwright.layout.pipeline.schedule import PipelineSchedule
+from meshwright.layout.pipeline.table import TablePass
+
+
+def gpipe(p: int, m: int, v: int) -> list[list[TablePass]]:
+    """All forward passes, then all backward passes; m microbatches are alive on every stage.
+
+    Source: Huang et al., "GPipe" (2018).
+    """
+    return [[TablePass(kind, i, 0) for kind in "FB" for i in range(m)] for _ in range(p)]
+
+
+def _alive(p: int, m: int, v: int, stage: int) -> int:
+    return m
+
+
+GPIPE = PipelineSchedule(
+    name="gpipe",
+    words="all microbatches forward, then all backward (GPipe)",
+    rows=gpipe,
+    most_alive=_alive,
+)

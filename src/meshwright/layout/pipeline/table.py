@@ -1,0 +1,81 @@
+"""The table of a pipeline schedule: for every stage, the passes that it makes, in order.
+
+A stage is a rank of the `pipe` axis. It holds chunks of the model, and a microbatch visits the chunks in
+the order of its route: from depth 0, which has the embedding, to the last, which has the vocabulary
+head, and back. A table says only the order. When each pass starts follows from what it waits for
+(cost/pipeline/simulate.py).
+
+    F  forward pass of one microbatch through one chunk
+    B  its backward pass: the gradient of the input alone where a W of the same microbatch and chunk
+       stands later in the row, else the whole backward pass
+    W  the gradient of the weights, which no other pass waits for
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+
+class TablePass(NamedTuple):
+    """One pass; joined: it runs together with the next of its row, as DualPipe joins an F and a B."""
+
+    kind: str
+    microbatch: int
+    chunk: int
+    joined: bool = False
+
+
+class Place(NamedTuple):
+    """Where a chunk of the model lies."""
+
+    stage: int
+    chunk: int
+
+
+# The place of every depth, in the order in which a microbatch visits them.
+StageRoute = tuple[Place, ...]
+Row = tuple[TablePass, ...]
+
+
+@dataclass(frozen=True)
+class PassTable:
+    """The table of one step: rows[stage] is what the stage does, in order.
+
+    routes: one for each direction. All schedules but DualPipe have one direction. DualPipe sends the
+    second half of the microbatches from the last stage to the first, through its second copy of the
+    weights.
+    """
+
+    name: str
+    num_microbatches: int
+    routes: tuple[StageRoute, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_depths(self) -> int:
+        """Chunks that one microbatch visits."""
+        return len(self.routes[0])
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that one stage holds."""
+        return len(self.routes) * self.num_depths // self.num_stages
+
+    @property
+    def weight_copies(self) -> int:
+        """Copies of the model that the stages hold together: one for each direction."""
+        return len(self.routes)
+
+    @cached_property
+    def depths(self) -> dict[tuple[int, int], int]:
+        """The depth of the model that lies at each (stage, chunk)."""
+        return {place: depth for route in self.routes for depth, place in enumerate(route)}
+
+    @cached_property
+    def split(self) -> tuple[frozenset[tuple[int, int]], ...]:
+        """For each stage, (microbatch, chunk) whose backward pass is split into B and W."""
+        return tuple(frozenset((p.microbatch, p.chunk) for p in row if p.kind == "W") for row in self.rows)
