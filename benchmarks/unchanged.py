@@ -1,0 +1,358 @@
+"""Plans, derived collectives and compiled programs of two checkouts, compared.
+
+    python benchmarks/unchanged.py --src OLD/src --write before.json
+    python benchmarks/unchanged.py --against before.json                  # of this checkout
+    python benchmarks/unchanged.py --against before.json --only programs  # one part of it
+
+A refactoring of the layouts, the cost model or the runtime changes none of these, and what another change
+does to them is its list of effects. The second command prints what differs and exits 1 if anything does.
+
+    plans        `mw plan train --layout`: seconds, bytes and breakdown of single layouts, which between
+                 them use every axis, schedule, remat, ZeRO stage and dtype, experts, latents and windows
+    searches     `mw plan train`: the layout that ranks first, with the same figures
+    collectives  what is derived of those single layouts and of prefill and generation: how often a step
+                 runs each operation, by tensor, axes and bytes
+    programs     SHA-256 of the optimised HLO of the layouts of the audit matrix, cut down to eight virtual
+                 CPU devices and tiny models; without source lines, scopes and the compiler's own names
+
+Every batch divides. It takes about five minutes on two cores, most of it to compile. Both checkouts are
+run by the interpreter that runs this file, so JAX and its compiler are the same.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# Figures further apart than this differ; sums in another order do not.
+TOLERANCE = 1e-9
+MAX_LINES_A_CASE = 12
+# model, hardware, sequences, tokens of one, layout
+LAYOUTS = [
+    # Degrees, ZeRO and remat.
+    ("llama-3-8b", "v5p:4x4x4", 128, 4096, "fsdp=64"),
+    ("llama-3-8b", "v5p:4x4x4", 128, 4096, "fsdp=64,zero=1"),
+    ("llama-3-8b", "v5p:4x4x4", 128, 4096, "data=64,zero=1,microbatches=2,remat=matmuls"),
+    ("llama-3-8b", "v5p:4x4x4", 128, 4096, "data=64,zero=2,microbatches=2,remat=attention"),
+    ("llama-3-8b", "v5p:4x4x4", 128, 4096, "data=64,remat=full"),
+    ("llama-3-8b", "v5p:4x4x4", 128, 4096, "data=4,fsdp=16,zero=2,remat=alternate"),
+    ("llama-3-8b", "v5e:16x16", 256, 4096, "fsdp=64,tensor=4,sequence_parallel=true,remat=full"),
+    ("llama-3-8b", "v5e:16x16", 256, 4096, "data=4,fsdp=16,tensor=4,remat=full"),
+    ("llama-3-70b", "v5p:16x16x16", 1024, 4096, "fsdp=1024,tensor=4,sequence_parallel=true,remat=full"),
+    ("llama-3-70b", "v5p:8x8x8", 512, 4096, "fsdp=512,remat=full"),
+    ("llama-3-70b", "v6e:16x16", 256, 4096, "fsdp=64,tensor=4,sequence_parallel=true,remat=full"),
+    ("llama-3-8b", "2*v5p:4x4x4", 256, 4096, "data=8,fsdp=16,remat=full"),
+    ("llama-3.2-1b", "v5e:4x4", 32, 2048, "fsdp=4,tensor=4,sequence_parallel=true,remat=matmuls"),
+    ("llama-3.2-1b", "cpu:8", 16, 512, "data=2,fsdp=2,tensor=2,weights_dtype=f32,compute_dtype=f32"),
+    # Long sequences.
+    ("llama-3-8b", "v5p:4x4x4", 64, 8192, "fsdp=16,context=4,remat=full"),
+    ("llama-3.1-70b", "h100:4x8", 4, 131072, "fsdp=4,context=8,zero_context=true,remat=full"),
+    ("llama-3.1-8b", "v5e:4x4", 2, 131072, "fsdp=2,context=8,context_method=ring,remat=full"),
+    ("llama-3.1-8b", "h100:2x8", 2, 65536, "context=4,tensor=4,sequence_parallel=true,microbatches=2"),
+    # A second tensor axis.
+    ("llama-3.1-405b", "v5p:8x8x8", 64, 8192, "fsdp=32,tensor=8,tensor2=2,remat=full"),
+    # Pipelines.
+    ("llama-3.1-405b", "h100:64x8", 512, 4096, "fsdp=64,tensor=8,sequence_parallel=true,remat=full"),
+    ("llama-3.1-405b", "h100:64x8", 128, 8192, "data=4,tensor=8,pipe=16,microbatches=32,schedule=gpipe"),
+    ("llama-3.1-405b", "h100:64x8", 128, 8192, "fsdp=4,tensor=8,pipe=16,microbatches=32,schedule=1f1b"),
+    ("llama-3.1-405b", "h100:64x8", 128, 8192, "data=4,tensor=8,pipe=16,microbatches=32,interleave=8"),
+    ("llama-3.1-405b", "h100:64x8", 128, 8192, "fsdp=4,tensor=8,pipe=16,microbatches=32,schedule=zb-h1"),
+    ("llama-3.1-405b", "h100:64x8", 128, 8192, "data=4,tensor=8,pipe=16,microbatches=32,schedule=zb-v"),
+    ("llama-3.1-405b", "h100:64x8", 128, 8192, "fsdp=4,tensor=8,pipe=16,microbatches=32,schedule=dualpipe"),
+    ("llama-3-70b", "h100:8x8", 64, 4096, "fsdp=8,tensor=8,sequence_parallel=true,remat=full"),
+    ("llama-3-70b", "a100-80gb:8x8", 64, 4096, "data=2,tensor=4,pipe=8,microbatches=16,interleave=2,zero=1"),
+    # Dtypes and where the state is held.
+    ("llama-3-70b", "h100:8x8", 64, 4096, "fsdp=64,remat=full,matmul_dtype=fp8"),
+    ("llama-3-70b", "h100:8x8", 64, 4096, "fsdp=64,remat=full,offload=true,gradients_dtype=f32"),
+    ("llama-3-70b", "b200:4x8", 32, 4096, "fsdp=32,remat=full,optimizer_dtype=bf16,master_weights=true"),
+    # Other architectures: plain MLP, windows, experts, latents, sinks.
+    ("gpt-3-175b", "a100-80gb:128x8", 1536, 2048, "data=16,tensor=8,pipe=8,microbatches=48,interleave=2"),
+    ("gemma-2-9b", "v5e:8x8", 64, 8192, "fsdp=16,tensor=4,remat=full"),
+    ("gemma-3-27b", "v5p:4x4x4", 64, 8192, "fsdp=16,tensor=4,sequence_parallel=true,remat=full"),
+    ("mistral-7b", "h100:2x8", 32, 8192, "fsdp=16,remat=full"),
+    ("mixtral-8x7b", "h100:16x8", 256, 4096, "fsdp=32,expert=8,tensor=4,sequence_parallel=true,remat=full"),
+    ("mixtral-8x7b", "v5p:4x4x4", 128, 4096, "fsdp=64,expert=4,remat=full"),
+    ("qwen3-30b-a3b", "h100:8x8", 128, 4096, "fsdp=64,expert=64,remat=full"),
+    ("gpt-oss-120b", "h100:8x8", 64, 4096, "fsdp=64,expert=32,remat=full"),
+    (
+        "deepseek-v3",
+        "h800:256x8",
+        4096,
+        4096,
+        "data=128,pipe=16,expert=64,microbatches=32,schedule=dualpipe,zero=1",
+    ),
+    (
+        "deepseek-v3",
+        "h100:256x8",
+        4096,
+        4096,
+        "fsdp=256,tensor=8,sequence_parallel=true,expert=64,remat=full",
+    ),
+    ("llama-4-scout", "h100:32x8", 256, 8192, "fsdp=32,tensor=8,sequence_parallel=true,expert=16,remat=full"),
+]
+# model, hardware, sequences, tokens of one: numbers that every layout of such a machine divides
+SEARCHES = [
+    ("llama-3-8b", "v5p:4x4x4", 512, 4096),
+    ("llama-3-8b", "v5e:16x16", 1024, 4096),
+    ("llama-3-70b", "v5p:16x16x16", 4096, 4096),
+    ("llama-3-70b", "h100:16x8", 1024, 4096),
+    ("llama-3.1-405b", "h100:64x8", 2048, 8192),
+    ("llama-3.1-405b", "v5p:16x16x16", 4096, 4096),
+    ("gemma-3-27b", "v5e:16x16", 1024, 4096),
+    ("mixtral-8x7b", "h100:16x8", 1024, 4096),
+    ("deepseek-v3", "h100:256x8", 8192, 4096),
+    ("llama-3.2-1b", "cpu:8", 64, 512),
+]
+# model, hardware, sequences, positions of the cache, layout, phase
+INFERENCE = [
+    (*case, phase)
+    for phase in ("prefill", "generate")
+    for case in [
+        ("llama-3-8b", "v5e:4x4", 64, 4096, "data=4,tensor=4"),
+        ("llama-3-70b", "h200:1x8", 64, 4096, "tensor=8"),
+        ("llama-3.1-405b", "b200:1x8", 16, 4096, "tensor=8"),
+        ("gemma-3-27b", "v5e:4x4", 64, 4096, "data=4,tensor=4"),
+        ("deepseek-v3", "h200:2x8", 64, 4096, "tensor=16"),
+    ]
+]
+TINY = {"d_model": 64, "d_ff": 128, "num_heads": 8, "num_kv_heads": 8, "d_head": 8, "vocab_size": 128}
+MODELS = {
+    "llama": {"num_layers": 2, "tied_embeddings": False},
+    "gemma": {
+        "num_layers": 3,  # a period of local and global layers, and one layer more
+        "tied_embeddings": True,
+        "sliding_window": 5,
+        "global_every": 2,
+        "rope_theta_local": 100.0,
+        "norm_offset": True,
+        "qk_norm": True,
+        "post_norms": True,
+        "scale_embedding": True,
+        "activation": "gelu",
+        "attention_softcap": 2.0,
+        "logit_softcap": 3.0,
+    },
+    "gpt": {
+        "num_layers": 2,
+        "norm": "layer",
+        "norm_bias": True,
+        "positions": "learned",
+        "gated": False,
+        "activation": "gelu",
+        "qkv_bias": True,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+    },
+}
+PROGRAMS = [
+    ("llama", "train", "data=8"),
+    ("llama", "train", "data=8,zero=1"),
+    ("llama", "train", "data=8,zero=1,microbatches=2"),
+    ("llama", "train", "data=8,zero=2,microbatches=2"),
+    ("llama", "train", "fsdp=8"),
+    ("llama", "train", "fsdp=8,remat=full"),
+    ("llama", "train", "data=4,fsdp=2,remat=full"),
+    ("llama", "train", "data=2,fsdp=4,microbatches=2,remat=full"),
+    ("llama", "train", "data=2,tensor=4"),
+    ("llama", "train", "data=2,tensor=4,sequence_parallel=true"),
+    ("llama", "train", "data=2,tensor=4,zero=1,sequence_parallel=true,remat=full"),
+    ("llama", "train", "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls"),
+    ("llama", "train", "data=2,fsdp=2,tensor=2"),
+    ("llama", "train", "fsdp=2,context=4"),
+    ("llama", "train", "tensor=8,sequence_parallel=true"),
+    *((model, "train", "data=2,fsdp=2,tensor=2") for model in ("gemma", "gpt")),
+    *((model, "train", "fsdp=4,tensor=2,sequence_parallel=true,remat=full") for model in ("gemma", "gpt")),
+    *((model, phase, "data=4,tensor=2") for model in MODELS for phase in ("prefill", "generate")),
+    *(("llama", phase, "tensor=8") for phase in ("prefill", "generate")),
+]
+PARTS = ("plans", "searches", "collectives", "programs")
+
+
+# What is recorded: by case, figures by name
+
+
+def plans(src: Path) -> Iterator[tuple[str, dict]]:
+    for *case, layout in LAYOUTS:
+        yield name(*case, layout), planned(src, *case, "--layout", layout)
+
+
+def searches(src: Path) -> Iterator[tuple[str, dict]]:
+    for case in SEARCHES:
+        yield name(*case), planned(src, *case)
+
+
+def planned(src: Path, model: str, hardware: str, sequences: int, seq_len: int, *options: str) -> dict:
+    """The figures of the best layout; exit code 1 says that it does not fit."""
+    asked = ["--model", model, "--hardware", hardware, "--batch-tokens", str(sequences * seq_len)]
+    asked += ["--seq-len", str(seq_len), "--json", *options]
+    program = "from meshwright.cli.main import run; run()"
+    done = in_checkout(src, "-c", program, "plan", "train", *asked)
+    if done.returncode > 1:
+        return {"refused": done.stderr.strip().splitlines()[-1]}
+    best = json.loads(done.stdout)["best"]
+    return {
+        "layout": best["layout"],
+        "step_seconds": best["step_seconds"],
+        **{f"bytes: {cause}": value for cause, value in best["bytes_per_chip"].items()},
+        **{f"seconds: {term['name']}": term["seconds"] for term in best["breakdown"]},
+    }
+
+
+def in_checkout(src: Path, *arguments: str) -> subprocess.CompletedProcess:
+    flags = "--xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "PYTHONPATH": str(src), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def here(part: str, src: Path) -> Iterator[tuple[str, dict]]:
+    """A part that needs the package: this file again, in a process that imports that of `src`."""
+    done = in_checkout(src, __file__, "--src", str(src), "--inside", part)
+    if done.returncode:
+        raise SystemExit(f"{part}: {done.stderr}")
+    for line in done.stdout.splitlines():
+        yield tuple(json.loads(line))
+
+
+def collectives() -> Iterator[tuple[str, dict]]:
+    """How often a step runs each collective, by what it is."""
+    from meshwright.audit.programs import planned_step
+    from meshwright.errors import MeshwrightError
+    from meshwright.hardware.catalog import load
+    from meshwright.layout import Layout
+    from meshwright.layout.workload import Workload
+    from meshwright.models.presets import load_model
+    from meshwright.plan_file import Plan
+
+    for model, hardware, sequences, seq_len, layout, phase in [*((*c, "train") for c in LAYOUTS), *INFERENCE]:
+        counts: dict[str, float] = {}
+        try:
+            workload = Workload(sequences, seq_len, phase)
+            plan = Plan(load_model(model), hardware, workload, Layout.parse(layout))
+            for one in planned_step(plan, load(hardware)).transfers:
+                found = one.to_dict()
+                what = f"{found['op']} {found['tensor']} over {'·'.join(found['axes'])}"
+                key = f"{what} ({found['direction']}), {found['bytes']:.12g} bytes"
+                counts[key] = counts.get(key, 0) + found["count"]
+        except MeshwrightError as error:
+            counts = {"refused": str(error)}
+        yield name(model, hardware, sequences, seq_len, layout, phase), counts
+
+
+def programs() -> Iterator[tuple[str, dict]]:
+    """The optimised program of each case, as a hash, and how many instructions it has."""
+    import jax
+
+    from meshwright.layout import Layout
+    from meshwright.layout.workload import Workload
+    from meshwright.models.config import ModelConfig
+    from meshwright.serve.step import InferenceStep
+    from meshwright.train.optimizer import OptimizerConfig
+    from meshwright.train.step import CompiledStep
+
+    optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
+    for model, phase, text in PROGRAMS:
+        config = ModelConfig(name=model, max_seq_len=64, **TINY | MODELS[model])
+        layout = Layout.parse(f"weights_dtype=f32,compute_dtype=f32,{text}")
+        workload = Workload(16, 32, phase)
+        if phase == "train":
+            step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
+            arguments = step.abstract_state(), step.abstract_tokens()
+        else:
+            step = InferenceStep(config, layout, workload, phase)
+            arguments = step.abstract_arguments()
+        with jax.set_mesh(step.mesh):
+            hlo = anonymous(step.jitted.lower(*arguments).compile().as_text())
+        digest = hashlib.sha256(hlo.encode()).hexdigest()
+        yield f"{model} {phase} {text}", {"sha256": digest, "instructions": hlo.count(" = ")}
+
+
+def anonymous(hlo: str) -> str:
+    """A program without what names its source; its values are numbered as they come."""
+    body = "\n".join(line for line in hlo.splitlines() if line.startswith((" ", "%", "ENTRY", "}")))
+    body = re.sub(r",? (metadata|frontend_attributes)=\{[^{}]*\}", "", body)
+    numbers: dict[str, str] = {}
+    return re.sub(r"%[\w.-]+", lambda found: numbers.setdefault(found[0], f"%{len(numbers)}"), body)
+
+
+def name(model: str, hardware: str, sequences: int, seq_len: int, *rest: str) -> str:
+    return " ".join([model, hardware, f"{sequences}x{seq_len}", *rest])
+
+
+# What differs
+
+
+def differences(before: dict, after: dict) -> Iterator[tuple[str, str, object, object]]:
+    """(part and case, figure, before, after); None where one side has no such figure."""
+    for part in (part for part in PARTS if part in after):
+        for case in before[part] | after[part]:
+            old, new = before[part].get(case, {}), after[part].get(case, {})
+            for figure in old | new:
+                if not same(old.get(figure), new.get(figure)):
+                    yield f"{part}: {case}", figure, old.get(figure), new.get(figure)
+
+
+def same(old: object, new: object) -> bool:
+    if isinstance(old, int | float) and isinstance(new, int | float):
+        return abs(new - old) <= TOLERANCE * max(abs(old), abs(new))
+    return old == new
+
+
+def show(found: list[tuple[str, str, object, object]]) -> None:
+    for case in dict.fromkeys(case for case, *_ in found):
+        print(case)
+        lines = [rest for where, *rest in found if where == case]
+        for figure, old, new in lines[:MAX_LINES_A_CASE]:
+            print(f"  {figure}: {old} -> {new}{relative(old, new)}")
+        if len(lines) > MAX_LINES_A_CASE:
+            print(f"  and {len(lines) - MAX_LINES_A_CASE} more")
+
+
+def relative(old: object, new: object) -> str:
+    if isinstance(old, int | float) and isinstance(new, int | float) and old:
+        return f"  ({new / old - 1:+.2%})"
+    return ""
+
+
+def recorded(src: Path, parts: list[str]) -> dict:
+    sources = {"plans": plans, "searches": searches}
+    found = {}
+    for part in parts:
+        print(f"{part} of {src}", file=sys.stderr, flush=True)
+        found[part] = dict(sources[part](src) if part in sources else here(part, src))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--src", type=Path, default=Path(__file__).parents[1] / "src", help="the checkout's src"
+    )
+    parser.add_argument("--write", type=Path, metavar="FILE", help="record to this file")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with what was recorded there")
+    parser.add_argument("--only", choices=PARTS, action="append", help="record only this part")
+    parser.add_argument("--inside", choices=PARTS, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.inside:
+        for item in {"collectives": collectives, "programs": programs}[asked.inside]():
+            print(json.dumps(item), flush=True)
+        return
+    after = recorded(asked.src.resolve(), asked.only or list(PARTS))
+    if asked.write:
+        asked.write.write_text(json.dumps(after, indent=1) + "\n")
+    if asked.against:
+        found = list(differences(json.loads(asked.against.read_text()), after))
+        show(found)
+        sizes = ", ".join(f"{len(cases)} {part}" for part, cases in after.items())
+        print(f"{len(found)} figures of {len({case for case, *_ in found})} cases differ; compared: {sizes}")
+        raise SystemExit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
