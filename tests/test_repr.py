@@ -14,15 +14,15 @@ MAX_LENGTH = 200
 
 @pytest.fixture(scope="module")
 def found() -> Search:
-    workload, hardware = Workload(512, 4096), load("h100:8x8")
+    workload, hardware = Workload(512, 4096), load("h100:2x8")
     return search(
-        load_model("mixtral-8x7b"), hardware, workload, weights_dtype="bf16", compute_dtypes=("bf16",)
+        load_model("llama-3-8b"), hardware, workload, weights_dtype="bf16", compute_dtypes=("bf16",)
     )
 
 
 def test_results_of_a_search_are_one_short_line_each(found: Search):
     best = found.best
-    plan = plan_of(load_model("mixtral-8x7b"), best.hardware, Workload(512, 4096), best)
+    plan = plan_of(load_model("llama-3-8b"), best.hardware, Workload(512, 4096), best)
     shown = [
         repr(one)
         for one in (found, *found.candidates, best.cost, best.placement, best.layout, best.hardware, plan)
