@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from meshwright.api.document import plan_document
 from meshwright.audit.second_opinion import second_opinion
 from meshwright.cli.common import (
     HardwareOption,
@@ -20,7 +21,6 @@ from meshwright.cli.common import (
     note,
     progress,
 )
-from meshwright.cli.plan_document import plan_document
 from meshwright.cli.plan_output import check_output, misses, show_plan, write_plan
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
