@@ -126,7 +126,9 @@ def price(
     started = time.perf_counter()
     priced = [price_layout(config, machine, workload, one) for one in layouts]
     best = min(priced, key=lambda candidate: candidate.step_seconds)
-    return PricedLayout(config, machine, workload, only(best, workload, time.perf_counter() - started))
+    return PricedLayout(
+        config, machine, workload, only(config, best, workload, time.perf_counter() - started)
+    )
 
 
 def audit(jitted: Callable[..., Any], *args: Any, hardware: str | None = None, **kwargs: Any) -> dict:

@@ -14,9 +14,10 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
+from meshwright.plan.assumptions import assumptions
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.explain.explanation import Explanation, explain
-from meshwright.plan.train import Candidate, Search, assumptions
+from meshwright.plan.train import Candidate, Search
 from meshwright.plan_file import Plan
 from meshwright.units import format_count, parse_count
 
@@ -192,7 +193,7 @@ class Plans:
     def __getitem__(self, place: int) -> PricedLayout:
         if place == 0:
             return self.best
-        alone = only(self.search.candidates[place], self.workload)
+        alone = only(self.model, self.search.candidates[place], self.workload)
         return PricedLayout(self.model, self.hardware, self.workload, alone)
 
     def __iter__(self) -> Iterator[PricedLayout]:
@@ -226,9 +227,9 @@ def heading(model: ModelConfig, hardware: Hardware, workload: Workload, layout: 
     )
 
 
-def only(candidate: Candidate, workload: Workload, seconds: float = 0.0) -> Search:
+def only(model: ModelConfig, candidate: Candidate, workload: Workload, seconds: float = 0.0) -> Search:
     """The search that found one layout, because that one alone was asked for."""
-    said = tuple(assumptions(candidate.hardware, workload, candidate))
+    said = tuple(assumptions(model, candidate.hardware, workload, candidate))
     return Search((candidate,), 1, seconds, said)
 
 
