@@ -235,8 +235,9 @@ def collectives() -> Iterator[tuple[str, dict]]:
         try:
             workload = Workload(sequences, seq_len, phase)
             plan = Plan(load_model(model), hardware, workload, Layout.parse(layout))
-            for one in planned_step(plan, load(hardware)).transfers:
-                found = one.to_dict()
+            step = planned_step(plan, load(hardware))
+            planned = step.collectives if hasattr(step, "collectives") else step.transfers  # as it once was
+            for found in (one.to_dict() for one in planned):
                 what = f"{found['op']} {found['tensor']} over {'·'.join(found['axes'])}"
                 key = f"{what} ({found['direction']}), {found['bytes']:.12g} bytes"
                 counts[key] = counts.get(key, 0) + found["count"]

@@ -59,8 +59,8 @@ class StepCost:
     runs: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
-        transfers = f"{len(self.transfers)} planned transfers"
-        return f"StepCost({format_seconds(self.seconds)} bound by {self.bound}, {transfers})"
+        collectives = f"{len(self.collectives)} collectives"
+        return f"StepCost({format_seconds(self.seconds)} bound by {self.bound}, {collectives})"
 
     @cached_property
     def seconds(self) -> float:
