@@ -16,7 +16,7 @@ from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.mesh import explicit_mesh
 from meshwright.nn.windowed import Window, windowed_contract, windowed_step
 from meshwright.notation.collective import Collective, Op
-from meshwright.notation.einsum import Contraction, Way, cotangent
+from meshwright.notation.einsum import ChosenSteps, Contraction, cotangent
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
 
@@ -123,7 +123,7 @@ def test_a_transfer_along_several_dimensions(
     roles = dict.fromkeys("XY", None if window == "lhs" else "J")
     op, axes, operand, result = step
     path = (Collective(op, tuple(axes), parse_array(operand), parse_array(result)),)
-    plan = replace(planned(lhs, rhs, out, roles), **{f"{window}_way": Way(path)})
+    plan = replace(planned(lhs, rhs, out, roles), **{f"{window}_chosen": ChosenSteps(path)})
     ran = run(Case(MESH, plan, dict.fromkeys("IJK", 8)), window)
     assert (ran.out, ran.d_lhs, ran.d_rhs) == (0, 0, 0)
 

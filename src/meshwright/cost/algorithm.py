@@ -131,8 +131,8 @@ def algorithm_of(strategy: Strategy) -> Algorithm:
     rhs = plan.rhs if plan.rhs.name != plan.lhs.name else plan.rhs.replace(name=f"{plan.rhs.name}2")
     bare = [_bare(array) for array in (plan.lhs, rhs, plan.out)]
     chain = Chain((Line(CONTRACTION, "", (bare[0], bare[1]), bare[2]),))
-    ways = plan.lhs_way, plan.rhs_way, plan.out_way
-    return derive_placed(chain, [Operation((plan.lhs, rhs), plan.out, plan.roles, ways=ways)])
+    chosen = plan.lhs_chosen, plan.rhs_chosen, plan.out_chosen
+    return derive_placed(chain, [Operation((plan.lhs, rhs), plan.out, plan.roles, chosen=chosen)])
 
 
 def _bare(array: ShardedArray) -> ShardedArray:

@@ -76,7 +76,7 @@ def windowed_step(plan: Contraction, window: Window) -> Collective:
 
 def _gradients_of_gathered(plan: Contraction, window: Operand, dtype: Any, saved: Pair, d_out: Array) -> Pair:
     """Those of the operands where `window` is one of them, saved as it lies before its gather."""
-    d_product, step = run_steps(d_out, plan.out_route.backward), windowed_step(plan, window)
+    d_product, step = run_steps(d_out, plan.out_reshard.backward), windowed_step(plan, window)
     if window == "lhs":
         d_lhs = _finished(plan.lhs_gradient, dtype, (d_product, saved[1]), plan.lhs.unreduced)
         (d_rhs,) = _gathered(step, dtype, saved[0], [_Use(plan.rhs_gradient, "lhs", d_product)])
@@ -88,7 +88,7 @@ def _gradients_of_gathered(plan: Contraction, window: Operand, dtype: Any, saved
 
 def _gradients_of_scattered(plan: Contraction, dtype: Any, saved: Pair, d_out: Array) -> Pair:
     """Those of the operands, saved as computed on, where the product is scattered in steps."""
-    steps, (lhs, rhs) = plan.out_route.backward, saved
+    steps, (lhs, rhs) = plan.out_reshard.backward, saved
     if steps and steps[-1].op == "all_gather":
         uses = [_Use(plan.lhs_gradient, "lhs", rhs), _Use(plan.rhs_gradient, "rhs", lhs)]
         d_lhs, d_rhs = _gathered(steps[-1], dtype, run_steps(d_out, steps[:-1]), uses)

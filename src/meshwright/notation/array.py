@@ -61,7 +61,7 @@ class ShardedArray:
         """The dimension that `axis` splits, or None."""
         return self._dim_of.get(axis)
 
-    @property
+    @cached_property
     def sharded_axes(self) -> Axes:
         """Every mesh axis that splits some dimension, in the order of the dimensions."""
         return tuple(axis for axes in self.axes for axis in axes)
