@@ -20,7 +20,7 @@ from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, Op, gathered_of_block, reshard, ring_bytes
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
-from meshwright.notation.resharding import MAX_SHARDINGS, Price, cheapest_reshard, num_shardings
+from meshwright.notation.resharding import Price, cheapest_reshard, is_searchable, num_shardings
 
 DIMS = "IJK"
 Ranges = tuple[tuple[int, int], ...]
@@ -345,21 +345,18 @@ def test_what_cannot_be_asked(before: str, after: str, sizes: dict[str, int], me
     assert str(caught.value) == message
 
 
-def test_a_large_mesh_is_searched_along_the_dimensions_that_change() -> None:
+def test_a_large_mesh_is_searched_along_what_changes() -> None:
     mesh, sizes = Mesh(dict.fromkeys("abcdefg", 2)), dict.fromkeys("IJK", 128)
     array, target = parse_array("A[I_a, J_b, K]"), parse_array("A[I_c, J_b, K]")
-    assert num_shardings(mesh, 3, ()) > MAX_SHARDINGS
-    assert _steps(array, target, mesh, sizes) == [
-        "Slice_{c} A[I_a, J_b, K] -> A[I_{a,c}, J_b, K]",
-        "Permute_{c,a} A[I_{a,c}, J_b, K] -> A[I_{c,a}, J_b, K]",
-        "AllGather_{a} A[I_{c,a}, J_b, K] -> A[I_c, J_b, K]",
-    ]
+    assert not is_searchable(mesh, 3, ())
+    steps = ["Permute_{c,a} A[I_a, J_b, K] -> A[I_c, J_b, K]"]
+    assert _steps(array, target, mesh, sizes) == steps
 
 
 def test_seven_axes_on_one_dimension_follow_the_rules() -> None:
     mesh, sizes = Mesh(dict.fromkeys("abcdefg", 2)), {"I": 128, "J": 128}
     array, target = parse_array("A[I_{a,b,c,d,e,f,g}, J]"), parse_array("A[I, J_{g,f,e,d,c,b,a}]")
-    assert num_shardings(mesh, 2, ()) > MAX_SHARDINGS
+    assert not is_searchable(mesh, 2, ())
     assert _steps(array, target, mesh, sizes) == [str(step) for step in reshard(array, target)]
 
 

@@ -32,7 +32,7 @@ from meshwright.errors import LayoutError, NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.mesh import Mesh
-from meshwright.notation.resharding import MAX_SHARDINGS, Reshards, num_shardings
+from meshwright.notation.resharding import Reshards, is_searchable
 from meshwright.notation.roles import axis_orders, textbook_roles
 from meshwright.units import dtype_bytes, format_bytes
 
@@ -341,7 +341,7 @@ class _Array:
     def _shortest(self) -> Reshards | None:
         """The shortest paths from an operand, or to the output; None on meshes too large to search."""
         q, partial = self._question, self._axes if self._is_product else self._end.unreduced
-        if q.has_single_axes or num_shardings(q.mesh, len(self._end.dims), partial) > MAX_SHARDINGS:
+        if q.has_single_axes or not is_searchable(q.mesh, len(self._end.dims), partial):
             return None
         price, towards = step_price(q.placement), self._is_product
         return Reshards(self._end, q.mesh, q.sizes, self._num_bytes, price, partial=partial, towards=towards)

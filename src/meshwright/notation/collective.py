@@ -95,7 +95,8 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
 
     Slices and reduce-scatters make the block smaller, so they go first; all-gathers go last.
     An axis can be added or removed only as the minor (last) one of its dimension, since blocks
-    are contiguous; what does not fit that is gathered back to the common prefix and sliced anew.
+    are contiguous; what does not fit that is gathered back to the common prefix. What a gather makes way
+    for follows at once, before the next.
 
     It needs no mesh, sizes or prices, so one answer holds for all of them: contractions derive it once
     for a sharding's pattern. For what layouts ask it is as cheap as any (tests/cost/test_resharding.py);
@@ -184,3 +185,6 @@ def _all_gather(array: ShardedArray, target: ShardedArray) -> _Moves:
         if have != prefix:
             array = array.replace(axes={dim: prefix})
             yield "all_gather", have[len(prefix) :], array
+            for op, axes, result in _shrink(array, target):
+                array = result
+                yield op, axes, result

@@ -33,7 +33,8 @@ from meshwright.units import dtype_bytes
 Price = Callable[[Op, Axes, int], float]
 
 # An array of rank 4 on four axes has 1,457 shardings, whose graph is drawn in a quarter of a second.
-MAX_SHARDINGS = 2000
+# Permutes lead from every order of the axes to every other one, so six axes are too many in any case.
+MAX_SHARDINGS, MAX_AXES = 2000, 5
 
 
 def cheapest_reshard(
@@ -49,9 +50,9 @@ def cheapest_reshard(
     price: seconds of (operation, axes, gathered bytes V); cost.resharding has one for a machine.
     A slice is free. Among equals the fewest steps are taken. Any axis of the mesh may help on the
     way, so a sliced replica can halve what a slow link carries. Axes of size one split nothing and
-    are left out of the steps. An array with more than MAX_SHARDINGS shardings is searched without the
-    dimensions that stay as they are; if those are too many, without idle axes too; and if even
-    those are, it is resharded by the rules of `reshard`. Raises NotationError where a dimension does not
+    are left out of the steps. Where the shardings are too many (`is_searchable`) the dimensions that stay as
+    they are take no part, then idle axes neither; and if even the rest are too many, the steps are
+    those of `reshard`. Raises NotationError where a dimension does not
     divide, an axis is unknown, or a partial sum is wanted of a finished one.
 
     >>> from meshwright.notation.collective import ring_bytes
@@ -65,7 +66,7 @@ def cheapest_reshard(
     array, target = _without_single(array, mesh), _without_single(target, mesh)
     num_bytes = prod(sizes[dim] for dim in array.dims) * dtype_bytes(dtype)
     for part in _parts(array, target, mesh):
-        if num_shardings(part.mesh, len(part.array.dims), part.array.unreduced) <= MAX_SHARDINGS:
+        if is_searchable(part.mesh, len(part.array.dims), part.array.unreduced):
             found = Reshards(part.array, part.mesh, sizes, num_bytes / part.shards, price)
             return [_on_whole(step, array) for step in found.steps(part.target)]
     return reshard(array, target)
@@ -159,6 +160,12 @@ class Reshards:
                 op, axes = self._graph.kinds[taken][:2]
                 yield Collective(op, _ordered(axes, operand, result), operand, result)
                 operand, taken = result, 0
+
+
+def is_searchable(mesh: Mesh, rank: int, partial: Axes) -> bool:
+    """Whether an array has no more shardings than are searched."""
+    num_axes = sum(size > 1 for size in mesh.sizes.values())
+    return num_axes <= MAX_AXES and num_shardings(mesh, rank, partial) <= MAX_SHARDINGS
 
 
 def num_shardings(mesh: Mesh, rank: int, partial: Axes) -> int:
@@ -297,7 +304,8 @@ class _Graph:
         node = self._nodes[number]
         if isinstance(node, _Hand):
             return None
-        partial = tuple([axis for axis in like.unreduced or self._axes if axis in node.partial])
+        known = dict.fromkeys((*like.unreduced, *self._axes))
+        partial = tuple([axis for axis in known if axis in node.partial])
         return _array(like.name, like.dims, node.split, partial)
 
     def _node(self, node: "_Sharding | _Hand") -> int:
