@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from meshwright.cli.common import Json, count_option, dtype_option, emit, note
-from meshwright.cost.algorithm import PricedPass, algorithm_of, priced_pass
+from meshwright.cost.algorithm import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.resharding import step_price
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import PricedStep, Question, Strategy, priced_step
@@ -173,10 +173,10 @@ def _chain(
 
 def _passes(
     algorithm: Algorithm, mesh: Mesh, sizes: Mapping[str, int], dtype: str, machine: Hardware
-) -> dict[str, PricedPass]:
+) -> dict[str, PricedSteps]:
     return {
-        "forward": priced_pass(algorithm.forward, mesh, sizes, dtype, machine),
-        "backward": priced_pass(algorithm.backward, mesh, sizes, dtype, machine),
+        "forward": priced_steps(algorithm.forward, mesh, sizes, dtype, machine),
+        "backward": priced_steps(algorithm.backward, mesh, sizes, dtype, machine),
     }
 
 

@@ -27,10 +27,11 @@ from math import ceil, inf, prod
 from typing import NamedTuple
 
 from meshwright.cost.resharding import PricedReshard, priced_reshard, step_price
-from meshwright.cost.strategy import Objective, Operand, Question, Strategy
+from meshwright.cost.strategy import Objective, Question, Strategy
 from meshwright.errors import LayoutError, NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, reshard
+from meshwright.notation.einsum import Side
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.resharding import Reshards, is_searchable
 from meshwright.notation.roles import axis_orders, textbook_roles
@@ -390,7 +391,7 @@ class _Product(_Array):
 Reshardings = tuple[PricedReshard, PricedReshard, PricedReshard]  # of the operands and the product
 
 
-def _windows(reshards: Reshardings, mesh: Mesh) -> Iterator[tuple[Operand | None, float, int]]:
+def _windows(reshards: Reshardings, mesh: Mesh) -> Iterator[tuple[Side | None, float, int]]:
     """(array, seconds, steps) of the transfers that can run under the product; first, of none."""
     lhs, rhs, end = reshards
     yield None, 0.0, 1
@@ -402,7 +403,7 @@ def _windows(reshards: Reshardings, mesh: Mesh) -> Iterator[tuple[Operand | None
         yield "out", end.first_scatter, mesh.size(end.steps[0].axes)
 
 
-def _peak_bytes(window: Operand | None, steps: int, reshards: Reshardings) -> float:
+def _peak_bytes(window: Side | None, steps: int, reshards: Reshardings) -> float:
     """Most bytes at any time: while an operand moves, at the product, while the product moves.
 
     In steps, two blocks are held of what would be whole: the one in use and the one under way.

@@ -119,9 +119,6 @@ class ShardedArray:
         return f"{self.name}[{dims}]{partial}"
 
 
-# What Unicode has of subscripts for a name: the digits and some small letters.
-SUBSCRIPTS = dict(zip("aehijklmnoprstuvx0123456789", "ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ₀₁₂₃₄₅₆₇₈₉", strict=True))
-
 _CAPITALS = re.compile(r"(?:[A-Z][0-9]*)+")
 
 

@@ -9,9 +9,9 @@ was repeated, and every array's are added up before they are brought home.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from meshwright.notation.algorithm import GIVEN, Algorithm, Local, Step, Timing
+from meshwright.notation.algorithm import GIVEN, Algorithm, Local, Step, StepTiming
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.chain import CONTRACTION, VIEWS, Chain, Line
+from meshwright.notation.chain import CONTRACTION, VIEWS, Chain, ChainLine
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import cotangent
 from meshwright.notation.operation import Operation, placed
@@ -81,7 +81,7 @@ def _place(chain: Chain, layout: Mapping[str, ShardedArray]) -> list[Operation]:
 
 
 def _placed(
-    chain: Chain, line: Line, homes: Mapping[str, ShardedArray], wanted: ShardedArray | None
+    chain: Chain, line: ChainLine, homes: Mapping[str, ShardedArray], wanted: ShardedArray | None
 ) -> Operation:
     return placed(
         tuple(homes[a.name] for a in line.operands),
@@ -94,7 +94,7 @@ def _placed(
 
 
 def _placed_for_reader(
-    chain: Chain, layout: Mapping[str, ShardedArray], view: Line, homes: Mapping[str, ShardedArray]
+    chain: Chain, layout: Mapping[str, ShardedArray], view: ChainLine, homes: Mapping[str, ShardedArray]
 ) -> Operation | None:
     """The view, which costs nothing itself, with its result as its first reader's other arrays want it.
 
@@ -149,7 +149,7 @@ class _Pass:
             if number in before or _key(self.steps[number].result) in last:
                 before |= {number, *self.reads[number]}
         for number, step in enumerate(self.steps):
-            late: Timing = "critical" if number in before else "deferred"
+            late: StepTiming = "critical" if number in before else "deferred"
             yield replace(step, timing=late if number in after else "ahead")
 
 
@@ -201,7 +201,7 @@ class _Cotangents:
             for operand in line.operands if line.out.name in chain.differentiated else ():
                 self.readers[operand.name] = self.readers.get(operand.name, 0) + 1
 
-    def pull_back(self, line: Line, operation: Operation) -> None:
+    def pull_back(self, line: ChainLine, operation: Operation) -> None:
         """From the cotangent of the result to those of the operands, weights first."""
         self.steps.bring(operation.finish.backward)
         names = [operand.name for operand in operation.operands]
@@ -213,7 +213,7 @@ class _Cotangents:
             if not self.readers[name] and name in self.differentiated:
                 self._settle(operation.operands[wrt])
 
-    def _local(self, line: Line, operation: Operation, wrt: int) -> None:
+    def _local(self, line: ChainLine, operation: Operation, wrt: int) -> None:
         own, spread = operation.reshards[wrt], operation.finish.backward
         given = spread[-1].result if spread else cotangent(operation.out)
         if line.function == CONTRACTION:

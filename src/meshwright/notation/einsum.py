@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import ShardedArray
@@ -29,6 +29,7 @@ from meshwright.notation.mesh import Degrees, Mesh
 
 Roles = Mapping[str, str | None]
 Steps = tuple[Collective, ...]
+Side = Literal["lhs", "rhs", "out"]  # an array of a contraction
 
 
 class ChosenSteps(NamedTuple):
