@@ -117,7 +117,9 @@ def _in_directions(segment: Segment, remat: str) -> Iterator[tuple[Direction, No
             yield direction, node
 
 
-def _priced(node: Node, direction: Direction, runs: float, dtypes: Dtypes, chip: Chip) -> StepOperation | None:
+def _priced(
+    node: Node, direction: Direction, runs: float, dtypes: Dtypes, chip: Chip
+) -> StepOperation | None:
     """The work of a node in one direction; None where it only moves something."""
     pieces = (*node.backward, *node.weight_gradient) if direction == "backward" else node.forward
     if not pieces:
