@@ -33,7 +33,7 @@ from meshwright.layout.rules import (
 )
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
-from meshwright.notation.einsum import Contraction, Route
+from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.mesh import Mesh
 
 
@@ -208,7 +208,7 @@ class Layout:
         array = self.activation(name, "BT")
         return array.replace(axes={"T": self._present("context")})
 
-    def keys(self, name: str, letters: str = "BTKH") -> Route:
+    def keys(self, name: str, letters: str = "BTKH") -> Reshard:
         """Keys (or values) from k[B, T_context, K, H], as projected, to T whole, as attention reads them.
 
         Every shard of the queries adds to their cotangents.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.einsum import Contraction, Route, contraction, cotangent
+from meshwright.notation.einsum import Contraction, Reshard, contraction, cotangent
 from meshwright.notation.operation import placed
 
 LetterRules = tuple[tuple[str, Axes], ...]
@@ -61,8 +61,8 @@ def planned_contraction(rules: Rules, name: str, spec: str) -> Contraction:
 
 
 @lru_cache(maxsize=4096)
-def gathered_positions(rules: Rules, name: str, letters: str) -> Route:
+def gathered_positions(rules: Rules, name: str, letters: str) -> Reshard:
     """From an activation's shards of T to T whole, to whose cotangent every shard of the queries adds."""
     projected = split(name, letters, rules.activations)
     whole = projected.replace(axes={"T": ()})
-    return Route(projected, whole, cotangent(whole).replace(unreduced=projected.axes_of("T")))
+    return Reshard(projected, whole, cotangent(whole).replace(unreduced=projected.axes_of("T")))
