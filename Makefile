@@ -27,7 +27,7 @@ help:
 	@echo 'make check     the same in the environment that is there: make check DEV=.venv'
 	@echo 'make test-audit  audits by the TPU compiler, which needs no TPU, in an environment of their own'
 	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
-	@echo 'make nightly   make test, the slow tests too'
+	@echo 'make nightly   make test, the slow tests too, on random examples'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
 	@echo 'make screenshot docs/report.png from runs/demo/report.html (needs Chromium)'
 	@echo 'make clean     remove environments and caches, keep runs/'
@@ -54,7 +54,7 @@ test-audit-gpu: $(GPU)/.installed
 	@echo "all passed: audits by the GPU compiler in $(SECONDS_SO_FAR) s"
 
 nightly: $(DEV)/.installed
-	@$(MAKE) --no-print-directory check SELECT=
+	@HYPOTHESIS_PROFILE=random $(MAKE) --no-print-directory check SELECT=
 
 lint:
 	@echo '== ruff check, ruff format' && $(DEV)/bin/ruff check --quiet . && $(DEV)/bin/ruff format --check --quiet .

@@ -12,7 +12,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/notation.md", "docs/pipeline.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/api.md", "docs/notation.md", "docs/pipeline.md"])
 def test_examples(document: str):
     result = doctest.testfile(
         str(ROOT / document), encoding="utf-8", module_relative=False, optionflags=doctest.ELLIPSIS

@@ -1,18 +1,53 @@
 """meshwright: draw the mesh, know the cost, run it, prove it.
 
-The planning half (`notation`, `hardware`, `models`, `layout`, `cost`, `plan`) imports no JAX.
+    import meshwright as mw
 
-`meshwright.audit(jitted, *args, hardware="v5p:4x4x4")` audits a program of your own.
+    plans = mw.plan("llama-3-70b", "v5p:16x16x16", mw.Train(batch_tokens="4M", seq_len="8k"))
+
+`model`, `hardware`, `Train`, `plan`, `price` and `audit` are the library, which `meshwright.api` documents.
+Each is imported when it is first asked for, and planning imports no JAX.
 """
 
+import sys
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.api import Train as Train
+    from meshwright.api import audit as audit
+    from meshwright.api import hardware as hardware
+    from meshwright.api import model as model
+    from meshwright.api import plan as plan
+    from meshwright.api import price as price
 
 __version__ = "0.1.0"
+__all__ = ["Train", "audit", "hardware", "model", "plan", "price"]
+
+# Functions of the library that have the name of a package: the package can be called.
+_PACKAGES = ("audit", "hardware", "plan")
+
+
+class _CallablePackage(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module("meshwright.api"), self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+class _Library(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Python sets a package here once it is imported, by whomever."""
+        if name in _PACKAGES and isinstance(value, ModuleType):
+            value.__class__ = _CallablePackage
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Library
 
 
 def __getattr__(name: str) -> Any:
-    """The package `audit`, which can be called; imported when it is first asked for."""
-    if name == "audit":
-        return import_module("meshwright.audit")
+    """What the library offers, imported when it is first asked for."""
+    if name in _PACKAGES:
+        return import_module(f"meshwright.{name}")
+    if name in __all__:
+        return getattr(import_module("meshwright.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -44,6 +44,10 @@ class Plan:
                 f"{self.model.max_seq_len}; fits: --seq-len {self.model.max_seq_len}"
             )
 
+    def __repr__(self) -> str:
+        work = f"{self.workload.num_sequences:,} x {self.workload.seq_len:,} tokens"
+        return f"Plan({self.model.name} on {self.hardware}, {work}: {self.layout})"
+
     @property
     def planned_step_seconds(self) -> float | None:
         return self.planned.get("step_seconds")

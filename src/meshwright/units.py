@@ -28,6 +28,15 @@ def parse_count(text: str | int) -> int:
     return int(value)
 
 
+def parse_length(text: str | int) -> int:
+    """The tokens of one sequence, whose `k` is 1,024, as models name their contexts.
+
+    >>> parse_length("8k"), parse_length(4096), parse_length("4M")
+    (8192, 4096, 4000000)
+    """
+    return parse_count(re.sub(r"(?<=[0-9.])\s*k\s*$", "Ki", str(text).lower()))
+
+
 def whole(figure: Any) -> Any:
     """The nearest whole number; of each number where `figure` is an array of them.
 

@@ -34,9 +34,9 @@ class Case:
 
 def arrays_of(plan: Contraction) -> list[ShardedArray]:
     """Every sharding that an array has on its way, forward and backward."""
-    routes = (plan.lhs_route, plan.rhs_route, plan.out_route)
-    ends = [array for route in routes for array in (route.given, route.used, route.yielded)]
-    steps = [step.result for route in routes for step in (*route.forward, *route.backward)]
+    reshards = (plan.lhs_reshard, plan.rhs_reshard, plan.out_reshard)
+    ends = [array for reshard in reshards for array in (reshard.given, reshard.used, reshard.yielded)]
+    steps = [step.result for reshard in reshards for step in (*reshard.forward, *reshard.backward)]
     return ends + steps
 
 

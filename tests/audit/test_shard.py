@@ -10,14 +10,14 @@ from meshwright.audit.job import Job
 from meshwright.audit.matching import derived, match
 from meshwright.audit.shard import run_contraction, run_reshard, run_strategy
 from meshwright.cost.strategies import strategies
-from meshwright.cost.strategy import Operand, Question
+from meshwright.cost.strategy import Question
 from meshwright.errors import AuditError
 from meshwright.hardware.catalog import load
 from meshwright.nn.blocks import put
 from meshwright.nn.execute import contract
 from meshwright.nn.mesh import explicit_mesh
 from meshwright.notation.collective import Collective, reshard
-from meshwright.notation.einsum import Einsum
+from meshwright.notation.einsum import Einsum, Side
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array, parse_sizes
 
@@ -86,7 +86,7 @@ def test_the_primitives_of_the_chapter(array: str, target: str, op: str | None, 
     ],
 )
 def test_a_windowed_product_hands_blocks_round_a_ring(
-    window: Operand, lhs: str, rhs: str, out: str, roles: dict[str, str | None]
+    window: Side, lhs: str, rhs: str, out: str, roles: dict[str, str | None]
 ) -> None:
     """n - 1 permutes take the place of a gather or a scatter over n devices."""
     plan = planned(lhs, rhs, out, roles)

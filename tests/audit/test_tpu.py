@@ -37,7 +37,7 @@ from meshwright.nn.scatter import reduce_scatter
 
 layout = Layout.of(fsdp=64, tensor=4)
 mesh = target_mesh(choose_target("v5p:8x8x4", layout, "tpu"), layout)
-step, = layout.contraction("w_out", "BTF,FD->BTD").rhs_route.backward
+step, = layout.contraction("w_out", "BTF,FD->BTD").rhs_reshard.backward
 partial = partition_spec(step.operand)
 
 def gradient(reduce):

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.bench import calibrate as measuring
-from meshwright.cli import bench, demo, devices, doctor
+from meshwright.cli import bench, demo, doctor
 from meshwright.cli.main import main
 from meshwright.hardware import catalog
+from meshwright.nn import devices
 
 
 def test_bench_plan(capsys, monkeypatch):

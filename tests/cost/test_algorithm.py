@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.cost.algorithm import PricedPass, algorithm_of, priced_pass
+from meshwright.cost.algorithm import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.strategies import cheapest
 from meshwright.cost.strategy import Question
 from meshwright.errors import NotationError
@@ -19,10 +19,10 @@ SIZES = {"B": B, "D": D, "F": F}
 FLOPS, RING = 4.59e14, 1.8e11  # v5p: bf16, both directions of one axis
 
 
-def passes(text: str, mesh: dict[str, int], hardware: str) -> tuple[PricedPass, PricedPass]:
+def passes(text: str, mesh: dict[str, int], hardware: str) -> tuple[PricedSteps, PricedSteps]:
     found, machine = derive(*parse_written(text)), catalog.load(hardware)
     forward, backward = (
-        priced_pass(steps, Mesh(mesh), SIZES, "bf16", machine) for steps in (found.forward, found.backward)
+        priced_steps(steps, Mesh(mesh), SIZES, "bf16", machine) for steps in (found.forward, found.backward)
     )
     return forward, backward
 
@@ -52,7 +52,7 @@ def test_a_function_of_elements_is_read_and_written_and_a_view_is_free() -> None
     text = "a[B_X, F] = gelu(x[B_X, F]); y[B, C, E] = split(a)"
     found, machine = derive(*parse_written(text)), catalog.load("v5p:4x1x1")
     sizes = {"B": B, "F": F, "C": 128, "E": 128}
-    one = priced_pass(found.forward, Mesh({"X": X}), sizes, "bf16", machine)
+    one = priced_steps(found.forward, Mesh({"X": X}), sizes, "bf16", machine)
     gelu, split = (line for line in one.lines if isinstance(line.step.action, Local))
     assert gelu.num_bytes == 2 * 2 * B * F // X
     assert gelu.seconds == pytest.approx(gelu.num_bytes / machine.chip.memory_bytes_per_second("bf16"))
@@ -64,12 +64,12 @@ def test_the_passes_of_a_strategy_move_as_it_does() -> None:
     arrays = parse_array("A[I_X, J]"), parse_array("B[J_X, K]"), parse_array("C[I_X, K]")
     question = Question(Einsum.parse("IJ,JK->IK"), *arrays, mesh, sizes, catalog.load("v5e:4x2"), "bf16")
     best = cheapest(question)
-    assert any(best.searched)
+    assert not all(reshard.by_rules for reshard in best.reshards)
     found = algorithm_of(best)
     forward = [step.action for step in found.forward if not isinstance(step.action, Local)]
     assert forward == [step.collective for step in best.steps]
     assert str(found.backward[-1].result) == "dA[I_X, J]"
-    priced = priced_pass(found.forward, mesh, sizes, "bf16", question.hardware)
+    priced = priced_steps(found.forward, mesh, sizes, "bf16", question.hardware)
     assert priced.seconds_comms() == pytest.approx(best.seconds_comms)
     assert priced.seconds_compute == pytest.approx(best.seconds_compute)
 
@@ -91,4 +91,4 @@ def test_operands_of_one_name_are_told_apart() -> None:
 def test_what_does_not_divide_is_refused() -> None:
     found = derive(*parse_written("x[B_X, D] . w[D, F] -> h; h . v[F, D] -> y"))
     with pytest.raises(NotationError, match=r"B = 6 does not divide over X = 4; fits: 1, 2, 3"):
-        priced_pass(found.forward, Mesh({"X": 4}), SIZES | {"B": 6}, "bf16", catalog.load("v5e:4x1"))
+        priced_steps(found.forward, Mesh({"X": 4}), SIZES | {"B": 6}, "bf16", catalog.load("v5e:4x1"))

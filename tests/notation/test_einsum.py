@@ -239,7 +239,7 @@ class TestCheapest:
         assert [step.op for step in plan.steps] == steps
 
     def test_of_two_operands_on_one_axis_the_smaller_is_gathered(self) -> None:
-        """A[I_X, J] B[J, K_X] -> C[I, K]: case 4, then the product is gathered either way."""
+        """A[I_X, J] B[J, K_X] -> C[I, K]: the book's case 4, then the product is gathered either way."""
         for rows, columns, name in ((64, 4096, "A"), (4096, 64, "B")):
             plan = self.best(
                 "A[I_X, J]", "B[J, K_X]", f"C[I{'_X' * (name == 'B')}, K{'_X' * (name == 'A')}]",

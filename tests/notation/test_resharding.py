@@ -1,7 +1,7 @@
 """cheapest_reshard(): its collectives are right on every device, and no sequence of others is cheaper.
 
 The proof draws the graph anew. Which single collective leads from one sharding to another is read off
-the blocks that devices hold, by the definition of each operation, and knows nothing of moves.py. Over
+the blocks that devices hold, by the definition of each operation, and knows nothing of resharding.py. Over
 that graph every sequence of any length is relaxed (Bellman and Ford), for every pair of shardings.
 """
 
@@ -17,10 +17,10 @@ from tests.notation.devices import Device, Devices, meshes, shardings, whole
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.collective import Collective, Op, gathered_bytes, reshard, ring_bytes
+from meshwright.notation.collective import Collective, Op, gathered_of_block, reshard, ring_bytes
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
-from meshwright.notation.resharding import Price, cheapest_reshard
+from meshwright.notation.resharding import Price, cheapest_reshard, is_searchable, num_shardings
 
 DIMS = "IJK"
 Ranges = tuple[tuple[int, int], ...]
@@ -120,7 +120,7 @@ class Oracle:
             yield "slice", (), 0
 
     def _edge(self, op: Op, axes: Axes, block: Ranges) -> tuple[Op, Axes, int]:
-        return op, axes, gathered_bytes(op, 2 * volume(block), self.mesh.size(axes))
+        return op, axes, gathered_of_block(op, 2 * volume(block), self.mesh.size(axes))
 
     def cheapest(self, price: Price) -> dict[tuple[ShardedArray, ShardedArray], float]:
         """The least seconds between every two shardings over sequences of any length."""
@@ -345,11 +345,27 @@ def test_what_cannot_be_asked(before: str, after: str, sizes: dict[str, int], me
     assert str(caught.value) == message
 
 
-def test_meshes_too_large_to_search_are_refused() -> None:
-    mesh = Mesh({f"a{number}": 2 for number in range(7)})
-    with pytest.raises(NotationError) as caught:
-        cheapest_reshard(parse_array("A[I_a1]"), parse_array("A[I_a2]"), mesh, {"I": 2}, ring_price(mesh))
-    assert str(caught.value) == ("A[I_a1] -> A[I_a2]: a mesh of 7 axes is too large to search; fits: up to 5")
+def test_a_large_mesh_is_searched_along_what_changes() -> None:
+    mesh, sizes = Mesh(dict.fromkeys("abcdefg", 2)), dict.fromkeys("IJK", 128)
+    array, target = parse_array("A[I_a, J_b, K]"), parse_array("A[I_c, J_b, K]")
+    assert not is_searchable(mesh, 3, ())
+    steps = ["Permute_{c,a} A[I_a, J_b, K] -> A[I_c, J_b, K]"]
+    assert _steps(array, target, mesh, sizes) == steps
+
+
+def test_seven_axes_on_one_dimension_follow_the_rules() -> None:
+    mesh, sizes = Mesh(dict.fromkeys("abcdefg", 2)), {"I": 128, "J": 128}
+    array, target = parse_array("A[I_{a,b,c,d,e,f,g}, J]"), parse_array("A[I, J_{g,f,e,d,c,b,a}]")
+    assert not is_searchable(mesh, 2, ())
+    assert _steps(array, target, mesh, sizes) == [str(step) for step in reshard(array, target)]
+
+
+def test_the_number_of_shardings() -> None:
+    mesh = Mesh({"X": 2, "Y": 2, "Z": 2})
+    for dims in ("I", "IJ", "IJK"):
+        every = all_shardings(mesh, dims)
+        assert num_shardings(mesh, len(dims), mesh.axes) == len(every)
+        assert num_shardings(mesh, len(dims), ()) == sum(not array.unreduced for array in every)
 
 
 def test_huge_sizes_do_not_overflow() -> None:

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.cost.strategy import Operand
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import Contraction
+from meshwright.notation.einsum import Contraction, Side
 from meshwright.notation.mesh import Mesh
 
 
@@ -20,7 +19,7 @@ class Job:
 
     plan: Contraction | None
     then: tuple[Collective, ...]
-    window: Operand | None
+    window: Side | None
     mesh: Mesh
     sizes: Mapping[str, int]
     dtype: str

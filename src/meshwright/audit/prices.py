@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from meshwright.audit.compare import Emitted
 from meshwright.audit.groups import group_axes
 from meshwright.cost.collectives import collective_seconds
-from meshwright.cost.moves import sent_bytes
 from meshwright.cost.priced import PricedCollective
+from meshwright.cost.resharding import sent_bytes
 from meshwright.cost.step import at_step_rates
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.array import Axes
-from meshwright.notation.collective import gathered_bytes
+from meshwright.notation.collective import gathered_of_block
 from meshwright.notation.mesh import Mesh
 
 
@@ -78,7 +78,7 @@ class Prices:
     def gathered(self, e: Emitted) -> int:
         """V of one run, padding included; a permute's operand is one block of it."""
         whole = e.collective.source_bytes + e.collective.padding_bytes
-        return gathered_bytes("permute", whole, self.mesh.size(e.axes)) if e.op == "permute" else whole
+        return gathered_of_block("permute", whole, self.mesh.size(e.axes)) if e.op == "permute" else whole
 
     def read_seconds(self, num_bytes: float) -> float | None:
         """Seconds to read so many bytes from a device's memory."""

@@ -23,12 +23,12 @@ from meshwright.notation.einsum import Contraction
 from meshwright.notation.mesh import Mesh
 from meshwright.units import dtype_bytes, format_bytes
 
-DTYPES = ("f32", "bf16", "f16")
+RUN_DTYPES = ("f32", "bf16", "f16")
 # What a laptop does in some seconds, all virtual devices taken together.
 MAX_DEVICES = 64
 MAX_FLOPS = 2e12
 MAX_BYTES = 2e9
-TIMEOUT_SECONDS = 300
+RUN_TIMEOUT_SECONDS = 300
 
 
 def run_contraction(
@@ -68,8 +68,8 @@ def _run(job: Job) -> dict[str, Any]:
 
 
 def _check(job: Job) -> None:
-    if job.dtype not in DTYPES:
-        raise AuditError(f"{job.dtype} is not run; fits: {', '.join(DTYPES)}")
+    if job.dtype not in RUN_DTYPES:
+        raise AuditError(f"{job.dtype} is not run; fits: {', '.join(RUN_DTYPES)}")
     if job.mesh.num_devices > MAX_DEVICES:
         raise AuditError(
             f"{job.mesh} has {job.mesh.num_devices} devices; fits: at most {MAX_DEVICES} virtual ones"
@@ -107,11 +107,13 @@ def _run_apart(job: Job) -> dict[str, Any]:
             env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
             input=pickle.dumps(job),
             capture_output=True,
-            timeout=TIMEOUT_SECONDS,
+            timeout=RUN_TIMEOUT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise AuditError(f"{job.result} took over {TIMEOUT_SECONDS} s to run; use smaller sizes") from error
+        raise AuditError(
+            f"{job.result} took over {RUN_TIMEOUT_SECONDS} s to run; use smaller sizes"
+        ) from error
     if ran.returncode:
         lines = ran.stderr.decode().strip().splitlines() or [f"exit code {ran.returncode}"]
         raise AuditError(f"{job.result} does not run: {lines[-1]}")

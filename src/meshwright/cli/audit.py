@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from meshwright.api.work import Train
 from meshwright.cli.common import Json, count_option, emit, note, progress, show
-from meshwright.cli.plan import make_workload
 from meshwright.errors import PlanError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
@@ -143,7 +143,7 @@ def _from_options(
     return Plan(
         model=config,
         hardware=hardware,
-        workload=make_workload(config, batch_tokens, seq_len),
+        workload=Train(batch_tokens, seq_len).workload(config),
         layout=Layout.parse(f"{defaults}{layout}"),
     )
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.cli.common import HardwareOption, Json, LocalHardwareOption, emit, note, progress, show
-from meshwright.cli.devices import use_devices_of
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
+from meshwright.nn.devices import use_devices_of
 from meshwright.units import format_bytes, format_count, format_seconds, parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import Json, LocalHardwareOption, emit, note, progress, show
-from meshwright.cli.devices import use_devices_of
 from meshwright.cli.hardware import detail, hardware_document
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
+from meshwright.nn.devices import use_devices_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

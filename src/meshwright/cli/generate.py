@@ -18,8 +18,8 @@ from meshwright.cli.common import (
     note,
     progress,
 )
-from meshwright.cli.devices import split_host
 from meshwright.errors import RequestError
+from meshwright.nn.devices import split_host
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:

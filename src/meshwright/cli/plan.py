@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from meshwright.api import Train, default_dtypes
+from meshwright.api.document import check_output, plan_document
 from meshwright.audit.second_opinion import second_opinion
 from meshwright.cli.common import (
     HardwareOption,
@@ -20,13 +22,11 @@ from meshwright.cli.common import (
     note,
     progress,
 )
-from meshwright.cli.plan_document import plan_document
-from meshwright.cli.plan_output import check_output, misses, show_plan, write_plan
+from meshwright.cli.plan_output import misses, show_plan, write_plan
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
-from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import DTYPES, Layout
+from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
@@ -114,7 +114,7 @@ def train(
     mw plan train --model llama-3-8b --hardware h100 --batch-tokens 4M --seq-len 8192 --smallest
     """
     config = load_model(model)
-    workload = make_workload(config, batch_tokens, seq_len)
+    workload = Train(batch_tokens, seq_len).workload(config)
     if output:
         check_output(output)
     fixed = Layout.words_of(given or "")
@@ -123,14 +123,14 @@ def train(
     if smallest:
         _check_smallest(layout, anchor)
         chip = load_hardware(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
-        dtypes = _dtypes(chip, weights_dtype, compute_dtype)
+        dtypes = default_dtypes(chip, weights_dtype, compute_dtype)
         longest = _longest_step(workload, tokens, max_seconds, days)
         sizing = _find_smallest(config, hardware, workload, dtypes, fixed, runnable, longest, as_json)
         machine, found = sizing.hardware, sizing.found
     else:
         _check_not_smallest(max_seconds, days)
         machine = _anchored(load_hardware(hardware), anchor)
-        weights, computes = _dtypes(machine.chip, weights_dtype, compute_dtype)
+        weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
         if layout:
             found = _price_one(config, machine, workload, layout, weights, computes)
         else:
@@ -235,32 +235,6 @@ def _find_smallest(
             emit({"smallest": {"hardware": None, "num_chips": None, "tried": tried}})
         note(f"mw: {error}")
         raise typer.Exit(_DOES_NOT_FIT) from error
-
-
-def make_workload(config: ModelConfig, batch_tokens: int, seq_len: int) -> Workload:
-    """The nearest number of whole sequences. Raises PlanError where one is too long or too much."""
-    if seq_len > config.max_seq_len:
-        raise PlanError(
-            f"--seq-len {seq_len} is longer than {config.name}'s context of {config.max_seq_len}; "
-            f"fits: --seq-len {config.max_seq_len}"
-        )
-    if batch_tokens < seq_len:
-        raise PlanError(
-            f"--batch-tokens {batch_tokens} is less than one sequence of {seq_len} tokens; "
-            f"fits: --batch-tokens {seq_len}"
-        )
-    return Workload(round(batch_tokens / seq_len), seq_len)
-
-
-def _dtypes(chip: Chip, weights_dtype: str | None, compute_dtype: str | None) -> tuple[str, tuple[str, ...]]:
-    """The type of the weights, and those to compute in. What a CPU is fast in only its figures know."""
-    on_cpu = chip.kind == "cpu"
-    weights = weights_dtype or ("f32" if on_cpu else "bf16")
-    if compute_dtype:
-        return weights, (compute_dtype,)
-    if not on_cpu:
-        return weights, ("bf16",)
-    return weights, tuple(dtype for dtype in DTYPES if dtype in chip.flops_per_second)
 
 
 def _price_one(

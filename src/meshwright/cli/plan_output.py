@@ -1,35 +1,23 @@
 """What `mw plan train` shows on a terminal, and the files that -o writes."""
 
-import json
 from pathlib import Path
 
+from meshwright.api import document as documents
 from meshwright.cli.common import note, show
-from meshwright.errors import PlanError
-from meshwright.files import write_whole
 from meshwright.layout.workload import Workload
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search, usable_bytes
-from meshwright.plan_file import Plan, save_plan
+from meshwright.plan_file import Plan
 from meshwright.units import format_bytes, format_count, format_seconds
 
 # Lines of prose longer than this tire the eye, however wide the terminal.
 _PROSE_WIDTH = 100
 
 
-def check_output(path: Path) -> None:
-    """Raises PlanError where the plan's figures would overwrite it."""
-    if path.suffix == ".json":
-        raise PlanError(
-            f"-o {path}: the plan is TOML, and the .json beside it holds its figures; name a .toml"
-        )
-
-
 def write_plan(path: Path, written: Plan, asked: Workload, document: dict) -> None:
-    """plan.toml and, whole or not at all, its plan.json."""
-    beside = path.with_suffix(".json")
-    save_plan(written, path)
-    write_whole(beside, json.dumps(document, indent=1))
+    """Writes both files and says so."""
+    beside = documents.write_plan(path, written, document)
     if written.workload != asked:
         note(
             f"{asked.num_sequences} sequences do not divide over the batch shards of {written.layout}; "

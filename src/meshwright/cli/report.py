@@ -49,7 +49,7 @@ def report(
 
 def _describe(priced: "Priced") -> dict:
     """What `mw plan train --json` would have said of a plan that has no .json beside it."""
-    from meshwright.cli.plan_document import plan_document
+    from meshwright.api.document import plan_document
     from meshwright.plan.explain.explanation import explain
 
     plan, found = priced.plan, priced.found

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import CheckpointOption, ContextOption, Json, TensorOption, progress
-from meshwright.cli.devices import split_host
+from meshwright.nn.devices import split_host
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

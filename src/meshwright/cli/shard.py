@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from meshwright.cli.common import Json, count_option, dtype_option, emit, note
-from meshwright.cost.algorithm import PricedPass, algorithm_of, priced_pass
+from meshwright.cost.algorithm import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.resharding import step_price
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import PricedStep, Question, Strategy, priced_step
@@ -173,10 +173,10 @@ def _chain(
 
 def _passes(
     algorithm: Algorithm, mesh: Mesh, sizes: Mapping[str, int], dtype: str, machine: Hardware
-) -> dict[str, PricedPass]:
+) -> dict[str, PricedSteps]:
     return {
-        "forward": priced_pass(algorithm.forward, mesh, sizes, dtype, machine),
-        "backward": priced_pass(algorithm.backward, mesh, sizes, dtype, machine),
+        "forward": priced_steps(algorithm.forward, mesh, sizes, dtype, machine),
+        "backward": priced_steps(algorithm.backward, mesh, sizes, dtype, machine),
     }
 
 
@@ -208,8 +208,7 @@ def _wanted(text: str) -> ShardedArray:
         if "used twice" not in str(error):
             raise
         raise NotationError(
-            f"the wanted output is impossible: {error} (case 4: each device would hold a block of the "
-            "diagonal alone)"
+            f"the wanted output is impossible: {error} (each device would hold a block of the diagonal alone)"
         ) from error
 
 
@@ -246,7 +245,9 @@ def _document(found: list[Strategy], objective: str, limit: int) -> dict:
         "objective": objective,
         "memory_limit_bytes": limit,
         "hardware": question.hardware.spec,
-        "cases": {axis: case_of(question.einsum, question.lhs, question.rhs, axis) for axis in question.mesh},
+        "cases": {
+            axis: case_of(question.einsum, question.lhs, question.rhs, axis).number for axis in question.mesh
+        },
         "strategies": [strategy.to_dict() for strategy in found],
     }
 
@@ -254,7 +255,7 @@ def _document(found: list[Strategy], objective: str, limit: int) -> dict:
 def _reshard_document(
     array: ShardedArray, steps: list[PricedStep], mesh: Mesh, sizes: Mapping[str, int], dtype: str
 ) -> dict:
-    """The same keys for one array: its cheapest way is the one strategy, without FLOPs."""
+    """The same keys for one array: its cheapest reshard is the one strategy, without FLOPs."""
     held = [array, *(step.collective.result for step in steps)]
     block_bytes = [one.bytes_per_device(mesh, sizes, dtype) for one in held]
     seconds = sum(step.seconds for step in steps)

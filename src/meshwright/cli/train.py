@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import Json, count_option, emit, note, progress
-from meshwright.cli.devices import use_devices_of
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
+from meshwright.nn.devices import use_devices_of
 from meshwright.plan_file import load_plan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -36,12 +36,13 @@ def train(
     mw train plan.toml --data stdlib --run runs/demo --steps 300
     """
     path = _plan_path(plan_path, run)
-    plan, figures = load_plan(path), path.with_suffix(".json")
+    plan, beside = load_plan(path), path.with_suffix(".json")
+    figures = beside.read_text(encoding="utf-8") if beside.is_file() else None
     folder = run or Path("runs") / plan.model.name
     use_devices_of(catalog.load(plan.hardware))
-    from meshwright.cli.training import Job, carry_out
+    from meshwright.train.run import TrainingJob, carry_out
 
-    job = Job(plan, figures if figures.is_file() else None, folder, data, steps, resume, learning_rate, seed)
+    job = TrainingJob(plan, figures, folder, data, steps, resume, learning_rate, seed)
     with progress() as report:
         result = carry_out(job, report)
     if as_json:

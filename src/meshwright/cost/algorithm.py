@@ -7,9 +7,9 @@ from math import prod
 from meshwright.cost.resharding import step_price
 from meshwright.cost.strategy import Strategy
 from meshwright.hardware.topology import Hardware
-from meshwright.notation.algorithm import GIVEN, Algorithm, Local, Step, Timing
+from meshwright.notation.algorithm import GIVEN, Algorithm, Local, Step, StepTiming
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.chain import CONTRACTION, VIEWS, Chain, Line
+from meshwright.notation.chain import CONTRACTION, VIEWS, Chain, ChainLine
 from meshwright.notation.derive import derive_placed
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.operation import Operation
@@ -43,7 +43,7 @@ class PricedLine:
 
 
 @dataclass(frozen=True)
-class PricedPass:
+class PricedSteps:
     """The steps of a pass in order.
 
     seconds             sum of all, one after another
@@ -56,7 +56,7 @@ class PricedPass:
     def seconds_compute(self) -> float:
         return sum(line.seconds for line in self.lines if isinstance(line.step.action, Local))
 
-    def seconds_comms(self, *timings: Timing) -> float:
+    def seconds_comms(self, *timings: StepTiming) -> float:
         """Seconds of the collectives of these timings, of all if none is given."""
         return sum(
             line.seconds
@@ -85,9 +85,9 @@ class PricedPass:
         }
 
 
-def priced_pass(
+def priced_steps(
     steps: Iterable[Step], mesh: Mesh, sizes: Mapping[str, int], dtype: str, hardware: Hardware
-) -> PricedPass:
+) -> PricedSteps:
     """`steps` priced on `hardware`.
 
         contraction         t = max(FLOPs / peak, HBM bytes / bandwidth)
@@ -116,7 +116,7 @@ def priced_pass(
             seconds = sum(blocks) / chip.memory_bytes_per_second(dtype)
             seconds = max(seconds, flops / chip.matmul_flops_per_second(dtype))
             lines.append(PricedLine(step, sum(blocks), flops, seconds))
-    return PricedPass(tuple(lines))
+    return PricedSteps(tuple(lines))
 
 
 def _flops(arrays: Iterable[ShardedArray], mesh: Mesh, sizes: Mapping[str, int]) -> float:
@@ -130,9 +130,9 @@ def algorithm_of(strategy: Strategy) -> Algorithm:
     plan = strategy.contraction
     rhs = plan.rhs if plan.rhs.name != plan.lhs.name else plan.rhs.replace(name=f"{plan.rhs.name}2")
     bare = [_bare(array) for array in (plan.lhs, rhs, plan.out)]
-    chain = Chain((Line(CONTRACTION, "", (bare[0], bare[1]), bare[2]),))
-    ways = plan.lhs_way, plan.rhs_way, plan.out_way
-    return derive_placed(chain, [Operation((plan.lhs, rhs), plan.out, plan.roles, ways=ways)])
+    chain = Chain((ChainLine(CONTRACTION, "", (bare[0], bare[1]), bare[2]),))
+    chosen = plan.lhs_chosen, plan.rhs_chosen, plan.out_chosen
+    return derive_placed(chain, [Operation((plan.lhs, rhs), plan.out, plan.roles, chosen=chosen)])
 
 
 def _bare(array: ShardedArray) -> ShardedArray:

@@ -19,7 +19,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.einsum import Contraction, Route, cotangent
+from meshwright.notation.einsum import Contraction, Reshard, cotangent
 from meshwright.notation.operation import placed
 from meshwright.units import dtype_bytes, whole
 
@@ -52,10 +52,10 @@ class SymbolicOps(Recorder):
         """
         dtype = self.layout.compute_dtype
         out, lookup = self.activation_value("x", "BTD"), self.layout.contraction(name, "BTV,VD->BTD")
-        rows = self.fetch(name, table, lookup.rhs_route)
+        rows = self.fetch(name, table, lookup.rhs_reshard)
         moved = (Work(hbm_bytes=2 * out.bytes_per_device),)
-        share = self.transfers("activations", lookup.out_route.forward, name, dtype, critical=True)
-        spread = self.transfers("activations", lookup.out_route.backward, name, dtype, critical=True)
+        share = self.transfers("activations", lookup.out_reshard.forward, name, dtype, critical=True)
+        spread = self.transfers("activations", lookup.out_reshard.backward, name, dtype, critical=True)
         return self.add(
             Node(
                 name,
@@ -73,7 +73,7 @@ class SymbolicOps(Recorder):
     def add_positions(self, name: str, x: Value, positions: Value, table: Value) -> Value:
         """x plus rows of a learned table[W, D]."""
         lookup = self.layout.contraction(name, "BTW,WD->BTD")
-        rows = self.fetch(name, table, lookup.rhs_route)
+        rows = self.fetch(name, table, lookup.rhs_reshard)
         return self.elementwise(name, (x, x), self.value(x.array, x.dtype), (positions, rows))
 
     def scale(self, name: str, x: Value, factor: float) -> Value:
@@ -90,11 +90,11 @@ class SymbolicOps(Recorder):
         letter, axes = x.array.dims[-1], x.array.axes[-1]
         for stored in (scale, *([bias] if bias else [])):
             operation = placed((x.array, stored.array), x.array, wanted=True, whole="" if axes else letter)
-            self.sum_gradient(name, stored, operation.routes[1].yielded)
+            self.sum_gradient(name, stored, operation.reshards[1].yielded)
         sums = ()
         if axes:
             squares = ShardedArray(name, x.array.dims[:-1], x.array.axes[:-1], axes)
-            whole = placed((squares,), squares.replace(unreduced=()), wanted=True).routes[0]
+            whole = placed((squares,), squares.replace(unreduced=()), wanted=True).reshards[0]
             sums = self.transfers("norm statistics", whole.forward, name, "f32", critical=True)
         out = self.value(x.array, x.dtype)
         # Steps of an RMS norm: x in float32, and divided by its size. Layer norms are one kernel anywhere.
@@ -127,7 +127,7 @@ class SymbolicOps(Recorder):
     def bias(self, name: str, y: Value, b: Value) -> Value:
         """Fused with the product; its gradient is one more sum."""
         operation = placed((y.array, b.array), y.array, wanted=True)
-        self.sum_gradient(name, b, operation.routes[1].yielded)
+        self.sum_gradient(name, b, operation.reshards[1].yielded)
         return y
 
     # Contractions
@@ -135,14 +135,14 @@ class SymbolicOps(Recorder):
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:
         """Contractions of one input: it is moved once, and its cotangents are summed before they move."""
         made: dict[str, Value] = {}
-        for route, plans in self.layout.contractions(specs):
-            moved = self.travel(input_of(*plans), "move", x, route, x.dtype, critical=True)
+        for reshard, plans in self.layout.contractions(specs):
+            moved = self.reshard(input_of(*plans), "move", x, reshard, x.dtype, critical=True)
             made |= {name: self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items()}
         return tuple(made[name] for name in specs)
 
     def _einsum(self, name: str, plan: Contraction, x: Value, stored: Value) -> Value:
         dtype = self.layout.compute_dtype
-        w = self.fetch(name, stored, plan.rhs_route)
+        w = self.fetch(name, stored, plan.rhs_reshard)
         partial = self.value(plan.product, dtype)
         self._quantise(name, x, w, partial)
         rows, inner, columns, batch = self._product_shape(plan, x, w)
@@ -161,7 +161,7 @@ class SymbolicOps(Recorder):
                 weight_gradient=(Work(flops, traffic, kernels, (inner, rows, columns), batch),),
             )
         )
-        return self.travel(name, "reduce", partial, plan.out_route, dtype, critical=True)
+        return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
 
     def _product_shape(self, plan: Contraction, x: Value, w: Value) -> tuple[float, float, float, float]:
         """(rows, contracted, columns, products at once) on one device."""
@@ -277,14 +277,14 @@ class SymbolicOps(Recorder):
 
     def _all_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
-        route = self.layout.keys(name, "".join(x.array.dims))
-        if self.layout.passes_keys_round and route.forward:
-            return self._around_the_ring(name, x, route)
-        return self.travel(name, "move", x, route, x.dtype, critical=True, what="keys and values")
+        reshard = self.layout.keys(name, "".join(x.array.dims))
+        if self.layout.passes_keys_round and reshard.forward:
+            return self._around_the_ring(name, x, reshard)
+        return self.reshard(name, "move", x, reshard, x.dtype, critical=True, what="keys and values")
 
-    def _around_the_ring(self, name: str, x: Value, route: Route) -> Value:
+    def _around_the_ring(self, name: str, x: Value, reshard: Reshard) -> Value:
         """Blocks pass from device to device while others are attended to; backward with their cotangents."""
-        (gather,) = self.transfers("keys and values", route.forward, name, x.dtype, critical=False)
+        (gather,) = self.transfers("keys and values", reshard.forward, name, x.dtype, critical=False)
         rounds = self.mesh.size(gather.axes) - 1
 
         def passed(times: int) -> tuple[Transfer, ...]:
@@ -333,8 +333,8 @@ class SymbolicOps(Recorder):
         moe, waits = self.config.moe, self.layout.microbatches == 1
         assert moe is not None, "only a mixture of experts has experts"
         before = len(self.nodes)
-        route = _route(rows.array, there)
-        out = self.travel(name, "exchange", rows, route, rows.dtype, critical=waits, what="tokens")
+        reshard = _reshard(rows.array, there)
+        out = self.reshard(name, "exchange", rows, reshard, rows.dtype, critical=waits, what="tokens")
         for place in range(before, len(self.nodes)):
             self.nodes[place] = _with_copies(self.nodes[place], moe.experts_per_token)
         return out
@@ -383,9 +383,9 @@ class SymbolicOps(Recorder):
 
 
 @lru_cache(maxsize=4096)
-def _route(given: ShardedArray, used: ShardedArray) -> Route:
+def _reshard(given: ShardedArray, used: ShardedArray) -> Reshard:
     """There, and the cotangent back the same way."""
-    return Route(given, used.replace(name=given.name), cotangent(used).replace(name=f"d{given.name}"))
+    return Reshard(given, used.replace(name=given.name), cotangent(used).replace(name=f"d{given.name}"))
 
 
 def _with_copies(node: Node, copies: int) -> Node:

@@ -22,7 +22,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
-from meshwright.notation.einsum import Route
+from meshwright.notation.einsum import Reshard
 from meshwright.notation.mesh import Degrees
 from meshwright.units import dtype_bytes, whole
 
@@ -227,33 +227,33 @@ class Recorder:
             )
         )
 
-    def travel(
+    def reshard(
         self,
         name: str,
         kind: str,
         x: Value,
-        route: Route,
+        reshard: Reshard,
         dtype: str,
         *,
         critical: bool,
         what: Cargo = "activations",
     ) -> Value:
-        """`x` at the end of its route, in `dtype`: a node, unless nothing moves and nothing changes."""
-        forward = self.transfers(what, route.forward, name, dtype, critical=critical)
-        backward = self.transfers(what, route.backward, name, dtype, critical=critical)
+        """`x` at the end of its reshard, in `dtype`: a node, unless nothing moves and nothing changes."""
+        forward = self.transfers(what, reshard.forward, name, dtype, critical=critical)
+        backward = self.transfers(what, reshard.backward, name, dtype, critical=critical)
         if not forward and not backward and x.dtype == dtype:
             return x
-        out = self.value(route.used, dtype)
+        out = self.value(reshard.used, dtype)
         return self.add(
             Node(name, kind, (x,), (out,), forward_transfers=forward, backward_transfers=backward)
         )
 
-    def fetch(self, name: str, stored: Value, route: Route) -> Value:
+    def fetch(self, name: str, stored: Value, reshard: Reshard) -> Value:
         """A weight as its product needs it: gathered over the axes that ZeRO 3 stores it over."""
         dtype = self.layout.compute_dtype
-        forward = self.transfers("weights", route.forward, name, dtype, critical=False)
+        forward = self.transfers("weights", reshard.forward, name, dtype, critical=False)
         backward = self.gradient_transfers(
-            stored.array.replace(name=name), route.yielded, self.layout.gradients_dtype or dtype
+            stored.array.replace(name=name), reshard.yielded, self.layout.gradients_dtype or dtype
         )
         update = self.update_transfers(stored.array.replace(name=name))
         if not self._is_first_use(stored):
@@ -269,7 +269,7 @@ class Recorder:
                 name,
                 "gather",
                 (stored,),
-                (self.value(route.used, dtype),),
+                (self.value(reshard.used, dtype),),
                 forward_transfers=forward,
                 backward_transfers=backward,
                 update_transfers=update,

@@ -1,11 +1,15 @@
-"""What a step of a reshard costs on a machine: the price that the search of notation.resharding asks for."""
+"""What a reshard costs on a machine: seconds of each step, bytes that it sends and holds."""
 
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
 
-from meshwright.cost.collectives import collective_seconds
+from meshwright.cost.collectives import seconds_by_bytes
 from meshwright.hardware.topology import Placement
 from meshwright.notation.array import Axes
-from meshwright.notation.collective import Op
+from meshwright.notation.collective import Collective, Op, gathered_of_block
 from meshwright.notation.resharding import Price
 
 
@@ -23,9 +27,85 @@ def step_price(placement: Placement) -> Price:
     def price(op: Op, axes: Axes, gathered_bytes: int) -> float:
         if op == "slice":
             return 0.0
-        seconds = collective_seconds(op, gathered_bytes, axes, placement).seconds
+        seconds = seconds_by_bytes(op, axes, placement)(gathered_bytes)
         if op == "permute":
-            seconds = max(seconds, collective_seconds("all_to_all", gathered_bytes, axes, placement).seconds)
+            seconds = max(seconds, seconds_by_bytes("all_to_all", axes, placement)(gathered_bytes))
         return seconds
 
     return price
+
+
+class PricedReshard(NamedTuple):
+    """The steps of a reshard with their seconds.
+
+    block_bytes: what one device holds before the first step and after each. sent_bytes: by one device.
+    by_rules: whether they are those of `notation.collective.reshard`.
+    """
+
+    steps: tuple[Collective, ...]
+    times: tuple[float, ...]
+    block_bytes: tuple[float, ...]
+    sent_bytes: float
+    seconds: float
+    by_rules: bool
+
+    @property
+    def last_gather(self) -> float:
+        """Seconds of the last step if it is an all-gather."""
+        return self.times[-1] if self.steps and self.steps[-1].op == "all_gather" else 0.0
+
+    @property
+    def first_scatter(self) -> float:
+        """Seconds of the first step if it is a reduce-scatter."""
+        return self.times[0] if self.steps and self.steps[0].op == "reduce_scatter" else 0.0
+
+    @property
+    def busy_axes(self) -> Axes:
+        """The axes of every step that communicates, in order."""
+        return tuple([axis for step in self.steps if step.op != "slice" for axis in step.axes])
+
+    @property
+    def result_bytes(self) -> float:
+        """Bytes of the result beside the array as given; 0 where nothing is resharded."""
+        return self.block_bytes[-1] if self.steps else 0.0
+
+    def peak_bytes(self, first: int = 0, last: int | None = None) -> float:
+        """Most bytes held during the steps from `first` to `last`, beside the array as given."""
+        blocks = (0.0, *self.block_bytes[1:])  # a step holds its operand and its result
+        return max([a + b for a, b in pairwise(blocks)][first:last], default=0.0)
+
+
+def priced_reshard(
+    steps: Iterable[Collective], block_bytes: float, placement: Placement, *, by_rules: bool = True
+) -> PricedReshard:
+    """`steps` priced for an array of which each device holds `block_bytes` at first."""
+    price, steps = step_price(placement), tuple(steps)
+    times, blocks, sent = [], [block_bytes], 0.0
+    for step in steps:
+        n = prod([placement.sizes[axis] for axis in step.axes])
+        gathered = gathered_of_block(step.op, blocks[-1], n)
+        times.append(price(step.op, step.axes, gathered))
+        sent += sent_bytes(step.op, gathered, n)
+        growth = n if step.op == "all_gather" else 1 / n if step.op in ("reduce_scatter", "slice") else 1
+        blocks.append(blocks[-1] * growth)
+    return PricedReshard(steps, tuple(times), tuple(blocks), sent, sum(times), by_rules)
+
+
+def sent_bytes(op: Op, gathered: float, num_devices: int) -> float:
+    """Bytes that one of n devices sends, where each passes on what it has not yet passed on.
+
+        all_gather, reduce_scatter   V (n - 1)/n
+        all_reduce                   twice that
+        all_to_all                   V (n - 1)/n^2: a block is V/n, and one part of it stays
+        permute                      V/n
+        slice                        0
+
+    V: the gathered bytes. On a torus an all-to-all crosses more links than the one it leaves by.
+    """
+    n = num_devices
+    if op == "slice":
+        return 0.0
+    if op == "permute":
+        return gathered / n
+    passes = 2 if op == "all_reduce" else 1 / n if op == "all_to_all" else 1
+    return passes * gathered * (n - 1) / n

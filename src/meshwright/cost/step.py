@@ -30,6 +30,7 @@ from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.notation.array import Axes
+from meshwright.units import format_seconds
 
 # Shorter than anything that is priced, and no zero to divide by.
 _AN_INSTANT = 1e-30
@@ -56,6 +57,10 @@ class StepCost:
     collectives: tuple[PricedCollective, ...]
     executed_flops: float
     runs: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        collectives = f"{len(self.collectives)} collectives"
+        return f"StepCost({format_seconds(self.seconds)} bound by {self.bound}, {collectives})"
 
     @cached_property
     def seconds(self) -> float:

@@ -1,7 +1,8 @@
 """Every way to multiply two sharded arrays, priced: time, FLOPs, bytes moved and memory.
 
-A strategy is a choice of roles (notation/einsum.py), of what becomes of partial sums where the
-output is left open, and of at most one transfer that runs under the product in steps:
+A strategy is a choice of roles (notation/einsum.py), of how each array is resharded, of what becomes of
+partial sums where the output is left open, and of at most one transfer that runs under the product in
+steps:
 
     in sequence   t = sum of collectives + product
     windowed      t = the other collectives + max(product, transfer + product / n)
@@ -13,26 +14,34 @@ in part saves that part of the difference.
 
     product       t = max(FLOPs / peak, HBM bytes / bandwidth)   operands read once, product written
 
-All roles are ordered by a lower bound of their time (bounds.py) and priced until none that is left
-can be cheaper, so the answer is that of pricing every one.
+All choices of roles are ordered by the least that they can take and priced until none that is left can be
+listed. An array is resharded along the shortest path (notation/resharding.py); with the roles that a
+textbook would try also by the rules (`notation.collective.reshard`), which may leave more to a window.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import islice
 from itertools import product as cartesian
-from math import inf
+from math import ceil, inf, prod
+from typing import NamedTuple
 
-import numpy as np
-
-from meshwright.cost.bounds import lower_bounds, role_table, too_many, within_reason
-from meshwright.cost.enumeration import Enumeration, Least, Roles
+from meshwright.cost.resharding import PricedReshard, priced_reshard, step_price
 from meshwright.cost.strategy import Objective, Question, Strategy
 from meshwright.errors import LayoutError, NotationError
-from meshwright.notation.array import ShardedArray
-from meshwright.notation.roles import role_choices
-from meshwright.units import format_bytes
+from meshwright.notation.array import Axes, ShardedArray
+from meshwright.notation.collective import Collective, reshard
+from meshwright.notation.einsum import Side
+from meshwright.notation.mesh import Mesh
+from meshwright.notation.resharding import Reshards, is_searchable
+from meshwright.notation.roles import axis_orders, textbook_roles
+from meshwright.units import dtype_bytes, format_bytes
 
 # strategies() lists what may take up to so many times as long as the cheapest.
-REACH = 2.0
+REACH = 1.5
+MAX_COMBINATIONS = 1 << 14
+
+AxisRoles = tuple[str | None, ...]  # a letter, or none, for each axis
 
 
 def strategies(
@@ -42,72 +51,44 @@ def strategies(
 
     These are: all that take at most REACH times as long as the cheapest, but for those that another
     beats or equals in time, product, collectives and memory at once; and, beaten or not, the
-    textbook's ways, in which an axis takes part in one collective at most.
+    textbook's, in which an axis takes part in one collective at most.
     Where the output is left open, each end of a partial sum is a strategy, and one that leaves it
     partial sorts behind those that finish it: whoever reads it pays.
     objective: "latency" is one run on its own, "throughput" one of many that overlap.
     Raises NotationError where a dimension does not divide or a wanted partial sum cannot be.
     """
-    return _listed(question, objective, memory_limit_bytes, REACH)
-
-
-def _listed(
-    question: Question, objective: Objective, memory_limit_bytes: float | None, reach: float
-) -> list[Strategy]:
-    _check(question)
-    # Memory may be what the rules are better in.
-    enumeration = Enumeration(question, "useful" if memory_limit_bytes is None else "both")
-    listed = _Listed(question, objective, memory_limit_bytes, reach)
-    by_rules = enumeration.by_rules()
-    for roles in sorted(cartesian(*_textbook_roles(by_rules)), key=str):
-        by_rules.price(roles, listed)
-    listed.keeps_simple = False
-    for bound, roles, least in _by_bound(enumeration, objective):
-        if bound > listed.limit:
-            break
-        enumeration.price(roles, listed, least, listed.limit)
-    found = listed.strategies()
-    if not found:
-        raise NotationError(f"{question.out}: no role of the mesh axes leads to it with blocks of equal size")
-    return sorted(found, key=lambda s: _rank(s, objective, memory_limit_bytes))
+    return _priced(question, _Found(objective, memory_limit_bytes, REACH))
 
 
 def cheapest(
     question: Question, *, memory_limit_bytes: float | None = None, objective: Objective = "latency"
 ) -> Strategy:
-    """The first of `strategies`, found without the others.
+    """The first of `strategies`, found without those that are slower.
 
     Raises NotationError as there, and LayoutError where no strategy fits the memory.
     """
+    found = _priced(question, _Found(objective, memory_limit_bytes, 1.0))
+    if not found[0].fits(memory_limit_bytes):
+        raise LayoutError(
+            f"no strategy fits {format_bytes(memory_limit_bytes or 0)} a device; the leanest needs "
+            f"{format_bytes(min(one.bytes_per_device for one in found))}: shard an operand further or "
+            "use more devices"
+        )
+    return found[0]
+
+
+def _priced(question: Question, found: "_Found") -> list[Strategy]:
+    """What is to be listed, in order."""
     _check(question)
-    enumeration = Enumeration(question, "useful" if memory_limit_bytes is None else "both")
-    best = _Best(question, objective, memory_limit_bytes)
-    for bound, roles, least in _by_bound(enumeration, objective):
-        if bound >= best.least:
-            break
-        enumeration.price(roles, best, least, best.least)
-    if best.strategy is None:
-        raise _none_fits(question, memory_limit_bytes)
-    return best.strategy
-
-
-def _none_fits(question: Question, memory_limit_bytes: float | None) -> LayoutError:
-    found = _listed(question, "latency", None, inf)  # raises where there is none at all
-    least = min(strategy.bytes_per_device for strategy in found)
-    return LayoutError(
-        f"no strategy fits {format_bytes(memory_limit_bytes or 0)} a device; the leanest needs "
-        f"{format_bytes(least)}: shard an operand further or use more devices"
-    )
-
-
-def _rank(strategy: Strategy, objective: Objective, limit: float | None) -> tuple:
-    return (
-        not strategy.fits(limit),
-        strategy.leaves_partial_sum,
-        strategy.objective_seconds(objective),
-        strategy.seconds,
-        strategy.bytes_per_device,
-    )
+    pricing = Pricing(question)
+    textbook = set(_combinations(pricing, exhaustive=False))
+    for bound, roles in sorted(_bounds(pricing, found.objective, textbook), key=lambda one: one[0]):
+        if bound <= found.limit or (roles in textbook and found.keeps_textbook):
+            found.add(pricing.strategies(roles, found.limit, textbook=roles in textbook), roles in textbook)
+    listed = found.listed()
+    if not listed:
+        raise NotationError(f"{question.out}: no role of the mesh axes leads to it with blocks of equal size")
+    return sorted(listed, key=found.rank)
 
 
 def _check(q: Question) -> None:
@@ -123,127 +104,320 @@ def _check(q: Question) -> None:
         raise NotationError(f"{q.out}: {str(q.einsum)!r} contracts nothing, so it leaves no partial sum")
 
 
-def _textbook_roles(enumeration: Enumeration) -> list[Roles]:
-    q = enumeration.question
-    return [role_choices(q.einsum, q.lhs, q.rhs, q.out, axis, q.sizes) for axis in enumeration.axes]
-
-
-def _by_bound(enumeration: Enumeration, objective: Objective) -> Iterator[tuple[float, Roles, Least]]:
-    """Every choice of roles with the least seconds it can take, in that order, and some of their parts.
-
-    Where there are too many to list, the textbook's.
-    """
-    q, axes = enumeration.question, enumeration.axes
+def _combinations(pricing: "Pricing", *, exhaustive: bool) -> list[AxisRoles]:
+    """Every choice of a role for each axis, or the textbook's alone where those are too many."""
+    q = pricing.question
     partial = q.out.unreduced if q.out is not None else ()
-    every: list[Roles] = [
-        tuple(q.einsum.contracted) if axis in partial else (*q.einsum.letters, None) for axis in axes
-    ]
-    if not within_reason(every):
-        every = _textbook_roles(enumeration)
-    if not within_reason(every):
-        raise too_many(axes)
-    table = role_table(q.einsum, tuple(every))
-    product, lhs, rhs, out = lower_bounds(q, axes, table)
-    moved = lhs.seconds + rhs.seconds + out.seconds
-    least = np.maximum(product, moved)
-    if objective == "latency":
-        # The product may hide one transfer next to it and waits for the others.
-        hidden = np.maximum(np.maximum(lhs.hidden, rhs.hidden), out.hidden)
-        least = np.maximum(
-            least + (1 - enumeration.overlap) * np.minimum(product, moved), product + moved - hidden
+    every = [tuple(q.einsum.contracted) if a in partial else (*q.einsum.letters, None) for a in pricing.axes]
+    if not exhaustive or prod(map(len, every)) > MAX_COMBINATIONS:
+        every = [textbook_roles(q.einsum, q.lhs, q.rhs, q.out, axis) for axis in pricing.axes]
+    if prod(map(len, every)) > MAX_COMBINATIONS:
+        raise NotationError(
+            f"the roles of {len(pricing.axes)} mesh axes have more than {MAX_COMBINATIONS:,} combinations; "
+            "merge axes that always split the same dimension"
         )
-    else:
-        product = np.zeros_like(product)
-    figures = (product, rhs.seconds, rhs.hidden, out.seconds, out.hidden)
-    for index in np.argsort(least, kind="stable").tolist():
-        yield least.item(index), table.roles[index], Least(*[figure.item(index) for figure in figures])
+    return list(cartesian(*every))
 
 
-class _Best:
-    """Keeps the cheapest strategy that fits and finishes its sums; least: its seconds."""
-
-    def __init__(self, question: Question, objective: Objective, limit: float | None) -> None:
-        self.least = inf
-        self.strategy: Strategy | None = None
-        self._by_seconds, self._limit = objective == "latency", inf if limit is None else limit
-        self._is_open = question.out is None
-        self._figures = (inf, inf, inf)
-
-    def wants(
-        self, out: ShardedArray, compute: float, comms: float, seconds: float, peak: int, *, simple: bool
-    ) -> bool:
-        if peak > self._limit or (self._is_open and out.unreduced):
-            return False
-        time = seconds if self._by_seconds else max(compute, comms)
-        if (time, seconds, peak) >= self._figures:
-            return False
-        self._figures, self.least = (time, seconds, peak), time
-        return True
-
-    def add(self, strategy: Strategy) -> None:
-        self.strategy = strategy
+def _bounds(
+    pricing: "Pricing", objective: Objective, textbook: set[AxisRoles]
+) -> Iterator[tuple[float, AxisRoles]]:
+    """The choices of roles that divide, each with the least seconds that it can take."""
+    for roles in dict.fromkeys([*textbook, *_combinations(pricing, exhaustive=True)]):
+        least = pricing.least_seconds(roles, objective)
+        if least is not None:
+            yield least, roles
 
 
-Figures = tuple[float, float, float, int]  # compute, comms, seconds, peak
+class _Found:
+    """The strategies so far, as those of one objective and memory limit.
 
-
-class _Listed:
-    """Keeps all strategies but those that another beats or equals in every figure, or that take too long.
-
-    Simple ones stay in any case while `keeps_simple`. limit: `reach` times the seconds of the cheapest.
+    limit: seconds that a strategy may take to be listed, `reach` times those of the cheapest.
     """
 
-    def __init__(
-        self, question: Question, objective: Objective, memory_limit: float | None, reach: float
-    ) -> None:
-        self.keeps_simple = True
-        self._by_seconds, self._reach = objective == "latency", reach
-        self._best = _Best(question, objective, memory_limit)
-        self._kept: list[tuple[Strategy, bool]] = []  # and whether it stays in any case
-        self._unbeaten: dict[tuple, list[Figures]] = {}  # by where it ends
-        self._stays = False
+    def __init__(self, objective: Objective, memory_limit: float | None, reach: float) -> None:
+        self.objective: Objective = objective
+        self._memory_limit, self._reach = memory_limit, reach
+        self.keeps_textbook = reach > 1
+        self._all: list[Strategy] = []
+        self._textbook: list[Strategy] = []
+        self.limit = inf
 
-    @property
-    def limit(self) -> float:
-        return self._reach * self._best.least
+    def add(self, found: Iterator[Strategy], in_textbook: bool) -> None:
+        for one in found:
+            seconds = one.objective_seconds(self.objective)
+            if self.keeps_textbook and in_textbook and one.window is None and _is_textbook(one):
+                self._textbook.append(one)
+            if seconds <= self.limit:
+                self._all.append(one)
+                if one.fits(self._memory_limit) and not one.leaves_partial_sum:
+                    self.limit = min(self.limit, self._reach * seconds)
 
-    def wants(
-        self, out: ShardedArray, compute: float, comms: float, seconds: float, peak: int, *, simple: bool
-    ) -> bool:
-        self._best.wants(out, compute, comms, seconds, peak, simple=simple)
-        self._stays = simple and self.keeps_simple
-        if not self._stays and self._takes_too_long(compute, comms, seconds):
-            return False
-        return self._joins(out, (compute, comms, seconds, peak)) or self._stays
+    def listed(self) -> list[Strategy]:
+        """The unbeaten within reach and the textbook's."""
+        unbeaten: dict[tuple, list[Strategy]] = {}  # by where they end
+        within_reach = (one for one in self._all if one.objective_seconds(self.objective) <= self.limit)
+        for one in sorted(within_reach, key=_figures):  # so that none beats an earlier one
+            rivals = unbeaten.setdefault((one.out.axes, one.out.unreduced), [])
+            if not any(_beats(rival, one) for rival in rivals):
+                rivals.append(one)
+        best = [one for rivals in unbeaten.values() for one in rivals]
+        return [*best, *(one for one in self._textbook if not any(one is other for other in best))]
 
-    def _takes_too_long(self, compute: float, comms: float, seconds: float) -> bool:
-        return (seconds if self._by_seconds else max(compute, comms)) > self.limit
+    def rank(self, one: Strategy) -> tuple:
+        fits, seconds = one.fits(self._memory_limit), one.objective_seconds(self.objective)
+        return not fits, one.leaves_partial_sum, seconds, one.seconds, one.bytes_per_device
 
-    def _joins(self, out: ShardedArray, mine: Figures) -> bool:
-        """Whether it joins the unbeaten, which loses those that it beats."""
-        rivals = self._unbeaten.setdefault((out.axes, out.unreduced), [])
-        for rival in rivals:
-            if _beats(rival, mine):
-                return False
-        rivals[:] = [rival for rival in rivals if not _beats(mine, rival)]
-        rivals.append(mine)
-        return True
 
-    def add(self, strategy: Strategy) -> None:
-        self._kept.append((strategy, self._stays))
+def _is_textbook(one: Strategy) -> bool:
+    """Whether all is by the rules and an axis takes part in one collective at most."""
+    axes = [axis for priced in one.reshards for axis in priced.busy_axes]
+    return all(priced.by_rules for priced in one.reshards) and len(set(axes)) == len(axes)
 
-    def strategies(self) -> list[Strategy]:
-        """Those kept that nothing found later beats either, and that still do not take too long."""
-        unbeaten = {ends: set(rivals) for ends, rivals in self._unbeaten.items()}
-        found: list[Strategy] = []
-        for one, stays in self._kept:
-            mine = one.seconds_compute, one.seconds_comms, one.seconds, one.bytes_per_device
-            is_best = mine in unbeaten[one.out.axes, one.out.unreduced]
-            if stays or (is_best and not self._takes_too_long(*mine[:3])):
-                found.append(one)
+
+def _figures(one: Strategy) -> tuple[float, float, float, int]:
+    return one.seconds, one.seconds_compute, one.seconds_comms, one.bytes_per_device
+
+
+def _beats(rival: Strategy, one: Strategy) -> bool:
+    """Whether `rival` is no worse in any figure."""
+    return all(theirs <= mine for theirs, mine in zip(_figures(rival), _figures(one), strict=True))
+
+
+class _Placed(NamedTuple):
+    """An array split by roles, and the bytes of its block."""
+
+    array: ShardedArray
+    block_bytes: float
+
+
+class _Ending(NamedTuple):
+    """What becomes of a product: where it ends, what it passes through, how it is resharded."""
+
+    out: ShardedArray
+    via: ShardedArray | None
+    reshard: PricedReshard
+
+
+class Pricing:
+    """The strategies of one question by the roles of its `axes`; reshards are found as roles ask for them."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = q = question
+        given = [array for array in (q.rhs, q.lhs, q.out) if array is not None]
+        used = {axis for array in given for axis in (*array.sharded_axes, *array.unreduced)}
+        self.axes = tuple(axis for axis, size in q.mesh.sizes.items() if size > 1 or axis in used)
+        orders = axis_orders(q.einsum.letters, given, self.axes)
+        self._lhs = _Array(q, q.lhs, self.axes, orders)
+        self._rhs = _Array(q, q.rhs, self.axes, orders)
+        dims = tuple(q.einsum.out)
+        self._placed: dict[AxisRoles, tuple[_Placed, _Placed, _Placed] | None] = {}
+        self._made = _Product(q, q.out or ShardedArray("C", dims, ((),) * len(dims)), self.axes, orders)
+
+    def least_seconds(self, roles: AxisRoles, objective: Objective = "latency") -> float | None:
+        """Least seconds with these roles; None where a dimension does not divide.
+
+        The product may hide one transfer, so at most the reshard of one array. Of many runs all overlaps.
+        """
+        placed = self._place(roles)
+        if placed is None:
+            return None
+        lhs, rhs, made = placed
+        _, compute = self._multiply(roles, lhs, rhs, made)
+        reshards = (
+            self._lhs.least_seconds(lhs),
+            self._rhs.least_seconds(rhs),
+            self._made.least_seconds(made),
+        )
+        if objective == "throughput":
+            return max(compute, sum(reshards))
+        return compute + sum(reshards) - min(compute, max(reshards))
+
+    def strategies(
+        self, roles: AxisRoles, limit: float = inf, *, textbook: bool = False
+    ) -> Iterator[Strategy]:
+        """Those with these roles, in sequence and windowed, that can take `limit` seconds or less.
+
+        textbook: those in sequence by the rules too, however long they take.
+        """
+        placed = self._place(roles)
+        assert placed is not None, f"{roles} do not divide"
+        lhs, rhs, made = placed
+        flops, compute = self._multiply(roles, lhs, rhs, made)
+        q, named = self.question, tuple(zip(self.axes, roles, strict=True))
+        reshards = self._lhs.reshards(lhs, textbook), self._rhs.reshards(rhs, textbook)
+        for left, right, end in cartesian(*reshards, self._made.endings(made, textbook)):
+            chosen = left, right, end.reshard
+            comms = sum([priced.seconds for priced in chosen])
+            for window, transfer, steps in _windows(chosen, q.mesh):
+                if end.via is not None and window != "out":
+                    continue  # the two halves in sequence are the AllReduce itself
+                is_textbook = textbook and window is None and all(priced.by_rules for priced in chosen)
+                if max(compute, comms) > limit and not is_textbook:
+                    continue
+                hidden = transfer + compute - max(compute, transfer + compute / steps)
+                seconds = compute + comms - q.hardware.chip.overlap * hidden
+                figures = flops, compute, comms, seconds, ceil(_peak_bytes(window, steps, chosen))
+                yield Strategy(q, named, end.out, end.via, chosen, window, *figures)
+
+    def _place(self, roles: AxisRoles) -> tuple[_Placed, _Placed, _Placed] | None:
+        """The operands and the product with these roles."""
+        if roles not in self._placed:
+            lhs, rhs, made = (one.placed(roles) for one in (self._lhs, self._rhs, self._made))
+            self._placed[roles] = (lhs, rhs, made) if lhs and rhs and made else None
+        return self._placed[roles]
+
+    def _multiply(self, roles: AxisRoles, *blocks: _Placed) -> tuple[float, float]:
+        """FLOPs of a device and seconds of the product."""
+        q, chip = self.question, self.question.hardware.chip
+        split = tuple([axis for axis, role in zip(self.axes, roles, strict=True) if role])
+        flops = q.einsum.flops(q.sizes) / q.mesh.size(split)
+        traffic = sum([one.block_bytes for one in blocks])
+        by_peak, by_hbm = chip.matmul_flops_per_second(q.dtype), chip.memory_bytes_per_second(q.dtype)
+        return flops, max(flops / by_peak, traffic / by_hbm)
+
+
+class _Array:
+    """An operand of a contraction: where roles put it, and how it is resharded to there."""
+
+    _is_product = False
+
+    def __init__(self, question: Question, end: ShardedArray, axes: Axes, orders: Mapping[str, Axes]) -> None:
+        self._question, self._end, self._axes, self._orders = question, end, axes, orders
+        self._num_bytes = prod([question.sizes[dim] for dim in end.dims]) * dtype_bytes(question.dtype)
+        self._placed: dict[AxisRoles, _Placed | None] = {}
+        self._reshards: dict[tuple[ShardedArray, bool], list[PricedReshard]] = {}
+
+    def placed(self, roles: AxisRoles) -> _Placed | None:
+        """The array with these roles, a product partial over contracted ones; None if it does not divide."""
+        dims, other = self._end.dims, "" if self._is_product else None
+        own = tuple([role if role is None or role in dims else other for role in roles])
+        if own not in self._placed:
+            role_of = dict(zip(self._axes, own, strict=True))
+            split = tuple([tuple([a for a in self._orders[dim] if role_of[a] == dim]) for dim in dims])
+            partial = tuple([axis for axis, role in role_of.items() if role == ""])
+            array = ShardedArray(self._end.name, dims, split, partial)
+            divides = self._divides(array)
+            self._placed[own] = _Placed(array, self._block_bytes(array)) if divides else None
+        return self._placed[own]
+
+    def _divides(self, array: ShardedArray) -> bool:
+        sizes, mesh = self._question.sizes, self._question.mesh
+        pairs = zip(array.dims, array.axes, strict=True)
+        return all(sizes[dim] % mesh.size(axes) == 0 for dim, axes in pairs)
+
+    def _block_bytes(self, array: ShardedArray) -> float:
+        return self._num_bytes / self._question.mesh.size(array.sharded_axes)
+
+    def least_seconds(self, placed: _Placed) -> float:
+        """Seconds of the cheapest reshard."""
+        if self._shortest is not None:
+            return self._shortest.seconds(placed.array)
+        return min([one.seconds for one in self.reshards(placed, textbook=False)])
+
+    def reshards(self, placed: _Placed, textbook: bool) -> list[PricedReshard]:
+        """The shortest path; for the textbook's roles the reshard by the rules too, if it is another."""
+        key = placed.array, textbook
+        if key not in self._reshards:
+            self._reshards[key] = list(self._find(placed.array, textbook))
+        return self._reshards[key]
+
+    def _find(self, array: ShardedArray, textbook: bool) -> Iterator[PricedReshard]:
+        before, after = (array, self._end) if self._is_product else (self._end, array)
+        by_rules = None
+        if textbook or self._shortest is None:
+            yield (by_rules := self._priced(before, reshard(before, after)))
+        if self._shortest is not None:
+            least = self._shortest.seconds(array)
+            if by_rules is None or least < by_rules.seconds * (1 - 1e-9):
+                yield self._priced(before, self._shortest.steps(array), by_rules=False)
+
+    def _priced(
+        self, before: ShardedArray, steps: Iterable[Collective], *, by_rules: bool = True
+    ) -> PricedReshard:
+        block = self._block_bytes(before)
+        return priced_reshard(steps, block, self._question.placement, by_rules=by_rules)
+
+    @cached_property
+    def _shortest(self) -> Reshards | None:
+        """The shortest paths from an operand, or to the output; None on meshes too large to search."""
+        q, partial = self._question, self._axes if self._is_product else self._end.unreduced
+        if q.has_single_axes or not is_searchable(q.mesh, len(self._end.dims), partial):
+            return None
+        price, towards = step_price(q.placement), self._is_product
+        return Reshards(self._end, q.mesh, q.sizes, self._num_bytes, price, partial=partial, towards=towards)
+
+
+class _Product(_Array):
+    """The product: its ends, which are the wanted output or, where that is open, all of a partial sum."""
+
+    _is_product = True
+
+    def least_seconds(self, placed: _Placed) -> float:
+        """Seconds of the cheapest reshard; nothing where a sum may stay partial."""
+        return 0.0 if self._question.out is None else super().least_seconds(placed)
+
+    def endings(self, placed: _Placed, textbook: bool) -> list[_Ending]:
+        """Its ends; an AllReduce can be had in two, of which the first can run under the product."""
+        product = placed.array
+        if self._question.out is None:
+            found = [
+                _Ending(target, None, self._priced(product, reshard(product, target)))
+                for target in self._open_targets(product)
+            ]
+        else:
+            found = [_Ending(self._end, None, one) for one in self.reshards(placed, textbook)]
+        for out, _, whole in list(found):
+            if [step.op for step in whole.steps] == ["all_reduce"]:
+                for via in islice(self._scattered(product, out.unreduced), 1):
+                    steps = (*reshard(product, via), *reshard(via, out))
+                    found.append(_Ending(out, via, self._priced(product, steps)))
         return found
 
+    def _open_targets(self, product: ShardedArray) -> list[ShardedArray]:
+        if not product.unreduced:
+            return [product]
+        return [product, product.replace(unreduced=()), *self._scattered(product, ())]
 
-def _beats(rival: Figures, mine: Figures) -> bool:
-    """Whether a strategy is no worse in any figure."""
-    return rival[0] <= mine[0] and rival[1] <= mine[1] and rival[2] <= mine[2] and rival[3] <= mine[3]
+    def _scattered(self, product: ShardedArray, left: Axes) -> Iterator[ShardedArray]:
+        """The sum over all axes but `left` scattered over each dimension that these divide further."""
+        summed = tuple([axis for axis in product.unreduced if axis not in left])
+        for dim in product.dims:
+            found = product.replace(axes={dim: product.axes_of(dim) + summed}, unreduced=left)
+            if self._divides(found):
+                yield found
+
+
+Reshardings = tuple[PricedReshard, PricedReshard, PricedReshard]  # of the operands and the product
+
+
+def _windows(reshards: Reshardings, mesh: Mesh) -> Iterator[tuple[Side | None, float, int]]:
+    """(array, seconds, steps) of the transfers that can run under the product; first, of none."""
+    lhs, rhs, end = reshards
+    yield None, 0.0, 1
+    if lhs.last_gather:
+        yield "lhs", lhs.last_gather, mesh.size(lhs.steps[-1].axes)
+    if rhs.last_gather:
+        yield "rhs", rhs.last_gather, mesh.size(rhs.steps[-1].axes)
+    if end.first_scatter:
+        yield "out", end.first_scatter, mesh.size(end.steps[0].axes)
+
+
+def _peak_bytes(window: Side | None, steps: int, reshards: Reshardings) -> float:
+    """Most bytes at any time: while an operand moves, at the product, while the product moves.
+
+    In steps, two blocks are held of what would be whole: the one in use and the one under way.
+    """
+    lhs, rhs, end = reshards
+    lhs_held, rhs_held, product = lhs.result_bytes, rhs.result_bytes, end.block_bytes[0]
+    if window == "lhs":
+        lhs_held *= 2 / steps
+    elif window == "rhs":
+        rhs_held *= 2 / steps
+    elif window == "out":
+        product *= 2 / steps
+    while_lhs = lhs.peak_bytes(last=-1 if window == "lhs" else None)
+    while_rhs = lhs_held + rhs.peak_bytes(last=-1 if window == "rhs" else None)
+    while_end = product + end.peak_bytes(first=1 if window == "out" else 0)
+    held = max(while_lhs, while_rhs, lhs_held + rhs_held + product, while_end)
+    return lhs.block_bytes[0] + rhs.block_bytes[0] + held

@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from typing import Literal, NamedTuple
 
-from meshwright.cost.resharding import step_price
-from meshwright.cost.routing import cheapest_path
+from meshwright.cost.resharding import PricedReshard, priced_reshard, step_price
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective, reshard
-from meshwright.notation.einsum import Contraction, Einsum, Route, Way, contraction, cotangent
+from meshwright.notation.collective import Collective
+from meshwright.notation.einsum import ChosenSteps, Contraction, Einsum, Reshard, Side, contraction, cotangent
 from meshwright.notation.mesh import Mesh
+from meshwright.notation.resharding import cheapest_reshard
 
 Objective = Literal["latency", "throughput"]
-Operand = Literal["lhs", "rhs", "out"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,13 @@ class Question:
     @cached_property
     def placement(self) -> Placement:
         return self.hardware.place(self.mesh)
+
+    @property
+    def has_single_axes(self) -> bool:
+        """Whether an axis of one device is written in some array: a search leaves such axes out."""
+        arrays = [array for array in (self.lhs, self.rhs, self.out) if array is not None]
+        used = {axis for array in arrays for axis in (*array.sharded_axes, *array.unreduced)}
+        return any(self.mesh.size(axis) == 1 for axis in used)
 
 
 @dataclass(frozen=True)
@@ -76,26 +83,24 @@ def priced_step(
 
 
 class Strategy(NamedTuple):
-    """One way to compute a contraction. A tuple, since thousands are made in a second.
+    """One way to compute a contraction.
 
     out: the sharding it ends in. via: one that the sum passes through, scattered before gathered.
-    searched: whether the left operand, the right one and the product move by a search or by the rules.
-    window: the array whose transfer runs under the product. seconds: of one run on its own.
-    bytes_per_device: most memory at any time; the operands as given stay. bytes_moved_per_device:
-    sent by one device.
+    reshards: of the left operand, of the right one and of the product. window: the array whose transfer
+    runs under the product. seconds: of one run on its own. bytes_per_device: most memory at any time; the
+    operands as given stay.
     """
 
     question: Question
     roles: tuple[tuple[str, str | None], ...]
     out: ShardedArray
     via: ShardedArray | None
-    searched: tuple[bool, bool, bool]
-    window: Operand | None
+    reshards: tuple[PricedReshard, PricedReshard, PricedReshard]
+    window: Side | None
     flops_per_device: float
     seconds_compute: float
     seconds_comms: float
     seconds: float
-    bytes_moved_per_device: int
     bytes_per_device: int
 
     @property
@@ -115,32 +120,28 @@ class Strategy(NamedTuple):
         return self.question.out is None and bool(self.out.unreduced)
 
     @property
+    def bytes_moved_per_device(self) -> int:
+        """Bytes that one device sends."""
+        return ceil(sum(reshard.sent_bytes for reshard in self.reshards))
+
+    @property
     def contraction(self) -> Contraction:
         """The contraction with the steps that each array takes, and its cotangent backward."""
         q = self.question
         plan = contraction(str(q.einsum), q.lhs, q.rhs, self.out, dict(self.roles))
         lhs, rhs, out = (
-            self._way(route, searched)
-            for route, searched in zip(
-                (plan.lhs_route, plan.rhs_route, plan.out_route), self.searched, strict=True
+            ChosenSteps(priced.steps, _backward_steps(reshard, q))
+            for reshard, priced in zip(
+                (plan.lhs_reshard, plan.rhs_reshard, plan.out_reshard), self.reshards, strict=True
             )
         )
-        if self.via is not None:
-            halves = (*reshard(plan.product, self.via), *reshard(self.via, self.out))
-            out = out._replace(forward=halves)
-        return replace(plan, lhs_way=lhs, rhs_way=rhs, out_way=out)
-
-    def _way(self, route: Route, searched: bool) -> Way:
-        q = self.question
-        place = q.mesh, q.sizes, q.dtype, q.placement
-        backward = cheapest_path(route.yielded, cotangent(route.given), *place)
-        return Way(cheapest_path(route.given, route.used, *place) if searched else None, backward)
+        return replace(plan, lhs_chosen=lhs, rhs_chosen=rhs, out_chosen=out)
 
     @property
     def steps(self) -> list[PricedStep]:
         """Every collective, in order, with its price."""
         plan = self.contraction
-        sides: dict[Operand, list[Collective]] = {
+        sides: dict[Side, list[Collective]] = {
             "lhs": plan.lhs_steps,
             "rhs": plan.rhs_steps,
             "out": plan.out_steps,
@@ -155,15 +156,14 @@ class Strategy(NamedTuple):
     @property
     def name(self) -> str:
         """What moves, in a few words: `gather A over X`, `contract over X, ReduceScatter into K`."""
-        partial = self.contraction.product.unreduced
+        plan = self.contraction
+        partial, moved = plan.product.unreduced, len(plan.lhs_steps) + len(plan.rhs_steps)
         words = [f"split {letter} over {axis}" for axis, letter in self._spread()]
-        words += [_words(s.collective, s.windowed, self.out.name) for s in self.steps if s.seconds]
-        if partial:
-            at = next((i for i, word in enumerate(words) if word.startswith(_ENDS)), len(words))
-            words.insert(at, f"contract over {'·'.join(partial)}")
+        steps = [_words(s.collective, s.windowed, self.out.name) for s in self.steps]
+        words += steps[:moved] + ([f"contract over {'·'.join(partial)}"] if partial else []) + steps[moved:]
         if self.leaves_partial_sum:
             words.append("leave the sum partial")
-        return ", ".join(words) or "multiply in place"
+        return ", ".join(word for word in words if word) or "multiply in place"
 
     def _spread(self) -> list[tuple[str, str]]:
         """Axes that split neither operand as given, and the letter of the output that they split."""
@@ -187,10 +187,21 @@ class Strategy(NamedTuple):
         }
 
 
-_ENDS = ("ReduceScatter", "AllReduce")
+def _backward_steps(reshard: Reshard, q: Question) -> tuple[Collective, ...] | None:
+    """The cheapest steps of the cotangent where they take less time than those of the rules, else None."""
+    home = cotangent(reshard.given)
+    block = reshard.yielded.bytes_per_device(q.mesh, q.sizes, q.dtype)
+    by_rules = priced_reshard(reshard.backward, block, q.placement)
+    if not by_rules.seconds or q.has_single_axes:
+        return None
+    found = cheapest_reshard(reshard.yielded, home, q.mesh, q.sizes, step_price(q.placement), q.dtype)
+    return tuple(found) if priced_reshard(found, block, q.placement).seconds < by_rules.seconds else None
 
 
 def _words(step: Collective, windowed: bool, out: str) -> str:
+    """What a step does; nothing of a slice."""
+    if step.op == "slice":
+        return ""
     over, name = "·".join(step.axes), step.operand.name
     gained = [d for d in step.result.dims if set(step.result.axes_of(d)) > set(step.operand.axes_of(d))]
     whose = "" if name == out else f" {name}"

@@ -19,6 +19,7 @@ from meshwright.hardware.links import (
 )
 from meshwright.hardware.orders import choosing_orders, undominated
 from meshwright.notation.mesh import Mesh
+from meshwright.units import format_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,20 @@ class Placement:
     sizes: Mapping[str, int]
     links: Mapping[str, tuple[Link, ...]]
     network: Torus | Switch | SharedMemory
+
+    def __repr__(self) -> str:
+        """The axes longer than one, each with the devices along its links.
+
+        >>> from meshwright.hardware.catalog import load
+        >>> load("v5e:4x4").place(Mesh({"data": 2, "tensor": 8}))
+        Placement(data: 2 ici; tensor: 2 ici · 4 ici)
+        """
+        taken = (
+            f"{axis}: " + " · ".join(f"{link.size} {link.kind}" for link in links)
+            for axis, links in self.links.items()
+            if links
+        )
+        return f"Placement({'; '.join(taken)})"
 
     def one_way(self) -> "Placement":
         """The same links with every ring used in one direction only, as a simple ring algorithm does."""
@@ -87,6 +102,10 @@ class Hardware:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_chips", self.num_slices * prod(self.dims))
+
+    def __repr__(self) -> str:
+        chip = self.chip
+        return f"Hardware({self.spec}: {self.num_chips:,} {chip.name} of {format_bytes(chip.hbm_bytes)})"
 
     def ideal(self) -> "Hardware":
         """This machine with steps that reach every rating."""

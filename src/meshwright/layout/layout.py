@@ -49,7 +49,7 @@ from meshwright.layout.short import (
 )
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.einsum import Contraction, Route
+from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.mesh import Mesh
 
 
@@ -349,7 +349,7 @@ class Layout:
         array = self.activation(name, "BT")
         return array.replace(axes={"T": self.activation(name, "BTN").axes_of("T")})
 
-    def keys(self, name: str, letters: str = "BTKH") -> Route:
+    def keys(self, name: str, letters: str = "BTKH") -> Reshard:
         """Keys (or values) from k[B, T_context, K, H], as projected, to T whole, as attention reads them.
 
         Every shard of the queries adds to their cotangents.
@@ -369,16 +369,16 @@ class Layout:
         """
         return planned_contraction(self.rules, self.table, name, spec)
 
-    def contractions(self, specs: Mapping[str, str]) -> list[tuple[Route, dict[str, Contraction]]]:
+    def contractions(self, specs: Mapping[str, str]) -> list[tuple[Reshard, dict[str, Contraction]]]:
         """Contractions of one input by the names of their weights, grouped by how the input moves to them.
 
         A group moves it once and sums its cotangents before they move back. There is one group, unless
         some weights are split over axes that others repeat, as those of keys with replicated heads.
         """
-        groups: dict[Route, dict[str, Contraction]] = {}
+        groups: dict[Reshard, dict[str, Contraction]] = {}
         for name, spec in specs.items():
             plan = self.contraction(name, spec)
-            groups.setdefault(plan.lhs_route, {})[name] = plan
+            groups.setdefault(plan.lhs_reshard, {})[name] = plan
         return list(groups.items())
 
     def check(

@@ -17,7 +17,7 @@ from typing import Any
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.einsum import Contraction, Roles, Route, contraction, cotangent
+from meshwright.notation.einsum import Contraction, Reshard, Roles, contraction, cotangent
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.operation import placed
 
@@ -236,7 +236,7 @@ def planned_contraction(rules: Rules, activations: Table, name: str, spec: str) 
 
 
 @lru_cache(maxsize=8192)
-def gathered_positions(activations: Table, name: str, letters: str) -> Route:
+def gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
     """From an activation's shards of T to T whole, to whose cotangent every shard of the queries adds.
 
     Queries are split by position, and by the axes of N beyond those of K, whose devices share KV heads.
@@ -246,4 +246,4 @@ def gathered_positions(activations: Table, name: str, letters: str) -> Route:
     queries = activations.split("q", "BTNH")
     shared = dict.fromkeys((*projected.axes_of("T"), *queries.axes_of("N")))
     partial = tuple(axis for axis in shared if axis not in whole.sharded_axes)
-    return Route(projected, whole, cotangent(whole).replace(unreduced=partial))
+    return Reshard(projected, whole, cotangent(whole).replace(unreduced=partial))

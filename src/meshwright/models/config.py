@@ -168,6 +168,25 @@ class ModelConfig:
                 f"fits: moe.num_dense_layers below {self.num_layers}"
             )
 
+    def __repr__(self) -> str:
+        """The name and the sizes, by letter; M and E are those of experts.
+
+        >>> ModelConfig("tiny", 2, 32, 64, 8, 4, 8, 64, 64)
+        ModelConfig(tiny: L=2, D=32, F=64, N=8, K=4, H=8, V=64)
+        """
+        sizes = {
+            "L": self.num_layers,
+            "D": self.d_model,
+            "F": self.d_ff,
+            "N": self.num_heads,
+            "K": self.num_kv_heads,
+            "H": self.d_head,
+            "V": self.vocab_size,
+        }
+        if self.moe is not None:
+            sizes |= {"E": self.moe.num_experts, "M": self.moe.d_ff}
+        return f"ModelConfig({self.name}: {', '.join(f'{letter}={size}' for letter, size in sizes.items())})"
+
     @cached_property
     def num_dense_layers(self) -> int:
         """P: the layers of a mixture of experts that have a dense feed-forward; 0 without experts."""

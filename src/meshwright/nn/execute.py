@@ -2,7 +2,7 @@
 
 Explicit sharding: an array's type is its notation, so each collective is one `reshard` to the type
 of its result (see scatter.py for what a reduce-scatter needs beside), and a partial sum stays partial
-until a step finishes it. Backward, the cotangent of a moved array takes its Route's way back. An array
+until a step finishes it. Backward, the cotangent of a resharded array is resharded back. An array
 that several devices use is typed `reduced` over their axes, which makes its cotangent a partial sum:
 what uses it more than once shares the one reduction.
 """
@@ -21,32 +21,32 @@ from meshwright.nn.scatter import reduce_scatter
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective
 from meshwright.notation.collective import reshard as reshard_steps
-from meshwright.notation.einsum import Contraction, Route, cotangent
+from meshwright.notation.einsum import Contraction, Reshard, cotangent
 
 
 def contract(plan: Contraction, dtype: Any, lhs: Array, rhs: Array) -> Array:
     """`plan.out` of operands sharded as `plan.lhs` and `plan.rhs`. Call under `jax.set_mesh`."""
-    lhs, rhs = move(plan.lhs_route, lhs), move(plan.rhs_route, rhs)
-    return move(plan.out_route, local_product(plan, dtype, lhs, rhs))
+    lhs, rhs = apply_reshard(plan.lhs_reshard, lhs), apply_reshard(plan.rhs_reshard, rhs)
+    return apply_reshard(plan.out_reshard, local_product(plan, dtype, lhs, rhs))
 
 
-def move(route: Route, x: Array) -> Array:
-    """`x`, sharded as `route.given`, as `route.used`; its cotangent comes from `route.yielded`.
+def apply_reshard(reshard: Reshard, x: Array) -> Array:
+    """`x`, sharded as `reshard.given`, as `reshard.used`; its cotangent comes from `reshard.yielded`.
 
     Where `x` is typed `reduced` its cotangent stays a partial sum over those axes.
     """
-    if route.given.same_layout(route.used) and not route.yielded.unreduced:
+    if reshard.given.same_layout(reshard.used) and not reshard.yielded.unreduced:
         return x
     kept = reduced_axes(jax.typeof(x).sharding.spec)
-    home = cotangent(route.given).replace(unreduced=kept)
-    steps_home = reshard_steps(route.yielded, home) if kept else route.backward
+    home = cotangent(reshard.given).replace(unreduced=kept)
+    steps_home = reshard_steps(reshard.yielded, home) if kept else reshard.backward
 
     @jax.custom_vjp
     def moved(x: Array) -> Array:
-        return run_to(x, route.forward, route.used, route.yielded.unreduced)
+        return run_to(x, reshard.forward, reshard.used, reshard.yielded.unreduced)
 
     def backward(_: None, d_used: Array) -> tuple[Array]:
-        return (run_to(d_used, steps_home, home, route.given.unreduced),)
+        return (run_to(d_used, steps_home, home, reshard.given.unreduced),)
 
     moved.defvjp(lambda x: (moved(x), None), backward)
     return moved(x)

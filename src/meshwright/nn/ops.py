@@ -22,7 +22,7 @@ from meshwright.nn.attention import Scores, attend, read_cache, write_cache
 from meshwright.nn.contract import local_product
 from meshwright.nn.elementwise import activate, along, norm, softcap
 from meshwright.nn.embedding import embed, embed_positions
-from meshwright.nn.execute import move
+from meshwright.nn.execute import apply_reshard
 from meshwright.nn.flash import flash_kernel, kept
 from meshwright.nn.gradients import Scattered, read
 from meshwright.nn.params import JAX_DTYPES
@@ -79,16 +79,16 @@ class JaxOps:
     def einsums(self, x: Array, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
         """Several contractions of one input with the weights so named; the input is moved once."""
         made: dict[str, Array] = {}
-        for route, plans in self.layout.contractions(specs):
+        for there, plans in self.layout.contractions(specs):
             with jax.named_scope(input_of(*plans)):
-                moved = move(route, x)
+                moved = apply_reshard(there, x)
             made |= {name: self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items()}
         return tuple(made[name] for name in specs)
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
         with jax.named_scope(name):
-            w = move(plan.rhs_route, weight.astype(self.dtype))
-            y = move(plan.out_route, local_product(plan, self.dtype, x, w))
+            w = apply_reshard(plan.rhs_reshard, weight.astype(self.dtype))
+            y = apply_reshard(plan.out_reshard, local_product(plan, self.dtype, x, w))
             return checkpoint_name(y, MATMUL)
 
     def bias(self, name: str, y: Array, b: Array) -> Array:
@@ -143,7 +143,7 @@ class JaxOps:
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
         with jax.named_scope(name):
-            return move(self.layout.keys(name), x)
+            return apply_reshard(self.layout.keys(name), x)
 
     def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
         with jax.named_scope(name):

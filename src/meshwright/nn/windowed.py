@@ -24,14 +24,13 @@ from meshwright.nn.execute import contract, run_steps, run_to
 from meshwright.nn.mesh import notation_mesh, partition_spec
 from meshwright.notation.array import Axes
 from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import Contraction, Einsum, cotangent
+from meshwright.notation.einsum import Contraction, Einsum, Side, cotangent
 
-Operand = Literal["lhs", "rhs"]
-Window = Operand | Literal["out"]
-Pair = tuple[Array, Array]
+OperandSide = Literal["lhs", "rhs"]
+_Pair = tuple[Array, Array]
 
 
-def windowed_contract(plan: Contraction, window: Window, dtype: Any, lhs: Array, rhs: Array) -> Array:
+def windowed_contract(plan: Contraction, window: Side, dtype: Any, lhs: Array, rhs: Array) -> Array:
     """`plan.out`; the last gather of an operand, or the first scatter of the product, runs in steps.
 
     Call under `jax.set_mesh`. The rings are unrolled: XLA overlaps what does not depend on another.
@@ -44,7 +43,7 @@ def windowed_contract(plan: Contraction, window: Window, dtype: Any, lhs: Array,
     def contracted(lhs: Array, rhs: Array) -> Array:
         return forward(lhs, rhs)[0]
 
-    def forward(lhs: Array, rhs: Array) -> tuple[Array, Pair]:
+    def forward(lhs: Array, rhs: Array) -> tuple[Array, _Pair]:
         steps = {"lhs": plan.lhs_steps, "rhs": plan.rhs_steps}
         if window != "out":
             steps[window] = steps[window][:-1]
@@ -56,7 +55,7 @@ def windowed_contract(plan: Contraction, window: Window, dtype: Any, lhs: Array,
         (product,) = _gathered(step, dtype, travels, [_Use(plan, window, stays)])
         return run_steps(product, plan.out_steps), pair
 
-    def backward(saved: Pair, d_out: Array) -> Pair:
+    def backward(saved: _Pair, d_out: Array) -> _Pair:
         d_out = reshard(d_out, partition_spec(cotangent(plan.out)))
         if window == "out":
             return _gradients_of_scattered(plan, dtype, saved, d_out)
@@ -66,7 +65,7 @@ def windowed_contract(plan: Contraction, window: Window, dtype: Any, lhs: Array,
     return contracted(lhs, rhs)
 
 
-def windowed_step(plan: Contraction, window: Window) -> Collective:
+def windowed_step(plan: Contraction, window: Side) -> Collective:
     """The transfer that runs in steps."""
     steps = {"lhs": plan.lhs_steps[-1:], "rhs": plan.rhs_steps[-1:], "out": plan.out_steps[:1]}[window]
     is_possible = steps and steps[0].op == ("reduce_scatter" if window == "out" else "all_gather")
@@ -74,9 +73,11 @@ def windowed_step(plan: Contraction, window: Window) -> Collective:
     return steps[0]
 
 
-def _gradients_of_gathered(plan: Contraction, window: Operand, dtype: Any, saved: Pair, d_out: Array) -> Pair:
+def _gradients_of_gathered(
+    plan: Contraction, window: OperandSide, dtype: Any, saved: _Pair, d_out: Array
+) -> _Pair:
     """Those of the operands where `window` is one of them, saved as it lies before its gather."""
-    d_product, step = run_steps(d_out, plan.out_route.backward), windowed_step(plan, window)
+    d_product, step = run_steps(d_out, plan.out_reshard.backward), windowed_step(plan, window)
     if window == "lhs":
         d_lhs = _finished(plan.lhs_gradient, dtype, (d_product, saved[1]), plan.lhs.unreduced)
         (d_rhs,) = _gathered(step, dtype, saved[0], [_Use(plan.rhs_gradient, "lhs", d_product)])
@@ -86,9 +87,9 @@ def _gradients_of_gathered(plan: Contraction, window: Operand, dtype: Any, saved
     return run_to(d_lhs, plan.lhs_gradient.out_steps, plan.lhs_gradient.out, plan.lhs.unreduced), d_rhs
 
 
-def _gradients_of_scattered(plan: Contraction, dtype: Any, saved: Pair, d_out: Array) -> Pair:
+def _gradients_of_scattered(plan: Contraction, dtype: Any, saved: _Pair, d_out: Array) -> _Pair:
     """Those of the operands, saved as computed on, where the product is scattered in steps."""
-    steps, (lhs, rhs) = plan.out_route.backward, saved
+    steps, (lhs, rhs) = plan.out_reshard.backward, saved
     if steps and steps[-1].op == "all_gather":
         uses = [_Use(plan.lhs_gradient, "lhs", rhs), _Use(plan.rhs_gradient, "rhs", lhs)]
         d_lhs, d_rhs = _gathered(steps[-1], dtype, run_steps(d_out, steps[:-1]), uses)
@@ -106,7 +107,7 @@ class _Use(NamedTuple):
     """What a block that comes round is for: the contraction, its operand that travels, the one that stays."""
 
     plan: Contraction
-    travels: Operand
+    travels: OperandSide
     stays: Array
 
 
@@ -125,7 +126,7 @@ def _gathered(step: Collective, dtype: Any, travels: Array, uses: Sequence[_Use]
     return ring(travels, *[use.stays for use in uses])
 
 
-def _finished(plan: Contraction, dtype: Any, computed: Pair, reduced: Axes) -> Array:
+def _finished(plan: Contraction, dtype: Any, computed: _Pair, reduced: Axes) -> Array:
     """`plan.out` of operands as computed on; a scatter of the product runs in steps."""
     steps = plan.out_steps
     if not steps or steps[0].op != "reduce_scatter":

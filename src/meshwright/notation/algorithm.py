@@ -19,7 +19,7 @@ from meshwright.notation.array import ShardedArray, subscript
 from meshwright.notation.chain import CONTRACTION
 from meshwright.notation.collective import Collective
 
-Timing = Literal["critical", "ahead", "deferred"]
+StepTiming = Literal["critical", "ahead", "deferred"]
 GIVEN = "given"
 
 
@@ -63,7 +63,7 @@ class Step:
     """
 
     action: Local | Collective
-    timing: Timing
+    timing: StepTiming
     accumulates: bool = False
     repeats: int | None = None
     maximum: bool = False
@@ -104,7 +104,7 @@ class Algorithm:
         passes = (("Forward", self.forward), ("Backward", self.backward))
         return [line for title, steps in passes for line in _numbered(title, steps)]
 
-    def collectives(self, *timings: Timing) -> list[Collective]:
+    def collectives(self, *timings: StepTiming) -> list[Collective]:
         """Every collective of both passes, of these timings if any are given; slices move nothing."""
         return [
             step.action

@@ -61,7 +61,7 @@ class ShardedArray:
         """The dimension that `axis` splits, or None."""
         return self._dim_of.get(axis)
 
-    @property
+    @cached_property
     def sharded_axes(self) -> Axes:
         """Every mesh axis that splits some dimension, in the order of the dimensions."""
         return tuple(axis for axes in self.axes for axis in axes)
@@ -118,9 +118,6 @@ class ShardedArray:
         partial = f"{{U{subscript(self.unreduced)}}}" if self.unreduced else ""
         return f"{self.name}[{dims}]{partial}"
 
-
-# What Unicode has of subscripts for a name: the digits and some small letters.
-SUBSCRIPTS = dict(zip("aehijklmnoprstuvx0123456789", "ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ₀₁₂₃₄₅₆₇₈₉", strict=True))
 
 _CAPITALS = re.compile(r"(?:[A-Z][0-9]*)+")
 

@@ -28,7 +28,7 @@ REDUCTIONS = ("sum", "max")
 
 
 @dataclass(frozen=True)
-class Line:
+class ChainLine:
     """`out = function(operands)`, without shardings. along: the letters that the function is along."""
 
     function: str
@@ -110,7 +110,7 @@ class Line:
         return f"{self.out} = {self.call}({', '.join(names)})"
 
 
-def _check_contraction(line: Line) -> None:
+def _check_contraction(line: ChainLine) -> None:
     lhs, rhs = (set(a.dims) for a in line.operands)
     out = set(line.out.dims)
     for dim in sorted(lhs | rhs | out):
@@ -122,7 +122,7 @@ def _check_contraction(line: Line) -> None:
 class Chain:
     """Lines in order. constants: arrays without a gradient, such as tokens, masks and caches."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ChainLine, ...]
     constants: frozenset[str] = frozenset()
 
     @classmethod
@@ -176,7 +176,7 @@ class Chain:
                 found.add(line.out.name)
         return frozenset(found)
 
-    def reader(self, name: str) -> Line | None:
+    def reader(self, name: str) -> ChainLine | None:
         """The first line that reads `name`."""
         return next((line for line in self.lines if any(a.name == name for a in line.operands)), None)
 
@@ -206,7 +206,7 @@ _CALL = re.compile(r"(?P<function>[a-z][a-z0-9]*)(?:_(?P<along>[A-Z]+))?\((?P<op
 _BETWEEN_OPERANDS = re.compile(r",(?![^\[]*\])")
 
 
-def _parse_line(text: str, known: dict[str, ShardedArray]) -> Line:
+def _parse_line(text: str, known: dict[str, ShardedArray]) -> ChainLine:
     left, equals, right = (part.strip() for part in text.partition("="))
     if not equals:
         raise NotationError(f"{text.strip()!r} is no line of a chain; write C[I, K] = A[I, J] . B[J, K]")
@@ -223,7 +223,7 @@ def _parse_line(text: str, known: dict[str, ShardedArray]) -> Line:
     if out.name in known:
         raise NotationError(f"{out} is made when {known[out.name]} already exists; give it a new name")
     known[out.name] = out
-    line = Line(function, along, arrays, out)
+    line = ChainLine(function, along, arrays, out)
     line.check()
     return line
 

@@ -10,6 +10,7 @@ slice           A[I] -> A[I_X]           each device keeps its part; no communic
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import permutations, takewhile
 from math import prod
 from typing import Literal
@@ -35,7 +36,7 @@ class Collective:
         """V: bytes of the gathered array over the product of the axes that stay sharded."""
         dims = zip(self.operand.dims, self.operand.axes, strict=True)
         block = prod(sizes[dim] / mesh.size(axes) for dim, axes in dims) * dtype_bytes(dtype)
-        return gathered_bytes(self.op, block, mesh.size(self.axes))
+        return gathered_of_block(self.op, block, mesh.size(self.axes))
 
     @property
     def title(self) -> str:
@@ -56,7 +57,7 @@ TITLES = {
 }
 
 
-def gathered_bytes(op: Op, block_bytes: float, num_devices: int) -> int:
+def gathered_of_block(op: Op, block_bytes: float, num_devices: int) -> int:
     """V of a collective among `num_devices` which hold a block of the operand each.
 
     all_gather, all_to_all, permute   n blocks: what an all-gather makes of them
@@ -94,24 +95,30 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
 
     Slices and reduce-scatters make the block smaller, so they go first; all-gathers go last.
     An axis can be added or removed only as the minor (last) one of its dimension, since blocks
-    are contiguous; what does not fit that is gathered back to the common prefix and sliced anew.
+    are contiguous; what does not fit that is gathered back to the common prefix. What a gather makes way
+    for follows at once, before the next.
 
     It needs no mesh, sizes or prices, so one answer holds for all of them: contractions derive it once
     for a sharding's pattern. For what layouts ask it is as cheap as any (tests/cost/test_resharding.py);
     for any two shardings on a given machine `notation.resharding.cheapest_reshard` searches.
     """
+    return list(_reshard(array, target))
+
+
+@lru_cache(maxsize=4096)
+def _reshard(array: ShardedArray, target: ShardedArray) -> tuple[Collective, ...]:
     assert array.dims == target.dims, f"{array} and {target} have different dimensions"
     if not set(target.unreduced) <= set(array.unreduced):
         raise NotationError(f"{array} -> {target}: a finished sum cannot become partial again")
     steps: list[Collective] = []
     if array.same_layout(target):
-        return steps
+        return ()
     for stage in (_shrink, _all_reduce, _all_gather, _slice):
         for op, axes, result in stage(array, target):
             steps.append(Collective(op, axes, array, result))
             array = result
     assert array.same_layout(target), f"{array} is not {target}"
-    return steps
+    return tuple(steps)
 
 
 _Moves = Iterator[tuple[Op, Axes, ShardedArray]]
@@ -178,3 +185,6 @@ def _all_gather(array: ShardedArray, target: ShardedArray) -> _Moves:
         if have != prefix:
             array = array.replace(axes={dim: prefix})
             yield "all_gather", have[len(prefix) :], array
+            for op, axes, result in _shrink(array, target):
+                array = result
+                yield op, axes, result

@@ -1,7 +1,7 @@
 """From a chain and a layout to its algorithm: place every line, write it down, transpose it.
 
 Forward each operation brings its operands, works on the local blocks and finishes its result.
-Backward the same routes are travelled the other way: a cotangent is spread to where its operation
+Backward the same reshards are transposed: a cotangent is spread to where its operation
 left the product, the operands' cotangents are made there, partial over the axes along which an operand
 was repeated, and every array's are added up before they are brought home.
 """
@@ -9,9 +9,9 @@ was repeated, and every array's are added up before they are brought home.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from meshwright.notation.algorithm import GIVEN, Algorithm, Local, Step, Timing
+from meshwright.notation.algorithm import GIVEN, Algorithm, Local, Step, StepTiming
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.chain import CONTRACTION, VIEWS, Chain, Line
+from meshwright.notation.chain import CONTRACTION, VIEWS, Chain, ChainLine
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import cotangent
 from meshwright.notation.operation import Operation, placed
@@ -52,9 +52,9 @@ def derive_placed(chain: Chain, operations: list[Operation]) -> Algorithm:
     homes = {a.name: a for op in operations for a in (*op.operands, op.out)}
     forward = _Pass()
     for line, operation in zip(chain.lines, operations, strict=True):
-        for route in operation.routes:
-            forward.bring(route.forward)
-        used = tuple(route.used for route in operation.routes)
+        for operand in operation.reshards:
+            forward.bring(operand.forward)
+        used = tuple(operand.used for operand in operation.reshards)
         forward.record(Local(line.call, used, operation.finish.given))
         forward.bring(operation.finish.forward, maximum=line.function == "max")
     backward = _transpose(chain, operations, homes, forward)
@@ -81,7 +81,7 @@ def _place(chain: Chain, layout: Mapping[str, ShardedArray]) -> list[Operation]:
 
 
 def _placed(
-    chain: Chain, line: Line, homes: Mapping[str, ShardedArray], wanted: ShardedArray | None
+    chain: Chain, line: ChainLine, homes: Mapping[str, ShardedArray], wanted: ShardedArray | None
 ) -> Operation:
     return placed(
         tuple(homes[a.name] for a in line.operands),
@@ -94,7 +94,7 @@ def _placed(
 
 
 def _placed_for_reader(
-    chain: Chain, layout: Mapping[str, ShardedArray], view: Line, homes: Mapping[str, ShardedArray]
+    chain: Chain, layout: Mapping[str, ShardedArray], view: ChainLine, homes: Mapping[str, ShardedArray]
 ) -> Operation | None:
     """The view, which costs nothing itself, with its result as its first reader's other arrays want it.
 
@@ -104,7 +104,7 @@ def _placed_for_reader(
     if reader is None or not {a.name for a in reader.operands} <= {name, *homes}:
         return None
     reading = _placed(chain, reader, {**homes, name: view.out}, layout.get(reader.out.name))
-    used = next(route.used for route in reading.routes if route.used.name == name)
+    used = next(operand.used for operand in reading.reshards if operand.used.name == name)
     operation = _placed(chain, view, homes, used)
     gathered = any(step.op == "all_gather" for step in operation.finish.forward)
     return None if gathered else operation
@@ -127,11 +127,11 @@ class _Pass:
         self.steps.append(Step(action, "critical", accumulates, None, maximum))
         self.existing.add(result)
 
-    def bring(self, path: list[Collective], *, maximum: bool = False) -> None:
-        """The steps of `path` whose results do not exist yet; two readers share one gather."""
-        if path and _key(path[-1].result) in self.existing:
+    def bring(self, steps: list[Collective], *, maximum: bool = False) -> None:
+        """The `steps` whose results do not exist yet; two readers share one gather."""
+        if steps and _key(steps[-1].result) in self.existing:
             return
-        for step in path:
+        for step in steps:
             if _key(step.result) not in self.existing:
                 self.record(step, maximum=maximum)
 
@@ -149,7 +149,7 @@ class _Pass:
             if number in before or _key(self.steps[number].result) in last:
                 before |= {number, *self.reads[number]}
         for number, step in enumerate(self.steps):
-            late: Timing = "critical" if number in before else "deferred"
+            late: StepTiming = "critical" if number in before else "deferred"
             yield replace(step, timing=late if number in after else "ahead")
 
 
@@ -195,13 +195,13 @@ class _Cotangents:
         self.steps, self.differentiated, self.stored = steps, chain.differentiated, chain.stored
         self.made = {operation.out.name: operation.finish for operation in operations}
         self.yielded: dict[str, dict[ShardedArray, ShardedArray]] = {}
-        self.ways: dict[ShardedArray, list[Collective]] = {}  # those that are given, of what is yielded
+        self.chosen: dict[ShardedArray, list[Collective]] = {}  # steps of what is yielded, not by the rules
         self.readers: dict[str, int] = {}
         for line in chain.lines:
             for operand in line.operands if line.out.name in chain.differentiated else ():
                 self.readers[operand.name] = self.readers.get(operand.name, 0) + 1
 
-    def pull_back(self, line: Line, operation: Operation) -> None:
+    def pull_back(self, line: ChainLine, operation: Operation) -> None:
         """From the cotangent of the result to those of the operands, weights first."""
         self.steps.bring(operation.finish.backward)
         names = [operand.name for operand in operation.operands]
@@ -213,39 +213,40 @@ class _Cotangents:
             if not self.readers[name] and name in self.differentiated:
                 self._settle(operation.operands[wrt])
 
-    def _local(self, line: Line, operation: Operation, wrt: int) -> None:
-        route, path = operation.routes[wrt], operation.finish.backward
-        given = path[-1].result if path else cotangent(operation.out)
+    def _local(self, line: ChainLine, operation: Operation, wrt: int) -> None:
+        own, spread = operation.reshards[wrt], operation.finish.backward
+        given = spread[-1].result if spread else cotangent(operation.out)
         if line.function == CONTRACTION:
-            others = [operation.routes[1 - wrt]]
+            others = [operation.reshards[1 - wrt]]
             operands = (others[0].used, given) if wrt else (given, others[0].used)
         else:
-            others = [] if line.function in _LINEAR else operation.routes
+            others = [] if line.function in _LINEAR else operation.reshards
             operands = (given, *(other.used for other in others))
         for other in others:
             self.steps.bring(other.forward)
-        earlier = self.yielded.setdefault(route.given.name, {})
-        accumulates = _key(route.yielded) in earlier
-        self.steps.record(Local(line.call, operands, route.yielded, wrt), accumulates=accumulates)
-        earlier[_key(route.yielded)] = route.yielded
-        if route.way.backward is not None:
-            self.ways[_key(route.yielded)] = route.backward
+        earlier = self.yielded.setdefault(own.given.name, {})
+        accumulates = _key(own.yielded) in earlier
+        self.steps.record(Local(line.call, operands, own.yielded, wrt), accumulates=accumulates)
+        earlier[_key(own.yielded)] = own.yielded
+        if own.chosen.backward is not None:
+            self.chosen[_key(own.yielded)] = own.backward
 
     def _settle(self, array: ShardedArray) -> None:
         """One cotangent of what was yielded: each kind of partial sum is reduced once."""
         end, pending = self._end(array), self.yielded[array.name]
         # The most partial first, so that what it becomes is added to another and moved with it.
         for key in sorted(pending, key=lambda a: -len(a.unreduced)):
-            path = reshard(pending.pop(key), end) if key not in self.ways else self.ways[key]
-            for step in path:
+            addend = pending.pop(key)
+            steps = self.chosen[key] if key in self.chosen else reshard(addend, end)
+            for step in steps:
                 accumulates = _key(step.result) in pending
                 self.steps.record(step, accumulates=accumulates)
                 if accumulates:
                     break
             else:
                 pending[_key(end)] = end
-            # On the way lie addends of the cotangent, which none may take for the cotangent.
-            self.steps.existing -= {key, *(_key(step.result) for step in path)}
+            # Between lie addends of the cotangent, which none may take for the cotangent.
+            self.steps.existing -= {key, *(_key(step.result) for step in steps)}
         self.steps.existing.add(_key(end))
 
     def _end(self, array: ShardedArray) -> ShardedArray:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import ShardedArray
@@ -28,17 +28,18 @@ from meshwright.notation.collective import Collective, reshard, ring_bytes
 from meshwright.notation.mesh import Degrees, Mesh
 
 Roles = Mapping[str, str | None]
-Path = tuple[Collective, ...]
+Steps = tuple[Collective, ...]
+Side = Literal["lhs", "rhs", "out"]  # an array of a contraction
 
 
-class Way(NamedTuple):
+class ChosenSteps(NamedTuple):
     """The steps of an array and of its cotangent, where they are not those of `reshard`."""
 
-    forward: Path | None = None
-    backward: Path | None = None
+    forward: Steps | None = None
+    backward: Steps | None = None
 
 
-BY_RULES = Way()
+BY_RULES = ChosenSteps()
 
 
 @dataclass(frozen=True)
@@ -85,35 +86,35 @@ class Einsum:
 
 
 @dataclass(frozen=True)
-class Route:
+class Reshard:
     """An array brought from where it lies to where it is used, and its cotangent on the way back.
 
     given: where it lies. used: as the operation reads it. yielded: its cotangent as the transposed
     operation yields it. Of a result, `given` is what the operation yields and `used` what is wanted.
-    way: the steps, where other ones than those of `reshard` are taken.
+    chosen: the steps, where other ones than those of `reshard` are taken.
     """
 
     given: ShardedArray
     used: ShardedArray
     yielded: ShardedArray
-    way: Way = BY_RULES
+    chosen: ChosenSteps = BY_RULES
 
     @cached_property
     def forward(self) -> list[Collective]:
-        path = self.way.forward
-        return reshard(self.given, self.used) if path is None else list(path)
+        steps = self.chosen.forward
+        return reshard(self.given, self.used) if steps is None else list(steps)
 
     @cached_property
     def backward(self) -> list[Collective]:
-        path = self.way.backward
-        return reshard(self.yielded, cotangent(self.given)) if path is None else list(path)
+        steps = self.chosen.backward
+        return reshard(self.yielded, cotangent(self.given)) if steps is None else list(steps)
 
 
 @dataclass(frozen=True)
 class Contraction:
     """One contraction with its roles: the operands as given, as computed on, and the product.
 
-    lhs_way, rhs_way, out_way: the steps of each where they are not those of `reshard`.
+    lhs_chosen, rhs_chosen, out_chosen: the steps of each where they are not those of `reshard`.
     """
 
     einsum: Einsum
@@ -121,48 +122,48 @@ class Contraction:
     rhs: ShardedArray
     out: ShardedArray
     roles: Roles
-    lhs_way: Way = BY_RULES
-    rhs_way: Way = BY_RULES
-    out_way: Way = BY_RULES
+    lhs_chosen: ChosenSteps = BY_RULES
+    rhs_chosen: ChosenSteps = BY_RULES
+    out_chosen: ChosenSteps = BY_RULES
 
     @cached_property
-    def lhs_route(self) -> Route:
-        return replace(operand_route(self.lhs, self.roles), way=self.lhs_way)
+    def lhs_reshard(self) -> Reshard:
+        return replace(operand_reshard(self.lhs, self.roles), chosen=self.lhs_chosen)
 
     @cached_property
-    def rhs_route(self) -> Route:
-        return replace(operand_route(self.rhs, self.roles), way=self.rhs_way)
+    def rhs_reshard(self) -> Reshard:
+        return replace(operand_reshard(self.rhs, self.roles), chosen=self.rhs_chosen)
 
     @cached_property
-    def out_route(self) -> Route:
-        return replace(result_route(self.out, self.roles), way=self.out_way)
+    def out_reshard(self) -> Reshard:
+        return replace(result_reshard(self.out, self.roles), chosen=self.out_chosen)
 
     @property
     def lhs_computed(self) -> ShardedArray:
         """The left operand as the local product needs it."""
-        return self.lhs_route.used
+        return self.lhs_reshard.used
 
     @property
     def rhs_computed(self) -> ShardedArray:
         """The right operand as the local product needs it."""
-        return self.rhs_route.used
+        return self.rhs_reshard.used
 
     @property
     def product(self) -> ShardedArray:
         """What the local product yields: partial over the axes that split a contracted letter."""
-        return self.out_route.given
+        return self.out_reshard.given
 
     @property
     def lhs_steps(self) -> list[Collective]:
-        return self.lhs_route.forward
+        return self.lhs_reshard.forward
 
     @property
     def rhs_steps(self) -> list[Collective]:
-        return self.rhs_route.forward
+        return self.rhs_reshard.forward
 
     @property
     def out_steps(self) -> list[Collective]:
-        return self.out_route.forward
+        return self.out_reshard.forward
 
     @property
     def steps(self) -> list[Collective]:
@@ -182,16 +183,16 @@ class Contraction:
         """d lhs = d out . rhs, over the same letters with the same roles."""
         einsum = Einsum(self.einsum.out, self.einsum.rhs, self.einsum.lhs)
         arrays = cotangent(self.out), self.rhs_computed, cotangent(self.lhs)
-        moved, home = Way(self.out_way.backward), Way(self.lhs_way.backward)
-        return Contraction(einsum, *arrays, self.roles, lhs_way=moved, out_way=home)
+        moved, home = ChosenSteps(self.out_chosen.backward), ChosenSteps(self.lhs_chosen.backward)
+        return Contraction(einsum, *arrays, self.roles, lhs_chosen=moved, out_chosen=home)
 
     @cached_property
     def rhs_gradient(self) -> "Contraction":
         """d rhs = lhs . d out, over the same letters with the same roles."""
         einsum = Einsum(self.einsum.lhs, self.einsum.out, self.einsum.rhs)
         arrays = self.lhs_computed, cotangent(self.out), cotangent(self.rhs)
-        moved, home = Way(self.out_way.backward), Way(self.rhs_way.backward)
-        return Contraction(einsum, *arrays, self.roles, rhs_way=moved, out_way=home)
+        moved, home = ChosenSteps(self.out_chosen.backward), ChosenSteps(self.rhs_chosen.backward)
+        return Contraction(einsum, *arrays, self.roles, rhs_chosen=moved, out_chosen=home)
 
 
 def cotangent(array: ShardedArray) -> ShardedArray:
@@ -214,14 +215,14 @@ def summed_by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
     return by_roles(array, roles).replace(unreduced=partial)
 
 
-def operand_route(operand: ShardedArray, roles: Roles) -> Route:
+def operand_reshard(operand: ShardedArray, roles: Roles) -> Reshard:
     """From where an operand lies to its roles; its cotangent is a partial sum where it was repeated."""
-    return Route(operand, by_roles(operand, roles), summed_by_roles(cotangent(operand), roles))
+    return Reshard(operand, by_roles(operand, roles), summed_by_roles(cotangent(operand), roles))
 
 
-def result_route(out: ShardedArray, roles: Roles) -> Route:
+def result_reshard(out: ShardedArray, roles: Roles) -> Reshard:
     """From what an operation yields to `out`."""
-    return Route(summed_by_roles(out, roles), out, cotangent(out))
+    return Reshard(summed_by_roles(out, roles), out, cotangent(out))
 
 
 def contractions(

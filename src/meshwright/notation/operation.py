@@ -15,13 +15,13 @@ from functools import cached_property, lru_cache
 from meshwright.errors import NotationError
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import (
+    ChosenSteps,
+    Reshard,
     Roles,
-    Route,
-    Way,
     by_roles,
-    operand_route,
+    operand_reshard,
     ordered_roles,
-    result_route,
+    result_reshard,
     summed_by_roles,
 )
 
@@ -31,30 +31,30 @@ class Operation:
     """`out = f(operands)` on every device's blocks, once the operands are moved.
 
     aliases: letters of the space that an operand of a split or merge writes otherwise: the space of
-    `q[B, K, G, H] = split(q[B, N, H])` has K, which the operand calls N. ways: those of each operand
-    and then of the result; those of `reshard` where none are given.
+    `q[B, K, G, H] = split(q[B, N, H])` has K, which the operand calls N. chosen: the steps of each
+    operand and then of the result; those of `reshard` where none are given.
     """
 
     operands: tuple[ShardedArray, ...]
     out: ShardedArray
     roles: Roles
     aliases: Mapping[str, str] = field(default_factory=dict)
-    ways: tuple[Way, ...] = ()
+    chosen: tuple[ChosenSteps, ...] = ()
 
     @cached_property
-    def routes(self) -> tuple[Route, ...]:
+    def reshards(self) -> tuple[Reshard, ...]:
         """Every operand to its roles; its cotangent is a partial sum where it was repeated."""
         roles = rename(self.roles, self.aliases)
-        routes = tuple(operand_route(operand, roles) for operand in self.operands)
-        if not self.ways:
-            return routes
-        return tuple(replace(route, way=way) for route, way in zip(routes, self.ways[:-1], strict=True))
+        reshards = tuple(operand_reshard(operand, roles) for operand in self.operands)
+        if not self.chosen:
+            return reshards
+        return tuple(replace(own, chosen=one) for own, one in zip(reshards, self.chosen[:-1], strict=True))
 
     @cached_property
-    def finish(self) -> Route:
+    def finish(self) -> Reshard:
         """The result from what the devices yield to where it is wanted."""
-        route = result_route(self.out, self.roles)
-        return replace(route, way=self.ways[-1]) if self.ways else route
+        reshard = result_reshard(self.out, self.roles)
+        return replace(reshard, chosen=self.chosen[-1]) if self.chosen else reshard
 
 
 def rename(roles: Roles, aliases: Mapping[str, str]) -> Roles:

@@ -1,6 +1,6 @@
 """Reads the notation: arrays, products, meshes and sizes. Every error points at its character.
 
-Arrays are read in ASCII and in Unicode, as notation/format.py writes them. An error tells the place
+Arrays are read in ASCII and in Unicode: `A[I₍X₎, Jₜₑₙₛₒᵣ]{U₍YZ₎}`. An error tells the place
 in the whole text and, where that is long, shows what stands around it.
 """
 
@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable
 
 from meshwright.errors import MeshwrightError, NotationError
-from meshwright.notation.array import SUBSCRIPTS, Axes, ShardedArray, shorten, split_subscript
+from meshwright.notation.array import Axes, ShardedArray, shorten, split_subscript
 from meshwright.notation.mesh import Mesh
 from meshwright.units import parse_count
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?=\[)")
-_SMALL = re.compile(f"[{''.join(SUBSCRIPTS.values())}]+")
-_LETTERS = {small: letter for letter, small in SUBSCRIPTS.items()}
+# What Unicode has of subscripts for a name: the digits and some small letters.
+_LETTERS = dict(zip("ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ₀₁₂₃₄₅₆₇₈₉", "aehijklmnoprstuvx0123456789", strict=True))
+_SMALL = re.compile(f"[{''.join(_LETTERS)}]+")
 _COUNT = re.compile(r"[^,]*")
 _LONGEST_COUNT, _MOST_SIZES = 40, 1000  # characters of a size (they end at 1e18); sizes in one text
 

@@ -1,31 +1,40 @@
-"""The cheapest collectives from one sharding of an array to another, by search.
+"""The cheapest collectives from one sharding of an array to another: a shortest path.
 
-The shardings of an array are the points of a graph, every collective of moves.py is an edge with
-its seconds, and A* finds the cheapest path under the lower bounds of lower_bound.py.
+The shardings of an array are the nodes of a graph, every single collective is an edge with its seconds,
+and Dijkstra's algorithm finds the path. Blocks are contiguous, so an axis joins or leaves its dimension
+only as the last one:
+
+    all_gather      takes the last axes off one or several dimensions
+    reduce_scatter  appends partial axes to dimensions, in any order
+    all_reduce      frees partial axes
+    all_to_all      takes the last axes off some dimensions and appends them to others
+    slice           appends a free axis to a dimension
+    permute         hands every device another's block: any axes in any order that give each
+                    dimension as many shards as before; partial sums stay where they are
 
 `notation.collective.reshard` needs neither mesh nor sizes nor prices and gives one answer for all of
 them: it serves what is derived once for every size, the contractions of a Layout. This search
 serves a given array on a given machine, and is what a reshard can cost at best.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import count
-from math import inf, prod
+from itertools import chain, combinations, combinations_with_replacement, permutations, product
+from math import comb, perm, prod
+from typing import NamedTuple
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.collective import Collective, Op, gathered_bytes
-from meshwright.notation.lower_bound import LowerBounds, Summary
+from meshwright.notation.collective import Collective, Op, gathered_of_block, reshard
 from meshwright.notation.mesh import Mesh
-from meshwright.notation.moves import Choice, Family, Moves, Placed, State, mask_of, members, positions
 from meshwright.units import dtype_bytes
 
 Price = Callable[[Op, Axes, int], float]
-Path = list[tuple[Choice, State]]
 
-MAX_AXES = 5
-_NEVER = (inf, 0)
+# An array of rank 4 on four axes has 1,457 shardings, whose graph is drawn in a quarter of a second.
+# Permutes lead from every order of the axes to every other one, so six axes are too many in any case.
+MAX_SHARDINGS, MAX_AXES = 2000, 5
 
 
 def cheapest_reshard(
@@ -35,16 +44,16 @@ def cheapest_reshard(
     sizes: Mapping[str, int],
     price: Price,
     dtype: str = "bf16",
-    bounds: LowerBounds | None = None,
 ) -> list[Collective]:
     """The collectives from `array` to `target` that take the least time one after another.
 
     price: seconds of (operation, axes, gathered bytes V); cost.resharding has one for a machine.
-    bounds: what searches of as many bytes on the same mesh at the same price have found, to go on from.
     A slice is free. Among equals the fewest steps are taken. Any axis of the mesh may help on the
     way, so a sliced replica can halve what a slow link carries. Axes of size one split nothing and
-    are left out of the steps. Raises NotationError where a dimension does not divide, an axis is
-    unknown, or a partial sum is wanted of a finished one.
+    are left out of the steps. Where the shardings are too many (`is_searchable`) the dimensions that stay as
+    they are take no part, then idle axes neither; and if even the rest are too many, the steps are
+    those of `reshard`. Raises NotationError where a dimension does not
+    divide, an axis is unknown, or a partial sum is wanted of a finished one.
 
     >>> from meshwright.notation.collective import ring_bytes
     >>> from meshwright.notation.parse import parse_array as a
@@ -53,134 +62,125 @@ def cheapest_reshard(
     >>> print(*cheapest_reshard(a("A[I_XY]"), a("A[I_Y]"), mesh, {"I": 64}, price), sep="; ")
     Permute_{Y,X} A[I_XY] -> A[I_YX]; AllGather_{X} A[I_YX] -> A[I_Y]
     """
-    problem = _Problem(array, target, mesh, sizes, price, dtype)
-    return problem.collectives(_Search(problem, LowerBounds() if bounds is None else bounds).path())
+    _check(array, target, mesh, sizes)
+    array, target = _without_single(array, mesh), _without_single(target, mesh)
+    num_bytes = prod(sizes[dim] for dim in array.dims) * dtype_bytes(dtype)
+    for part in _parts(array, target, mesh):
+        if is_searchable(part.mesh, len(part.array.dims), part.array.unreduced):
+            found = Reshards(part.array, part.mesh, sizes, num_bytes / part.shards, price)
+            return [_on_whole(step, array) for step in found.steps(part.target)]
+    return reshard(array, target)
 
 
-class _Problem:
-    """The question in numbers: axes are positions in the mesh, those of size one left out."""
+class Reshards:
+    """The cheapest reshards from one sharding of an array to others or, `towards` it, from others.
+
+    num_bytes: of the whole array. partial: the axes over which shardings may be partial sums, those of
+    `end` unless given. The paths are found as far as they are asked for, each axis of the mesh having
+    more than one device.
+    """
 
     def __init__(
         self,
-        array: ShardedArray,
-        target: ShardedArray,
+        end: ShardedArray,
         mesh: Mesh,
         sizes: Mapping[str, int],
+        num_bytes: float,
         price: Price,
-        dtype: str,
+        *,
+        partial: Axes | None = None,
+        towards: bool = False,
     ) -> None:
-        _check(array, target, mesh, sizes)
-        self.array, self.price = array, price
-        self.names = tuple(axis for axis in mesh if mesh.size(axis) > 1)
-        self.axis_sizes = tuple(mesh.size(axis) for axis in self.names)
-        self.moves = Moves(self.axis_sizes, tuple(sizes[dim] for dim in array.dims))
-        self.start, self.goal = self._state(array), self._state(target)
-        self._bytes = prod(sizes[dim] for dim in array.dims) * dtype_bytes(dtype)
-        self._seconds: dict[tuple[Op, int, int], float] = {}
-        self._alike = self._groups_of_dims()
-        self._canonical: dict[State, State] = {}
-        self._summaries: dict[State, Summary] = {}
-        self._bits = [1 << axis for axis in range(len(self.names))]
-        self._goal_positions = positions(self.goal[0], self.axis_sizes)
+        self._mesh, self._num_bytes, self._price, self._towards = mesh, num_bytes, price, towards
+        axes = tuple((axis, size) for axis, size in mesh.sizes.items() if size > 1)
+        allowed = tuple(sorted(end.unreduced if partial is None else partial))
+        self._graph = graph = _graph(axes, len(end.dims), allowed)
+        self._edges = graph.before if towards else graph.after
+        self._seconds: list[float | None] = [0.0, *[None] * (len(graph.kinds) - 1)]
+        limits = [sizes[dim] for dim in end.dims]
+        uneven = any(size % mesh.num_devices for size in limits)
+        self._barred = [uneven and _bars(limits, shards) for shards in graph.shards]
+        start = graph.number(end)
+        self._best: dict[int, tuple[float, int]] = {start: (0.0, 0)}
+        self._nearer: dict[int, tuple[int, int]] = {}  # the edge's kind and the node that it comes from
+        self._settled: set[int] = set()
+        self._queue = [(0.0, 0, start)]
 
-    def _state(self, array: ShardedArray) -> State:
-        index = {name: position for position, name in enumerate(self.names)}
-        placed = tuple(tuple(index[axis] for axis in axes if axis in index) for axes in array.axes)
-        return placed, mask_of(tuple(index[axis] for axis in array.unreduced if axis in index))
+    def seconds(self, other: ShardedArray) -> float:
+        """Seconds of the cheapest reshard between the end and `other`."""
+        node = self._graph.number(other)
+        while node not in self._settled:
+            self._settle_next()
+        return self._best[node][0]
 
-    def _groups_of_dims(self) -> list[tuple[int, ...]]:
-        """Dimensions that the target leaves whole, those of equal size together."""
-        groups: dict[int, list[int]] = {}
-        for dim, (axes, size) in enumerate(zip(self.goal[0], self.moves.dim_sizes, strict=True)):
-            if not axes:
-                groups.setdefault(0 if self.moves.everything_divides else size, []).append(dim)
-        return [tuple(group) for group in groups.values() if len(group) > 1]
+    def steps(self, other: ShardedArray) -> list[Collective]:
+        """The collectives of the cheapest reshard, named as `other` is."""
+        self.seconds(other)
+        node, passed = self._graph.number(other), []
+        while node in self._nearer:
+            kind, then = self._nearer[node]
+            passed.append((node, kind, then))
+            node = then
+        if not self._towards:
+            passed = [(then, kind, node) for node, kind, then in reversed(passed)]
+        return list(self._collectives(passed, other))
 
-    def seconds(self, op: Op, axes: int, sharded: int) -> float:
-        """The price of `op` over `axes` where the axes in `sharded` split the operand."""
-        if op == "slice":
+    def _settle_next(self) -> None:
+        seconds, steps, node = heappop(self._queue)
+        if node in self._settled:
+            return
+        self._settled.add(node)
+        best, settled, barred, known = self._best, self._settled, self._barred, self._seconds
+        for kind, then in self._edges[node]:
+            if then in settled or barred[then]:
+                continue
+            cost = known[kind]
+            if cost is None:
+                cost = known[kind] = self._kind_seconds(self._graph.kinds[kind])
+            reached = (seconds + cost, steps + (kind > 0))
+            if then not in best or reached < best[then]:
+                best[then] = reached
+                self._nearer[then] = kind, node
+                heappush(self._queue, (*reached, then))
+
+    def _kind_seconds(self, kind: "_Kind") -> float:
+        if kind.op == "slice":
             return 0.0
-        key = op, axes, sharded
-        if key not in self._seconds:
-            num_devices = self.moves.num_devices
-            moved = gathered_bytes(op, self._bytes / num_devices[sharded], num_devices[axes])
-            self._seconds[key] = self.price(op, self._named(axes), moved)
-        return self._seconds[key]
+        block, num_devices = self._num_bytes / self._mesh.size(kind.sharded), self._mesh.size(kind.axes)
+        return self._price(kind.op, kind.axes, gathered_of_block(kind.op, block, num_devices))
 
-    def summary(self, state: State) -> Summary:
-        """What lower_bound.py knows of a sharding."""
-        if state not in self._summaries:
-            self._summaries[state] = self._summarise(state)
-        return self._summaries[state]
+    def _collectives(self, passed: list[tuple[int, int, int]], like: ShardedArray) -> Iterator[Collective]:
+        """The edges between shardings as steps; one that passes a hand is two edges."""
+        operand, taken = None, 0
+        for before, kind, after in passed:
+            operand = operand or self._graph.sharding(before, like)
+            taken = taken or kind
+            result = self._graph.sharding(after, like)
+            if result is not None and operand is not None:
+                op, axes = self._graph.kinds[taken][:2]
+                yield Collective(op, _ordered(axes, operand, result), operand, result)
+                operand, taken = result, 0
 
-    def _summarise(self, state: State) -> Summary:
-        right = wrong = 0
-        now = positions(state[0], self.axis_sizes)
-        for bit, have, want in zip(self._bits, now, self._goal_positions, strict=True):
-            if have is not None:
-                if have == want:
-                    right |= bit
-                else:
-                    wrong |= bit
-        return right, wrong, state[1]
 
-    # Dimensions that the target leaves whole are alike: only one of the shardings that differ by an
-    # exchange of them is searched, the one where they are in order.
+def is_searchable(mesh: Mesh, rank: int, partial: Axes) -> bool:
+    """Whether an array has no more shardings than are searched."""
+    num_axes = sum(size > 1 for size in mesh.sizes.values())
+    return num_axes <= MAX_AXES and num_shardings(mesh, rank, partial) <= MAX_SHARDINGS
 
-    def _in_order(self, placed: Placed) -> tuple[int, ...]:
-        """The dimensions as they stand in the canonical sharding."""
-        order = list(range(len(placed)))
-        for alike in self._alike:
-            for dim, source in zip(alike, sorted(alike, key=placed.__getitem__), strict=True):
-                order[dim] = source
-        return tuple(order)
 
-    def canonical(self, state: State) -> State:
-        """The sharding that stands for `state`."""
-        if state not in self._canonical:
-            placed, partial = state
-            self._canonical[state] = tuple([placed[dim] for dim in self._in_order(placed)]), partial
-        return self._canonical[state]
+def num_shardings(mesh: Mesh, rank: int, partial: Axes) -> int:
+    """How many shardings an array has, of which the axes in `partial` may hold partial sums.
 
-    def uncanonical(self, path: Path) -> Path:
-        """A path of which each step starts from the canonical form of what the one before led to."""
-        actual: Path = []
-        stands_for = self._in_order(self.start[0])
-        for choice, (placed, partial) in path:
-            own: list[tuple[int, ...]] = [()] * len(placed)
-            for dim, axes in zip(stands_for, placed, strict=True):
-                own[dim] = axes
-            actual.append((choice, (tuple(own), partial)))
-            stands_for = tuple(stands_for[dim] for dim in self._in_order(placed))
-        return actual
+    >>> num_shardings(Mesh({"X": 2, "Y": 2}), 2, ()), num_shardings(Mesh({"X": 2}), 1, ("X",))
+    (11, 3)
+    """
+    axes = [axis for axis, size in mesh.sizes.items() if size > 1]
+    summed = len(set(partial) & set(axes))
 
-    def collectives(self, path: Path) -> list[Collective]:
-        """The steps of a path in the notation."""
-        steps: list[Collective] = []
-        operand = self._array(self.start)
-        for (op, axes), state in path:
-            result = self._array(state)
-            steps.append(Collective(op, self._ordered(axes, operand, result), operand, result))
-            operand = result
-        return steps
+    def placed(count: int) -> int:  # each set of axes in each order, cut between the dimensions
+        return sum(perm(count, split) * comb(split + rank - 1, rank - 1) for split in range(count + 1))
 
-    def _named(self, axes: int) -> Axes:
-        return tuple(self.names[axis] for axis in members(axes))
-
-    def _ordered(self, axes: int, operand: ShardedArray, result: ShardedArray) -> Axes:
-        """Axes as the result has them, or the operand, or the mesh."""
-        chosen = self._named(axes)
-        known = (*result.sharded_axes, *operand.sharded_axes, *operand.unreduced)
-        return tuple(axis for axis in dict.fromkeys(known) if axis in chosen)
-
-    def _array(self, state: State) -> ShardedArray:
-        placed, partial = state
-        axes = {
-            dim: tuple(self.names[axis] for axis in split)
-            for dim, split in zip(self.array.dims, placed, strict=True)
-        }
-        left = self._named(partial)
-        return self.array.replace(axes=axes, unreduced=tuple(a for a in self.array.unreduced if a in left))
+    return sum(comb(summed, held) * placed(len(axes) - held) for held in range(summed + 1))
 
 
 def _check(array: ShardedArray, target: ShardedArray, mesh: Mesh, sizes: Mapping[str, int]) -> None:
@@ -191,72 +191,212 @@ def _check(array: ShardedArray, target: ShardedArray, mesh: Mesh, sizes: Mapping
         mesh.size(given.unreduced)
     if not set(target.unreduced) <= set(array.unreduced):
         raise NotationError(f"{array} -> {target}: a finished sum cannot become partial again")
-    used = sum(size > 1 for size in mesh.sizes.values())
-    if used > MAX_AXES:
-        raise NotationError(
-            f"{array} -> {target}: a mesh of {used} axes is too large to search; fits: up to {MAX_AXES}"
-        )
 
 
-class _Search:
-    """A* from the start to the goal.
+def _without_single(array: ShardedArray, mesh: Mesh) -> ShardedArray:
+    """`array` without the axes of one device."""
+    axes = [tuple(axis for axis in split if mesh.size(axis) > 1) for split in array.axes]
+    partial = tuple(axis for axis in array.unreduced if mesh.size(axis) > 1)
+    return array.replace(axes=dict(zip(array.dims, axes, strict=True)), unreduced=partial)
 
-    The queue holds shardings and whole families of them (an operation over some axes, whatever
-    dimensions it appends to), which are spelled out only when their turn comes. Equal seconds are
-    told apart by the number of steps.
+
+class _Part(NamedTuple):
+    """What is searched of an array: some dimensions and axes; the others make `shards` of it all along."""
+
+    array: ShardedArray
+    target: ShardedArray
+    mesh: Mesh
+    shards: int
+
+
+def _parts(array: ShardedArray, target: ShardedArray, mesh: Mesh) -> Iterator[_Part]:
+    """All of the array, the dimensions that change, and these without idle axes."""
+    yield _Part(array, target, mesh, 1)
+    changed = [dim for dim in array.dims if array.axes_of(dim) != target.axes_of(dim)] or [array.dims[0]]
+    fixed = {axis for dim in array.dims if dim not in changed for axis in array.axes_of(dim)}
+    before, after = (
+        ShardedArray(a.name, tuple(changed), tuple(a.axes_of(dim) for dim in changed), a.unreduced)
+        for a in (array, target)
+    )
+    shards, used = mesh.size(tuple(fixed)), {*before.sharded_axes, *before.unreduced, *after.sharded_axes}
+    for kept in ([axis for axis in mesh if axis not in fixed], [axis for axis in mesh if axis in used]):
+        yield _Part(before, after, Mesh({axis: mesh.size(axis) for axis in kept}), shards)
+
+
+def _on_whole(step: Collective, array: ShardedArray) -> Collective:
+    """A step of some dimensions of `array` as one of all."""
+    operand, result = (
+        array.replace(axes=dict(zip(one.dims, one.axes, strict=True)), unreduced=one.unreduced)
+        for one in (step.operand, step.result)
+    )
+    return Collective(step.op, step.axes, operand, result)
+
+
+def _ordered(axes: Axes, operand: ShardedArray, result: ShardedArray) -> Axes:
+    """Axes as the result has them, or the operand."""
+    known = (*result.sharded_axes, *operand.sharded_axes, *operand.unreduced)
+    return tuple(axis for axis in dict.fromkeys(known) if axis in axes)
+
+
+def _bars(sizes: list[int], shards: tuple[int, ...]) -> bool:
+    """Whether some dimension does not divide; a hand has no shards and bars nothing."""
+    return any(size % count for size, count in zip(sizes, shards, strict=False))
+
+
+# The graph.
+
+_Split = tuple[Axes, ...]
+_Partial = frozenset[str]
+
+
+class _Sharding(NamedTuple):
+    split: _Split
+    partial: _Partial
+
+
+class _Hand(NamedTuple):
+    """What a collective holds of axes that it appends to some of the dimensions, in any way."""
+
+    split: _Split
+    partial: _Partial
+    axes: Axes
+    dims: tuple[int, ...]
+
+
+class _Kind(NamedTuple):
+    """What has one price; sharded: the axes that split the operand."""
+
+    op: Op
+    axes: Axes
+    sharded: Axes
+
+
+class _Graph:
+    """Every sharding of an array of this rank over `axes`, of which those in `partial` may hold sums.
+
+    A collective that appends axes leads first to a hand, which many shardings share, and from it at no
+    price (kind 0) to every way of appending them.
     """
 
-    def __init__(self, problem: _Problem, bounds: LowerBounds) -> None:
-        self._problem, self._moves, self._goal = problem, problem.moves, problem.goal
-        start, goal = problem.summary(problem.start), problem.summary(problem.goal)
-        self._bounds = bounds.to(goal, start[2], problem.axis_sizes, problem.seconds)
-        self._best: dict[State, tuple[float, int]] = {}
-        self._spelled: dict[Family, tuple[float, int]] = {}
-        self._came: dict[State, tuple[State, Choice, State]] = {}
-        self._queue: list[tuple] = []
-        self._order = count()
-        self._reach(problem.canonical(problem.start), 0.0, 0)
+    def __init__(self, axes: tuple[tuple[str, int], ...], rank: int, partial: Axes) -> None:
+        self._sizes, self._axes = dict(axes), tuple(name for name, _ in axes)
+        self._numbers: dict[tuple, int] = {}
+        self._nodes: list[_Sharding | _Hand] = []
+        self._kinds: dict[_Kind, int] = {_Kind("slice", (), ()): 0}
+        self.after: list[list[tuple[int, int]]] = []
+        whole = _Sharding(((),) * rank, frozenset(axis for axis in partial if axis in self._sizes))
+        self._node(whole)
+        for node in self._nodes:  # which grows
+            self.after.append([(self._kind(kind), self._node(then)) for kind, then in self._edges(node)])
+        self.shards = [self._shards(node) for node in self._nodes]
+        self._add_permutes()
+        self.kinds = list(self._kinds)
+        self.before: list[list[tuple[int, int]]] = [[] for _ in self._nodes]
+        for number, edges in enumerate(self.after):
+            for kind, then in edges:
+                self.before[then].append((kind, number))
 
-    def path(self) -> Path:
-        """The choices on the cheapest way, each with the sharding that it leads to."""
-        while self._queue:
-            _, steps, _, seconds, state, choice, family = heappop(self._queue)
-            if family is not None:
-                self._spell_out(state, seconds, steps, choice, family)
-            elif state == self._goal:
-                return self._way_to(state)
-            elif (seconds, steps) == self._best[state]:  # else it was reached more cheaply since
-                self._expand(state, seconds, steps)
-        raise AssertionError("gathering everything and slicing anew always leads to the target")
+    def number(self, array: ShardedArray) -> int:
+        return self._numbers[array.axes, frozenset(array.unreduced)]
 
-    def _reach(self, state: State, seconds: float, steps: int) -> None:
-        self._best[state] = seconds, steps
-        bound = seconds + self._bounds.seconds(self._problem.summary(state))
-        heappush(self._queue, (bound, steps, next(self._order), seconds, state, None, None))
+    def sharding(self, number: int, like: ShardedArray) -> ShardedArray | None:
+        """The sharding of a node as an array, None for a hand."""
+        node = self._nodes[number]
+        if isinstance(node, _Hand):
+            return None
+        known = dict.fromkeys((*like.unreduced, *self._axes))
+        partial = tuple([axis for axis in known if axis in node.partial])
+        return _array(like.name, like.dims, node.split, partial)
 
-    def _expand(self, state: State, seconds: float, steps: int) -> None:
-        costs = self._bounds.costs(self._problem.summary(state))
-        limit, _ = self._best.get(self._goal, _NEVER)
-        for choice, family in self._moves.all(state):
-            choice, cost, cost_to_goal = costs[choice]
-            bound, then = seconds + cost_to_goal, (seconds + cost, steps + 1)
-            if bound <= limit and bound < inf and then < self._spelled.get(family, _NEVER):
-                entry = bound, steps + 1, next(self._order), seconds + cost, state, choice, family
-                heappush(self._queue, entry)
+    def _node(self, node: "_Sharding | _Hand") -> int:
+        number = self._numbers.setdefault(tuple(node), len(self._nodes))
+        if number == len(self._nodes):
+            self._nodes.append(node)
+        return number
 
-    def _spell_out(self, before: State, seconds: float, steps: int, choice: Choice, family: Family) -> None:
-        if self._spelled.get(family, _NEVER) <= (seconds, steps):
-            return  # another sharding led to the same ones
-        self._spelled[family] = seconds, steps
-        for result in self._moves.spelled_out(family):
-            state = self._problem.canonical(result)
-            if (seconds, steps) < self._best.get(state, _NEVER):
-                self._came[state] = before, choice, result
-                self._reach(state, seconds, steps)
+    def _kind(self, kind: _Kind) -> int:
+        return self._kinds.setdefault(kind, len(self._kinds))
 
-    def _way_to(self, state: State) -> Path:
-        steps: Path = []
-        while state in self._came:
-            state, choice, result = self._came[state]
-            steps.append((choice, result))
-        return self._problem.uncanonical(steps[::-1])
+    def _in_order(self, axes: Collection[str]) -> Axes:
+        return tuple([axis for axis in self._axes if axis in axes])
+
+    def _shards(self, node: "_Sharding | _Hand") -> tuple[int, ...]:
+        if isinstance(node, _Hand):
+            return ()
+        return tuple([prod([self._sizes[axis] for axis in axes]) for axes in node.split])
+
+    def _edges(self, node: "_Sharding | _Hand") -> Iterator[tuple[_Kind, "_Sharding | _Hand"]]:
+        split, partial = node[:2]
+        if isinstance(node, _Hand):
+            free = _Kind("slice", (), ())
+            for tails in _arrangements(node.axes, node.dims, len(split)):
+                yield free, _Sharding(tuple(map(tuple.__add__, split, tails)), partial)
+            return
+        sharded, everywhere = self._in_order(sum(split, ())), tuple(range(len(split)))
+        for axis in self._axes:
+            if axis not in sharded and axis not in partial:
+                yield _Kind("slice", (axis,), sharded), _Hand(split, partial, (axis,), everywhere)
+        for axes in _subsets(self._in_order(partial)):
+            rest = partial - set(axes)
+            yield _Kind("all_reduce", axes, sharded), _Sharding(split, rest)
+            yield _Kind("reduce_scatter", axes, sharded), _Hand(split, rest, axes, everywhere)
+        for kept in product(*[[axes[:count] for count in range(len(axes) + 1)] for axes in split]):
+            axes = self._in_order(set(sharded) - set(chain.from_iterable(kept)))
+            if axes:
+                stay = tuple([dim for dim in everywhere if kept[dim] == split[dim]])
+                yield _Kind("all_gather", axes, sharded), _Sharding(kept, partial)
+                if stay:
+                    yield _Kind("all_to_all", axes, sharded), _Hand(kept, partial, axes, stay)
+
+    def _add_permutes(self) -> None:
+        """Between all shardings that make as many shards of each dimension; axes: those that change."""
+        alike: dict[tuple, list[int]] = {}
+        for number, node in enumerate(self._nodes):
+            if isinstance(node, _Sharding):
+                alike.setdefault((self.shards[number], node.partial), []).append(number)
+        for numbers in alike.values():
+            positions = {number: self._positions(self._nodes[number].split) for number in numbers}
+            for before, after in permutations(numbers, 2):
+                old, new = positions[before], positions[after]
+                changed = tuple([axis for axis in self._axes if old.get(axis) != new.get(axis)])
+                sharded = self._in_order(tuple(old))
+                self.after[before].append((self._kind(_Kind("permute", changed, sharded)), after))
+
+    def _positions(self, split: _Split) -> dict[str, tuple[int, int]]:
+        """For each axis its dimension and the shards that the axes before it make."""
+        found = {}
+        for dim, axes in enumerate(split):
+            shards = 1
+            for axis in axes:
+                found[axis] = dim, shards
+                shards *= self._sizes[axis]
+        return found
+
+
+@lru_cache(maxsize=4096)
+def _array(name: str, dims: tuple[str, ...], axes: _Split, unreduced: Axes) -> ShardedArray:
+    """The same object each time: most reshards pass through few shardings."""
+    return ShardedArray(name, dims, axes, unreduced)
+
+
+@lru_cache(maxsize=32)
+def _graph(axes: tuple[tuple[str, int], ...], rank: int, partial: Axes) -> _Graph:
+    return _Graph(axes, rank, partial)
+
+
+def _subsets(axes: Axes) -> Iterator[Axes]:
+    """Every choice of axes but none."""
+    return chain.from_iterable(combinations(axes, count) for count in range(1, len(axes) + 1))
+
+
+@lru_cache(maxsize=1024)
+def _arrangements(axes: Axes, dims: tuple[int, ...], rank: int) -> tuple[_Split, ...]:
+    """Every way to lay `axes` out, in any order, over `dims` of an array."""
+    found: list[_Split] = []
+    for order in permutations(axes):
+        for chosen in combinations_with_replacement(dims, len(order)):
+            tails: list[Axes] = [()] * rank
+            for axis, dim in zip(order, chosen, strict=True):
+                tails[dim] += (axis,)
+            found.append(tuple(tails))
+    return tuple(found)

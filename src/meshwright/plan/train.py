@@ -27,6 +27,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
 from meshwright.plan.assumptions import assumptions
 from meshwright.plan.space import Choice, Space, record, usable_bytes
+from meshwright.units import format_bytes, format_seconds
 
 # Fields of a layout that a search does not choose.
 NOT_SEARCHED = (
@@ -58,6 +59,15 @@ class Candidate:
     hardware: Hardware
     placement: Placement
     compiled_bytes: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Candidate({self})"
+
+    def __str__(self) -> str:
+        """The layout and its headlines: `fsdp=64,remat=full: 2.61 s a step, MFU 48.3%, 8.6 GB a chip`."""
+        fits = "" if self.fits else ", does not fit"
+        needed = f"{format_bytes(self.needed_bytes)} a chip{fits}"
+        return f"{self.layout}: {format_seconds(self.step_seconds)} a step, MFU {self.mfu:.1%}, {needed}"
 
     @property
     def step_seconds(self) -> float:
@@ -127,6 +137,9 @@ class Search:
     considered: int
     seconds: float
     assumptions: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Search(best of {self.considered:,} layouts: {self.best})"
 
     @property
     def best(self) -> Candidate:

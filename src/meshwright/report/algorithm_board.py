@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from meshwright.cost.algorithm import PricedLine, PricedPass
+from meshwright.cost.algorithm import PricedLine, PricedSteps
 from meshwright.report.board import aligned
 from meshwright.units import format_bytes, format_count, format_seconds
 
 
-def chain_lines(passes: Mapping[str, PricedPass], given: str) -> Iterator[str]:
+def chain_lines(passes: Mapping[str, PricedSteps], given: str) -> Iterator[str]:
     """What is given, and every pass."""
     yield f"  {given}"
     for title, one in passes.items():
@@ -15,7 +15,7 @@ def chain_lines(passes: Mapping[str, PricedPass], given: str) -> Iterator[str]:
         yield from pass_lines(title, one)
 
 
-def pass_lines(title: str, one: PricedPass) -> Iterator[str]:
+def pass_lines(title: str, one: PricedSteps) -> Iterator[str]:
     """The steps of a pass with bytes or FLOPs and seconds, and its time."""
     yield f"  {title}"
     steps = enumerate(one.lines, 1)
@@ -31,7 +31,7 @@ def _figures(line: PricedLine) -> tuple[str, str]:
     return amount, format_seconds(line.seconds)
 
 
-def _sum(one: PricedPass) -> str:
+def _sum(one: PricedSteps) -> str:
     """`local 21.8 us + critical 93 us + deferred 46 us = 161 us; 115 us if what can wait hides`."""
     parts = [("local", one.seconds_compute)]
     parts += [(timing, one.seconds_comms(timing)) for timing in ("critical", "ahead", "deferred")]

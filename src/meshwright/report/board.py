@@ -5,17 +5,17 @@ from typing import Any
 
 from meshwright.cost.strategy import Objective, PricedStep, Question, Strategy
 from meshwright.notation.array import ShardedArray, subscript
-from meshwright.notation.roles import Case, case_of
+from meshwright.notation.roles import case_of
 from meshwright.units import format_bytes, format_count, format_seconds
 
 MAX_ROWS = 8  # strategies listed under the derivation
 
-_CASES: dict[Case, str] = {
+_CASES = {
     1: "its blocks meet where they are",
     2: "gather that operand, or cut the other alike and reduce the sum",
     3: "multiply what is there, and reduce the sum",
-    4: "an array may use an axis once, so one operand gives way",
 }
+_CONFLICT = "an array may use an axis once, so one operand gives way"
 
 
 def contraction_lines(
@@ -101,17 +101,23 @@ def _copies(q: Question, array: ShardedArray) -> str:
 def _cases(q: Question) -> Iterator[str]:
     for axis in q.mesh:
         case = case_of(q.einsum, q.lhs, q.rhs, axis)
-        yield f"  {axis}: case {case}, {_where(q, axis)}: {_CASES[case]}"
+        words = _CONFLICT if case.conflict else _CASES[case.number]
+        if case.summed:
+            summed = " and ".join(array.name for array in case.summed)
+            words = f"{summed} is summed before the product; {words}"
+        yield f"  {axis}: case {case.number}, {_where(q, axis)}: {words}"
 
 
 def _where(q: Question, axis: str) -> str:
-    """`splits J of A alone`, `splits I of A and K of B`."""
-    parts = []
+    """`splits J of A alone`, `splits I of A and K of B`, `holds partial sums of A`."""
+    parts, summed = [], [array.name for array in (q.lhs, q.rhs) if axis in array.unreduced]
     for array, other in ((q.lhs, q.rhs), (q.rhs, q.lhs)):
         if letter := array.dim_of(axis):
             alone = " alone" if letter in other.dims and not other.dim_of(axis) else ""
             parts.append(f"{letter} of {array.name}{alone}")
-    return f"splits {' and '.join(parts)}" if parts else "splits neither operand"
+    found = [f"splits {' and '.join(parts)}"] if parts else []
+    found += [f"holds partial sums of {' and '.join(summed)}"] if summed else []
+    return ", ".join(found) or "splits neither operand"
 
 
 def _derivation(best: Strategy) -> Iterator[str]:

@@ -12,7 +12,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.train import Candidate
 from meshwright.report.chart import SMALL, Axes, Scale, dot, label, line, padded, text_width
 from meshwright.report.figure import Figure, Panel
-from meshwright.report.plan_data.roofline import LinkRoof, Operation, link_roofs, operations
+from meshwright.report.plan_data.roofline import LinkRoof, StepOperation, link_roofs, operations
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _WIDTH, _HEIGHT = 522, 380
@@ -21,7 +21,7 @@ _MAX_LABELS = 12
 _LEAST_SHARE_OF_TRAFFIC = 0.05
 COLOUR = {"matmul": "compute", "attention": "tp"}
 
-_Place = Callable[[Operation], tuple[float, float]]
+_Place = Callable[[StepOperation], tuple[float, float]]
 
 
 def roofline_figure(config: ModelConfig, workload: Workload, candidate: Candidate) -> Figure:
@@ -50,7 +50,7 @@ def _peak(candidate: Candidate) -> tuple[float, str]:
     return max([chip.flops(dtype), *measured]), dtype
 
 
-def _hbm_panel(found: Sequence[Operation], candidate: Candidate, step: float) -> Panel:
+def _hbm_panel(found: Sequence[StepOperation], candidate: Candidate, step: float) -> Panel:
     shown = [operation for operation in found if operation.flops and operation.hbm_bytes]
     (peak, dtype), chip = _peak(candidate), candidate.hardware.chip
     rate = chip.hbm_bytes_per_second
@@ -67,7 +67,7 @@ def _hbm_panel(found: Sequence[Operation], candidate: Candidate, step: float) ->
     return Panel(_WIDTH, _HEIGHT, Markup().join(body))
 
 
-def _link_panel(found: Sequence[Operation], candidate: Candidate, step: float) -> Panel:
+def _link_panel(found: Sequence[StepOperation], candidate: Candidate, step: float) -> Panel:
     shown = [operation for operation in found if operation.flops and operation.link_bytes]
     if not shown:
         words = "No operation of this step communicates."
@@ -136,7 +136,7 @@ def _rate(flops_per_second: float) -> str:
     return f"{flops_per_second / 1e6:.3g} M"
 
 
-def _points(found: Sequence[Operation], step: float, x: Scale, y: Scale, place: _Place) -> Markup:
+def _points(found: Sequence[StepOperation], step: float, x: Scale, y: Scale, place: _Place) -> Markup:
     """A disc for each operation, the largest first so that small ones stay in sight; and their names."""
     parts = []
     for operation in sorted(found, key=lambda o: -o.seconds):
@@ -156,7 +156,7 @@ def _radius(share: float) -> float:
     return max(2.5, 26 * share**0.5)
 
 
-def _names(found: Sequence[Operation], step: float, x: Scale, y: Scale, place: _Place) -> Markup:
+def _names(found: Sequence[StepOperation], step: float, x: Scale, y: Scale, place: _Place) -> Markup:
     """Names beside the points, one for all that lie together, each where it covers nothing else."""
     groups: list[_Group] = []
     for operation in sorted(found, key=lambda o: -o.seconds):
@@ -187,7 +187,7 @@ class _Group:
     x: float
     y: float
     radius: float
-    members: list[Operation]
+    members: list[StepOperation]
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _places(group: _Group, words: str) -> Iterator[_Words]:
         yield _Words(group.x - 3, height, "start", width)
 
 
-def _written(members: Sequence[Operation], groups: Sequence[_Group], room: float) -> str:
+def _written(members: Sequence[StepOperation], groups: Sequence[_Group], room: float) -> str:
     """Names of the members, each once; with the direction where the same name stands elsewhere too.
 
     As many as `room` pixels take, and how many there are besides.
@@ -254,7 +254,7 @@ def _joined(names: Sequence[str], shown: int) -> str:
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest else "")
 
 
-def _without_flops(found: Sequence[Operation], step: float) -> Markup:
+def _without_flops(found: Sequence[StepOperation], step: float) -> Markup:
     """A line on what has no FLOPs to draw."""
     seconds = sum(operation.seconds for operation in found)
     if not seconds:

@@ -4,6 +4,7 @@ Text from documents is wrapped in `Text`, so that `[D_fsdp]` is never read as ri
 """
 
 from collections.abc import Iterator, Mapping
+from io import StringIO
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -21,6 +22,8 @@ from meshwright.report.plan_view import CandidateRow, candidate_rows
 from meshwright.report.schedule_tables import schedule_tables
 from meshwright.report.summary import cards
 
+# Wide enough for the tables where the output is piped and there is no terminal to ask.
+PIPED_WIDTH = 140
 _STYLE = {"good": "green", "fine": "cyan", "warn": "yellow", "bad": "red"}
 
 
@@ -68,6 +71,15 @@ def audit_table(audit: Document) -> Group:
     said = [*(_remark(*remark) for remark in remarks(audit)), *_numerics(audit)]
     at_once = schedule_tables(audit)
     return Group(table, _totals_table(audit), *_memory_table(audit), *at_once, *said, _verdict(audit))
+
+
+def plain_text(*renderables: object) -> str:
+    """Tables and text as `mw` prints them where there is no terminal."""
+    console = Console(file=StringIO(), width=PIPED_WIDTH, highlight=False)
+    with console.capture() as captured:
+        for renderable in renderables:
+            console.print(renderable, markup=False)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()).rstrip()
 
 
 def summary_panel(run: Run, places: Mapping[str, str | Path]) -> Panel:

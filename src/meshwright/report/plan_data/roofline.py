@@ -25,7 +25,7 @@ _Key = tuple[str, Direction]
 
 
 @dataclass(frozen=True)
-class Operation:
+class StepOperation:
     """One operation in one direction over a whole step, on the chip that has most to do.
 
     seconds: of its work. link_bytes, link_seconds: of its collectives; exposed_seconds: of those, what
@@ -76,12 +76,12 @@ class LinkRoof:
     seconds: float
 
 
-def operations(config: ModelConfig, workload: Workload, candidate: Candidate) -> list[Operation]:
+def operations(config: ModelConfig, workload: Workload, candidate: Candidate) -> list[StepOperation]:
     """Every operation that works, by time. Those of one name in one direction are added up."""
     layout, chip = candidate.layout, candidate.hardware.chip
     sequences = workload.num_sequences / layout.microbatches
     graph = record(config, candidate.hardware, layout, sequences, workload.seq_len)
-    dtypes, totals = Dtypes.of(layout), dict[_Key, Operation]()
+    dtypes, totals = Dtypes.of(layout), dict[_Key, StepOperation]()
     for segment, runs in zip(graph.segments, candidate.cost.runs, strict=True):
         if not runs:
             continue
@@ -117,14 +117,16 @@ def _in_directions(segment: Segment, remat: str) -> Iterator[tuple[Direction, No
             yield direction, node
 
 
-def _priced(node: Node, direction: Direction, runs: float, dtypes: Dtypes, chip: Chip) -> Operation | None:
+def _priced(
+    node: Node, direction: Direction, runs: float, dtypes: Dtypes, chip: Chip
+) -> StepOperation | None:
     """The work of a node in one direction; None where it only moves something."""
     pieces = (*node.backward, *node.weight_gradient) if direction == "backward" else node.forward
     if not pieces:
         return None
     priced = [work_seconds(work, node.kind, dtypes, chip) for work in pieces]
     longest = max(priced, key=lambda piece: piece[0])
-    return Operation(
+    return StepOperation(
         node.name,
         node.kind,
         direction,
@@ -139,7 +141,7 @@ def _total(pieces: Iterable[Work], key: str) -> float:
     return sum(getattr(work, key) for work in pieces)
 
 
-def _sum(one: Operation, other: Operation) -> Operation:
+def _sum(one: StepOperation, other: StepOperation) -> StepOperation:
     """Both as one: layers of several kinds share their names."""
     longer = max(one, other, key=lambda operation: operation.seconds)
     return replace(
@@ -151,10 +153,10 @@ def _sum(one: Operation, other: Operation) -> Operation:
 
 
 def _with_collectives(
-    totals: Mapping[_Key, Operation],
+    totals: Mapping[_Key, StepOperation],
     collectives: Iterable[PricedCollective],
     owners: Mapping[str, set[str]],
-) -> list[Operation]:
+) -> list[StepOperation]:
     """The operations with the collectives of their tensors; those of an update go to no operation."""
     found = dict(totals)
     for planned in collectives:
@@ -167,7 +169,7 @@ def _with_collectives(
 
 
 def _served(
-    planned: PricedCollective, found: Mapping[_Key, Operation], owners: Mapping[str, set[str]]
+    planned: PricedCollective, found: Mapping[_Key, StepOperation], owners: Mapping[str, set[str]]
 ) -> list[_Key]:
     """The operations that a transfer's tensor belongs to, in its direction.
 
@@ -200,7 +202,7 @@ def _owners(graph: Graph) -> dict[str, set[str]]:
     return found
 
 
-def _add_transfer(operation: Operation, planned: PricedCollective, share: float) -> Operation:
+def _add_transfer(operation: StepOperation, planned: PricedCollective, share: float) -> StepOperation:
     return replace(
         operation,
         link_bytes=operation.link_bytes + _moved_bytes(planned) * planned.count * share,

@@ -1,4 +1,4 @@
-"""What `mw train` does once JAX has its devices: corpus, step, loop, and a folder that can be served.
+"""Training from a plan, once JAX has its devices: corpus, step, loop, and a folder that can be served.
 
 run/plan.toml        the plan, and plan.json where it lies beside it
 run/config.json      the model as Hugging Face writes it
@@ -8,10 +8,10 @@ run/data/            the packed corpus
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from meshwright.cli.common import Progress
 from meshwright.errors import CheckpointError, PlanError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
@@ -31,16 +31,18 @@ _WARMUP_SHARE, _MAX_WARMUP = 0.1, 2000
 _NUM_VALIDATIONS = 5
 _LOG_EVERY = 10
 
+Progress = Callable[[str, float | None], None]  # (what is being done, fraction done or None)
+
 
 @dataclass(frozen=True)
-class Job:
-    """One call of `mw train`. source: as for `read_documents`. num_steps: None is one epoch.
+class TrainingJob:
+    """What to train and where. source: as for `read_documents`. num_steps: None is one epoch.
 
-    figures: the plan.json beside the plan, if there is one.
+    figures: the text of the plan's plan.json, if there is one.
     """
 
     plan: Plan
-    figures: Path | None
+    figures: str | None
     run: Path
     source: str
     num_steps: int | None
@@ -50,7 +52,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     """The last line of the metrics, and what it is to be held against."""
 
     line: Line
@@ -77,7 +79,7 @@ class Result:
         return [*found, f"run in {self.run}"]
 
 
-def carry_out(job: Job, report: Progress) -> Result:
+def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
     """The outcome of training; the run's folder holds all that serving and a report need.
 
     Raises CheckpointError where the folder holds a run and `resume` is off, PlanError where the run
@@ -121,7 +123,7 @@ def carry_out(job: Job, report: Progress) -> Result:
         on_step=lambda line: report(_status(line, num_steps), line["step"] / num_steps),
         seed=job.seed,
     )
-    return Result(line, corpus, job.run, finished=line["step"] >= num_steps)
+    return TrainingResult(line, corpus, job.run, finished=line["step"] >= num_steps)
 
 
 def _status(line: Line, num_steps: int) -> str:
@@ -133,7 +135,7 @@ def _status(line: Line, num_steps: int) -> str:
     return text
 
 
-def _check_folder(job: Job) -> None:
+def _check_folder(job: TrainingJob) -> None:
     checkpoints = job.run / loop.CHECKPOINTS
     step = checkpoint.latest_step(checkpoints)
     if step is not None and not job.resume:
@@ -156,11 +158,11 @@ def _check_same_model(run: Path, trained: ModelConfig, planned: ModelConfig) -> 
             )
 
 
-def _describe(job: Job, corpus: Corpus) -> None:
+def _describe(job: TrainingJob, corpus: Corpus) -> None:
     """Writes what says of which model, layout and tokenizer the checkpoints are."""
     save_plan(job.plan, job.run / "plan.toml")
-    if job.figures and job.figures.resolve() != (job.run / "plan.json").resolve():
-        shutil.copyfile(job.figures, job.run / "plan.json")
+    if job.figures:
+        write_whole(job.run / "plan.json", job.figures)
     written = to_hf(job.plan.model) | {"eos_token_id": corpus.end_of_text_id}
     write_whole(job.run / "config.json", json.dumps(written, indent=2) + "\n")
     shutil.copyfile(corpus.tokenizer_path, job.run / "tokenizer.json")

@@ -1,13 +1,17 @@
 """The document of `mw plan train`: what --json prints and what lies beside plan.toml as plan.json."""
 
+import json
 import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from meshwright import __version__
 from meshwright.audit.second_opinion import Opinion
+from meshwright.errors import PlanError
+from meshwright.files import write_whole
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -15,7 +19,7 @@ from meshwright.models.count import count_params
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search
-from meshwright.plan_file import shardings
+from meshwright.plan_file import Plan, save_plan, shardings
 
 _PACKAGES = ("jax", "jaxlib", "libtpu")
 
@@ -55,6 +59,21 @@ def plan_document(
         "shardings": shardings(config, found.best.layout),
         "environment": environment(),
     }
+
+
+def write_plan(path: Path, plan: Plan, document: dict) -> Path:
+    """plan.toml and, whole or not at all, its plan.json, which is returned."""
+    check_output(path)
+    save_plan(plan, path)
+    return write_whole(path.with_suffix(".json"), json.dumps(document, indent=1))
+
+
+def check_output(path: Path) -> None:
+    """Raises PlanError where the plan's figures would overwrite it."""
+    if path.suffix == ".json":
+        raise PlanError(
+            f"-o {path}: the plan is TOML, and the .json beside it holds its figures; name a .toml"
+        )
 
 
 def environment() -> dict[str, str]:

@@ -1,0 +1,164 @@
+"""meshwright as a library: `import meshwright as mw`. The command line is a client of it.
+
+    model      a Transformer, by name or from a file
+    hardware   a machine, as on the command line
+    Train      the tokens of a training step
+    plan       its layouts, ranked
+    price      one layout
+    audit      a jitted function of one's own, beside what moves in it
+
+Where an argument is a model, a machine or a number, the text that the command line takes will do. Mistakes
+raise subclasses of `errors.MeshwrightError`, in one line that says what would fit.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from meshwright.api.results import Plans, PricedLayout, only
+from meshwright.api.work import Train
+from meshwright.hardware import catalog
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import DTYPES, Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.files import model_from_dict
+from meshwright.models.presets import load_model
+from meshwright.plan.degrees import check_chips
+from meshwright.plan.train import price as price_layout
+from meshwright.plan.train import search
+
+__all__ = ["Plans", "PricedLayout", "Train", "audit", "hardware", "model", "plan", "price"]
+
+
+def model(spec: str | Path | ModelConfig, **overrides: Any) -> ModelConfig:
+    """The model that `spec` names: a preset, a config.json, a checkpoint folder, or a TOML.
+
+    overrides: fields of ModelConfig to change. Raises ModelError for an unknown preset or field.
+
+    >>> model("llama-3-8b", num_layers=4)
+    ModelConfig(llama-3-8b: L=4, D=4096, F=14336, N=32, K=8, H=128, V=128256)
+    """
+    config = _config(spec)
+    if not overrides:
+        return config
+    return model_from_dict({f.name: getattr(config, f.name) for f in fields(config)} | overrides, config.name)
+
+
+def hardware(spec: str | Path | Hardware) -> Hardware:
+    """The machine that `spec` names: chips and topology, or the TOML of one's own.
+
+    Raises HardwareError for an unknown chip or a topology that it does not have.
+
+    >>> hardware("v5p:16x16x16")
+    Hardware(v5p:16x16x16: 4,096 v5p of 96 GB)
+    """
+    return _machine(spec)
+
+
+def plan(
+    model: str | Path | ModelConfig,
+    hardware: str | Path | Hardware,
+    work: Train,
+    *,
+    given: str = "",
+    top: int = 10,
+    runnable: bool | None = None,
+    weights_dtype: str | None = None,
+    compute_dtype: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Plans:
+    """The layouts to do `work` with, ranked by the time of a step; printed, the `top` ones as a table.
+
+    given: what every layout must have, as `mw plan train --given` takes it. runnable: rank only what runs
+    (by default on CPUs). weights_dtype, compute_dtype: bf16, but on CPUs f32 and what is faster.
+    progress: called with the number of layouts looked at. Raises PlanError where no layout divides.
+
+    >>> plans = plan("llama-3-8b", "v5e:4x4", Train("1Mi", "4k"), given="tensor=1")
+    >>> plans.best.layout.tensor
+    1
+    """
+    config, machine = _config(model), _machine(hardware)
+    workload = work.workload(config)
+    weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
+    found = search(
+        config,
+        machine,
+        workload,
+        weights_dtype=weights,
+        compute_dtypes=computes,
+        given=Layout.words_of(given),
+        runnable=runnable,
+        on_progress=progress,
+    )
+    return Plans(config, machine, workload, found, top)
+
+
+def price(
+    model: str | Path | ModelConfig,
+    hardware: str | Path | Hardware,
+    work: Train,
+    layout: str | Layout,
+    *,
+    weights_dtype: str | None = None,
+    compute_dtype: str | None = None,
+) -> PricedLayout:
+    """One layout with its price; the dtypes that its text leaves open are those of `plan`.
+
+    Raises LayoutError where it does not divide or is not of as many devices as the machine has chips.
+
+    >>> price("llama-3-8b", "v5e:4x4", Train("1Mi", "4k"), "fsdp=16,remat=full,microbatches=8")
+    PricedLayout(fsdp=16,microbatches=8,remat=full: ...)
+    """
+    config, machine = _config(model), _machine(hardware)
+    workload = work.workload(config)
+    if isinstance(layout, Layout):
+        layouts = {layout}
+    else:
+        weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
+        layouts = {
+            Layout.parse(f"weights_dtype={weights},compute_dtype={compute},{layout}") for compute in computes
+        }
+    for one in layouts:
+        check_chips(machine, one)
+    started = time.perf_counter()
+    priced = [price_layout(config, machine, workload, one) for one in layouts]
+    best = min(priced, key=lambda candidate: candidate.step_seconds)
+    return PricedLayout(
+        config, machine, workload, only(config, best, workload, time.perf_counter() - started)
+    )
+
+
+def audit(jitted: Callable[..., Any], *args: Any, hardware: str | None = None, **kwargs: Any) -> dict:
+    """The audit of `jitted(*args, **kwargs)`, a function of one's own, which is compiled and not run.
+
+    args: arrays, or jax.ShapeDtypeStruct with a sharding; their mesh names the axes. hardware: prices the
+    collectives. The document has the keys of `mw audit --hlo --json`. A plan is audited by
+    `PricedLayout.audit`. Raises AuditError with the compiler's message where it refuses.
+    """
+    from meshwright.audit.jitted import audit as audit_jitted
+
+    return audit_jitted(jitted, *args, hardware=hardware, **kwargs)
+
+
+def default_dtypes(
+    chip: Chip, weights_dtype: str | None, compute_dtype: str | None
+) -> tuple[str, tuple[str, ...]]:
+    """The type of the weights, and those to compute in. What a CPU is fast in only its figures know."""
+    on_cpu = chip.kind == "cpu"
+    weights = weights_dtype or ("f32" if on_cpu else "bf16")
+    if compute_dtype:
+        return weights, (compute_dtype,)
+    if not on_cpu:
+        return weights, ("bf16",)
+    return weights, tuple(dtype for dtype in DTYPES if dtype in chip.flops_per_second)
+
+
+def _config(spec: str | Path | ModelConfig) -> ModelConfig:
+    return spec if isinstance(spec, ModelConfig) else load_model(str(spec))
+
+
+def _machine(spec: str | Path | Hardware) -> Hardware:
+    return spec if isinstance(spec, Hardware) else catalog.load(str(spec))

@@ -1,0 +1,237 @@
+"""What the library answers with: ranked layouts, and one of them to look into, save, audit or train with."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.api.document import plan_document, write_plan
+from meshwright.errors import PlanError
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.plan.assumptions import assumptions
+from meshwright.plan.chosen import plan_of
+from meshwright.plan.explain.explanation import Explanation, explain
+from meshwright.plan.train import Candidate, Search
+from meshwright.plan_file import Plan
+from meshwright.units import format_count, parse_count
+
+if TYPE_CHECKING:
+    from meshwright.train.run import TrainingResult
+
+Progress = Callable[[str, float | None], None]  # (what is being done, fraction done or None)
+
+
+@dataclass(frozen=True, repr=False)
+class PricedLayout:
+    """A layout to train `model` with on `hardware`, and its price. search: the one whose best it is.
+
+    >>> import meshwright as mw
+    >>> one = mw.price("llama-3-8b", "v5e:4x4", mw.Train("1Mi", "4k"), "fsdp=16,microbatches=8,remat=full")
+    >>> one.fits, one.bound, round(one.mfu, 1)
+    (True, 'compute', 0.5)
+    """
+
+    model: ModelConfig
+    hardware: Hardware
+    workload: Workload
+    search: Search
+
+    @property
+    def candidate(self) -> Candidate:
+        """All that the price is made of."""
+        return self.search.best
+
+    @property
+    def layout(self) -> Layout:
+        """What splits what, and the schedule."""
+        return self.candidate.layout
+
+    @property
+    def step_seconds(self) -> float:
+        """Of one optimizer step over the whole batch."""
+        return self.candidate.step_seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over the chips' dense peak; recomputation is not counted."""
+        return self.candidate.mfu
+
+    @property
+    def fits(self) -> bool:
+        """Whether a chip's memory holds its share."""
+        return self.candidate.fits
+
+    @property
+    def bound(self) -> str:
+        """The resource that takes the largest share of the step: compute, hbm, ici, dcn, bubble or launch."""
+        return self.candidate.cost.bound
+
+    @property
+    def bytes_per_chip(self) -> dict[str, int]:
+        """Bytes of one chip at the peak, by cause, and their "total"."""
+        return self.candidate.memory.to_dict()
+
+    def __repr__(self) -> str:
+        return f"PricedLayout({self.candidate})"
+
+    def to_dict(self) -> dict:
+        """The keys of a candidate of `mw plan train --json`."""
+        return self.candidate.to_dict()
+
+    def explain(
+        self, *, tokens: int | str | None = None, critical_batch: int | str | None = None
+    ) -> Explanation:
+        """The layout in words: what it splits, where the time goes, why not another, what next.
+
+        tokens: of the whole run, for its days and price. critical_batch: tokens, to say where it is crossed.
+        """
+        return explain(
+            self.model,
+            self.hardware,
+            self.workload,
+            self.search,
+            num_tokens=None if tokens is None else parse_count(tokens),
+            critical_tokens=None if critical_batch is None else parse_count(critical_batch),
+        )
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What is saved, trained and audited. Raises PlanError where the layout does not fit."""
+        if not self.fits:
+            raise PlanError(f"{self.model.name} on {self.hardware.spec}: {self.candidate}")
+        return plan_of(self.model, self.hardware, self.workload, self.candidate)
+
+    def _document(self) -> dict:
+        return plan_document(self.model, self.hardware, self.workload, self.search, 1, self.explain())
+
+    def save(self, path: str | Path) -> Path:
+        """Writes plan.toml, for `mw train`, `mw audit` and `mw report`, and its figures as .json beside it.
+
+        Raises PlanError where the layout does not fit or the path is of another kind of file.
+        """
+        write_plan(Path(path), self.plan, self._document())
+        return Path(path)
+
+    def audit(
+        self, target: str | None = None, *, numerics: bool = False, progress: Progress | None = None
+    ) -> dict:
+        """The compiled step beside the plan: the keys of `mw audit --json`, `verdict` first.
+
+        target: whose compiler, "tpu", "gpu" or "cpu"; by default that of the hardware where it is installed.
+        numerics: also compare a tiny model's loss and gradients with one device's. No chip need be attached.
+        """
+        from meshwright.audit.audit import audit_plan
+
+        say = progress or _silent
+        return audit_plan(self.plan, target, lambda what: say(what, None), numerics=numerics)
+
+    def train(
+        self,
+        data: str | Path,
+        *,
+        run: str | Path | None = None,
+        steps: int | str | None = None,
+        resume: bool = False,
+        learning_rate: float = 1e-3,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> "TrainingResult":
+        """The outcome of training with this layout, in this process, as `mw train` does.
+
+        data: a folder, a .txt, .py, .jsonl or .parquet file, or "stdlib". run: the run's folder
+        (runs/MODEL). steps: up to this one (one epoch). JAX must see the layout's devices, so on a CPU call
+        it before JAX has started. Raises DeviceError where it does not see them.
+        """
+        from meshwright.nn.devices import use_devices_of
+
+        use_devices_of(self.hardware)
+        from meshwright.train.run import TrainingJob, carry_out
+
+        job = TrainingJob(
+            self.plan,
+            json.dumps(self._document(), indent=1),
+            Path(run) if run is not None else Path("runs") / self.model.name,
+            str(data),
+            None if steps is None else parse_count(steps),
+            resume,
+            learning_rate,
+            seed,
+        )
+        return carry_out(job, progress or _silent)
+
+
+@dataclass(frozen=True, repr=False)
+class Plans:
+    """The layouts of one search, best first; its repr is the table. top: how many rows that has.
+
+    >>> import meshwright as mw
+    >>> plans = mw.plan("llama-3-8b", "v5e:4x4", mw.Train("1Mi", "4k"), given="fsdp=16")
+    >>> plans.best.layout.fsdp, plans[0].layout == plans.best.layout
+    (16, True)
+    """
+
+    model: ModelConfig
+    hardware: Hardware
+    workload: Workload
+    search: Search
+    top: int = 10
+
+    @property
+    def best(self) -> PricedLayout:
+        """The fastest of those that fit; what comes nearest to fitting where none does."""
+        return PricedLayout(self.model, self.hardware, self.workload, self.search)
+
+    def __len__(self) -> int:
+        return len(self.search.candidates)
+
+    def __getitem__(self, place: int) -> PricedLayout:
+        if place == 0:
+            return self.best
+        alone = only(self.model, self.search.candidates[place], self.workload)
+        return PricedLayout(self.model, self.hardware, self.workload, alone)
+
+    def __iter__(self) -> Iterator[PricedLayout]:
+        return (self[place] for place in range(len(self)))
+
+    def explain(
+        self, *, tokens: int | str | None = None, critical_batch: int | str | None = None
+    ) -> Explanation:
+        """The best layout in words, and why it is not another; as `PricedLayout.explain`."""
+        return self.best.explain(tokens=tokens, critical_batch=critical_batch)
+
+    def to_dict(self) -> dict:
+        """The keys of `mw plan train --json`."""
+        return plan_document(self.model, self.hardware, self.workload, self.search, self.top, self.explain())
+
+    def __repr__(self) -> str:
+        from meshwright.report.tables import plain_text, plan_table
+
+        document = plan_document(self.model, self.hardware, self.workload, self.search, self.top, None)
+        return plain_text(
+            heading(self.model, self.hardware, self.workload, self.best.layout), plan_table(document)
+        )
+
+
+def heading(model: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> str:
+    """What a table of layouts is about, in one line."""
+    return (
+        f"{model.name} ({format_count(count_params(model).total)} parameters) on {hardware.spec} "
+        f"({hardware.num_chips:,} devices), {workload.num_sequences:,} sequences of {workload.seq_len:,} "
+        f"tokens, weights {layout.weights_dtype}, compute {layout.compute_dtype}"
+    )
+
+
+def only(model: ModelConfig, candidate: Candidate, workload: Workload, seconds: float = 0.0) -> Search:
+    """The search that found one layout, because that one alone was asked for."""
+    said = tuple(assumptions(model, candidate.hardware, workload, candidate))
+    return Search((candidate,), 1, seconds, said)
+
+
+def _silent(what: str, fraction: float | None) -> None:
+    """The progress of who asked for none."""
