@@ -1,11 +1,13 @@
 """Seconds that no step of a schedule falls below, for a search that asks thousands of times.
 
-Three things take their time in any table of a schedule; the step is at least as long as the longest:
+Four things take their time in any table of a schedule; the step is at least as long as the longest:
 
     one microbatch   its way through all depths and back
     a stage          the first microbatch's way to it, all of its passes, the last one's way back from it
-    memory           a stage has at most so many microbatches alive, each from its F until its B has come back
-                     from all depths behind: all of these times, shared by those that are alive together
+    its first B      until one microbatch has been to the last depth and back, a stage has had only F, as many
+                     as may be alive; all of its other passes come after
+    memory           a microbatch is alive from its F until its B has come back from all depths behind: all
+                     of these times, shared by as many as may be alive together
 
 Letters: p stages, m microbatches, v chunks a stage.
 """
@@ -28,23 +30,23 @@ def least_makespan(
     `hop_seconds` are then such arrays, too.
     """
     schedule = SCHEDULES[name]
-    lowest, shares, hops = _places(name, stages, chunks)
+    own, shares, hops = _places(name, stages, chunks)
     forward, backward, weight = (np.asarray(seconds, dtype=float) for seconds in depths)
-    total = forward + backward + weight
     # Only where it is never split does the gradient of the weights hold up the way back.
     back = backward if schedule.splits_backward else backward + weight
     apart = np.multiply.outer(hops, hop_seconds)
     coming, going = _before(forward + apart), _before(back + apart)
     round_trips = _behind(forward + back + 2 * apart)
-    work = shares @ total * microbatches
-    ready, after = coming[lowest], going[lowest]
-    by_stage = ready + work
-    if schedule.splits_backward:
-        by_stage = np.maximum(by_stage, by_stage - shares @ weight * microbatches + after)
-    else:
-        by_stage = by_stage + after
-    alive = schedule.most_alive(stages, int(np.max(microbatches)), schedule.chunks(chunks), 0)
-    shared = ready[0] + (shares @ round_trips)[0] * microbatches / alive + after[0]
+    work = shares @ (forward + backward + weight) * microbatches
+    put_off = shares @ weight * microbatches if schedule.splits_backward else 0.0
+    ready, after = coming[own[:, 0]], going[own[:, 0]]
+    first_back = (coming + round_trips - back)[own[:, -1]]
+    most, held = int(np.max(microbatches)), schedule.chunks(chunks)
+    alive = [schedule.most_alive(stages, most, held, stage) for stage in range(stages)]
+    had = np.multiply.outer(alive, np.ones_like(hop_seconds)) * forward[own].max(axis=1)
+    start = np.maximum(ready, first_back - had)
+    by_stage = start + work + np.maximum(after - put_off, 0.0)
+    shared = ready[0] + (shares @ round_trips)[0] * microbatches / alive[0] + after[0]
     return np.maximum(np.maximum(by_stage.max(axis=0), shared), round_trips[0])
 
 
@@ -60,13 +62,15 @@ def _behind(seconds: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _places(name: str, stages: int, chunks: int) -> tuple[Any, Any, Any]:
-    """(lowest depth of every stage, how often a microbatch is at each depth of it, hops after each depth)."""
+    """(depths of every stage in order, how often a microbatch is at each of all, hops after each depth)."""
     schedule = SCHEDULES[name]
     routes = schedule.routes(stages, schedule.chunks(chunks))
+    own: list[list[int]] = [[] for _ in range(stages)]
     shares = np.zeros((stages, len(routes[0])))
     for route in routes:
         for depth, place in enumerate(route):
+            own[place.stage].append(depth)
             shares[place.stage, depth] += 1 / len(routes)
     on = [place.stage for place in routes[0]]
     hops = np.array([float(one != two) for one, two in zip(on, [*on[1:], on[-1]], strict=True)])
-    return (shares > 0).argmax(axis=1), shares, hops
+    return np.array([sorted(depths) for depths in own]), shares, hops
