@@ -58,7 +58,7 @@ def graph_of(config, layout: Layout):
 def test_dense_layers_lie_where_they_come():
     """DeepSeek-V3: the first three of 61 layers are dense, and are all on the first of 8 stages."""
     config = load_model("deepseek-v3")
-    layout = Layout(pipe=8, microbatches=8)
+    layout = Layout.of(pipe=8, microbatches=8)
     graph = graph_of(config, layout)
     dense, experts = graph.layers[0], graph.layers[-1]
     counts = stage_counts(graph, "1f1b", 8, 1)
@@ -71,7 +71,7 @@ def test_dense_layers_lie_where_they_come():
 
 def test_windows_keep_their_order():
     """Gemma 3: five local layers, then a global one."""
-    graph = graph_of(load_model("gemma-3-27b"), Layout(pipe=2, microbatches=8))
+    graph = graph_of(load_model("gemma-3-27b"), Layout.of(pipe=2, microbatches=8))
     local, far = graph.layers[0], graph.layers[5]
     assert graph.layers[:12] == (*[local] * 5, far) * 2
     by_depth = depth_counts(graph, "1f1b", 2, 1)
@@ -81,7 +81,7 @@ def test_windows_keep_their_order():
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
 def test_stages_have_all_that_the_graph_has(schedule: str):
     interleave = 3 if schedule == "interleaved" else 1
-    graph = graph_of(replace(LLAMA, num_layers=17), Layout())
+    graph = graph_of(replace(LLAMA, num_layers=17), Layout.of())
     for counts in (
         depth_counts(graph, schedule, 4, interleave),
         stage_counts(graph, schedule, 4, interleave),
@@ -92,7 +92,7 @@ def test_stages_have_all_that_the_graph_has(schedule: str):
 
 
 def test_one_stage_of_each_kind_is_asked_for_its_memory():
-    graph = graph_of(LLAMA, Layout())
+    graph = graph_of(LLAMA, Layout.of())
     # The embedding; 16 layers; the head.
     assert different_stages(graph, "1f1b", 8, 1) == [0, 1, 7]
     assert different_stages(graph, "zb-v", 2, 1) == [0, 1]
@@ -101,7 +101,7 @@ def test_one_stage_of_each_kind_is_asked_for_its_memory():
 def test_hops_of_a_step_by_hand():
     """Four stages, 16 microbatches of a sequence of 4,096 tokens, D 4,096, two bytes: 2^25 bytes a hop."""
     config, machine, workload = load_model("llama-3-8b"), catalog.load("h100:8"), Workload(32, 4096)
-    layout = Layout(pipe=4, data=2, microbatches=16, remat="full")
+    layout = Layout.of(pipe=4, data=2, microbatches=16, remat="full")
     pricer = StepPricer(record(config, machine, layout, 2, 4096), layout, machine)
     assert hop_transfer(pricer.graph, 4).gathered_bytes == 4 * 2**25
     found = pricer.hops()
@@ -125,5 +125,5 @@ def test_hops_of_a_step_by_hand():
 
 def test_uneven_interleaving_is_searched():
     workload, machine = Workload(2048, 8192), catalog.load("h100:2048x8")
-    space = Space(LLAMA, machine, workload, Layout(), runnable=False)
+    space = Space(LLAMA, machine, workload, Layout.of(), runnable=False)
     assert ("interleaved", 8) in space._schedules(16, 32) and ("interleaved", 2) in space._schedules(16, 32)
