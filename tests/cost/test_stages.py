@@ -18,7 +18,8 @@ from meshwright.cost.stages import (
 )
 from meshwright.cost.step import StepPricer, hop_transfer
 from meshwright.hardware import catalog
-from meshwright.layout import SCHEDULES, Layout
+from meshwright.layout import Layout
+from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.space import Space, record
