@@ -5,8 +5,9 @@ Meshes that do not divide the model, the sequence or the batch are left out. Tho
 operations and collectives are recorded and priced together (cost/many.py).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from math import ceil, floor
 from typing import NamedTuple
 
 from meshwright.cost.graph import Graph
@@ -21,6 +22,8 @@ from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
+from meshwright.plan.batch import nearest_multiple
+from meshwright.plan.given import Condition
 
 # Splitting a sequence further leaves too few queries a device for a matmul's rows.
 MAX_CONTEXT, _MIN_POSITIONS = 64, 512
@@ -39,7 +42,7 @@ _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
 
 
 class Choice(NamedTuple):
-    """One layout, whose price is not itemised yet.
+    """One layout for a batch that it divides, whose price is not itemised yet.
 
     bytes_per_chip: at the peak. least_seconds: of its step without the pipeline's bubble. stages, place:
     where its price is.
@@ -49,6 +52,7 @@ class Choice(NamedTuple):
     bytes_per_chip: float
     mesh: Layout
     microbatches: int
+    num_sequences: int
     schedule: str
     interleave: int
     remat: str
@@ -72,9 +76,10 @@ class Choice(NamedTuple):
 
 
 class Space:
-    """The layouts of one model, machine and batch that share `base`'s dtypes.
+    """The layouts of one model and machine that share `base`'s dtypes, each for a batch that it divides.
 
-    runnable: only what `nn/` runs. given: degrees and schedule that every layout must have.
+    batch_within: the share by which that batch may differ from the workload's. given: what every layout
+    must meet.
     """
 
     def __init__(
@@ -84,24 +89,26 @@ class Space:
         workload: Workload,
         base: Layout,
         *,
-        runnable: bool,
-        given: Mapping[str, object] | None = None,
+        batch_within: float = 0.0,
+        given: Sequence[Condition] = (),
     ) -> None:
-        self.config, self.hardware, self.workload = config, hardware, workload
-        self.base, self.runnable = base, runnable
-        self._of_mesh = {key: value for key, value in (given or {}).items() if key not in _OF_SCHEDULE}
-        self._of_schedule = {key: value for key, value in (given or {}).items() if key in _OF_SCHEDULE}
+        self.config, self.hardware, self.workload, self.base = config, hardware, workload, base
+        asked = workload.num_sequences
+        self._batches = range(ceil(asked * (1 - batch_within)), floor(asked * (1 + batch_within)) + 1)
+        self._of_mesh = [condition for condition in given if condition.field not in _OF_SCHEDULE]
+        self._of_schedule = [condition for condition in given if condition.field in _OF_SCHEDULE]
+        self._given_schedule = {condition.field for condition in self._of_schedule}
         self.sizes = dimensions(config)
 
     # Meshes
 
     def meshes(self) -> Iterator[Layout]:
-        """Every division of the chips into axes that divides the model, the batch and the sequence."""
+        """Every division of the chips into axes that divides the model and the sequence."""
         for tensor in self.tensors:
             for pipe in self._pipes(self.hardware.num_chips // tensor):
                 for context in self._contexts(self.hardware.num_chips // tensor // pipe):
                     ranks = self.hardware.num_chips // tensor // pipe // context
-                    if ranks > self.workload.num_sequences:
+                    if ranks > self._batches[-1]:
                         continue
                     degrees = {"tensor": tensor, "pipe": pipe, "context": context}
                     for sharing in self._data_ranks(ranks, pipe):
@@ -109,13 +116,12 @@ class Space:
 
     def _is_given(self, mesh: Layout) -> bool:
         stage = {"zero": mesh.zero_stage}
-        return all(stage.get(key, getattr(mesh, key)) == value for key, value in self._of_mesh.items())
+        return all(one.holds(stage.get(one.field, getattr(mesh, one.field))) for one in self._of_mesh)
 
     @cached_property
     def tensors(self) -> list[int]:
         """Degrees of `tensor` that divide heads and feed-forward (the vocabulary may be padded)."""
         letters = [letter for letter in "NKFMU" if self.sizes.get(letter)]
-        letters += ["V"] if self.runnable else []
         widest = min(self.hardware.num_chips, MAX_TENSOR)
         return [
             degree
@@ -124,7 +130,7 @@ class Space:
         ]
 
     def _pipes(self, chips: int) -> list[int]:
-        most = 1 if self.runnable else min(_MAX_PIPE, self.config.num_layers)
+        most = min(_MAX_PIPE, self.config.num_layers)
         return [degree for degree in divisors(chips) if degree <= most]
 
     def _contexts(self, chips: int) -> list[int]:
@@ -152,7 +158,7 @@ class Space:
     def _variants(self, degrees: Mapping[str, int]) -> Iterator[Layout]:
         """With and without sequence parallelism; experts over more or fewer devices; D split too."""
         tensor, ranks = degrees["tensor"], degrees["data"] * degrees.get("fsdp", 1)
-        experts = [1] if self.runnable else _spread(divisors(self.sizes.get("E", 1)))
+        experts = _spread(divisors(self.sizes.get("E", 1)), 4)
         divides = tensor > 1 and self.workload.seq_len % (degrees["context"] * tensor) == 0
         # Experts get each token once only where sequences are split over `tensor` as well.
         splits = [True] if divides and self.config.moe else [False, True] if divides else [False]
@@ -171,7 +177,7 @@ class Space:
     def _may_split_d(self, mesh: Layout) -> bool:
         """Two tensor axes take two axes of a torus; a switch has one."""
         torus = isinstance(self.hardware.chip.network, Torus)
-        return torus and not self.runnable and mesh.tensor >= 8 and mesh.tensor % 2 == 0 and mesh.expert == 1
+        return torus and mesh.tensor >= 8 and mesh.tensor % 2 == 0 and mesh.expert == 1
 
     # Schedules
 
@@ -179,28 +185,43 @@ class Space:
         """Microbatches by schedules of meshes, each with the remat policy that recomputes least to fit."""
         families: dict[tuple, list[Member]] = {}
         for mesh in meshes:
-            for microbatches in self._microbatches(mesh):
+            for microbatches, num_sequences in self._microbatches(mesh):
                 key = (mesh.pattern, microbatches == 1)
-                families.setdefault(key, []).append(Member(mesh, microbatches))
+                families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
         for members in families.values():
             found = self._choices(members)
             yield from filter(self._has_given_schedule, found) if self._of_schedule else found
 
-    def _microbatches(self, mesh: Layout) -> Iterator[int]:
-        """Of a step: those that leave one sequence to each data rank, and half as many, to one."""
-        per_shard, sequences = self.workload.num_sequences / mesh.num_batch_shards, 1.0
-        most = max(1.0, _MAX_PASS_TOKENS * mesh.context / self.workload.seq_len)
-        while sequences <= min(per_shard, most):
-            microbatches = int(per_shard / sequences)
-            if microbatches == 1 and mesh.pipe > 1:
-                break
-            yield microbatches
-            sequences *= 2
+    def _microbatches(self, mesh: Layout) -> Iterator[tuple[int, int]]:
+        """(microbatches, sequences) of steps: as many whole sequences for each microbatch of a data rank.
+
+        Interleaved schedules take microbatches in rounds of `pipe`.
+        """
+        shards, found = mesh.num_batch_shards, {}
+        for size in self._microbatch_sizes(mesh):
+            for rounds in {1, mesh.pipe}:
+                num_sequences = nearest_multiple(self.workload.num_sequences, shards * size * rounds)
+                if num_sequences in self._batches:
+                    found[num_sequences // (shards * size), num_sequences] = None
+        yield from (pair for pair in found if pair[0] > 1 or mesh.pipe == 1)
+
+    def _microbatch_sizes(self, mesh: Layout) -> list[int]:
+        """Sequences of a microbatch on one data rank, about twice as many each.
+
+        Those that divide the rank's share, and powers of two where these are far apart.
+        """
+        shards = mesh.num_batch_shards
+        share = max(1, nearest_multiple(self.workload.num_sequences, shards) // shards)
+        dividing = divisors(share) if "microbatches" in self._given_schedule else _spread(divisors(share), 2)
+        powers = (2**n for n in range(share.bit_length()))
+        between = [power for power in powers if not any(power < 2 * d < 4 * power for d in dividing)]
+        most = max(1, _MAX_PASS_TOKENS * mesh.context // self.workload.seq_len)
+        return sorted(size for size in (*dividing, *between) if size <= most)
 
     def _choices(self, members: list[Member]) -> Iterator[Choice]:
         """Of members of one family."""
-        flash_attention, workload = runs_flash(self.hardware), self.workload
-        family = Family(self.config, self.hardware, members, workload, flash_attention=flash_attention)
+        flash, seq_len = runs_flash(self.hardware), self.workload.seq_len
+        family = Family(self.config, self.hardware, members, seq_len, flash_attention=flash)
         for pipe, rows in family.rows.items():
             places: dict[tuple[str, int], list[int]] = {}
             for place, row in enumerate(rows):
@@ -210,7 +231,7 @@ class Space:
                 yield from self._with_remats(family, pipe, schedule, interleave, those)
 
     def _has_given_schedule(self, choice: "Choice") -> bool:
-        return all(getattr(choice, key) == value for key, value in self._of_schedule.items())
+        return all(one.holds(getattr(choice, one.field)) for one in self._of_schedule)
 
     def _schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
         """(schedule, chunks a stage), of those that exist."""
@@ -227,7 +248,7 @@ class Space:
         layers = self.config.num_layers
         # The first chunk may hold the embedding alone, and the last the head.
         most = min(-(-layers // pipe), (layers + 2) // pipe)
-        if "interleave" in self._of_schedule:
+        if "interleave" in self._given_schedule:
             return list(range(2, most + 1))
         even = divisors(layers // pipe)[1:2] if layers % pipe == 0 else []
         return sorted({v for v in (2, *even, most) if 2 <= v <= most})
@@ -242,25 +263,32 @@ class Space:
             needed = stages.needed_bytes(places, schedule)
             least = slowdown * stages.least_seconds(places, schedule)
             for place, seconds, num_bytes in zip(places, least.tolist(), needed.tolist(), strict=True):
-                mesh, microbatches = family.members[stages.rows[place]]
+                mesh, microbatches, num_sequences = family.members[stages.rows[place]]
                 yield Choice(
-                    seconds, num_bytes, mesh, microbatches, schedule, interleave, remat, stages, place
+                    seconds,
+                    num_bytes,
+                    mesh,
+                    microbatches,
+                    num_sequences,
+                    schedule,
+                    interleave,
+                    remat,
+                    stages,
+                    place,
                 )
+            if remat == "attention":  # which is not run: what fits so is tried with the next too
+                continue
             places = [place for place, num_bytes in zip(places, needed, strict=True) if num_bytes > usable]
             if not places:
                 return
 
     @cached_property
     def _remats_tried(self) -> list[str]:
-        """The policy that is given, or those that are searched.
-
-        Without scores in memory `attention` is the same as `none`. Neither that nor `alternate` is run.
-        """
-        given = self._of_schedule.get("remat")
-        tried = [str(given)] if given else list(SEARCHED_REMATS)
-        if runs_flash(self.hardware) and not given:
-            tried.remove("attention")
-        return [r for r in tried if not (self.runnable and r in ("attention", "alternate"))]
+        """The policies that are searched, or one that is given. Without scores `attention` is `none`."""
+        conditions = [one for one in self._of_schedule if one.field == "remat"]
+        asked = [str(one.value) for one in conditions if one.comparison == "="]
+        tried = [remat for remat in asked or SEARCHED_REMATS if all(one.holds(remat) for one in conditions)]
+        return [remat for remat in tried if asked or remat != "attention" or not runs_flash(self.hardware)]
 
 
 def record(
@@ -285,15 +313,15 @@ def usable_bytes(hardware: Hardware) -> int:
     return round(hardware.chip.hbm_bytes * (1 - RESERVED_SHARE))
 
 
-def _spread(degrees: list[int]) -> list[int]:
-    """Of ascending degrees every one that is at least four times the one before, and the last.
+def _spread(degrees: list[int], factor: int) -> list[int]:
+    """Of ascending degrees every one that is at least `factor` times the one before, and the last.
 
-    >>> _spread([1, 2, 4, 8, 16, 32, 64, 128])
+    >>> _spread([1, 2, 4, 8, 16, 32, 64, 128], 4)
     [1, 4, 16, 64, 128]
     """
     chosen = degrees[:1]
     for degree in degrees:
-        if degree >= 4 * chosen[-1]:
+        if degree >= factor * chosen[-1]:
             chosen.append(degree)
     return list(dict.fromkeys([*chosen, degrees[-1]]))
 
