@@ -15,7 +15,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.nn.supported import check_layout_runs
 from meshwright.plan.given import parse_conditions
-from meshwright.plan.rank import plainness
+from meshwright.plan.rank import plainness, ties
 from meshwright.plan.space import Space, usable_bytes
 from meshwright.plan.train import Search, price, search
 
@@ -326,6 +326,8 @@ def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
     layouts = [choice.layout for choice in space.choices(space.meshes())]
     assert len(layouts) == found.considered
     priced = [price(config, hardware, workload, layout) for layout in layouts]
+    plainest = min(plainness(c.layout) for c in ties(priced))
+    assert plainness(found.best.layout) == plainest
     exhaustive = sorted(c.step_seconds for c in priced if c.fits)[:5]
     assert sorted(c.step_seconds for c in found.candidates if c.fits)[:5] == exhaustive
 

@@ -341,21 +341,18 @@ def _weight(choice: Choice, asked: int | None) -> float:
 
 
 def _best(choices: list[Choice], hardware: Hardware, num_ranked: int) -> list[Layout]:
-    """The fastest that fit, and the plainest of those that tie; or those that come nearest to fitting."""
+    """The fastest that fit, and the plainest that ties with them; or those that come nearest to fitting."""
     fitting = [choice for choice in choices if choice.bytes_per_chip <= usable_bytes(hardware)]
     if not fitting:
         nearest = nsmallest(num_ranked, choices, key=lambda choice: choice.bytes_per_chip)
         return [choice.layout for choice in nearest]
-    ascending = _ascending(fitting)
-    fastest = list(islice(ascending, num_ranked))
-    equal = [choice.layout for seconds, choice in fastest if seconds <= (1 + TIE) * fastest[0][0]]
-    if len(equal) == len(fastest):
-        for seconds, choice in ascending:
-            if seconds > (1 + TIE) * fastest[0][0]:
-                break
-            equal.append(choice.layout)
-    plainest = nsmallest(num_ranked, equal, key=plainness)
-    return list(dict.fromkeys([*(choice.layout for _, choice in fastest), *plainest]))
+    fastest = list(islice(_ascending(fitting), num_ranked))
+    tie = (1 + TIE) * fastest[0][0]
+    plainest = min(plainness(choice.layout) for seconds, choice in fastest if seconds <= tie)
+    near = ((plainness(choice.layout), choice) for choice in fitting if choice.least_seconds <= tie)
+    plainer = sorted((pair for pair in near if pair[0] < plainest), key=lambda pair: pair[0])
+    first = next((choice.layout for _, choice in plainer if choice.seconds <= tie), None)
+    return [choice.layout for _, choice in fastest] + ([first] if first else [])
 
 
 def _priced(
