@@ -38,7 +38,12 @@ def one(model: str, hardware: str, batch_tokens: int, seq_len: int) -> dict:
     workload = Workload(round(batch_tokens / seq_len), seq_len)
     started = time.process_time()
     found = search(
-        load_model(model), load(hardware), workload, weights_dtype="bf16", compute_dtypes=("bf16",)
+        load_model(model),
+        load(hardware),
+        workload,
+        weights_dtype="bf16",
+        compute_dtypes=("bf16",),
+        runnable=False,
     )
     return {
         "layouts": found.considered,

@@ -8,6 +8,8 @@ from meshwright.errors import MeshwrightError
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+# Lengths of sequences are powers of two, and their k is 1,024.
+_LENGTHS = {"": 1, "k": 2**10, "m": 2**20}
 
 DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "fp4": 0.5, "int4": 0.5, "i32": 4}
 
@@ -18,23 +20,27 @@ def parse_count(text: str | int) -> int:
     >>> parse_count("4M"), parse_count("1.5k"), parse_count("32Ki")
     (4000000, 1500, 32768)
     """
+    return _parse(text, _SUFFIXES, "4194304, 4M (4e6), 32k (32e3) or 32Ki (32768)")
+
+
+def parse_length(text: str | int) -> int:
+    """The length of a sequence that `text` names: in these `8k` is 8,192 and `1M` is 1,048,576.
+
+    >>> parse_length("8k"), parse_length("8Ki"), parse_length("131072")
+    (8192, 8192, 131072)
+    """
+    return _parse(text, _LENGTHS, "4096, 8k (8192) or 1M (1048576)")
+
+
+def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
     match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,4})?)\s*([a-z]*)\s*", str(text).lower())
-    factor = match and (_SUFFIXES | _BINARY).get(match[2])
+    factor = match and (suffixes | _BINARY).get(match[2])
     if not match or not factor:
-        raise MeshwrightError(f"{text!r} is not a count; write 4194304, 4M (4e6), 32k (32e3) or 32Ki (32768)")
+        raise MeshwrightError(f"{text!r} is not a count; write {examples}")
     value = Decimal(match[1].replace("_", "").replace(",", "")) * factor
     if value > 10**18 or value != int(value) or value < 1:
         raise MeshwrightError(f"{text!r} is not a positive whole number below 1e18")
     return int(value)
-
-
-def parse_length(text: str | int) -> int:
-    """The tokens of one sequence, whose `k` is 1,024, as models name their contexts.
-
-    >>> parse_length("8k"), parse_length(4096), parse_length("4M")
-    (8192, 4096, 4000000)
-    """
-    return parse_count(re.sub(r"(?<=[0-9.])\s*k\s*$", "Ki", str(text).lower()))
 
 
 def whole(figure: Any) -> Any:

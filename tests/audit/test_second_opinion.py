@@ -36,7 +36,7 @@ def _compiler(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], dict[str,
 
 def test_what_fits_keeps_its_rank(found: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = _compiler(monkeypatch, lambda n: {"total": 10**6 + n})
-    again, opinions = second_opinion(CONFIG, HARDWARE, WORKLOAD, found)
+    again, opinions = second_opinion(CONFIG, HARDWARE, found)
     assert asked == [str(one.layout) for one in found.candidates[:NUM_AUDITED]]
     assert [one.layout for one in again.candidates] == [one.layout for one in found.candidates]
     assert [one.compiled_bytes for one in opinions] == [10**6, 10**6 + 1, 10**6 + 2]
@@ -47,7 +47,7 @@ def test_what_the_compiler_says_does_not_fit_is_refused(
     found: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _compiler(monkeypatch, lambda n: {"total": 10**15 if n < 2 else 10**6})
-    again, opinions = second_opinion(CONFIG, HARDWARE, WORKLOAD, found)
+    again, opinions = second_opinion(CONFIG, HARDWARE, found)
     assert again.best.layout == found.candidates[2].layout
     assert [one.fits for one in opinions] == [False, False, True]
     assert {one.layout for one in again.candidates[-2:]} == {one.layout for one in found.candidates[:2]}
@@ -55,16 +55,16 @@ def test_what_the_compiler_says_does_not_fit_is_refused(
 
 def test_more_are_asked_until_one_fits(found: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = _compiler(monkeypatch, lambda n: {"total": 10**15 if n < 4 else 10**6})
-    again, _ = second_opinion(CONFIG, HARDWARE, WORKLOAD, found)
+    again, _ = second_opinion(CONFIG, HARDWARE, found)
     assert (len(asked), again.best.layout) == (5, found.candidates[4].layout)
     asked = _compiler(monkeypatch, lambda n: {"total": 10**15})
-    second_opinion(CONFIG, HARDWARE, WORKLOAD, found)
+    second_opinion(CONFIG, HARDWARE, found)
     assert len(asked) == MAX_AUDITED
 
 
 def test_a_figure_that_is_not_given_is_unavailable(found: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     _compiler(monkeypatch, lambda n: None)
-    again, opinions = second_opinion(CONFIG, HARDWARE, WORKLOAD, found)
+    again, opinions = second_opinion(CONFIG, HARDWARE, found)
     assert {(one.compiled_bytes, one.reason) for one in opinions} == {(None, "XLA for CPU gives no figure")}
     assert again.best.layout == found.best.layout
 
@@ -78,7 +78,7 @@ def test_a_compile_that_runs_out_of_memory_tells_how_much_it_wanted(
         raise AuditError(f"{plan.layout} does not compile: {message}")
 
     monkeypatch.setattr(module, "compile_plan", compile_plan)
-    _, opinions = second_opinion(CONFIG, HARDWARE, WORKLOAD, found)
+    _, opinions = second_opinion(CONFIG, HARDWARE, found)
     assert opinions[0].compiled_bytes == round(21.5 * 2**30) == bytes_refused(message)
     assert message in opinions[0].reason
     temporaries = "the total memory required for HLO temporaries (19.86G) exceeds available HBM (15.75G)."
@@ -89,7 +89,7 @@ def test_a_compile_that_runs_out_of_memory_tells_how_much_it_wanted(
 def test_another_chips_compiler_is_not_asked(found: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TARGETS", ("cpu", "tpu"))
     with pytest.raises(AuditError, match="--audit knows no compiler for a gpu; it has those of cpu, tpu"):
-        second_opinion(CONFIG, load("h100:8"), WORKLOAD, found)
+        second_opinion(CONFIG, load("h100:8"), found)
     monkeypatch.setattr("meshwright.audit.targets.is_installed", lambda name: False)
     with pytest.raises(DeviceError, match="which is not installed: pip install"):
-        second_opinion(CONFIG, load("v5e:2x4"), WORKLOAD, found)
+        second_opinion(CONFIG, load("v5e:2x4"), found)

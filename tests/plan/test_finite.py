@@ -144,7 +144,7 @@ def test_a_search_and_what_is_said_of_it_are_finite(
         return
     for candidate in found.candidates[:5]:
         check(candidate)
-    said = explain(config, hardware, workload, found, num_tokens=10**10, critical_tokens=10**6).to_dict()
+    said = explain(config, hardware, found, num_tokens=10**10, critical_tokens=10**6).to_dict()
     json.dumps(said, allow_nan=False)
     differences = ("slower", "extra_seconds")  # of one layout to another: may be negative
     for one in said["rejected"]:  # pyright: ignore[reportGeneralTypeIssues]

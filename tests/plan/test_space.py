@@ -18,7 +18,7 @@ _ROUNDING = 1e-9
 
 def _sample(model: str, hardware: str, workload: Workload, base: Layout) -> list[tuple[Choice, Candidate]]:
     config, machine = load_model(model), load(hardware)
-    space = Space(config, machine, workload, base, runnable=False)
+    space = Space(config, machine, workload, base)
     choices = list(space.choices(space.meshes()))
     some = Random(0).sample(choices, min(_NUM_PRICED, len(choices)))
     return [(choice, price(config, machine, workload, choice.layout)) for choice in some]
@@ -27,9 +27,7 @@ def _sample(model: str, hardware: str, workload: Workload, base: Layout) -> list
 @pytest.mark.parametrize(
     ("model", "hardware", "workload", "base"),
     [
-        pytest.param(
-            "llama-3-8b", "h100:2x8", Workload(200, 4096), Layout.of(), id="batch that does not divide"
-        ),
+        pytest.param("llama-3-8b", "h100:2x8", Workload(200, 4096), Layout.of(), id="a batch of 8 * 25"),
         pytest.param(
             "llama-3-8b", "2*v5e:4x2", Workload(32, 4096), Layout.of(context_method="ring"), id="slices"
         ),
@@ -56,7 +54,7 @@ def test_a_choice_has_the_memory_and_the_time_of_its_layout(
 
 def test_meshes_give_the_same_choices_together_and_alone() -> None:
     config, machine, workload = load_model("llama-3-8b"), load("h100:1x8"), Workload(64, 4096)
-    space = Space(config, machine, workload, Layout.of(), runnable=False)
+    space = Space(config, machine, workload, Layout.of())
     together = {choice.layout: choice.seconds for choice in space.choices(space.meshes())}
     alone = {c.layout: c.seconds for mesh in space.meshes() for c in space.choices([mesh])}
     assert together.keys() == alone.keys()

@@ -1,15 +1,22 @@
 """The planner: what it ranks, what it refuses, and the figures of the training chapter."""
 
+import gc
+import tracemalloc
+
 import pytest
 
+from meshwright.cost.graph import Graph
 from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.catalog import load
+from meshwright.hardware.topology import Placement
 from meshwright.layout import Layout
-from meshwright.layout.runs import layout_lacks
+from meshwright.layout.runs import layout_lacks, why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan.space import Space
-from meshwright.plan.train import Search, price, search, usable_bytes
+from meshwright.plan.given import parse_conditions
+from meshwright.plan.rank import plainness, ties
+from meshwright.plan.space import Space, usable_bytes
+from meshwright.plan.train import Search, price, search
 
 
 def _search(model: str, hardware: str, num_tokens: int, seq_len: int, weights_dtype: str = "bf16") -> Search:
@@ -23,7 +30,7 @@ def test_candidates_are_ranked_by_time_among_those_that_fit() -> None:
     found = _search("llama-2-13b", "v5p:4x4x4", 2**21, 4096)
     fitting = [c for c in found.candidates if c.fits]
     assert fitting == list(found.candidates[: len(fitting)])
-    times = [c.step_seconds for c in fitting]
+    times = [c.step_seconds for c in fitting if not found.is_tie(c)]
     assert times == sorted(times)
     assert found.considered >= len(found.candidates)
 
@@ -63,8 +70,8 @@ def test_pure_data_parallelism_of_13b_does_not_fit_a_v5p() -> None:
 
 
 def test_fsdp_with_tensor_beats_fsdp_below_850_tokens_a_chip() -> None:
-    """3M tokens on 4,096 v5p are 733 a chip: FSDP alone is bound by ICI, 1024 x 4 by compute."""
-    config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(2929 * 2, 512)
+    """3M tokens on 4,096 v5p are 732 a chip: FSDP alone is bound by ICI, 1024 x 4 by compute."""
+    config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(4096, 732)
     alone = price(config, hardware, workload, Layout.of(fsdp=1024, data=4))
     mixed = price(config, hardware, workload, Layout.of(fsdp=1024, tensor=4))
     assert mixed.step_seconds < alone.step_seconds
@@ -76,7 +83,7 @@ def test_fsdp_with_tensor_beats_fsdp_below_850_tokens_a_chip() -> None:
 
 def test_a_step_of_13b_takes_300_ms_at_40_percent() -> None:
     """The chapter's 300 ms is 6 P B at 40% MFU; ours is that price at its own MFU."""
-    config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(2929, 1024)
+    config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(4096, 732)
     mixed = price(config, hardware, workload, Layout.of(fsdp=1024, tensor=4))
     assert mixed.step_seconds * mixed.mfu / 0.4 == pytest.approx(0.3, rel=0.05)
 
@@ -127,17 +134,17 @@ def test_what_does_not_fit_is_ranked_by_what_it_lacks() -> None:
 
 
 class TestGiven:
-    """Fields that every layout must have."""
+    """Conditions that every layout must meet."""
 
-    def _found(self, text: str) -> Search:
-        workload, given = Workload(256, 8192), Layout.words_of(text)
+    def _found(self, text: str, runnable: bool | None = None) -> Search:
         return search(
             load_model("llama-3-70b"),
             load("h100:16x8"),
-            workload,
+            Workload(256, 8192),
             weights_dtype="bf16",
             compute_dtypes=("bf16",),
-            given=given,
+            given=parse_conditions(text),
+            runnable=runnable,
         )
 
     def test_degrees_and_schedule(self) -> None:
@@ -149,10 +156,144 @@ class TestGiven:
         best = self._found("matmul_dtype=fp8,offload=true,tensor=8").best
         assert best.layout.matmul_dtype == "fp8" and best.layout.offload
 
-    def test_nothing_has_what_does_not_divide(self) -> None:
+    def test_bounds(self) -> None:
+        for candidate in self._found("pipe<=4,pipe>1,schedule!=zb-v,tensor<8,data>=2").candidates:
+            layout = candidate.layout
+            assert layout.pipe in (2, 4) and layout.schedule.pipeline != "zb-v"
+            assert layout.tensor < 8 and layout.data >= 2
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (
+                "tensor=3",
+                "--given tensor=3 leaves no layout: 128 chips do not divide over tensor = 3; "
+                "fits: tensor in {1, 2, 4, 8}",
+            ),
+            (
+                "pipe=2,tensor=16",
+                "--given tensor=16 beside pipe=2 leaves no layout: wk[L, D, K_tensor, H]: 8 KV heads (K) do "
+                "not divide over tensor = 16; fits: tensor in {1, 2, 4, 8}",
+            ),
+            (
+                "fsdp=32,data>=8",
+                "--given fsdp=32 beside data>=8 leaves no layout; fits: fsdp in {1, 2, 4, 8, 16}; or data>=8 "
+                "beside fsdp=32 leaves no layout; fits: data in {1, 2, 4}",
+            ),
+            (
+                "tensor=3,pipe=3",
+                "--given tensor=3: no layout that divides meets all of these; leave some out",
+            ),
+        ],
+    )
+    def test_the_condition_that_leaves_nothing_is_named(self, text: str, message: str) -> None:
         with pytest.raises(PlanError) as error:
-            self._found("tensor=3")
-        assert str(error.value) == "llama-3-70b on h100:16x8: no layout that divides has tensor=3"
+            self._found(text)
+        assert str(error.value) == f"llama-3-70b on h100:16x8: {message}"
+
+    def test_what_does_not_run_is_ranked_and_said(self) -> None:
+        found = self._found("pipe=4,tensor=8")
+        assert found.notices == ("None of these layouts runs yet (pipe=4): they are what can be planned.",)
+        assert found.faster is None
+
+    def test_what_does_not_run_is_refused_where_only_that_is_wanted(self) -> None:
+        with pytest.raises(PlanError, match=r"nothing that meets what is asked runs yet \(pipe=4\); --any"):
+            self._found("pipe=4", runnable=True)
+
+
+def test_a_layout_has_whole_sequences_in_its_microbatches() -> None:
+    config, hardware, workload = load_model("llama-3-8b"), load("v5e:4x8"), Workload(100, 4096)
+    with pytest.raises(LayoutError) as error:
+        price(config, hardware, workload, Layout.of(fsdp=32))
+    assert str(error.value) == (
+        "x[B_{data,fsdp}, T, D]: 100 sequences (B) do not divide over data·fsdp·microbatches = 1·32·1 = 32; "
+        "fits: 96 sequences"
+    )
+    assert (
+        price(config, hardware, workload, Layout.of(fsdp=32), whole=False).num_tokens == workload.num_tokens
+    )
+
+
+class TestBatch:
+    """The batch that is planned."""
+
+    def _found(self, num_sequences: int, hardware: str = "v5e:4x8", **options) -> Search:
+        return search(
+            load_model("llama-3-8b"),
+            load(hardware),
+            Workload(num_sequences, 4096),
+            weights_dtype="bf16",
+            compute_dtypes=("bf16",),
+            **options,
+        )
+
+    @pytest.mark.parametrize("num_sequences", [96, 97, 100, 128])
+    def test_every_candidate_takes_whole_sequences(self, num_sequences: int) -> None:
+        found = self._found(num_sequences)
+        for candidate in found.candidates:
+            layout = candidate.layout
+            assert found.workload.num_sequences % (layout.num_batch_shards * layout.microbatches) == 0
+            assert candidate.num_tokens == found.workload.num_tokens
+
+    def test_one_that_divides_is_kept_and_nothing_is_said(self) -> None:
+        found = self._found(128)
+        assert found.workload == Workload(128, 4096) and found.notices == ()
+
+    def test_of_a_prime_the_nearest_that_divides_is_planned_and_named(self) -> None:
+        found = self._found(97)
+        planned = found.workload.num_sequences
+        assert planned != 97 and abs(planned - 97) <= 9.7
+        assert found.notices[0].startswith(
+            f"Planned for {planned} sequences of 4,096 tokens ({planned * 4096:,} tokens): the 97 asked for "
+        )
+
+    def test_no_batch_nearer_is_within_two_percent(self) -> None:
+        """Every batch between, searched alone, takes its tokens more than 2% longer."""
+        found = self._found(97)
+        planned, best = found.workload.num_sequences, found.best.step_seconds
+        for number in range(98 - abs(planned - 97), 97 + abs(planned - 97)):
+            other = self._found(number, batch_within=(0.0,)).best
+            asked_seconds = other.step_seconds * max(1, 97 / number)
+            assert asked_seconds > best * max(1, 97 / planned), number
+
+    def test_where_the_batch_may_not_differ_it_does_not(self) -> None:
+        found = self._found(97, batch_within=(0.0,))
+        assert found.workload.num_sequences == 97 and found.notices == ()
+
+
+class TestRanking:
+    """Ties, and what runs."""
+
+    def test_those_that_tie_come_first_the_plainest_foremost(self) -> None:
+        found = _search("llama-2-13b", "v5p:4x4x4", 2**21, 4096)
+        least = min(c.step_seconds for c in found.candidates)
+        number = sum(found.is_tie(c) for c in found.candidates)
+        assert number > 1
+        for candidate in found.candidates:
+            assert found.is_tie(candidate) == (candidate.step_seconds <= 1.02 * least)
+        same = found.candidates[:number]
+        assert all(map(found.is_tie, same))
+        plain = [plainness(c.layout) for c in same]
+        assert plain == sorted(plain)
+
+    def test_an_axis_more_needs_more_than_two_percent(self) -> None:
+        assert plainness(Layout.of(fsdp=8)) < plainness(Layout.of(fsdp=4, tensor=2))
+        assert plainness(Layout.of(pipe=4, data=2)) < plainness(Layout.of(pipe=4, data=2, schedule="zb-h1"))
+        assert plainness(Layout.of(fsdp=8, microbatches=2)) < plainness(Layout.of(fsdp=8, microbatches=4))
+        assert plainness(Layout.of(fsdp=8)) < plainness(Layout.of(fsdp=8, remat="full"))
+
+    def test_what_does_not_run_is_beside_the_ranking(self) -> None:
+        workload, config = Workload(512, 8192), load_model("llama-3.1-405b")
+        found = search(config, load("h100:64x8"), workload, weights_dtype="bf16", compute_dtypes=("bf16",))
+        for candidate in found.candidates:
+            assert why_not(config, candidate.layout) is None
+        assert found.faster and found.faster.why_not == f"pipe={found.faster.candidate.layout.pipe}"
+        assert found.faster.candidate.step_seconds * 1.02 < found.best.step_seconds
+
+    def test_a_model_that_does_not_run_is_ranked_and_said(self) -> None:
+        found = _search("mixtral-8x7b", "h100:1x8", 2**18, 4096)
+        assert found.best.fits
+        assert found.notices == ("None of these layouts runs yet (experts): they are what can be planned.",)
 
 
 def test_what_is_runnable_has_no_stages() -> None:
@@ -165,17 +306,53 @@ def test_what_is_runnable_has_no_stages() -> None:
         runnable=True,
     )
     for candidate in found.candidates:
-        layout_lacks(candidate.layout)
+        assert layout_lacks(candidate.layout) is None
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
 def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
     """Every layout priced, against those that the search found by bounds alone."""
     config, hardware, workload = load_model(model), load("h100:1x8"), Workload(64, 2048)
-    found = search(config, hardware, workload, weights_dtype="bf16", compute_dtypes=("bf16",), num_ranked=5)
-    space = Space(config, hardware, workload, Layout.of(), runnable=False)
+    found = search(
+        config,
+        hardware,
+        workload,
+        weights_dtype="bf16",
+        compute_dtypes=("bf16",),
+        runnable=False,
+        batch_within=(0.0,),
+        num_ranked=5,
+    )
+    space = Space(config, hardware, workload, Layout.of())
     layouts = [choice.layout for choice in space.choices(space.meshes())]
     assert len(layouts) == found.considered
     priced = [price(config, hardware, workload, layout) for layout in layouts]
+    plainest = min(plainness(c.layout) for c in ties(priced))
+    assert plainness(found.best.layout) == plainest
     exhaustive = sorted(c.step_seconds for c in priced if c.fits)[:5]
-    assert [c.step_seconds for c in found.candidates[:5] if c.fits] == exhaustive
+    assert sorted(c.step_seconds for c in found.candidates if c.fits)[:5] == exhaustive
+
+
+def test_what_a_search_kept_goes_with_it() -> None:
+    """Graphs, placements and prices are gone, and a second search leaves no more than the first one did."""
+
+    def left(model: str) -> int:
+        _search(model, "h100:1x8", 2**17, 2048)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    def alive() -> int:
+        return sum(isinstance(one, Graph | Placement) for one in gc.get_objects())
+
+    _search("llama-3-8b", "h100:1x8", 2**17, 2048)  # presets, catalog and modules are kept
+    gc.collect()
+    others = alive()  # which other tests may hold
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        first, second = left("llama-2-13b"), left("llama-2-7b")
+    finally:
+        tracemalloc.stop()
+    assert second - before < 2 * (first - before) + 500_000 and second - before < 3_000_000
+    assert alive() == others
+    assert gc.isenabled()

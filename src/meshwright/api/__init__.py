@@ -11,13 +11,12 @@ Where an argument is a model, a machine or a number, the text that the command l
 raise subclasses of `errors.MeshwrightError`, in one line that says what would fit.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from meshwright.api.results import Plans, PricedLayout, only
+from meshwright.api.results import Plans, PricedLayout
 from meshwright.api.work import Train
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip
@@ -26,9 +25,8 @@ from meshwright.layout import DTYPES, Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.presets import load_model
-from meshwright.plan.degrees import check_chips
-from meshwright.plan.train import price as price_layout
-from meshwright.plan.train import search
+from meshwright.plan.given import parse_conditions
+from meshwright.plan.train import price_alone, search
 
 __all__ = ["Plans", "PricedLayout", "Train", "audit", "hardware", "model", "plan", "price"]
 
@@ -72,9 +70,10 @@ def plan(
 ) -> Plans:
     """The layouts to do `work` with, ranked by the time of a step; printed, the `top` ones as a table.
 
-    given: what every layout must have, as `mw plan train --given` takes it. runnable: rank only what runs
-    (by default on CPUs). weights_dtype, compute_dtype: bf16, but on CPUs f32 and what is faster.
-    progress: called with the number of layouts looked at. Raises PlanError where no layout divides.
+    given: what every layout must meet, as `mw plan train --given` takes it. runnable: rank what runs, or
+    whatever can be planned; by default what runs, if anything does. weights_dtype, compute_dtype: bf16, but
+    on CPUs f32 and what is faster. progress: called with the number of layouts looked at. Raises PlanError
+    where no layout divides.
 
     >>> plans = plan("llama-3-8b", "v5e:4x4", Train("1Mi", "4k"), given="tensor=1")
     >>> plans.best.layout.tensor
@@ -89,11 +88,11 @@ def plan(
         workload,
         weights_dtype=weights,
         compute_dtypes=computes,
-        given=Layout.words_of(given),
+        given=parse_conditions(given),
         runnable=runnable,
         on_progress=progress,
     )
-    return Plans(config, machine, workload, found, top)
+    return Plans(config, machine, work, found, top)
 
 
 def price(
@@ -115,20 +114,13 @@ def price(
     config, machine = _config(model), _machine(hardware)
     workload = work.workload(config)
     if isinstance(layout, Layout):
-        layouts = {layout}
+        layouts = [layout]
     else:
         weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
-        layouts = {
+        layouts = [
             Layout.parse(f"weights_dtype={weights},compute_dtype={compute},{layout}") for compute in computes
-        }
-    for one in layouts:
-        check_chips(machine, one)
-    started = time.perf_counter()
-    priced = [price_layout(config, machine, workload, one) for one in layouts]
-    best = min(priced, key=lambda candidate: candidate.step_seconds)
-    return PricedLayout(
-        config, machine, workload, only(config, best, workload, time.perf_counter() - started)
-    )
+        ]
+    return PricedLayout(config, machine, work, price_alone(config, machine, workload, layouts))
 
 
 def audit(jitted: Callable[..., Any], *args: Any, hardware: str | None = None, **kwargs: Any) -> dict:

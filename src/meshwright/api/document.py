@@ -13,13 +13,14 @@ from meshwright.audit.second_opinion import Opinion
 from meshwright.errors import PlanError
 from meshwright.files import write_whole
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.workload import Workload
+from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search
 from meshwright.plan_file import Plan, save_plan, shardings
+from meshwright.units import format_count
 
 _PACKAGES = ("jax", "jaxlib", "libtpu")
 
@@ -27,17 +28,24 @@ _PACKAGES = ("jax", "jaxlib", "libtpu")
 def plan_document(
     config: ModelConfig,
     hardware: Hardware,
-    workload: Workload,
+    batch_tokens: int,
     found: Search,
     num_candidates: int,
     said: Explanation | None,
     sizing: Smallest | None = None,
     opinions: Sequence[Opinion] = (),
 ) -> dict:
-    """The keys of contract.md (best, candidates, assumptions, search), then why, then what they are about."""
+    """The keys of contract.md (best, candidates, assumptions, search), then why, then what they are about.
+
+    batch_tokens: those that were asked for.
+    """
+    workload = found.workload
+    candidates = [one.to_dict() | {"tie": found.is_tie(one)} for one in found.candidates[:num_candidates]]
     return {
-        "best": found.best.to_dict(),
-        "candidates": [candidate.to_dict() for candidate in found.candidates[:num_candidates]],
+        "notices": list(found.notices),
+        "best": candidates[0],
+        "candidates": candidates,
+        "faster": found.faster.to_dict() if found.faster else None,
         "assumptions": list(found.assumptions),
         "search": {"considered": found.considered, "seconds": found.seconds},
         **(said.to_dict() if said else {}),
@@ -55,10 +63,24 @@ def plan_document(
             "batch_tokens": workload.num_tokens,
             "seq_len": workload.seq_len,
             "num_sequences": workload.num_sequences,
+            "asked_batch_tokens": batch_tokens,
         },
         "shardings": shardings(config, found.best.layout),
         "environment": environment(),
     }
+
+
+def heading(document: dict, layout: Layout) -> str:
+    """What a document's table of layouts is about; layout: one of them, for its dtypes."""
+    model, hardware, workload = (document[key] for key in ("model", "hardware", "workload"))
+    tokens, asked = workload["batch_tokens"], workload["asked_batch_tokens"]
+    besides = f"; {asked:,} asked for" if asked != tokens else ""
+    return (
+        f"{model['name']} ({format_count(model['params'])} parameters) on {hardware['spec']} "
+        f"({hardware['num_chips']:,} devices), {workload['num_sequences']:,} sequences of "
+        f"{workload['seq_len']:,} tokens ({tokens:,} tokens{besides}), weights "
+        f"{layout.weights_dtype}, compute {layout.compute_dtype}"
+    )
 
 
 def write_plan(path: Path, plan: Plan, document: dict) -> Path:

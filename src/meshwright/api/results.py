@@ -7,19 +7,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.api.document import plan_document, write_plan
+from meshwright.api.document import heading, plan_document, write_plan
+from meshwright.api.work import Train
 from meshwright.errors import PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import count_params
-from meshwright.plan.assumptions import assumptions
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.explain.explanation import Explanation, explain
-from meshwright.plan.train import Candidate, Search
+from meshwright.plan.train import Search, only
 from meshwright.plan_file import Plan
-from meshwright.units import format_count, parse_count
+from meshwright.units import parse_count
 
 if TYPE_CHECKING:
     from meshwright.train.run import TrainingResult
@@ -39,8 +39,13 @@ class PricedLayout:
 
     model: ModelConfig
     hardware: Hardware
-    workload: Workload
+    work: Train
     search: Search
+
+    @property
+    def workload(self) -> Workload:
+        """The batch that is planned: of whole sequences, the nearest to `work` that divides."""
+        return self.search.workload
 
     @property
     def candidate(self) -> Candidate:
@@ -94,7 +99,6 @@ class PricedLayout:
         return explain(
             self.model,
             self.hardware,
-            self.workload,
             self.search,
             num_tokens=None if tokens is None else parse_count(tokens),
             critical_tokens=None if critical_batch is None else parse_count(critical_batch),
@@ -108,7 +112,9 @@ class PricedLayout:
         return plan_of(self.model, self.hardware, self.workload, self.candidate)
 
     def _document(self) -> dict:
-        return plan_document(self.model, self.hardware, self.workload, self.search, 1, self.explain())
+        return plan_document(
+            self.model, self.hardware, self.work.batch_tokens, self.search, 1, self.explain()
+        )
 
     def save(self, path: str | Path) -> Path:
         """Writes plan.toml, for `mw train`, `mw audit` and `mw report`, and its figures as .json beside it.
@@ -178,14 +184,14 @@ class Plans:
 
     model: ModelConfig
     hardware: Hardware
-    workload: Workload
+    work: Train
     search: Search
     top: int = 10
 
     @property
     def best(self) -> PricedLayout:
         """The fastest of those that fit; what comes nearest to fitting where none does."""
-        return PricedLayout(self.model, self.hardware, self.workload, self.search)
+        return PricedLayout(self.model, self.hardware, self.work, self.search)
 
     def __len__(self) -> int:
         return len(self.search.candidates)
@@ -194,7 +200,7 @@ class Plans:
         if place == 0:
             return self.best
         alone = only(self.model, self.search.candidates[place], self.workload)
-        return PricedLayout(self.model, self.hardware, self.workload, alone)
+        return PricedLayout(self.model, self.hardware, self.work, alone)
 
     def __iter__(self) -> Iterator[PricedLayout]:
         return (self[place] for place in range(len(self)))
@@ -207,30 +213,22 @@ class Plans:
 
     def to_dict(self) -> dict:
         """The keys of `mw plan train --json`."""
-        return plan_document(self.model, self.hardware, self.workload, self.search, self.top, self.explain())
+        return self._document(self.explain())
+
+    @property
+    def workload(self) -> Workload:
+        """The batch that is planned: of whole sequences, the nearest to `work` that divides."""
+        return self.search.workload
+
+    def _document(self, said: Explanation | None) -> dict:
+        return plan_document(self.model, self.hardware, self.work.batch_tokens, self.search, self.top, said)
 
     def __repr__(self) -> str:
         from meshwright.report.tables import plain_text, plan_table
 
-        document = plan_document(self.model, self.hardware, self.workload, self.search, self.top, None)
-        return plain_text(
-            heading(self.model, self.hardware, self.workload, self.best.layout), plan_table(document)
-        )
-
-
-def heading(model: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> str:
-    """What a table of layouts is about, in one line."""
-    return (
-        f"{model.name} ({format_count(count_params(model).total)} parameters) on {hardware.spec} "
-        f"({hardware.num_chips:,} devices), {workload.num_sequences:,} sequences of {workload.seq_len:,} "
-        f"tokens, weights {layout.weights_dtype}, compute {layout.compute_dtype}"
-    )
-
-
-def only(model: ModelConfig, candidate: Candidate, workload: Workload, seconds: float = 0.0) -> Search:
-    """The search that found one layout, because that one alone was asked for."""
-    said = tuple(assumptions(model, candidate.hardware, workload, candidate))
-    return Search((candidate,), 1, seconds, said)
+        document, found = self._document(None), self.search
+        below = [found.faster_words] if found.faster_words else []
+        return plain_text(*found.notices, heading(document, self.best.layout), plan_table(document), *below)
 
 
 def _silent(what: str, fraction: float | None) -> None:

@@ -10,8 +10,10 @@ from meshwright.errors import AuditError, MeshwrightError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.chosen import plan_of
-from meshwright.plan.train import Candidate, Search, rank
+from meshwright.plan.rank import ranked
+from meshwright.plan.train import Search
 
 # How many of the best are compiled, and how many more until one of them fits.
 NUM_AUDITED, MAX_AUDITED = 3, 6
@@ -38,7 +40,6 @@ class Opinion:
 def second_opinion(
     config: ModelConfig,
     hardware: Hardware,
-    workload: Workload,
     found: Search,
     *,
     progress: Callable[[str], None] = lambda _: None,
@@ -53,9 +54,9 @@ def second_opinion(
     for at, candidate in enumerate(found.candidates[:MAX_AUDITED]):
         if at >= NUM_AUDITED and any(one.fits and one.compiled_bytes is not None for one in opinions):
             break
-        candidates[at], opinion = _asked(config, hardware, workload, candidate, target, progress)
+        candidates[at], opinion = _asked(config, hardware, found.workload, candidate, target, progress)
         opinions.append(opinion)
-    return replace(found, candidates=tuple(sorted(candidates, key=rank))), tuple(opinions)
+    return replace(found, candidates=tuple(ranked(candidates))), tuple(opinions)
 
 
 def _own_compiler(hardware: Hardware, best: Candidate) -> Target:

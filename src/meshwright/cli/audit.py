@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from meshwright.api.work import Train
-from meshwright.cli.common import Json, count_option, emit, note, progress, show
+from meshwright.cli.common import Json, count_option, emit, length_option, note, progress, show
 from meshwright.errors import PlanError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
@@ -31,7 +31,7 @@ def audit(
     ] = None,
     hardware: Annotated[str | None, typer.Option(help="cpu:8, v5e:4x4, a machine's .toml, ...")] = None,
     batch_tokens: Annotated[int | None, count_option("--batch-tokens", help="Tokens of one step.")] = None,
-    seq_len: Annotated[int | None, count_option("--seq-len", help="Tokens of one sequence.")] = None,
+    seq_len: Annotated[int | None, length_option("--seq-len", help="Tokens of one sequence.")] = None,
     layout: Annotated[str | None, typer.Option(help="data=2,fsdp=2,tensor=2,remat=full")] = None,
     phase: Annotated[
         str | None, typer.Option(help="train, prefill or generate. [the plan's, else train]")

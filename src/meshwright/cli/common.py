@@ -16,7 +16,7 @@ import typer
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
-from meshwright.units import dtype_bytes, parse_count
+from meshwright.units import dtype_bytes, parse_count, parse_length
 
 # Wide enough for the tables where the output is piped and there is no terminal to ask.
 _PIPED_WIDTH = 140
@@ -29,6 +29,13 @@ Progress = Callable[[str, float | None], None]  # (what is being done, fraction 
 def _count(text: str) -> int:
     try:
         return parse_count(text)
+    except MeshwrightError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _length(text: str) -> int:
+    try:
+        return parse_length(text)
     except MeshwrightError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -51,9 +58,6 @@ HardwareOption = Annotated[
 LocalHardwareOption = Annotated[
     str, typer.Option("--hardware", help="This machine, as so many virtual devices: cpu:8.")
 ]
-SeqLenOption = Annotated[
-    int, typer.Option("--seq-len", parser=_count, metavar="T", help="Tokens of one sequence: 4096, 8k, 8Ki.")
-]
 CheckpointOption = Annotated[
     Path, typer.Option("--checkpoint", help="A run's folder, or a Hugging Face model's.")
 ]
@@ -65,13 +69,19 @@ def count_option(*names: str, help: str) -> Any:
     return typer.Option(*names, parser=_count, metavar="N", help=help)
 
 
+def length_option(*names: str, help: str) -> Any:
+    """An option that reads the length of a sequence: 4096, or 8k, which is 8,192."""
+    return typer.Option(*names, parser=_length, metavar="T", help=help)
+
+
 def dtype_option(*names: str, help: str) -> Any:
     """An option that reads a dtype: f32, bf16, int8, ..."""
     return typer.Option(*names, parser=_dtype, metavar="DTYPE", help=help)
 
 
+SeqLenOption = Annotated[int, length_option("--seq-len", help="Tokens of one sequence: 4096, 8k (8192).")]
 ContextOption = Annotated[
-    int | None, count_option("--context", help="Tokens of prompt and answer. [the model's, up to 4096]")
+    int | None, length_option("--context", help="Tokens of prompt and answer. [the model's, up to 4096]")
 ]
 
 

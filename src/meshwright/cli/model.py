@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, count_option, dtype_option, emit, show
+from meshwright.cli.common import Json, dtype_option, emit, length_option, show
 from meshwright.errors import ModelError
 from meshwright.models import count as counted
 from meshwright.models.config import ModelConfig
@@ -31,7 +31,7 @@ def count(
         typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML. Without: all presets."),
     ] = None,
     seq_len: Annotated[
-        int | None, count_option("--seq-len", help="Sequence length T of the attention FLOPs. [4096]")
+        int | None, length_option("--seq-len", help="Sequence length T of the attention FLOPs. [4096]")
     ] = None,
     kv_dtype: Annotated[str, dtype_option("--kv-dtype", help="Type of the KV cache.")] = "bf16",
     as_json: Json = False,

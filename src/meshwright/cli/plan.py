@@ -1,6 +1,5 @@
 """mw plan: the layouts of a machine, ranked."""
 
-import time
 from math import ceil, inf
 from pathlib import Path
 from typing import Annotated
@@ -31,13 +30,13 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.anchor import slowdown_of
-from meshwright.plan.assumptions import assumptions
 from meshwright.plan.chosen import plan_of
-from meshwright.plan.degrees import check_chips
 from meshwright.plan.explain.explanation import explain as explain_search
+from meshwright.plan.explain.fitting import cheapest_fit
+from meshwright.plan.given import Condition, parse_conditions
 from meshwright.plan.smallest import NothingFits, Smallest
 from meshwright.plan.smallest import smallest as find_smallest
-from meshwright.plan.train import Search, price, search
+from meshwright.plan.train import price_alone, search
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -65,11 +64,15 @@ def train(
         str | None, dtype_option("--compute-dtype", help="Of matmuls. [bf16; on cpu the faster]")
     ] = None,
     given: Annotated[
-        str | None, typer.Option("--given", help="What every layout must have: tensor=8,matmul_dtype=fp8.")
+        str | None,
+        typer.Option("--given", help="What every layout must meet: tensor=8,pipe<=4,schedule!=zb-v."),
     ] = None,
     runnable: Annotated[
         bool | None,
-        typer.Option("--runnable/--any", help="Rank only what mw train runs. [on cpu; --any elsewhere]"),
+        typer.Option(
+            "--runnable/--any",
+            help="Rank what mw train runs, or all that can be planned. [what runs, if anything does]",
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many candidates to list.")] = 10,
     tokens: Annotated[
@@ -117,7 +120,7 @@ def train(
     workload = Train(batch_tokens, seq_len).workload(config)
     if output:
         check_output(output)
-    fixed = Layout.words_of(given or "")
+    conditions = parse_conditions(given or "")
     runnable = True if audit and runnable is None else runnable
     sizing = None
     if smallest:
@@ -125,14 +128,18 @@ def train(
         chip = load_hardware(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
         dtypes = default_dtypes(chip, weights_dtype, compute_dtype)
         longest = _longest_step(workload, tokens, max_seconds, days)
-        sizing = _find_smallest(config, hardware, workload, dtypes, fixed, runnable, longest, as_json)
+        sizing = _find_smallest(config, hardware, workload, dtypes, conditions, runnable, longest, as_json)
         machine, found = sizing.hardware, sizing.found
     else:
         _check_not_smallest(max_seconds, days)
         machine = _anchored(load_hardware(hardware), anchor)
         weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
         if layout:
-            found = _price_one(config, machine, workload, layout, weights, computes)
+            layouts = [
+                Layout.parse(f"weights_dtype={weights},compute_dtype={compute},{layout}")
+                for compute in computes
+            ]
+            found = price_alone(config, machine, workload, layouts)
         else:
             found = search(
                 config,
@@ -140,29 +147,28 @@ def train(
                 workload,
                 weights_dtype=weights,
                 compute_dtypes=computes,
-                given=fixed,
+                given=conditions,
                 runnable=runnable,
             )
     opinions = ()
     if audit:
         with progress() as update:
-            found, opinions = second_opinion(
-                config, machine, workload, found, progress=lambda what: update(what, None)
-            )
+            found, opinions = second_opinion(config, machine, found, progress=lambda what: update(what, None))
     said = None
     if explain or as_json or output or tokens or critical_batch:
-        said = explain_search(
-            config, machine, workload, found, num_tokens=tokens, critical_tokens=critical_batch
-        )
-    document = plan_document(config, machine, workload, found, top, said, sizing, opinions)
-    if output and found.best.fits:
-        write_plan(output, plan_of(config, machine, workload, found.best), workload, document)
+        said = explain_search(config, machine, found, num_tokens=tokens, critical_tokens=critical_batch)
+    document = plan_document(config, machine, batch_tokens, found, top, said, sizing, opinions)
     if as_json:
+        for notice in found.notices:
+            note(notice)
         emit(document)
     else:
-        show_plan(document, found, workload, said, in_words=explain, sizing=sizing)
+        show_plan(document, found, said, in_words=explain, sizing=sizing)
+    if output and found.best.fits:
+        write_plan(output, plan_of(config, machine, found.workload, found.best), document)
     if not found.best.fits:
-        note(f"mw: {config.name} on {machine.spec}: {misses(found)}")
+        change = said.change if said else cheapest_fit(config, machine, found.workload, found.best)
+        note(f"mw: {config.name} on {machine.spec}: {misses(found, change)}")
         raise typer.Exit(_DOES_NOT_FIT)
 
 
@@ -210,7 +216,7 @@ def _find_smallest(
     hardware: str,
     workload: Workload,
     dtypes: tuple[str, tuple[str, ...]],
-    given: dict[str, object],
+    given: tuple[Condition, ...],
     runnable: bool | None,
     longest: float | None,
     as_json: bool,
@@ -235,25 +241,3 @@ def _find_smallest(
             emit({"smallest": {"hardware": None, "num_chips": None, "tried": tried}})
         note(f"mw: {error}")
         raise typer.Exit(_DOES_NOT_FIT) from error
-
-
-def _price_one(
-    config: ModelConfig,
-    hardware: Hardware,
-    workload: Workload,
-    text: str,
-    weights_dtype: str,
-    compute_dtypes: tuple[str, ...],
-) -> Search:
-    """The one layout that `text` names, in the fastest of the types that it leaves open."""
-    layouts = {
-        Layout.parse(f"weights_dtype={weights_dtype},compute_dtype={compute_dtype},{text}")
-        for compute_dtype in compute_dtypes
-    }
-    for one in layouts:
-        check_chips(hardware, one)
-    started = time.perf_counter()
-    priced = [price(config, hardware, workload, layout) for layout in layouts]
-    best = min(priced, key=lambda candidate: candidate.step_seconds)
-    seconds = time.perf_counter() - started
-    return Search((best,), 1, seconds, tuple(assumptions(config, hardware, workload, best)))

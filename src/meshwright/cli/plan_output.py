@@ -4,44 +4,39 @@ from pathlib import Path
 
 from meshwright.api import document as documents
 from meshwright.cli.common import note, show
-from meshwright.layout.workload import Workload
 from meshwright.plan.explain.explanation import Explanation
+from meshwright.plan.explain.fitting import Change
 from meshwright.plan.smallest import Smallest
-from meshwright.plan.train import Search, usable_bytes
+from meshwright.plan.space import usable_bytes
+from meshwright.plan.train import Search
 from meshwright.plan_file import Plan
-from meshwright.units import format_bytes, format_count, format_seconds
+from meshwright.units import format_bytes, format_seconds
 
 # Lines of prose longer than this tire the eye, however wide the terminal.
 _PROSE_WIDTH = 100
 
 
-def write_plan(path: Path, written: Plan, asked: Workload, document: dict) -> None:
+def write_plan(path: Path, written: Plan, document: dict) -> None:
     """Writes both files and says so."""
     beside = documents.write_plan(path, written, document)
-    if written.workload != asked:
-        note(
-            f"{asked.num_sequences} sequences do not divide over the batch shards of {written.layout}; "
-            f"the plan takes {written.workload.num_sequences} ({written.workload.num_tokens:,} tokens)"
-        )
     note(f"wrote {path} and {beside}")
 
 
-def misses(found: Search) -> str:
-    """By how much the best layout does not fit."""
+def misses(found: Search, change: Change | None) -> str:
+    """By how much the best layout does not fit, and the cheapest change with which it does."""
     best, needed = found.best, found.best.needed_bytes
     usable = usable_bytes(best.hardware)
     which = "nothing fits; nearest comes" if found.considered > 1 else "does not fit:"
     return (
         f"{which} {best.layout}, which needs {format_bytes(needed)} a chip, {format_bytes(needed - usable)} "
-        f"more than the {format_bytes(usable)} that there are; take more chips (--smallest finds how many) "
-        "or fewer --batch-tokens"
+        f"more than the {format_bytes(usable)} that there are; "
+        + (str(change) if change else "take more chips (--smallest finds how many)")
     )
 
 
 def show_plan(
     document: dict,
     found: Search,
-    workload: Workload,
     said: Explanation | None,
     *,
     in_words: bool,
@@ -50,16 +45,14 @@ def show_plan(
     """The ranked layouts, where the best one's step goes, and what was asked for besides."""
     from meshwright.report.tables import breakdown_table, plan_table
 
-    layout = found.best.layout
-    dtypes = f"weights {layout.weights_dtype}, compute {layout.compute_dtype}"
     sections = [s for s in said.sections if in_words or s.title in _asked(said)] if said else []
     show(
-        f"{document['model']['name']} ({format_count(document['model']['params'])} parameters) on "
-        f"{document['hardware']['spec']} ({document['hardware']['num_chips']:,} devices), "
-        f"{workload.num_sequences:,} sequences of {workload.seq_len:,} tokens, {dtypes}",
+        *found.notices,
+        documents.heading(document, found.best.layout),
         *([_sizes(sizing)] if sizing else []),
         "",
         plan_table(document),
+        *([found.faster_words, ""] if found.faster_words else []),
         *map(_opinion, document.get("audit", [])),
         *([] if in_words else [breakdown_table(document["best"])]),
         *(_prose(section.title, section.paragraphs) for section in sections),

@@ -53,7 +53,9 @@ def _describe(priced: "Priced") -> dict:
     from meshwright.plan.explain.explanation import explain
 
     plan, found = priced.plan, priced.found
-    said = explain(plan.model, priced.hardware, plan.workload, found)
-    document = plan_document(plan.model, priced.hardware, plan.workload, found, _NUM_CANDIDATES, said)
+    said = explain(plan.model, priced.hardware, found)
+    document = plan_document(
+        plan.model, priced.hardware, plan.workload.num_tokens, found, _NUM_CANDIDATES, said
+    )
     # By rank: a plan edited by hand need not be the best.
     return document | {"candidates": [candidate.to_dict() for candidate in priced.top]}

@@ -334,3 +334,9 @@ def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: Li
     seconds = cost.seconds(moved)
     bound: Bound = "bandwidth" if seconds >= 2 * cost.latency_seconds else "latency"
     return CollectivePrice(seconds, bound, 1, "host")
+
+
+def forget_prices() -> None:
+    """Empties the caches of prices, which are kept by placement."""
+    for cached in (seconds_by_bytes, _inner_and_outer, _parts):
+        cached.cache_clear()

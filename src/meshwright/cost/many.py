@@ -41,15 +41,15 @@ from meshwright.cost.step import (
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.pipeline import StageRoute
-from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 
 
 class Member(NamedTuple):
-    """A mesh and the microbatches of a step on it."""
+    """A mesh, the microbatches of a step on it and the sequences that they share out."""
 
     mesh: Layout
     microbatches: int
+    num_sequences: int
 
 
 class Family:
@@ -60,14 +60,15 @@ class Family:
         config: ModelConfig,
         hardware: Hardware,
         members: Sequence[Member],
-        workload: Workload,
+        seq_len: int,
         *,
         flash_attention: bool,
     ) -> None:
         self.chip, self.members = hardware.chip, members
         self.microbatches = np.array([member.microbatches for member in members])
         self.layout = layout = members[0].mesh.replace(microbatches=members[0].microbatches)
-        shape = Shape(workload.num_sequences / self.microbatches, workload.seq_len, workload.seq_len)
+        sequences = np.array([member.num_sequences for member in members])
+        shape = Shape(sequences / self.microbatches, seq_len, seq_len)
         mesh = _Meshes([member.mesh for member in members])
         sizes = MeshSizes(mesh, self.microbatches)
         self.graph = record_loss(config, layout, shape, flash_attention=flash_attention, many=sizes)

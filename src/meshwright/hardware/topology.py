@@ -65,7 +65,7 @@ class Placement:
         }
         return Placement(self.sizes, links, network)
 
-    @lru_cache(maxsize=65536)  # noqa: B019 - placements are few and live as long as the process
+    @lru_cache(maxsize=65536)  # noqa: B019 - emptied by `forget_placements`
     def stretches(self, axes: tuple[str, ...]) -> tuple[Link, ...]:
         """The links of several axes, inner ones first; links that continue each other are joined."""
         for axis in axes:
@@ -217,3 +217,9 @@ def _placements(
     best = undominated(((one, [gather_figure(axis) for axis in one]) for one in links), _MOST_PLACEMENTS)
     next(best)
     return (first, *(_placement(network, tuple(first.sizes.items()), one) for one in best))
+
+
+def forget_placements() -> None:
+    """Empties the caches of placements: a search has made thousands that nothing asks for again."""
+    for cached in (Placement.stretches, _place, _placements):
+        cached.cache_clear()

@@ -21,7 +21,7 @@ from meshwright.plan.space import RESERVED_SHARE, record
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from meshwright.plan.train import Candidate
+    from meshwright.plan.candidate import Candidate
 
 # Constants on which less of the step rests are not listed.
 LEAST_SHARE = 0.05
@@ -64,13 +64,6 @@ def assumptions(
     yield f"{RESERVED_SHARE:.0%} of {format_bytes(chip.hbm_bytes)} HBM is left to the runtime"
     if chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks; scores stay on chip"
-    shards = best.layout.num_batch_shards * best.layout.microbatches
-    if workload.num_sequences % shards:
-        fit = round(workload.num_sequences / shards) * shards
-        yield (
-            f"{workload.num_sequences} sequences do not divide over {shards} batch shards and are priced as "
-            f"if they did; a run takes {fit} ({fit * workload.seq_len} tokens)"
-        )
 
 
 def shares(

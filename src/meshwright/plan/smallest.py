@@ -1,6 +1,6 @@
 """The smallest slice of a chip on which a model trains, or trains fast enough."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
@@ -12,7 +12,9 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params, train_flops_per_token
-from meshwright.plan.train import Search, search, usable_bytes
+from meshwright.plan.given import NOT_SEARCHED, Condition
+from meshwright.plan.space import usable_bytes
+from meshwright.plan.train import Search, search
 from meshwright.units import dtype_bytes, format_bytes, format_seconds
 
 # Beyond one pod: slices of the whole pod joined by the data-centre network.
@@ -66,7 +68,7 @@ def smallest(
     *,
     weights_dtype: str,
     compute_dtypes: tuple[str, ...],
-    given: Mapping[str, object] | None = None,
+    given: Sequence[Condition] = (),
     runnable: bool | None = None,
     max_seconds: float | None = None,
     on_progress: Callable[[str], None] | None = None,
@@ -74,11 +76,11 @@ def smallest(
     """The fewest chips of `spec` that hold the model, and take at most `max_seconds` a step.
 
     spec: a chip (`v5p`), or a machine (`v5p:16x20x28`) that bounds the sizes tried. given, runnable: as
-    `search` has them. Doubles the chips
-    until it works, then tries the sizes between. Raises NothingFits where no size works.
+    `search` has them. Doubles the chips until it works, then tries the sizes between. Raises NothingFits
+    where no size works.
     """
     tried: list[Tried] = []
-    fixed = given or {}
+    fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
     moments = str(fixed.get("optimizer_dtype", "f32"))
     bytes_per_param = dtype_bytes(weights_dtype) + 2 * dtype_bytes(moments)
     dtypes = (str(fixed["matmul_dtype"]),) if fixed.get("matmul_dtype") else compute_dtypes

@@ -7,7 +7,7 @@ operations and collectives are recorded and priced together (cost/many.py).
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from math import prod
+from math import ceil, floor, prod
 from typing import Any, NamedTuple
 
 from meshwright.cost.graph import Graph
@@ -20,10 +20,11 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
 from meshwright.layout.pipeline import SCHEDULES
-from meshwright.layout.runs import why_not
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.plan.batch import nearest_multiple
+from meshwright.plan.given import Condition
 
 # So many tokens fill a chip's matrix units: a larger pass saves little and holds more.
 _MAX_PASS_TOKENS = 65_536
@@ -39,7 +40,7 @@ _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
 
 
 class Choice(NamedTuple):
-    """One layout, whose price is not itemised yet.
+    """One layout for a batch that it divides, whose price is not itemised yet.
 
     bytes_per_chip: at the peak. least_seconds: of its step without the pipeline's bubble. stages, place:
     where its price is.
@@ -49,6 +50,7 @@ class Choice(NamedTuple):
     bytes_per_chip: float
     mesh: Layout
     microbatches: int
+    num_sequences: int
     schedule: str
     interleave: int
     remat: str
@@ -72,9 +74,10 @@ class Choice(NamedTuple):
 
 
 class Space:
-    """The layouts of one model, machine and batch that share `base`'s dtypes.
+    """The layouts of one model and machine that share `base`'s dtypes, each for a batch that it divides.
 
-    runnable: only what nn/ runs. given: words that every layout must have.
+    batch_within: the share by which that batch may differ from the workload's. given: what every layout
+    must meet.
     """
 
     def __init__(
@@ -84,13 +87,15 @@ class Space:
         workload: Workload,
         base: Layout,
         *,
-        runnable: bool,
-        given: Mapping[str, object] | None = None,
+        batch_within: float = 0.0,
+        given: Sequence[Condition] = (),
     ) -> None:
-        self.config, self.hardware, self.workload = config, hardware, workload
-        self.base, self.runnable = base, runnable
-        self._of_mesh = {key: value for key, value in (given or {}).items() if key not in _OF_SCHEDULE}
-        self._of_schedule = {key: value for key, value in (given or {}).items() if key in _OF_SCHEDULE}
+        self.config, self.hardware, self.workload, self.base = config, hardware, workload, base
+        asked = workload.num_sequences
+        self._batches = range(ceil(asked * (1 - batch_within)), floor(asked * (1 + batch_within)) + 1)
+        self._of_mesh = [condition for condition in given if condition.field not in _OF_SCHEDULE]
+        self._of_schedule = [condition for condition in given if condition.field in _OF_SCHEDULE]
+        self._given_schedule = {condition.field for condition in self._of_schedule}
 
     # Meshes
 
@@ -102,12 +107,8 @@ class Space:
                 mesh = self.base.replace(**words)
             except LayoutError:  # no data axis to cut the experts' devices out of
                 continue
-            if self._is_given(mesh) and self.allows(mesh):
+            if self._is_given(mesh):
                 yield mesh
-
-    def allows(self, mesh: Layout) -> bool:
-        """Whether the mesh runs, where only what runs is searched."""
-        return not self.runnable or why_not(self.config, mesh) is None
 
     def _chosen(self, axes: Sequence[Axis], words: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """The words of all axes, each chosen after those before it; together they take every chip."""
@@ -117,16 +118,17 @@ class Space:
                 yield words
             return
         torus = isinstance(self.hardware.chip.network, Torus)
-        ask = Ask(self.config, self.workload, self.hardware.num_chips // taken, torus)
+        largest = Workload(self._batches[-1], self.workload.seq_len)
+        ask = Ask(self.config, largest, self.hardware.num_chips // taken, torus)
         for more in axes[0].choices(ask, words):
             # A second tensor axis is cut out of the first.
-            degrees = {name: value for name, value in more.items() if name in DEGREES and name != "tensor"}
-            if all(self._of_mesh.get(name, value) == value for name, value in degrees.items()):
+            decided = {name for name in more if name in DEGREES and name != "tensor"}
+            if all(one.holds(more[one.field]) for one in self._of_mesh if one.field in decided):
                 yield from self._chosen(axes[1:], {**words, **more})
 
     def _is_given(self, mesh: Layout) -> bool:
         stage = {"zero": mesh.zero_stage}
-        return all(stage.get(key, mesh.word(key)) == value for key, value in self._of_mesh.items())
+        return all(one.holds(stage.get(one.field, mesh.word(one.field))) for one in self._of_mesh)
 
     # Schedules
 
@@ -134,28 +136,43 @@ class Space:
         """Microbatches by schedules of meshes, each with the remat policy that recomputes least to fit."""
         families: dict[tuple, list[Member]] = {}
         for mesh in meshes:
-            for microbatches in self._microbatches(mesh):
+            for microbatches, num_sequences in self._microbatches(mesh):
                 key = (mesh.rules, microbatches == 1)
-                families.setdefault(key, []).append(Member(mesh, microbatches))
+                families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
         for members in families.values():
             found = self._choices(members)
             yield from filter(self._has_given_schedule, found) if self._of_schedule else found
 
-    def _microbatches(self, mesh: Layout) -> Iterator[int]:
-        """Of a step: those that leave one sequence to each data rank, and half as many, to one."""
-        per_shard, sequences = self.workload.num_sequences / mesh.num_batch_shards, 1.0
-        most = max(1.0, _MAX_PASS_TOKENS * mesh.context / self.workload.seq_len)
-        while sequences <= min(per_shard, most):
-            microbatches = int(per_shard / sequences)
-            if microbatches == 1 and mesh.pipe > 1:
-                break
-            yield microbatches
-            sequences *= 2
+    def _microbatches(self, mesh: Layout) -> Iterator[tuple[int, int]]:
+        """(microbatches, sequences) of steps: as many whole sequences for each microbatch of a data rank.
+
+        Interleaved schedules take microbatches in rounds of `pipe`.
+        """
+        shards, found = mesh.num_batch_shards, {}
+        for size in self._microbatch_sizes(mesh):
+            for rounds in {1, mesh.pipe}:
+                num_sequences = nearest_multiple(self.workload.num_sequences, shards * size * rounds)
+                if num_sequences in self._batches:
+                    found[num_sequences // (shards * size), num_sequences] = None
+        yield from (pair for pair in found if pair[0] > 1 or mesh.pipe == 1)
+
+    def _microbatch_sizes(self, mesh: Layout) -> list[int]:
+        """Sequences of a microbatch on one data rank, about twice as many each.
+
+        Those that divide the rank's share, and powers of two where these are far apart.
+        """
+        shards = mesh.num_batch_shards
+        share = max(1, nearest_multiple(self.workload.num_sequences, shards) // shards)
+        dividing = divisors(share) if "microbatches" in self._given_schedule else _spread(divisors(share))
+        powers = (2**n for n in range(share.bit_length()))
+        between = [power for power in powers if not any(power < 2 * d < 4 * power for d in dividing)]
+        most = max(1, _MAX_PASS_TOKENS * mesh.context // self.workload.seq_len)
+        return sorted(size for size in (*dividing, *between) if size <= most)
 
     def _choices(self, members: list[Member]) -> Iterator[Choice]:
         """Of members of one family."""
-        flash_attention, workload = runs_flash(self.hardware), self.workload
-        family = Family(self.config, self.hardware, members, workload, flash_attention=flash_attention)
+        flash, seq_len = runs_flash(self.hardware), self.workload.seq_len
+        family = Family(self.config, self.hardware, members, seq_len, flash_attention=flash)
         for pipe, rows in family.rows.items():
             places: dict[tuple[str, int], list[int]] = {}
             for place, row in enumerate(rows):
@@ -165,7 +182,7 @@ class Space:
                 yield from self._with_remats(family, pipe, schedule, interleave, those)
 
     def _has_given_schedule(self, choice: "Choice") -> bool:
-        return all(getattr(choice, key) == value for key, value in self._of_schedule.items())
+        return all(one.holds(getattr(choice, one.field)) for one in self._of_schedule)
 
     def _schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
         """(schedule, chunks a stage), of those that exist."""
@@ -182,7 +199,7 @@ class Space:
         layers = self.config.num_layers
         # The first chunk may hold the embedding alone, and the last the head.
         most = min(-(-layers // pipe), (layers + 2) // pipe)
-        if "interleave" in self._of_schedule:
+        if "interleave" in self._given_schedule:
             return list(range(2, most + 1))
         even = divisors(layers // pipe)[1:2] if layers % pipe == 0 else []
         return sorted({v for v in (2, 4, *even, most) if 2 <= v <= most})
@@ -197,25 +214,32 @@ class Space:
             needed = stages.needed_bytes(places, schedule)
             least = slowdown * stages.least_seconds(places, schedule)
             for place, seconds, num_bytes in zip(places, least.tolist(), needed.tolist(), strict=True):
-                mesh, microbatches = family.members[stages.rows[place]]
+                mesh, microbatches, num_sequences = family.members[stages.rows[place]]
                 yield Choice(
-                    seconds, num_bytes, mesh, microbatches, schedule, interleave, remat, stages, place
+                    seconds,
+                    num_bytes,
+                    mesh,
+                    microbatches,
+                    num_sequences,
+                    schedule,
+                    interleave,
+                    remat,
+                    stages,
+                    place,
                 )
+            if remat == "attention":  # which is not run: what fits so is tried with the next too
+                continue
             places = [place for place, num_bytes in zip(places, needed, strict=True) if num_bytes > usable]
             if not places:
                 return
 
     @cached_property
     def _remats_tried(self) -> list[str]:
-        """The policy that is given, or those that are searched.
-
-        Without scores in memory `attention` is the same as `none`. Neither that nor `alternate` is run.
-        """
-        given = self._of_schedule.get("remat")
-        tried = [str(given)] if given else list(SEARCHED_REMATS)
-        if runs_flash(self.hardware) and not given:
-            tried.remove("attention")
-        return [r for r in tried if not (self.runnable and r in ("attention", "alternate"))]
+        """The policies that are searched, or one that is given. Without scores `attention` is `none`."""
+        conditions = [one for one in self._of_schedule if one.field == "remat"]
+        asked = [str(one.value) for one in conditions if one.comparison == "="]
+        tried = [remat for remat in asked or SEARCHED_REMATS if all(one.holds(remat) for one in conditions)]
+        return [remat for remat in tried if asked or remat != "attention" or not runs_flash(self.hardware)]
 
 
 def record(
@@ -238,3 +262,16 @@ RESERVED_SHARE = 0.05
 def usable_bytes(hardware: Hardware) -> int:
     """HBM of one chip less what the runtime keeps."""
     return round(hardware.chip.hbm_bytes * (1 - RESERVED_SHARE))
+
+
+def _spread(degrees: list[int]) -> list[int]:
+    """Of ascending degrees every one that is at least twice the one before, and the last.
+
+    >>> _spread([1, 2, 3, 4, 6, 12])
+    [1, 2, 4, 12]
+    """
+    chosen = degrees[:1]
+    for degree in degrees:
+        if degree >= 2 * chosen[-1]:
+            chosen.append(degree)
+    return list(dict.fromkeys([*chosen, degrees[-1]]))

@@ -4,139 +4,70 @@ Every layout of plan/space.py is considered, with its memory and its time. Those
 once more by cost/step.py, which says what their time consists of.
 """
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heappop, heappush, nsmallest
 from itertools import islice
 
+from meshwright.cost.collectives import forget_prices
 from meshwright.cost.graph import Graph
-from meshwright.cost.memory import Memory, train_memory
-from meshwright.cost.step import StepCost, StepPricer, at_step_rates
-from meshwright.errors import LayoutError, PlanError
-from meshwright.hardware.links import bound_name
-from meshwright.hardware.topology import Hardware, Placement
+from meshwright.cost.memory import train_memory
+from meshwright.cost.step import StepPricer, at_step_rates
+from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
-from meshwright.layout.axes import divisors
-from meshwright.layout.axes.context import splits
-from meshwright.layout.axes.tensor import tensor_degrees
+from meshwright.layout.runs import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
 from meshwright.plan.assumptions import assumptions
+from meshwright.plan.batch import check_enough, nearest_batch, planned_words
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.degrees import check_chips
+from meshwright.plan.given import NOT_SEARCHED, Condition
+from meshwright.plan.nothing import nothing_found
+from meshwright.plan.rank import TIE, plainness, ranked, ties
 from meshwright.plan.space import Choice, Space, record, usable_bytes
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_seconds
 
-# Fields of a layout that a search does not choose.
-NOT_SEARCHED = (
-    "context_method",
-    "offload",
-    "matmul_dtype",
-    "gradients_dtype",
-    "optimizer_dtype",
-    "master_weights",
-)
 # Candidates that are priced and ranked, at least.
 NUM_RANKED = 20
-# The best of them, for which every placement of their axes on the links is priced.
+# Of the fastest and of the first, those for which every placement of their axes on the links is priced.
 NUM_PLACED = 5
+# The share by which the planned batch may differ from the one asked for; where nothing divides so near, the
+# second, within which lies a multiple of everything that is not larger.
+BATCH_WITHIN = (0.1, 0.5)
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One layout with its price. placement: the links that its axes take.
+class Faster:
+    """The fastest layout that is not run yet, and why it is not."""
 
-    compiled_bytes: of one chip, as a compiler says; None where none was asked.
-    """
+    candidate: Candidate
+    why_not: str
 
-    layout: Layout
-    cost: StepCost
-    memory: Memory
-    model_flops: float
-    num_tokens: float
-    hardware: Hardware
-    placement: Placement
-    compiled_bytes: int | None = None
-
-    def __repr__(self) -> str:
-        return f"Candidate({self})"
-
-    def __str__(self) -> str:
-        """The layout and its headlines: `fsdp=64,remat=full: 2.61 s a step, MFU 48.3%, 8.6 GB a chip`."""
-        fits = "" if self.fits else ", does not fit"
-        needed = f"{format_bytes(self.needed_bytes)} a chip{fits}"
-        return f"{self.layout}: {format_seconds(self.step_seconds)} a step, MFU {self.mfu:.1%}, {needed}"
-
-    @property
-    def step_seconds(self) -> float:
-        return self.cost.seconds
-
-    @property
-    def needed_bytes(self) -> int:
-        """Of one chip: the compiler's figure where it was asked."""
-        return self.memory.total if self.compiled_bytes is None else self.compiled_bytes
-
-    @property
-    def fits(self) -> bool:
-        return self.needed_bytes <= usable_bytes(self.hardware)
-
-    @property
-    def mfu(self) -> float:
-        """Model FLOPs over the dense peak: causal attention counted half, recomputation not at all."""
-        return self.model_flops / (self.cost.seconds * self._peak_flops)
-
-    @property
-    def hfu(self) -> float:
-        """Executed FLOPs, recomputation included, over the dense peak."""
-        chips = self.hardware.num_chips
-        return self.cost.executed_flops * chips / (self.cost.seconds * self._peak_flops)
-
-    @property
-    def _peak_flops(self) -> float:
-        layout = self.layout
-        return self.hardware.num_chips * self.hardware.chip.flops(layout.matmul_dtype or layout.compute_dtype)
-
-    def to_dict(self) -> dict:
-        """The keys of `mw plan train` in contract.md."""
-        chips, seconds = self.hardware.num_chips, self.cost.seconds
-        network = self.hardware.chip.network
-        return {
-            "layout": str(self.layout),
-            "mesh": dict(self.layout.mesh.sizes),
-            "placement": {axis: list(map(str, links)) for axis, links in self.placement.links.items()},
-            "step_seconds": seconds,
-            "mfu": self.mfu,
-            "hfu": self.hfu,
-            "tflops_per_chip": self.model_flops / seconds / chips / 1e12,
-            "tokens_per_second_per_chip": self.num_tokens / seconds / chips,
-            "bytes_per_chip": self.memory.to_dict(),
-            **({} if self.compiled_bytes is None else {"compiled_bytes_per_chip": self.compiled_bytes}),
-            "fits": self.fits,
-            "bound": self.cost.bound,
-            "bound_name": bound_name(self.cost.bound, network),
-            "breakdown": [
-                {
-                    "name": t.name,
-                    "seconds": t.seconds,
-                    "share": t.seconds / seconds,
-                    "bound": t.bound,
-                    "bound_name": bound_name(t.bound, network),
-                }
-                for t in self.cost.terms
-            ],
-        }
+    def to_dict(self) -> dict[str, object]:
+        found = self.candidate
+        return {"layout": str(found.layout), "step_seconds": found.step_seconds, "why_not": self.why_not}
 
 
 @dataclass(frozen=True)
 class Search:
-    """Candidates, best first; those that do not fit come last."""
+    """Candidates, best first; those that do not fit come last.
+
+    workload: what they were priced for. notices: what is to be said before they are shown: the batch where
+    it is not the one asked for, and that nothing of what is ranked runs. faster: None where no layout is more
+    than 2% faster than the best of those that run.
+    """
 
     candidates: tuple[Candidate, ...]
     considered: int
     seconds: float
     assumptions: tuple[str, ...]
+    workload: Workload
+    notices: tuple[str, ...] = ()
+    faster: Faster | None = None
 
     def __repr__(self) -> str:
         return f"Search(best of {self.considered:,} layouts: {self.best})"
@@ -145,114 +76,39 @@ class Search:
     def best(self) -> Candidate:
         return self.candidates[0]
 
+    @cached_property
+    def _ties(self) -> set[int]:
+        found = ties(self.candidates)
+        return {id(candidate) for candidate in found} if len(found) > 1 else set()
 
-def price(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Candidate:
+    @property
+    def faster_words(self) -> str | None:
+        """How much less the best layout takes that does not run yet, and why it does not."""
+        if self.faster is None:
+            return None
+        other, best = self.faster.candidate, self.best
+        gain = f"{1 - other.step_seconds / best.step_seconds:.0%} less" if best.fits else "and fits"
+        return (
+            f"{other.layout} would take {format_seconds(other.step_seconds)}, {gain}, but does not run yet "
+            f"({self.faster.why_not}); --any ranks it"
+        )
+
+    def is_tie(self, candidate: Candidate) -> bool:
+        """Whether others are as fast as the fastest, and this is one of them."""
+        return id(candidate) in self._ties
+
+
+def price(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout, *, whole: bool = True
+) -> Candidate:
     """One layout, priced, with its innermost axes on the innermost links.
 
-    Raises LayoutError where it does not divide or has another chip count.
+    whole: refuse microbatches of part of a sequence, which no step takes; published rows may have them.
+    Raises LayoutError where the layout does not divide or has another chip count.
     """
-    layout.check(config, seq_len=workload.seq_len, padded=True)
-    _check_batch(workload, layout)
-    sequences = workload.num_sequences / layout.microbatches
-    graph = record(config, hardware, layout, sequences, workload.seq_len)
-    return _price(layout, graph, hardware, workload, config)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """The garbage collector takes a sixth of a search, which makes much that lasts and no cycles.
-
-    What it made counts as old afterwards, or the next object would set off a look at all of it.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.freeze()
-            gc.unfreeze()
-            gc.enable()
-
-
-@_without_collections()
-def search(
-    config: ModelConfig,
-    hardware: Hardware,
-    workload: Workload,
-    *,
-    weights_dtype: str,
-    compute_dtypes: tuple[str, ...],
-    given: Mapping[str, object] | None = None,
-    runnable: bool | None = None,
-    num_ranked: int = NUM_RANKED,
-    on_progress: Callable[[int], None] | None = None,
-) -> Search:
-    """The `num_ranked` best layouts by step time, or those that come nearest to fitting.
-
-    given: fields that every layout must have, such as tensor=8 or matmul_dtype="fp8". runnable: only what
-    `nn/` runs; by default on CPUs, where a plan is run at once. Raises PlanError where no layout divides.
-    """
-    started = time.perf_counter()
-    given = dict(given or {})
-    base = Layout.of(weights_dtype=weights_dtype).replace(
-        **{key: given.pop(key) for key in NOT_SEARCHED if key in given}
-    )
-    runnable = hardware.chip.kind == "cpu" if runnable is None else runnable
-    choices: list[Choice] = []
-    for compute_dtype in compute_dtypes:
-        typed = base.replace(compute_dtype=compute_dtype)
-        space = Space(config, hardware, workload, typed, runnable=runnable, given=given)
-        for choice in space.choices(space.meshes()):
-            choices.append(choice)
-            if on_progress:
-                on_progress(len(choices))
-    if not choices:
-        if given:
-            wanted = ",".join(f"{key}={value}" for key, value in given.items())
-            raise PlanError(f"{config.name} on {hardware.spec}: no layout that divides has {wanted}")
-        raise PlanError(_nothing_divides(config, hardware, workload, runnable))
-    found = _priced(choices, config, hardware, workload, num_ranked)
-    found.sort(key=rank)
-    found[:NUM_PLACED] = [well_placed(config, workload, candidate) for candidate in found[:NUM_PLACED]]
-    found.sort(key=rank)
-    said = tuple(assumptions(config, hardware, workload, found[0]))
-    return Search(tuple(found), len(choices), time.perf_counter() - started, said)
-
-
-def _priced(
-    choices: list[Choice], config: ModelConfig, hardware: Hardware, workload: Workload, num_ranked: int
-) -> list[Candidate]:
-    """The fastest choices that fit, of equals the first one first; or those that come nearest to fitting."""
-    usable = usable_bytes(hardware)
-    fitting = [choice for choice in choices if choice.bytes_per_chip <= usable]
-    if fitting:
-        fastest = islice(_ascending(fitting), num_ranked)
-        chosen = [fitting[place] for place in sorted(place for _, place in fastest)]
-    else:
-        chosen = nsmallest(num_ranked, choices, key=lambda choice: choice.bytes_per_chip)
-    return [price(config, hardware, workload, choice.layout) for choice in chosen]
-
-
-def _ascending(choices: list[Choice]) -> Iterator[tuple[float, int]]:
-    """(seconds, place) of choices, in ascending order; seconds are asked for only once their bound is due."""
-    known: list[tuple[float, int]] = []  # a heap
-    for place in sorted(range(len(choices)), key=lambda place: choices[place].least_seconds):
-        while known and known[0][0] <= choices[place].least_seconds:
-            yield heappop(known)
-        heappush(known, (choices[place].seconds, place))
-    yield from sorted(known)
-
-
-def rank(candidate: Candidate) -> tuple:
-    """Those that fit by time; the others by how much memory they lack."""
-    over = 0 if candidate.fits else candidate.needed_bytes
-    return (over, candidate.step_seconds)
-
-
-def _price(
-    layout: Layout, graph: Graph, hardware: Hardware, workload: Workload, config: ModelConfig
-) -> Candidate:
+    check_enough(workload, layout)
+    layout.check(config, workload.num_sequences if whole else None, seq_len=workload.seq_len, padded=True)
+    graph = _graph(config, hardware, workload, layout)
     pricer = StepPricer(graph, layout, hardware)
     return Candidate(
         layout=layout,
@@ -265,11 +121,43 @@ def _price(
     )
 
 
+def price_alone(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Sequence[Layout]
+) -> Search:
+    """The search that looked at one layout, in the fastest of the dtypes in which `layouts` has it.
+
+    Its batch is the nearest that the layout divides. Raises LayoutError where the layout does not divide the
+    model, has more ranks than there are sequences, or another number of devices than the machine.
+    """
+    started = time.perf_counter()
+    for layout in layouts:
+        check_chips(hardware, layout)
+    planned = nearest_batch(workload, layouts[0])
+    priced = [price(config, hardware, planned, layout) for layout in layouts]
+    best = min(priced, key=lambda candidate: candidate.step_seconds)
+    shards = best.layout.num_batch_shards * best.layout.microbatches
+    why = f"do not divide over data·fsdp·microbatches = {shards:,}"
+    notices = () if planned == workload else (planned_words(workload, planned, why),)
+    return only(config, best, planned, seconds=time.perf_counter() - started, notices=notices)
+
+
+def only(
+    config: ModelConfig,
+    candidate: Candidate,
+    workload: Workload,
+    *,
+    seconds: float = 0.0,
+    notices: tuple[str, ...] = (),
+) -> Search:
+    """The search that found one layout alone."""
+    said = tuple(assumptions(config, candidate.hardware, workload, candidate))
+    return Search((candidate,), 1, seconds, said, workload, notices)
+
+
 def well_placed(config: ModelConfig, workload: Workload, candidate: Candidate) -> Candidate:
     """The candidate with each axis on the links with which its step is shortest."""
     layout, hardware = candidate.layout, candidate.hardware
-    sequences = workload.num_sequences / layout.microbatches
-    graph = record(config, hardware, layout, sequences, workload.seq_len)
+    graph = _graph(config, hardware, workload, layout)
     best = candidate
     for placement in at_step_rates(hardware).placements(layout.mesh)[1:]:
         cost = StepPricer(graph, layout, hardware, placement).cost()
@@ -278,27 +166,223 @@ def well_placed(config: ModelConfig, workload: Workload, candidate: Candidate) -
     return best
 
 
-def _check_batch(workload: Workload, layout: Layout) -> None:
-    sequences, shards = workload.num_sequences, layout.num_batch_shards * layout.microbatches
-    if sequences < shards:
-        most = sequences // layout.num_batch_shards
-        fits = f"microbatches up to {most}" if most else f"data·fsdp up to {sequences}"
-        raise LayoutError(
-            f"x[B_{{data,fsdp}}, T, D]: {sequences} sequences (B) are fewer than data·fsdp·microbatches = "
-            f"{shards}; fits: {fits}, or --batch-tokens {shards * workload.seq_len}"
-        )
+def _graph(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Graph:
+    sequences = workload.num_sequences / layout.microbatches
+    return record(config, hardware, layout, sequences, workload.seq_len)
 
 
-def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload, runnable: bool) -> str:
-    chips = hardware.num_chips
-    widest = max(tensor_degrees(config, chips))
-    context = max(d for d in divisors(chips // widest) if d == 1 or splits(workload.seq_len, d))
-    stages = max(
-        d for d in divisors(chips // widest // context) if d <= (1 if runnable else config.num_layers)
+def search(
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    *,
+    weights_dtype: str,
+    compute_dtypes: tuple[str, ...],
+    given: Sequence[Condition] = (),
+    runnable: bool | None = None,
+    batch_within: Sequence[float] = BATCH_WITHIN,
+    num_ranked: int = NUM_RANKED,
+    on_progress: Callable[[int], None] | None = None,
+) -> Search:
+    """The `num_ranked` best layouts by step time, or those that come nearest to fitting.
+
+    given: what every layout must meet. runnable: True ranks what runs, False whatever can be planned; by
+    default what runs, or all where nothing does. batch_within: shares by which the batch may differ from the
+    workload's, each tried where those before it have no layout. Raises PlanError where no layout divides.
+    """
+    started = time.perf_counter()
+    scout = _Scout(config, hardware, weights_dtype, compute_dtypes, tuple(given), on_progress)
+    pool, runs = scout.pool(workload, runnable, batch_within)
+    if not pool:
+        raise nothing_found(config, hardware, workload, scout.spaces, given, runnable=bool(runnable))
+    num_sequences = _planned_batch(pool, workload.num_sequences, usable_bytes(hardware))
+    planned = replace(workload, num_sequences=num_sequences)
+    if runs or planned != workload:
+        choices = scout.look(planned)
+    else:
+        choices = [choice for choice in pool if choice.num_sequences == num_sequences]
+    chosen = [choice for choice in choices if not runs or scout.why_not(choice) is None]
+    kept = set(map(id, chosen))
+    others = [choice for choice in choices if id(choice) not in kept]
+    found = _priced(_best(chosen, hardware, num_ranked), config, hardware, planned)
+    notices = []
+    if planned != workload:
+        notices.append(planned_words(workload, planned, _why_another(pool, workload, planned, hardware)))
+    if not runs and runnable is None:
+        why = why_not(config, found[0].layout)
+        notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
+    faster = _faster(others, found, config, hardware, planned)
+    said = tuple(assumptions(config, hardware, planned, found[0]))
+    forget_prices()
+    forget_placements()
+    return Search(
+        candidates=tuple(found),
+        considered=scout.considered,
+        seconds=time.perf_counter() - started,
+        assumptions=said,
+        workload=planned,
+        notices=tuple(notices),
+        faster=faster,
     )
-    least = chips // widest // context // stages
-    return (
-        f"{config.name} on {hardware.spec}: {workload.num_sequences} sequences of {workload.seq_len} tokens "
-        f"do not divide over {chips} chips; with tensor at most {widest}, context at most {context} and pipe "
-        f"at most {stages} it takes {least} sequences; fits: --batch-tokens {least * workload.seq_len}"
-    )
+
+
+class _Scout:
+    """The layouts of a machine that a search looks at, and which of them run."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        hardware: Hardware,
+        weights_dtype: str,
+        compute_dtypes: tuple[str, ...],
+        given: tuple[Condition, ...],
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        self._config, self._hardware, self._on_progress = config, hardware, on_progress
+        fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
+        base = Layout.of(weights_dtype=weights_dtype).replace(**fixed)
+        self._bases = [base.replace(compute_dtype=dtype) for dtype in compute_dtypes]
+        self._given = tuple(one for one in given if one.field not in NOT_SEARCHED)
+        self._reasons: dict[tuple, tuple[Layout, str | None]] = {}
+        self.considered = 0
+
+    def pool(
+        self, workload: Workload, runnable: bool | None, batch_within: Sequence[float]
+    ) -> tuple[list[Choice], bool]:
+        """The layouts out of which the best gives the batch, and whether they are those that run."""
+        if runnable is not False and why_not(self._config, self._bases[0]) is None:
+            for within in batch_within:
+                if pool := self.look(workload, within, running=True):
+                    return pool, True
+        if runnable is not True:
+            for within in batch_within:
+                if pool := self.look(workload, within):
+                    return pool, False
+        return [], bool(runnable)
+
+    def look(self, workload: Workload, within: float = 0.0, *, running: bool = False) -> list[Choice]:
+        """The layouts for batches that differ from the workload's by a share `within`: that run, or all."""
+        choices: list[Choice] = []
+        for space in self.spaces(workload, within, self._given):
+            meshes = space.meshes()
+            if running:
+                meshes = (mesh for mesh in meshes if why_not(self._config, mesh) is None)
+            for choice in space.choices(meshes):
+                if running and self.why_not(choice) is not None:
+                    continue
+                choices.append(choice)
+                self.considered += 1
+                if self._on_progress:
+                    self._on_progress(self.considered)
+        return choices
+
+    def spaces(self, workload: Workload, within: float, given: Sequence[Condition]) -> Iterator[Space]:
+        """The spaces of layouts, one for each dtype to compute in."""
+        for base in self._bases:
+            yield Space(self._config, self._hardware, workload, base, batch_within=within, given=tuple(given))
+
+    def why_not(self, choice: Choice) -> str | None:
+        """Why a layout does not run: for its mesh or, however many its microbatches, for its schedule."""
+        reasons, mesh = self._reasons, choice.mesh
+        of_mesh, of_schedule = (id(mesh),), (id(mesh), choice.schedule, choice.remat)
+        if of_mesh not in reasons:  # with the mesh itself, or another one may get its id
+            reasons[of_mesh] = mesh, why_not(self._config, mesh)
+        if reasons[of_mesh][1] is None and of_schedule not in reasons:
+            reasons[of_schedule] = mesh, why_not(self._config, choice.layout)
+        return reasons[of_mesh][1] or reasons[of_schedule][1]
+
+
+def _planned_batch(pool: list[Choice], asked: int, usable: float) -> int:
+    """The batch nearest to the `asked` sequences at which some layout takes them about as soon as any.
+
+    About: within TIE. Where nothing fits, at which some layout needs about as little memory as any.
+    """
+    fitting = [choice for choice in pool if choice.bytes_per_chip <= usable]
+    if not fitting:
+        least = (1 + TIE) * min(choice.bytes_per_chip for choice in pool)
+        near = {choice.num_sequences for choice in pool if choice.bytes_per_chip <= least}
+        return min(near, key=lambda number: _distance(number, asked))
+    best, nearest = float("inf"), fitting[0].num_sequences
+    for number, (seconds, choice) in enumerate(_ascending(fitting, asked)):
+        if number == 0:
+            best, nearest = seconds, choice.num_sequences
+        if seconds > (1 + TIE) * best or nearest == asked:
+            break
+        nearest = min(nearest, choice.num_sequences, key=lambda number: _distance(number, asked))
+    return nearest
+
+
+def _distance(number: int, asked: int) -> tuple[int, int]:
+    """Smaller for what is nearer to `asked`; of two as near the larger."""
+    return abs(number - asked), -number
+
+
+def _ascending(choices: Iterable[Choice], asked: int | None = None) -> Iterator[tuple[float, Choice]]:
+    """(seconds, choice) in ascending order; seconds are asked for only once their bound is due.
+
+    asked: seconds are those for so many sequences: a step of more is as long as it is, for what is more is
+    no work that was asked for; of smaller steps there are more.
+    """
+    known: list[tuple[float, int, Choice]] = []  # a heap
+    weighed = [(_weight(one, asked), one) for one in choices]
+    weighed.sort(key=lambda pair: pair[0] * pair[1].least_seconds)
+    for place, (weight, choice) in enumerate(weighed):
+        while known and known[0][0] <= weight * choice.least_seconds:
+            seconds, _, least = heappop(known)
+            yield seconds, least
+        heappush(known, (weight * choice.seconds, place, choice))
+    yield from ((seconds, choice) for seconds, _, choice in sorted(known))
+
+
+def _weight(choice: Choice, asked: int | None) -> float:
+    return 1.0 if asked is None else max(1.0, asked / choice.num_sequences)
+
+
+def _best(choices: list[Choice], hardware: Hardware, num_ranked: int) -> list[Layout]:
+    """The fastest that fit, and the plainest that ties with them; or those that come nearest to fitting."""
+    fitting = [choice for choice in choices if choice.bytes_per_chip <= usable_bytes(hardware)]
+    if not fitting:
+        nearest = nsmallest(num_ranked, choices, key=lambda choice: choice.bytes_per_chip)
+        return [choice.layout for choice in nearest]
+    fastest = list(islice(_ascending(fitting), num_ranked))
+    tie = (1 + TIE) * fastest[0][0]
+    plainest = min(plainness(choice.layout) for seconds, choice in fastest if seconds <= tie)
+    near = ((plainness(choice.layout), choice) for choice in fitting if choice.least_seconds <= tie)
+    plainer = sorted((pair for pair in near if pair[0] < plainest), key=lambda pair: pair[0])
+    first = next((choice.layout for _, choice in plainer if choice.seconds <= tie), None)
+    return [choice.layout for _, choice in fastest] + ([first] if first else [])
+
+
+def _priced(
+    layouts: list[Layout], config: ModelConfig, hardware: Hardware, workload: Workload
+) -> list[Candidate]:
+    """The layouts priced and ranked, the first and the fastest of them on the links that suit them best."""
+    found = ranked(price(config, hardware, workload, layout) for layout in layouts)
+    first = [*found[:NUM_PLACED], *nsmallest(NUM_PLACED, found, key=lambda one: one.step_seconds)]
+    placed = {id(one): well_placed(config, workload, one) for one in {id(one): one for one in first}.values()}
+    return ranked(placed.get(id(candidate), candidate) for candidate in found)
+
+
+def _why_another(pool: list[Choice], asked: Workload, planned: Workload, hardware: Hardware) -> str:
+    """Why the batch asked for is not planned."""
+    fitting = [one for one in pool if one.bytes_per_chip <= usable_bytes(hardware)] or pool
+    near = [one for one in fitting if one.num_sequences == asked.num_sequences]
+    if not near:
+        return f"do not divide over {hardware.num_chips:,} chips"
+    (best, _), (least, _) = (next(_ascending(some, asked.num_sequences)) for some in (near, fitting))
+    longer = f"{best / least:.1f} times as long" if best >= 2 * least else f"{best / least - 1:.0%} longer"
+    return f"divide only over layouts that take {longer}"
+
+
+def _faster(
+    others: list[Choice], found: list[Candidate], config: ModelConfig, hardware: Hardware, workload: Workload
+) -> Faster | None:
+    """The fastest of `others` that fits, if it is faster than all that was found by more than a tie."""
+    fitting = [choice for choice in others if choice.bytes_per_chip <= usable_bytes(hardware)]
+    least = min((one.step_seconds for one in found if one.fits), default=float("inf"))
+    for _, choice in _ascending(fitting):
+        candidate = well_placed(config, workload, price(config, hardware, workload, choice.layout))
+        if (1 + TIE) * candidate.step_seconds < least:
+            return Faster(candidate, why_not(config, candidate.layout) or "")
+        return None
+    return None

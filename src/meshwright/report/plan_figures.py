@@ -7,7 +7,10 @@ from functools import cached_property
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
-from meshwright.plan.train import NOT_SEARCHED, NUM_RANKED, Candidate, Search, price, search, well_placed
+from meshwright.layout.runs import why_not
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.given import NOT_SEARCHED, equal
+from meshwright.plan.train import NUM_RANKED, Search, price, search, well_placed
 from meshwright.plan_file import Plan
 from meshwright.report.bars_view import memory_panel, step_panel
 from meshwright.report.candidates_view import candidates_figure
@@ -46,7 +49,7 @@ class Priced:
     def search(self) -> Search:
         """What the planner finds for this model, machine and batch: at least the plan's own layout."""
         found = _search(self.plan, self.hardware, NUM_RANKED)
-        return found or Search((self.chosen,), 1, 0.0, ())
+        return found or Search((self.chosen,), 1, 0.0, (), self.plan.workload)
 
     @property
     def found(self) -> Search:
@@ -155,7 +158,9 @@ def _search(
             plan.workload,
             weights_dtype=layout.weights_dtype,
             compute_dtypes=(layout.compute_dtype,),
-            given={**{key: layout.word(key) for key in NOT_SEARCHED}, **(given or {})},
+            given=equal({**{key: layout.word(key) for key in NOT_SEARCHED}, **(given or {})}),
+            runnable=None if why_not(plan.model, layout) is None else False,
+            batch_within=(0.0,),
             num_ranked=num_ranked,
         )
     except PlanError:

@@ -31,6 +31,7 @@ class CandidateRow:
     fits: bool
     bound: str
     chosen: bool
+    tie: bool
     segments: tuple[Segment, ...]
 
 
@@ -51,6 +52,7 @@ def candidate_rows(plan: Document) -> list[CandidateRow]:
             fits=bool(c.get("fits", True)),
             bound=bound_text(c),
             chosen=rank - 1 == chosen,
+            tie=bool(c.get("tie")),
             segments=_breakdown(c, colours, 100 * (c.get("step_seconds") or 0) / slowest),
         )
         for rank, c in enumerate(shown, start=1)

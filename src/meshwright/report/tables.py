@@ -32,8 +32,10 @@ def plan_table(plan: Document) -> Table:
     rows, known = candidate_rows(plan), len(plan.get("candidates") or [])
     table = _table("Layouts by planned step time", "#", "layout")
     table.collapse_padding = True
-    if known > len(rows):
-        table.caption = f"the best {len(rows)} of {known:,}"
+    captions = [f"the best {len(rows)} of {known:,}"] if known > len(rows) else []
+    if sum(row.tie for row in rows) > 1:
+        captions.append("= as fast as the best within 2%: ties, the plainest first")
+    table.caption = "; ".join(captions) or None
     for heading in ("step time", "MFU", "memory/chip"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("fits", no_wrap=True)
@@ -124,7 +126,7 @@ class _AtCommas:
 
 def _candidate_cells(row: CandidateRow) -> list[str | Text | _AtCommas]:
     fits = Text("yes", style="green") if row.fits else Text("no", style="red")
-    mark = f"{row.rank} *" if row.chosen else str(row.rank)
+    mark = f"{row.rank} *" if row.chosen else f"{row.rank} =" if row.tie else str(row.rank)
     return [mark, _AtCommas(row.layout), row.step, row.mfu, row.memory, fits, Text(row.bound)]
 
 

@@ -39,9 +39,9 @@ def found(case: str) -> Search:
 
 @cache
 def said(case: str) -> Explanation:
-    model, hardware, workload = CASES[case]
+    model, hardware, _ = CASES[case]
     return explain(
-        load_model(model), load(hardware), workload, found(case), num_tokens=10**12, critical_tokens=4 * 10**6
+        load_model(model), load(hardware), found(case), num_tokens=10**12, critical_tokens=4 * 10**6
     )
 
 
@@ -108,13 +108,13 @@ def test_pure_data_parallelism_does_not_fit_and_says_by_how_much():
 
 
 def test_too_few_sequences_say_how_many():
-    config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(732, 4096)
+    config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(512, 4096)
     best = price(config, hardware, workload, Layout.of(fsdp=512, tensor=8, sequence_parallel=True))
-    result = explain(config, hardware, workload, Search((best,), 1, 0.0, ()))
+    result = explain(config, hardware, Search((best,), 1, 0.0, (), workload))
     rejected = {one.name: one for one in result.rejected}
     alone = rejected["FSDP alone"]
     assert alone.reason == "batch" and alone.nearest == "--batch-tokens 16777216"
-    assert "needs 4,096 sequences, one for each shard of the batch, which has 732" in alone.text
+    assert "needs 4,096 sequences, one for each shard of the batch, which has 512" in alone.text
     data = rejected["data parallelism alone"]
     assert "Even then it does not fit: it needs" in data.text
     mixed = rejected["FSDP with tensor parallelism"]
@@ -124,10 +124,10 @@ def test_too_few_sequences_say_how_many():
 
 
 def test_what_does_not_divide_names_the_nearest_that_does():
-    """D = 5,120 over 4,096 chips would be padded by 60%."""
-    config, hardware, workload = load_model("llama-2-13b"), load("v5p:16x16x16"), Workload(16_384, 4096)
-    best = price(config, hardware, workload, Layout.of(data=16, fsdp=64, tensor=4, remat="full"))
-    result = explain(config, hardware, workload, Search((best,), 1, 0.0, ()))
+    """8,960 chips are 35 x 256, and D = 8,192 does not divide over 35."""
+    config, hardware, workload = load_model("llama-3-70b"), load("v5p:16x20x28"), Workload(17_920, 4096)
+    best = price(config, hardware, workload, Layout.of(data=35, fsdp=64, tensor=4, remat="full"))
+    result = explain(config, hardware, Search((best,), 1, 0.0, (), workload))
     alone = next(one for one in result.rejected if one.name == "FSDP alone")
     assert alone.reason == "divides" and alone.nearest is not None
     assert "5120 model dimension (D) do not divide over fsdp = 4096" in alone.text
@@ -138,7 +138,7 @@ def test_what_does_not_divide_names_the_nearest_that_does():
 def test_beside_a_layout_that_was_asked_for_others_may_be_faster():
     config, hardware, workload = load_model("llama-3-8b"), load("h100:2x8"), Workload(128, 8192)
     asked = price(config, hardware, workload, Layout.of(fsdp=2, tensor=8, remat="full", microbatches=8))
-    result = explain(config, hardware, workload, Search((asked,), 1, 0.0, ()))
+    result = explain(config, hardware, Search((asked,), 1, 0.0, (), workload))
     alone = next(one for one in result.rejected if one.name == "FSDP alone")
     assert alone.reason == "faster" and float(alone.numbers["slower"]) < 0
     assert re.search(r"takes [\d.]+ s, [\d.]+% less: ", alone.text)
@@ -220,26 +220,25 @@ class TestBatches:
             assert self.bound(case, batches.min_tokens - shards * workload.seq_len) != "compute"
 
     def bound(self, case: str, tokens: int) -> str | None:
-        """With as many microbatches as the plan, or as large ones; None where its schedule runs neither."""
+        """With as few microbatches as its schedule takes, or as large ones; None where it runs neither."""
         model, hardware, workload = CASES[case]
         layout = found(case).best.layout
         batch = Workload(tokens // workload.seq_len, workload.seq_len)
-        most = batch.num_sequences // layout.num_batch_shards
         rounds = round(layout.microbatches * tokens / workload.num_tokens / layout.pipe)
         priced = []
-        for microbatches in (layout.microbatches, max(1, rounds) * layout.pipe):
+        for microbatches in (layout.pipe, max(1, rounds) * layout.pipe):
             with suppress(LayoutError):
-                scheduled = layout.replace(microbatches=min(most, microbatches))
+                scheduled = layout.replace(microbatches=microbatches)
                 priced.append(price(load_model(model), load(hardware), batch, scheduled))
         fastest = min(priced, key=lambda c: (not c.fits, c.step_seconds), default=None)
         return fastest.cost.bound if fastest else None
 
-    def test_the_most_that_fits_fits_and_one_more_a_shard_does_not(self):
+    def test_the_most_that_fits_fits_and_one_more_a_microbatch_does_not(self):
         model, hardware, workload = CASES["13B on 64 v5p"]
         batches, best = self.range_of("13B on 64 v5p")
         assert batches.max_tokens is not None and batches.max_tokens >= workload.num_tokens
         config, machine = load_model(model), load(hardware)
-        step = best.layout.num_batch_shards
+        step = best.layout.num_batch_shards * best.layout.microbatches
         most = batches.max_tokens // workload.seq_len
         assert price(config, machine, Workload(most, workload.seq_len), best.layout).fits
         assert not price(config, machine, Workload(most + step, workload.seq_len), best.layout).fits

@@ -110,7 +110,7 @@ def test_an_expert_model_has_its_points_too():
 
 
 def test_meshes_divide_the_model():
-    space = Space(CONFIG, catalog.load("v5e:16x16"), WORKLOAD, Layout.of(), runnable=False)
+    space = Space(CONFIG, catalog.load("v5e:16x16"), WORKLOAD, Layout.of())
     for strategy in STRATEGIES:
         for mesh in meshes(space, strategy):
             assert mesh.mesh.num_devices == 256

@@ -32,7 +32,7 @@ class Expert(Axis):
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
         num_experts = ask.config.moe.num_experts if ask.config.moe else 1
-        tried = [1] if form["tensor2"] > 1 else _spread(divisors(num_experts))
+        tried = [1] if form["tensor2"] > 1 else _usual(divisors(num_experts))
         for expert in tried:
             if _home(expert, form) is not None:
                 yield {"expert": expert}
@@ -83,10 +83,10 @@ def _home(expert: int, form: Form) -> tuple[str, int] | None:
     return None
 
 
-def _spread(degrees: list[int]) -> list[int]:
+def _usual(degrees: list[int]) -> list[int]:
     """Of ascending degrees the first and the five largest, which are those that people use.
 
-    >>> _spread([1, 2, 4, 8, 16, 32, 64, 128])
+    >>> _usual([1, 2, 4, 8, 16, 32, 64, 128])
     [1, 8, 16, 32, 64, 128]
     """
     return list(dict.fromkeys([degrees[0], *degrees[-5:]]))

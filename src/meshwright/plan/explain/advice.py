@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.comparison import bound_seconds, percent, resource_name
-from meshwright.plan.train import Candidate, price, usable_bytes
+from meshwright.plan.explain.fitting import Change
+from meshwright.plan.space import usable_bytes
+from meshwright.plan.train import price
 from meshwright.units import format_bytes, format_seconds
 
 # A resource below this share of the step is not what to work on.
@@ -65,25 +68,26 @@ def _narrower_matmuls(
     return price(config, hardware, workload, best.layout.replace(matmul_dtype="fp8"))
 
 
-def to_fit(best: Candidate) -> Iterator[str]:
-    """What to change where nothing fits, by the largest part of the memory."""
+def to_fit(best: Candidate, change: Change | None) -> Iterator[str]:
+    """What to change where nothing fits: the change that was found to do, or more chips."""
     usable, needed = usable_bytes(best.hardware), best.memory.total
     parts = {key: value for key, value in best.memory.to_dict().items() if key != "total"}
     largest = max(parts, key=parts.__getitem__)
     yield (
-        f"Each chip lacks {format_bytes(needed - usable)}. Shared out evenly, what these chips need fills "
-        f"{-(-needed * best.hardware.num_chips // usable):,} of them; --smallest finds the fewest that do."
+        f"Each chip lacks {format_bytes(needed - usable)}; most of what it needs is {largest}, "
+        f"{format_bytes(parts[largest])}."
     )
-    if largest in ("activations", "buffers"):
-        yield (
-            f"Most of it are {largest}: fewer --batch-tokens, more microbatches, remat=full, or a wider "
-            "tensor or context axis need less."
-        )
+    if change:
+        yield f"Tried: {change}."
     else:
         yield (
-            f"Most of it is {largest}: fsdp over more chips shares it out, and narrower moments "
-            "(--given optimizer_dtype=bf16) halve those."
+            "Tried in vain: more microbatches, more recomputation, ZeRO, wider context and tensor axes, bf16 "
+            "moments, smaller batches."
         )
+    yield (
+        f"Shared out evenly, what these chips need fills "
+        f"{-(-needed * best.hardware.num_chips // usable):,} of them; --smallest finds the fewest that do."
+    )
 
 
 def _twice_the_batch(

@@ -17,11 +17,13 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.parameters import dimensions
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.comparison import Rejected, compare, too_large
 from meshwright.plan.explain.ideal_links import links
 from meshwright.plan.explain.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
-from meshwright.plan.space import SEARCHED_REMATS
-from meshwright.plan.train import NOT_SEARCHED, Candidate, Search, price, usable_bytes
+from meshwright.plan.given import NOT_SEARCHED
+from meshwright.plan.space import SEARCHED_REMATS, divisors, usable_bytes
+from meshwright.plan.train import Search, price
 
 # What a layout shares with the chosen one, so that they differ in how they split and in nothing else.
 _SAME_AS_CHOSEN = ("weights_dtype", "compute_dtype", *NOT_SEARCHED)
@@ -52,20 +54,16 @@ def best_schedule(config: ModelConfig, hardware: Hardware, workload: Workload, l
 def _until_it_fits(
     config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
 ) -> Iterator[Candidate]:
-    most = max(1, workload.num_sequences // layout.num_batch_shards)
-    doublings = [2**n for n in range(most.bit_length()) if 2**n < most]
-    for microbatches in (*doublings, most):
+    for microbatches in divisors(max(1, workload.num_sequences // layout.num_batch_shards)):
         candidate = price(config, hardware, workload, layout.replace(microbatches=microbatches))
         yield candidate
         if candidate.fits and layout.pipe == 1:
             return
 
 
-def rejected(
-    config: ModelConfig, hardware: Hardware, workload: Workload, found: Search
-) -> tuple[Rejected, ...]:
+def rejected(config: ModelConfig, hardware: Hardware, found: Search) -> tuple[Rejected, ...]:
     """The next best mesh and the usual layouts, without those that the search chose."""
-    best = found.best
+    best, workload = found.best, found.workload
     runner_up = _runner_up(found)
     named = [compare("the next best mesh", runner_up, best)] if runner_up else []
     same = {name: best.layout.word(name) for name in _SAME_AS_CHOSEN}

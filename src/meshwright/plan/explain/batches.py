@@ -9,7 +9,8 @@ from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.train import Candidate, price
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.train import price
 
 # How far beyond the asked batch a layout is tried.
 _MOST_DOUBLINGS = 12
@@ -34,47 +35,38 @@ class BatchRange:
 
 
 def batch_range(config: ModelConfig, hardware: Hardware, workload: Workload, chosen: Candidate) -> BatchRange:
-    """The range of `chosen`'s mesh and remat policy, re-priced by bisection over the sequences of a shard.
+    """The range of `chosen`'s mesh and remat policy, by bisection.
 
-    Other batches take as many microbatches or as large ones, whichever is faster.
+    Smaller batches take microbatches of the same size, or as few as the schedule takes; larger ones as many.
     """
-    shards, seq_len = chosen.layout.num_batch_shards, workload.seq_len
+    layout, seq_len = chosen.layout, workload.seq_len
+    # Whole rounds of the stages, which is what interleaved schedules ask for.
+    fewest = layout.pipe
+    size = workload.num_sequences // (layout.num_batch_shards * layout.microbatches)
 
-    def is_compute_bound(per_shard: int) -> bool:
-        fastest = _fastest(config, hardware, Workload(per_shard * shards, seq_len), chosen)
-        return fastest is not None and fastest.cost.bound == "compute"
+    def priced(microbatches: int, of_size: int) -> Candidate:
+        batch = Workload(layout.num_batch_shards * microbatches * of_size, seq_len)
+        return price(config, hardware, batch, layout.replace(microbatches=microbatches))
 
-    def fits(per_shard: int) -> bool:
-        batch = Workload(per_shard * shards, seq_len)
-        return price(config, hardware, batch, chosen.layout).fits
+    def is_compute_bound(microbatches: int, of_size: int) -> bool:
+        with suppress(LayoutError):  # a schedule that needs more microbatches
+            found = priced(microbatches, of_size)
+            return found.cost.bound == "compute" and (found.fits or not chosen.fits)
+        return False
 
-    asked = max(1, round(workload.num_sequences / shards))
-    least = _first(is_compute_bound, asked)
-    most = _last(fits, max(asked, chosen.layout.microbatches)) if chosen.fits else None
-    tokens = least * shards * seq_len if least else None
+    rounds = _first(lambda n: is_compute_bound(n * fewest, size), max(1, layout.microbatches // fewest))
+    sizes = _first(lambda n: is_compute_bound(fewest, n), size)
+    passes = [number for number in ((rounds or 0) * fewest * size, fewest * (sizes or 0)) if number]
+    tokens = min(passes) * layout.num_batch_shards * seq_len if passes else None
+    most = _last(lambda n: priced(layout.microbatches, n).fits, size) if chosen.fits else None
     return BatchRange(
         min_tokens=tokens,
-        max_tokens=None if most is None else max(most * shards * seq_len, workload.num_tokens),
+        max_tokens=None
+        if most is None
+        else max(most * layout.microbatches * layout.num_batch_shards * seq_len, workload.num_tokens),
         tokens_per_chip=tokens / hardware.num_chips if tokens else None,
         bound=chosen.cost.bound,
     )
-
-
-def _fastest(config: ModelConfig, hardware: Hardware, batch: Workload, chosen: Candidate) -> Candidate | None:
-    """`chosen`'s layout at another batch: with its microbatches' size or their number, as is faster.
-
-    None where its schedule runs with neither number.
-    """
-    layout = chosen.layout
-    same_size = layout.microbatches * batch.num_tokens / chosen.num_tokens
-    # Whole rounds of the stages, which is what interleaved schedules ask for.
-    rounded = max(1, round(same_size / layout.pipe)) * layout.pipe
-    most = batch.num_sequences // layout.num_batch_shards
-    priced = []
-    for microbatches in {min(number, most) for number in (rounded, layout.microbatches)}:
-        with suppress(LayoutError):
-            priced.append(price(config, hardware, batch, layout.replace(microbatches=microbatches)))
-    return min(priced, key=lambda candidate: (not candidate.fits, candidate.step_seconds), default=None)
 
 
 def _first(holds: Callable[[int], bool], start: int) -> int | None:

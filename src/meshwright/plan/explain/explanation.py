@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.advice import to_fit, to_go_faster
 from meshwright.plan.explain.alternatives import rejected
 from meshwright.plan.explain.batches import (
@@ -17,9 +18,11 @@ from meshwright.plan.explain.batches import (
     critical_batch,
 )
 from meshwright.plan.explain.comparison import Rejected, bound_seconds, percent, resource_name
+from meshwright.plan.explain.fitting import Change, cheapest_fit
 from meshwright.plan.explain.layout_words import describe, memory_words
 from meshwright.plan.explain.thresholds import Threshold, thresholds
-from meshwright.plan.train import Candidate, Search, usable_bytes
+from meshwright.plan.space import usable_bytes
+from meshwright.plan.train import Search
 from meshwright.units import format_count, format_seconds
 
 # A term below this share of the step is not named.
@@ -39,13 +42,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is to be said of a search, as figures and as prose."""
+    """What is to be said of a search, as figures and as prose. change: with which it fits, if it does not."""
 
     thresholds: tuple[Threshold, ...]
     rejected: tuple[Rejected, ...]
     batch_range: BatchRange
     budget: Budget | None
     critical_batch: CriticalBatch | None
+    change: Change | None
     sections: tuple[Section, ...]
 
     def __str__(self) -> str:
@@ -66,7 +70,6 @@ class Explanation:
 def explain(
     config: ModelConfig,
     hardware: Hardware,
-    workload: Workload,
     found: Search,
     *,
     num_tokens: int | None = None,
@@ -76,9 +79,10 @@ def explain(
 
     num_tokens: of the whole run, for its time and chip-hours. critical_tokens: the critical batch size.
     """
-    best = found.best
+    best, workload = found.best, found.workload
+    change = None if best.fits else cheapest_fit(config, hardware, workload, best)
     limits = thresholds(config, hardware, workload, best.layout)
-    others = rejected(config, hardware, workload, found)
+    others = rejected(config, hardware, found)
     batches = batch_range(config, hardware, workload, best)
     run = budget(best, num_tokens) if num_tokens else None
     critical = critical_batch(workload, critical_tokens, batches) if critical_tokens else None
@@ -91,12 +95,12 @@ def explain(
         Section("Batch", tuple(_batches(workload, best, batches, critical))),
         Section("To go faster", tuple(to_go_faster(config, hardware, workload, best)))
         if best.fits
-        else Section("To make it fit", tuple(to_fit(best))),
+        else Section("To make it fit", tuple(to_fit(best, change))),
     ]
     if run:
         sections.append(Section("Budget", tuple(_budget(run, best))))
     sections = [section for section in sections if section.paragraphs]
-    return Explanation(limits, others, batches, run, critical, tuple(sections))
+    return Explanation(limits, others, batches, run, critical, change, tuple(sections))
 
 
 def _time(best: Candidate) -> Iterator[str]:

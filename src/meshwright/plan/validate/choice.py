@@ -61,7 +61,9 @@ def choose(case: Case) -> Choice:
 
 
 def _priced(case: Case, mix: Mix) -> Choice:
-    candidates = (price(case.config, case.hardware, case.workload, layout) for _, layout in mix.parts)
+    candidates = (
+        price(case.config, case.hardware, case.workload, layout, whole=False) for _, layout in mix.parts
+    )
     total = sum(share * memory_of(case, part).total for share, part in mix.parts)
     return Choice(mix, tuple(candidates), total)
 

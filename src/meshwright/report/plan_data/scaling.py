@@ -111,32 +111,16 @@ def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
 
     Where none fits, the one that lacks least memory. None where no mesh takes the batch.
     """
-    choices = list(space.choices(filter(space.allows, chosen)))
+    choices = list(space.choices(chosen))
     usable = usable_bytes(space.hardware)
     fitting = [choice for choice in choices if choice.bytes_per_chip <= usable]
     tried = nsmallest(_NUM_PRICED, fitting, key=lambda choice: choice.seconds)
     # What needs least memory stands for them where none of those fits after all.
     tried += nsmallest(1, choices, key=lambda choice: choice.bytes_per_chip)
-    found = [
-        price(space.config, space.hardware, space.workload, layout)
-        for choice in tried
-        for layout in _divided(choice.layout, space.workload)
-    ]
+    found = [price(space.config, space.hardware, space.workload, choice.layout) for choice in tried]
     if not found:
         return None
     return well_placed(space.config, space.workload, min(found, key=rank))
-
-
-def _divided(layout: Layout, workload: Workload) -> Iterator[Layout]:
-    """The layout; where its microbatches are not of whole sequences, with one more of them too."""
-    yield layout
-    more = layout.microbatches + 1
-    if (
-        workload.num_sequences % (layout.num_batch_shards * layout.microbatches)
-        and more * layout.num_batch_shards <= workload.num_sequences
-        and (layout.schedule.pipeline != "interleaved" or more % layout.pipe == 0)
-    ):
-        yield layout.replace(microbatches=more)
 
 
 def rank(candidate: Candidate) -> tuple[float, float]:
@@ -154,7 +138,7 @@ def sweep(
     points: list[Point] = []
     ranked = list(dict.fromkeys(mesh_of(layout) for layout in searched))
     for num_sequences in batches(workload.num_sequences, hardware.num_chips):
-        space = Space(config, hardware, Workload(num_sequences, workload.seq_len), base, runnable=False)
+        space = Space(config, hardware, Workload(num_sequences, workload.seq_len), base)
         found = {strategy: best_of(space, meshes(space, strategy)) for strategy in STRATEGIES}
         # Each mesh by itself: the many schedules of one would leave no other a place among the priced.
         rivals = (*found.values(), *(best_of(space, [mesh]) for mesh in ranked))

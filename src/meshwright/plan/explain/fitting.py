@@ -1,0 +1,141 @@
+"""The cheapest change with which a layout that does not fit does: found by pricing each."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from meshwright.errors import LayoutError
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.runs import why_not
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.rank import TIE
+from meshwright.plan.space import SEARCHED_REMATS
+from meshwright.plan.train import price
+from meshwright.units import format_bytes, format_seconds
+
+# How many times context and tensor are doubled, and the batch halved.
+_DOUBLINGS = 2
+_HALVINGS = 6
+
+
+@dataclass(frozen=True)
+class Change:
+    """What to change, and the layout that then fits. why_not: it does not run yet, if it does not."""
+
+    words: tuple[str, ...]
+    candidate: Candidate
+    why_not: str | None
+
+    def __str__(self) -> str:
+        found = self.candidate
+        return (
+            f"with {', '.join(self.words)} it fits: {format_seconds(found.step_seconds)} a step and "
+            f"{format_bytes(found.needed_bytes)} a chip"
+            + (f" (planned; it does not run yet: {self.why_not})" if self.why_not else "")
+        )
+
+
+def cheapest_fit(
+    config: ModelConfig, hardware: Hardware, workload: Workload, nearest: Candidate
+) -> Change | None:
+    """The change after which a step takes least time, of two that tie the one that changes less.
+
+    First other layouts of the same work, then narrower moments of the optimizer, then fewer tokens. None
+    where nothing that was tried fits.
+    """
+    priced = [nearest, *_priced(config, hardware, workload, _same_work(config, workload, nearest.layout))]
+    leanest = min(priced, key=lambda candidate: candidate.memory.total).layout
+    narrower = [leanest.replace(optimizer_dtype="bf16")]
+    for tried in (priced, list(_priced(config, hardware, workload, narrower))):
+        if fitting := [candidate for candidate in tried if candidate.fits]:
+            return _cheapest(config, nearest.layout, fitting)
+    return _fewer_tokens(config, hardware, workload, nearest.layout, leanest)
+
+
+def _priced(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Iterator[Layout] | list[Layout]
+) -> Iterator[Candidate]:
+    for layout in layouts:
+        with suppress(LayoutError):
+            yield price(config, hardware, workload, layout)
+
+
+def _same_work(config: ModelConfig, workload: Workload, layout: Layout) -> Iterator[Layout]:
+    """Layouts near `layout` that may need less memory: they share more, recompute more, take more passes."""
+    known = layout.remat in SEARCHED_REMATS
+    stronger = SEARCHED_REMATS[1 + SEARCHED_REMATS.index(layout.remat) :] if known else ()
+    for mesh in (layout, *_shared_further(layout)):
+        share = workload.num_sequences // mesh.num_batch_shards
+        numbers = [n for n in (mesh.microbatches * 2**n for n in range(share.bit_length())) if share % n == 0]
+        for remat in (layout.remat, *stronger):
+            for microbatches in dict.fromkeys((mesh.microbatches, *numbers, share)):
+                if microbatches >= mesh.microbatches:
+                    yield mesh.replace(remat=remat, microbatches=microbatches)
+
+
+def _shared_further(layout: Layout) -> Iterator[Layout]:
+    """Layouts of the same chips that share out what a chip holds, or its sequences."""
+    data, fsdp = layout.data, layout.fsdp
+    changes: list[dict[str, object]] = []
+    if data > 1:
+        stages = (1, 2) if layout.pipe == 1 else (1,)
+        for stage in stages:
+            if fsdp == 1 and stage > layout.zero_stage:
+                changes.append({"zero": stage})
+        changes.append({"data": 1, "fsdp": data * fsdp, "zero": None})
+    if layout.context > 1 and layout.zero_stage and not layout.word("zero_context"):
+        changes.append({"zero_context": True})
+    for factor in (2**n for n in range(1, _DOUBLINGS + 1)):
+        for axis in ("context", "tensor"):
+            for ranks in ("data", "fsdp"):
+                if layout.word(ranks) % factor == 0:
+                    wider = layout.word(axis) * factor
+                    changes += [{axis: wider, ranks: layout.word(ranks) // factor}]
+    for change in changes:
+        with suppress(LayoutError):
+            yield layout.replace(**change)
+
+
+def _fewer_tokens(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout, leanest: Layout
+) -> Change | None:
+    """The largest batch, halved ever again, with which the leanest layout fits."""
+    for halves in range(1, _HALVINGS + 1):
+        fewer = replace(workload, num_sequences=workload.num_sequences // 2**halves)
+        share = fewer.num_sequences // leanest.num_batch_shards
+        if fewer.num_sequences * 2**halves != workload.num_sequences or share < 1:
+            return None
+        for candidate in _priced(config, hardware, fewer, [leanest.replace(microbatches=share)]):
+            if candidate.fits:
+                words = _changed(layout, candidate.layout)
+                why = why_not(config, candidate.layout)
+                return Change((f"--batch-tokens {fewer.num_tokens}", *words), candidate, why)
+    return None
+
+
+def _cheapest(config: ModelConfig, layout: Layout, fitting: list[Candidate]) -> Change:
+    """Of what runs, where some does."""
+    running = [one for one in fitting if why_not(config, one.layout) is None] or fitting
+    least = (1 + TIE) * min(candidate.step_seconds for candidate in running)
+    changes = [
+        Change(_changed(layout, one.layout), one, why_not(config, one.layout))
+        for one in running
+        if one.step_seconds <= least
+    ]
+    return min(changes, key=lambda change: (len(change.words), change.candidate.step_seconds))
+
+
+def _changed(layout: Layout, other: Layout) -> tuple[str, ...]:
+    """The words of `other` that `layout` has not; `fsdp=64 for data=64` where one axis replaces another."""
+    before, after = (str(one).split(",") for one in (layout, other))
+    new = [word for word in after if word not in before]
+    kept = {word.partition("=")[0] for word in after}
+    gone = [word for word in before if word.partition("=")[0] not in kept]
+    if other.optimizer_dtype != layout.optimizer_dtype:
+        new.append(f"optimizer_dtype={other.optimizer_dtype}")
+    if gone and new:
+        new[0] += f" for {','.join(gone)}"
+    return tuple(new)

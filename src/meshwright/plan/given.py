@@ -1,0 +1,76 @@
+"""Conditions that every layout of a search must meet: `pipe<=4,schedule!=zb-v,tensor=8`."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt, ne
+
+from meshwright.errors import PlanError
+from meshwright.layout import Layout
+
+# Fields of a layout that a search does not choose, and takes from what is given.
+NOT_SEARCHED = (
+    "context_method",
+    "offload",
+    "matmul_dtype",
+    "gradients_dtype",
+    "optimizer_dtype",
+    "master_weights",
+)
+# Those that have an option of their own.
+_OPTIONS = {"weights_dtype": "--weights-dtype", "compute_dtype": "--compute-dtype"}
+_COMPARISONS = {"=": eq, "!=": ne, "<=": le, ">=": ge, "<": lt, ">": gt}
+_CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|=|<|>)\s*([^\s<>=!]+)\s*")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One field of a layout, compared with a value."""
+
+    field: str
+    comparison: str
+    value: object
+
+    def holds(self, value: object) -> bool:
+        """Whether a layout whose field has `value` meets it."""
+        return _COMPARISONS[self.comparison](value, self.value)
+
+    def __str__(self) -> str:
+        value = str(self.value)
+        return f"{self.field}{self.comparison}{value.lower() if isinstance(self.value, bool) else value}"
+
+
+def parse_conditions(text: str) -> tuple[Condition, ...]:
+    """The conditions in a text.
+
+    Raises PlanError for what is no condition, LayoutError naming the nearest known field or value.
+
+    >>> [str(condition) for condition in parse_conditions("pipe<=4, schedule!=zb-v,tensor=8")]
+    ['pipe<=4', 'schedule!=zb-v', 'tensor=8']
+    """
+    return tuple(_condition(part) for part in text.split(",") if part.strip())
+
+
+def _condition(text: str) -> Condition:
+    match = _CONDITION.fullmatch(text)
+    if not match:
+        raise PlanError(
+            f"--given {text.strip()}: not a condition; write FIELD, one of {' '.join(_COMPARISONS)}, and a "
+            "value: tensor=8,pipe<=4"
+        )
+    field, comparison, written = match.groups()
+    if field in _OPTIONS:
+        raise PlanError(
+            f"--given {text.strip()}: a search does not choose it; write {_OPTIONS[field]} {written}"
+        )
+    value = Layout.words_of(f"{field}={written}")[field]
+    if comparison not in ("=", "!=") and (isinstance(value, bool) or not isinstance(value, int)):
+        raise PlanError(f"--given {text.strip()}: values of {field} have no order; write = or !=")
+    if field in NOT_SEARCHED and comparison != "=":
+        raise PlanError(f"--given {text.strip()}: a search does not choose {field}; write {field}=VALUE")
+    return Condition(field, comparison, value)
+
+
+def equal(fields: Mapping[str, object]) -> tuple[Condition, ...]:
+    """The conditions that fields have these values."""
+    return tuple(Condition(field, "=", value) for field, value in fields.items())

@@ -1,0 +1,117 @@
+"""Why a search has found no layout: which condition leaves none, or how many sequences it would take."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from meshwright.errors import LayoutError, PlanError
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import DEGREES, Layout
+from meshwright.layout.runs import why_not
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.plan.given import Condition
+from meshwright.plan.space import Choice, Space
+
+# The spaces of layouts for batches within a share of a workload's that meet some conditions.
+Spaces = Callable[[Workload, float, Sequence[Condition]], Iterator[Space]]
+_WITHIN = 0.5
+
+
+def nothing_found(
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    spaces: Spaces,
+    given: Sequence[Condition],
+    *,
+    runnable: bool,
+) -> PlanError:
+    """The error of a search that has no layout to rank. runnable: it looked for what runs alone."""
+    about = f"{config.name} on {hardware.spec}"
+    if runnable and (choice := _first(spaces, workload, given)):
+        return PlanError(
+            f"{about}: nothing that meets what is asked runs yet ({why_not(config, choice.layout)}); "
+            "--any ranks what can be planned"
+        )
+
+    def found(conditions: Sequence[Condition]) -> bool:
+        return _first(spaces, workload, conditions) is not None
+
+    if not found(()):
+        return PlanError(f"{about}: {_nothing_divides(config, hardware, workload, spaces)}")
+    if at_fault := [one for one in given if found(_without(given, one))]:
+        said = [_leaves_none(config, hardware, workload, spaces, given, one) for one in at_fault]
+        return PlanError(f"{about}: --given {'; or '.join(said)}")
+    together = next(number for number in range(1, len(given) + 1) if not found(given[:number]))
+    some = ",".join(map(str, given[:together]))
+    return PlanError(f"{about}: --given {some}: no layout that divides meets all of these; leave some out")
+
+
+def _first(spaces: Spaces, workload: Workload, given: Sequence[Condition]) -> Choice | None:
+    for space in spaces(workload, _WITHIN, given):
+        for choice in space.choices(space.meshes()):
+            return choice
+    return None
+
+
+def _without(given: Sequence[Condition], one: Condition) -> list[Condition]:
+    return [other for other in given if other is not one]
+
+
+def _leaves_none(
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    spaces: Spaces,
+    given: Sequence[Condition],
+    one: Condition,
+) -> str:
+    """`tensor=3 leaves no layout: 128 chips do not divide over tensor = 3; fits: tensor in {1, 2, 4, 8}`."""
+    rest = _without(given, one)
+    beside = f" beside {','.join(map(str, rest))}" if rest else ""
+    values = {
+        _value(choice, one.field)
+        for space in spaces(workload, _WITHIN, rest)
+        for choice in space.choices(space.meshes())
+    }
+    fits = ", ".join(str(value).lower() for value in sorted(values, key=lambda v: (str(type(v)), v)))
+    why = _why_none(config, hardware, workload, one)
+    return f"{one}{beside} leaves no layout{f': {why}' if why else ''}; fits: {one.field} in {{{fits}}}"
+
+
+def _value(choice: Choice, field: str) -> object:
+    """What a layout has of a field that a search chooses."""
+    if field == "zero":
+        return choice.mesh.zero_stage
+    return getattr(choice, field) if hasattr(choice, field) else getattr(choice.mesh, field)
+
+
+def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: Condition) -> str | None:
+    """Why no layout has a degree, where the degree alone tells."""
+    chips, degree = hardware.num_chips, one.value
+    if one.field not in DEGREES or one.comparison != "=" or not isinstance(degree, int):
+        return None
+    if one.field != "expert" and chips % degree:
+        return f"{chips} chips do not divide over {one.field} = {degree}"
+    try:
+        beside: dict[str, object] = {"data": degree} if one.field == "expert" else {}
+        alone = Layout.of().replace(**beside | {one.field: degree})
+        alone.check(config, None, workload.seq_len, padded=True)
+    except LayoutError as error:
+        return str(error).partition(";")[0]
+    if one.field in ("data", "fsdp") and degree > workload.num_sequences:
+        return f"{degree} ranks are more than the {workload.num_sequences} sequences"
+    return None
+
+
+def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload, spaces: Spaces) -> str:
+    """How many sequences the layout with the fewest batch shards takes."""
+    chips = hardware.num_chips
+    enough = Workload(chips, workload.seq_len)
+    meshes = [mesh for space in spaces(enough, 0.0, ()) for mesh in space.meshes()]
+    fewest = min(meshes, key=lambda mesh: mesh.num_batch_shards)
+    least = fewest.num_batch_shards
+    return (
+        f"{workload.num_sequences} sequences of {workload.seq_len} tokens do not divide over {chips} chips; "
+        f"with tensor={fewest.tensor * fewest.degree('tensor2')},context={fewest.context},pipe={fewest.pipe} it takes "
+        f"{least} sequences; fits: --batch-tokens {least * workload.seq_len}"
+    )

@@ -1,0 +1,52 @@
+"""The order of candidates: by step time, of those that take about as long the plainest first."""
+
+from collections.abc import Iterable
+
+from meshwright.layout import DEGREES, REMATS, Layout
+from meshwright.layout.pipeline import SCHEDULES
+from meshwright.plan.candidate import Candidate
+
+# Step times that differ by less are ties: prices are not that exact (README, "Predicted and measured").
+TIE = 0.02
+
+
+def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Best first: those that tie with the fastest by plainness, other ones by time.
+
+    What does not fit comes last, by how much memory it lacks.
+    """
+    found = list(candidates)
+    equals = ties(found)
+    same = {id(candidate) for candidate in equals}
+
+    def key(candidate: Candidate) -> tuple:
+        over = 0 if candidate.fits else candidate.needed_bytes
+        plain = plainness(candidate.layout) if id(candidate) in same else ()
+        return (over, id(candidate) not in same, plain, candidate.step_seconds)
+
+    return sorted(found, key=key)
+
+
+def ties(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that fit and take as long as the fastest, within TIE."""
+    fitting = [candidate for candidate in candidates if candidate.fits]
+    least = min((candidate.step_seconds for candidate in fitting), default=0.0)
+    return [candidate for candidate in fitting if candidate.step_seconds <= (1 + TIE) * least]
+
+
+def plainness(layout: Layout) -> tuple[int, ...]:
+    """Smaller for what is plainer: fewer axes, then the schedule, what is sharded, and how much is repeated.
+
+    >>> plainness(Layout.of(data=8)) < plainness(Layout.of(fsdp=8)) < plainness(Layout.of(data=4, tensor=2))
+    True
+    """
+    return (
+        sum(layout.word(axis) > 1 for axis in DEGREES),
+        list(SCHEDULES).index(layout.schedule.pipeline),  # from rows that a person follows to split passes
+        layout.interleave,
+        layout.zero_stage,
+        layout.word("zero_context"),
+        layout.word("sequence_parallel"),
+        layout.microbatches,
+        REMATS.index(layout.remat),
+    )
