@@ -112,6 +112,6 @@ def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload
     least = fewest.num_batch_shards
     return (
         f"{workload.num_sequences} sequences of {workload.seq_len} tokens do not divide over {chips} chips; "
-        f"with tensor={fewest.tensor * fewest.degree('tensor2')},context={fewest.context},pipe={fewest.pipe} it takes "
-        f"{least} sequences; fits: --batch-tokens {least * workload.seq_len}"
+        f"with tensor={fewest.tensor * fewest.degree('tensor2')},context={fewest.context},pipe={fewest.pipe} "
+        f"it takes {least} sequences; fits: --batch-tokens {least * workload.seq_len}"
     )
