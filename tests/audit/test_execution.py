@@ -57,13 +57,17 @@ def test_every_product_and_gradient(case: Case) -> None:
     prove_gradients(case)
 
 
+SQUARE = Mesh({"X": 2, "Y": 2})
 # Both axes change places: one is gathered, then the other is exchanged.
-SWAPPED = Mesh({"X": 2, "Y": 2}), parse_array("A[I_X, J_Y]"), parse_array("A[I_Y, J_X]")
+SWAPPED = SQUARE, parse_array("A[I_X, J_Y]"), parse_array("A[I_Y, J_X]")
+# Blocks of one number are gathered twice: the second gather is of all that the first one made.
+GATHERED_TWICE = SQUARE, parse_array("A[I_X, J_Y]"), parse_array("A[I, J_X]")
 
 
 @settings(max_examples=QUICK // 2)
 @given(reshards())
 @example(SWAPPED)
+@example(GATHERED_TWICE)
 def test_a_reshard_keeps_the_array_and_emits_what_was_derived(
     case: tuple[Mesh, ShardedArray, ShardedArray],
 ) -> None:

@@ -296,14 +296,18 @@ def _narrowest(origin: list[Value], dtype: str) -> str:
 
 
 def _share_of_tile(program: Program, operand: Value) -> Fraction:
-    """The part of what is sent that is numbers: XLA for TPU sends one as a row of 128, by a bitcast."""
+    """The part of what is sent that is numbers: XLA for TPU sends one as a row of 128, by a bitcast.
+
+    What sums a row leaves it a row; what is gathered of single numbers is no row of one.
+    """
     sizes: list[int] = []
     value: Value | None = operand
     while value:
         past = list(history(program, value, COPIES))
         shapes = [one.instruction.shape for one in past]
         sizes += [shape.num_elements for shape in shapes if isinstance(shape, Shape)]
-        value = summed(program, past[-1])
+        end = past[-1].instruction
+        value = None if end.opcode.startswith("all-gather") else summed(program, past[-1])
         value = value if value and len(value.instruction.shapes) == 1 else None
     return Fraction(min(sizes), sizes[0]) if sizes and min(sizes) == 1 else Fraction(1)
 

@@ -13,7 +13,7 @@ from meshwright.audit.collectives import collectives
 from meshwright.audit.compare import Emitted, on_mesh
 from meshwright.audit.hlo import parse_hlo
 from meshwright.audit.job import Job
-from meshwright.audit.matching import Derived, Pair, derived, emitted_bytes, match
+from meshwright.audit.matching import Derived, Pair, derived, gathered_of_emitted, match
 from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.execute import contract, run_steps
 from meshwright.nn.mesh import explicit_mesh
@@ -110,7 +110,7 @@ def _emitted_dict(e: Emitted, mesh: Mesh) -> dict[str, Any]:
     return {
         "op": e.op,
         "axes": list(e.axes),
-        "bytes": emitted_bytes(e, mesh),
+        "bytes": gathered_of_emitted(e, mesh),
         "count": e.collective.count,
         "instruction": e.collective.name,
     }

@@ -66,7 +66,7 @@ def derived(
     return found
 
 
-def emitted_bytes(emitted: Emitted, mesh: Mesh) -> int:
+def gathered_of_emitted(emitted: Emitted, mesh: Mesh) -> int:
     """V of an emitted collective as the notation counts it: n blocks of an all_to_all or a permute."""
     blocks = mesh.size(emitted.axes) if emitted.op in ("all_to_all", "permute") else 1
     return emitted.collective.source_bytes * blocks
@@ -123,14 +123,14 @@ def _merged(wanted: list[Derived], found: list[Emitted], mesh: Mesh) -> Pair | N
             for parts in combinations(sums, count):
                 axes = [axis for d in parts for axis in d.axes]
                 kept = {axis for d in parts if d.collective.op == "reduce_scatter" for axis in d.axes}
-                whole = max(d.num_bytes for d in parts) == emitted_bytes(e, mesh)
+                whole = max(d.num_bytes for d in parts) == gathered_of_emitted(e, mesh)
                 if sorted(axes) == sorted(e.axes) and kept <= set(e.kept) and whole:
                     return Pair(parts, (e,), "equivalent", _MERGED)
     return None
 
 
 def _like(d: Derived, e: Emitted, mesh: Mesh) -> bool:
-    return set(d.axes) == set(e.axes) and d.num_bytes == emitted_bytes(e, mesh)
+    return set(d.axes) == set(e.axes) and d.num_bytes == gathered_of_emitted(e, mesh)
 
 
 _SCATTERED = "an all-reduce of which each device keeps its slice: a reduce-scatter as XLA:CPU writes it"

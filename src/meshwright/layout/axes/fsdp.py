@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # What padding D to a multiple of the shards may add to it.
 MOST_PADDING = 0.1
+# Degrees that pad D which a search tries: the largest, since smaller ones are near some that divide.
+_NUM_PADDED = 2
 _ZERO_TABLES = {0: "", 1: "updated", 2: "updated gradients", 3: "updated gradients stored"}
 
 
@@ -39,7 +41,7 @@ class Fsdp(Axis):
             tables.add(_ZERO_TABLES[zero_stage(tables.form)], "D", axis)
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, Any]]:
-        """FSDP over every degree that divides D, padded a little; ZeRO 1 and 2 over all data ranks.
+        """FSDP over every degree that divides D, and two that pad it; ZeRO 1 and 2 over all data ranks.
 
         Each of them over the ranks of `context` as well, where there are some.
         """
@@ -47,8 +49,10 @@ class Fsdp(Axis):
         yield {"fsdp": 1}
         found: list[dict[str, Any]] = []
         if ranks > 1:
-            fits = [degree for degree in divisors(ranks)[1:] if _padding(d_model, degree) <= MOST_PADDING]
-            found += [{"fsdp": degree} for degree in fits]
+            wide = [degree for degree in divisors(ranks)[1:] if _padding(d_model, degree) <= MOST_PADDING]
+            exact = [degree for degree in wide if d_model % degree == 0]
+            padded = [degree for degree in wide if degree > max(exact, default=1)]
+            found += [{"fsdp": degree} for degree in (*exact, *padded[-_NUM_PADDED:])]
             found += [{"fsdp": 1, "zero": zero} for zero in (1, 2) if d_model % ranks == 0]
             yield from found
         elif context > 1:  # one data rank has nothing to share but with the pieces of its sequences

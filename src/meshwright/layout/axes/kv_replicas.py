@@ -32,8 +32,9 @@ class KvReplicas(Axis):
         """One, and where every KV head has its device already, degrees that the other letters divide over."""
         yield {"kv_replicas": 1}
         sizes, tensor = dimensions(ask.config), form["tensor"]
-        if tensor != ask.config.num_kv_heads or form["tensor2"] > 1:
-            return
+        alone = tensor > 1 and not form["sequence_parallel"] and ask.workload.seq_len % tensor == 0
+        if tensor != ask.config.num_kv_heads or form["tensor2"] > 1 or alone:
+            return  # so wide a split is slower without sequence parallelism
         letters = [letter for letter in _LETTERS if letter != "V" and sizes.get(letter)]
         split = tensor * (form["context"] if form["sequence_parallel"] else 1)
         for degree in divisors(ask.chips)[1:]:
