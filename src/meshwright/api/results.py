@@ -86,7 +86,7 @@ class PricedLayout:
         return f"PricedLayout({self.candidate})"
 
     def to_dict(self) -> dict:
-        """The keys of a candidate of `mw plan train --json`."""
+        """The keys of a candidate of `mw plan train --json`, but for `tie`, which a ranking alone has."""
         return self.candidate.to_dict()
 
     def explain(
