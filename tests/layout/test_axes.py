@@ -1,10 +1,13 @@
 """The records of the axes: the tables that each adds, the degrees that each tries."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.errors import LayoutError
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, divisors
+from meshwright.layout.axes.kv_replicas import KV_REPLICAS
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -80,8 +83,13 @@ class TestKvReplicas:
         )
 
     def test_a_search_tries_them_where_every_head_has_a_device(self) -> None:
-        assert tried("kv_replicas", 8, tensor=8, sequence_parallel=True) == [{"kv_replicas": degree} for degree in (1, 2, 4)]
-        assert tried("kv_replicas", 8, tensor=4) == [{"kv_replicas": 1}]
+        two_heads = replace(LLAMA, num_kv_heads=2)
+        ask = Ask(two_heads, BATCH, 8)
+        assert list(KV_REPLICAS.choices(ask, PLAIN | {"tensor": 2})) == [
+            {"kv_replicas": degree} for degree in (1, 2, 4)
+        ]
+        assert list(KV_REPLICAS.choices(ask, PLAIN)) == [{"kv_replicas": 1}]
+        assert tried("kv_replicas", 8, tensor=8) == [{"kv_replicas": 1}]
 
 
 def test_divisors() -> None:

@@ -150,6 +150,10 @@ class Layout:
         new_precision = replace(self.precision, **precision) if precision else self.precision
         return Layout(mesh, rules, new_schedule, new_precision, self.phase, known)
 
+    def with_form(self, form: Form) -> "Layout":
+        """The layout of a whole form, which is taken as it is, with this schedule and precision."""
+        return Layout(*expand(form), self.schedule, self.precision, self.phase, form)
+
     def at(self, phase: str) -> "Layout":
         """This layout in another phase, whose table of activations then holds."""
         return self if phase == self.phase else replace(self, phase=phase)

@@ -14,12 +14,12 @@ from meshwright.cost.graph import Graph
 from meshwright.cost.many import Family, Member, Stages
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
-from meshwright.errors import LayoutError
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
 from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.runs import why_not
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -99,15 +99,16 @@ class Space:
 
     # Meshes
 
-    def meshes(self) -> Iterator[Layout]:
-        """Every division of the chips among the axes that divides the model, the batch and the sequence."""
+    def meshes(self, *, running: bool = False) -> Iterator[Layout]:
+        """Every division of the chips among the axes that divides the model, the batch and the sequence.
+
+        running: of those that run.
+        """
         plain = {axis.name: 1 for axis in AXES} | {"zero": None}
-        for words in self._chosen(SEARCHED, plain | {name: self.base.word(name) for name in OPTIONS}):
-            try:
-                mesh = self.base.replace(**words)
-            except LayoutError:  # no data axis to cut the experts' devices out of
-                continue
-            if self._is_given(mesh):
+        axes = [axis for axis in SEARCHED if axis.runs or not running]
+        for words in self._chosen(axes, plain | {name: self.base.word(name) for name in OPTIONS}):
+            mesh = self.base.with_form(words)
+            if self._is_given(mesh) and not (running and why_not(self.config, mesh)):
                 yield mesh
 
     def _chosen(self, axes: Sequence[Axis], words: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

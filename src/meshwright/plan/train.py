@@ -264,10 +264,7 @@ class _Scout:
         """The layouts for batches that differ from the workload's by a share `within`: that run, or all."""
         choices: list[Choice] = []
         for space in self.spaces(workload, within, self._given):
-            meshes = space.meshes()
-            if running:
-                meshes = (mesh for mesh in meshes if why_not(self._config, mesh) is None)
-            for choice in space.choices(meshes):
+            for choice in space.choices(space.meshes(running=running)):
                 if running and self.why_not(choice) is not None:
                     continue
                 choices.append(choice)

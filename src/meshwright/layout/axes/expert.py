@@ -55,9 +55,6 @@ class Expert(Axis):
             f"experts and back (AllToAll). In the notation their axis is cut out of {home}"
         )
 
-    def why_not(self, layout: "Layout") -> str | None:
-        return f"expert={layout.degree('expert')}"
-
 
 def expert_home(form: Form) -> tuple[str, int]:
     """(the axis that the experts' devices are cut out of, how many of it).
@@ -92,4 +89,4 @@ def _usual(degrees: list[int]) -> list[int]:
     return list(dict.fromkeys([degrees[0], *degrees[-5:]]))
 
 
-EXPERT = Expert("expert")
+EXPERT = Expert("expert", runs=False)

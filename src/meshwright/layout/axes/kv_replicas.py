@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import WIDE_LETTERS, Ask, Axis, Composition, Form, divisors
-from meshwright.layout.axes.tensor import EVERYWHERE, MAX_TENSOR
+from meshwright.layout.axes.tensor import EVERYWHERE
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
@@ -16,6 +16,8 @@ from meshwright.models.parameters import dimensions
 if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
 
+# Devices of one tensor group that a search reaches by replicas: those of a GPU node.
+_WIDEST = 8
 _LETTERS = WIDE_LETTERS.replace("K", "")
 
 
@@ -29,18 +31,17 @@ class KvReplicas(Axis):
             tables.add("activations", "TC", "kv_replicas")
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
-        """One, and where every KV head has its device already, degrees that the other letters divide over."""
+        """Degrees that give models of few KV heads as wide a split as others, where all letters divide."""
         yield {"kv_replicas": 1}
         sizes, tensor = dimensions(ask.config), form["tensor"]
-        alone = tensor > 1 and not form["sequence_parallel"] and ask.workload.seq_len % tensor == 0
-        if tensor != ask.config.num_kv_heads or form["tensor2"] > 1 or alone:
-            return  # so wide a split is slower without sequence parallelism
+        if tensor != ask.config.num_kv_heads or form["tensor2"] > 1:
+            return
         letters = [letter for letter in _LETTERS if letter != "V" and sizes.get(letter)]
-        split = tensor * (form["context"] if form["sequence_parallel"] else 1)
+        split = tensor * form["context"] if form["sequence_parallel"] else 1
         for degree in divisors(ask.chips)[1:]:
             divides = all(sizes[letter] % (tensor * degree) == 0 for letter in letters)
-            positions = ask.workload.seq_len % (split * degree) == 0 or not form["sequence_parallel"]
-            if tensor * degree <= MAX_TENSOR and divides and positions:
+            positions = split == 1 or ask.workload.seq_len % (split * degree) == 0
+            if tensor * degree <= _WIDEST and divides and positions:
                 yield {"kv_replicas": degree}
 
     def fit(self, config: ModelConfig, layout: "Layout") -> None:

@@ -35,4 +35,4 @@ class Pipe(Axis):
         return None if SCHEDULES[layout.schedule.pipeline].runs else f"pipe={layout.pipe}"
 
 
-PIPE = Pipe("pipe")
+PIPE = Pipe("pipe", runs=any(schedule.runs for schedule in SCHEDULES.values()))

@@ -74,9 +74,6 @@ class Tensor2(Axis):
         over = layout.degree("tensor2")
         return f"the model dimension of weights and activations is split over {over} chips (2D tensor)"
 
-    def why_not(self, layout: "Layout") -> str | None:
-        return f"tensor2={layout.degree('tensor2')}"
-
 
 TENSOR = Tensor("tensor", {"sequence_parallel": Option((False, True))}, always=True)
-TENSOR2 = Tensor2("tensor2")
+TENSOR2 = Tensor2("tensor2", runs=False)
