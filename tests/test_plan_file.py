@@ -22,6 +22,34 @@ def test_a_plan_reads_back_as_written(tmp_path: Path, model: str) -> None:
     assert load_plan(tmp_path / "plan.toml") == _plan(model)
 
 
+def test_the_short_form_may_stand_for_the_tables(tmp_path: Path) -> None:
+    """As plans were written before rules were tables, and as is quickest to write by hand."""
+    path = tmp_path / "plan.toml"
+    save_plan(_plan(), path)
+    text = path.read_text()
+    start, end = text.index("[layout.mesh]"), text.index("[model]")
+    short = '[layout]\ndata = 2\nfsdp = 2\ntensor = 2\nremat = "full"\nweights_dtype = "f32"\n\n'
+    path.write_text(text[:start] + short + text[end:])
+    assert load_plan(path) == _plan()
+
+
+def test_rules_may_be_edited(tmp_path: Path) -> None:
+    """A weight over another of its dimensions: a layout without a short form, which runs by its tables."""
+    path = tmp_path / "plan.toml"
+    save_plan(_plan(), path)
+    for name in ("stored", "gradients", "updated"):
+        line = next(line for line in path.read_text().splitlines() if line.startswith(f"{name} = "))
+        path.write_text(path.read_text().replace(line, line.replace("}", ', wo = {N = ["tensor", "fsdp"]}}')))
+    layout = load_plan(path).layout
+    assert layout.form is None and str(layout) == "data=2,fsdp=2,tensor=2,rules=own,remat=full"
+    assert str(layout.weight("wo", "NHD")) == "wo[N_{tensor,fsdp}, H, D]"
+    assert [str(step) for step in layout.contraction("wo", "BTNH,NHD->BTD").rhs_steps] == [
+        "AllGather_{fsdp} wo[N_{tensor,fsdp}, H, D] -> wo[N_tensor, H, D]"
+    ]
+    save_plan(load_plan(path), path)
+    assert load_plan(path).layout == layout
+
+
 def test_the_notation_stands_in_the_file(tmp_path: Path) -> None:
     save_plan(_plan(), tmp_path / "plan.toml")
     text = (tmp_path / "plan.toml").read_text()

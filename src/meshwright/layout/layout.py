@@ -213,7 +213,11 @@ class Layout:
         >>> print(Layout.of(fsdp=4, tensor=2, remat="full"))
         fsdp=4,tensor=2,remat=full
         """
-        words = written(self.form, self.schedule) if self.form else written_mesh(self.mesh, self.schedule)
+        words = (
+            written(self.form, self.schedule, self.precision)
+            if self.form
+            else written_mesh(self.mesh, self.schedule)
+        )
         return ",".join(f"{name}={str(value).lower()}" for name, value in words.items())
 
     def __repr__(self) -> str:

@@ -121,11 +121,12 @@ def forms_of(mesh: Mesh) -> Iterator[Form]:
                 yield degrees | options
 
 
-def written(form: Form, schedule: Schedule) -> dict[str, object]:
+def written(form: Form, schedule: Schedule, precision: Precision) -> dict[str, object]:
     """The words of the short form that are not the defaults, and `remat`; dtypes are left out."""
     degrees = {name: form[name] for name in DEGREES if form[name] > 1} or {"data": 1}
     options = {name: form[name] for name in OPTIONS if form[name] != OPTIONS[name].default}
-    return degrees | options | _written_schedule(schedule, form["pipe"])
+    copies: dict[str, object] = {"master_weights": True} if precision.master_weights else {}
+    return degrees | options | copies | _written_schedule(schedule, form["pipe"])
 
 
 def written_mesh(mesh: Mesh, schedule: Schedule) -> dict[str, object]:

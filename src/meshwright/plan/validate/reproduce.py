@@ -216,13 +216,16 @@ def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:
 
 
 def _chunks(row: PublishedRow, config: ModelConfig, pipe: int, microbatches: int) -> int:
-    """Chunks a stage: the row's. A source that does not say how many interleave means the usual two.
+    """Chunks a stage: the row's. A source that does not say how many interleave means the usual two, or
+    the fewest that divide a stage's layers, since frameworks give all chunks as many.
 
     Microbatches that do not divide over the stages run without, as the schedule has it.
     """
     if pipe == 1 or microbatches % pipe:
         return 1
-    return row.interleave or min(2, max(1, config.num_layers // pipe))
+    of_a_stage = max(1, config.num_layers // pipe)
+    fewest = next((chunks for chunks in range(2, of_a_stage + 1) if of_a_stage % chunks == 0), 1)
+    return row.interleave or fewest
 
 
 def arithmetic(dtype: str, hardware: Hardware) -> tuple[str, str | None]:
