@@ -136,7 +136,7 @@ def test_what_does_not_divide_names_the_nearest_that_does():
 
 
 def test_a_next_best_mesh_that_ties_is_said_to():
-    config, hardware, workload = load_model("llama-2-7b"), load("h100:2x8"), Workload(128, 4096)
+    config, hardware, workload = load_model("llama-3-8b"), load("v5e:4x4"), Workload(256, 4096)
     result = search(config, hardware, workload, weights_dtype="bf16", compute_dtypes=("bf16",))
     other = next(c for c in result.candidates[1:] if c.layout.mesh != result.best.layout.mesh)
     assert result.is_tie(other)
