@@ -124,15 +124,25 @@ def test_too_few_sequences_say_how_many():
 
 
 def test_what_does_not_divide_names_the_nearest_that_does():
-    """8,960 chips are 35 x 256, and D = 8,192 does not divide over 35."""
-    config, hardware, workload = load_model("llama-3-70b"), load("v5p:16x20x28"), Workload(17_920, 4096)
+    """11,200 sequences are 5 over each of 2,240 ranks, and 1.25 over each of 8,960."""
+    config, hardware, workload = load_model("llama-3-70b"), load("v5p:16x20x28"), Workload(11_200, 4096)
     best = price(config, hardware, workload, Layout.of(data=35, fsdp=64, tensor=4, remat="full"))
     result = explain(config, hardware, Search((best,), 1, 0.0, (), workload))
     alone = next(one for one in result.rejected if one.name == "FSDP alone")
     assert alone.reason == "divides" and alone.nearest is not None
-    assert "5120 model dimension (D) do not divide over fsdp = 4096" in alone.text
+    assert "11200 sequences (B) do not divide over fsdp·microbatches = 8960·1 = 8960" in alone.text
     near = Layout.parse(alone.nearest)
-    assert (near.data, near.fsdp) == (4, 1024)
+    assert (near.fsdp, near.tensor) == (2240, 4)
+
+
+def test_a_next_best_mesh_that_ties_is_said_to():
+    config, hardware, workload = load_model("llama-3-8b"), load("v5e:4x4"), Workload(256, 4096)
+    result = search(config, hardware, workload, weights_dtype="bf16", compute_dtypes=("bf16",))
+    other = next(c for c in result.candidates[1:] if c.layout.mesh != result.best.layout.mesh)
+    assert result.is_tie(other)
+    runner_up = explain(config, hardware, result).rejected[0]
+    assert runner_up.layout == str(other.layout)
+    assert runner_up.text.endswith(": a tie, and the plainer layout is chosen")
 
 
 def test_beside_a_layout_that_was_asked_for_others_may_be_faster():

@@ -65,7 +65,7 @@ def rejected(config: ModelConfig, hardware: Hardware, found: Search) -> tuple[Re
     """The next best mesh and the usual layouts, without those that the search chose."""
     best, workload = found.best, found.workload
     runner_up = _runner_up(found)
-    named = [compare("the next best mesh", runner_up, best)] if runner_up else []
+    named = [_runner_up_words(found, runner_up)] if runner_up else []
     same = {name: best.layout.word(name) for name in _SAME_AS_CHOSEN}
     seen = {_shape(c.layout) for c in (best, runner_up) if c}
     for name, layout in usual(config, hardware, workload):
@@ -85,6 +85,14 @@ def _runner_up(found: Search) -> Candidate | None:
     fitting = [c for c in found.candidates[1:] if c.fits]
     mesh = found.best.layout.mesh
     return next((c for c in fitting if c.layout.mesh != mesh), fitting[0] if fitting else None)
+
+
+def _runner_up_words(found: Search, runner_up: Candidate) -> Rejected:
+    """How the next best mesh compares; a tie may be a little faster, and is less plain."""
+    compared = compare("the next best mesh", runner_up, found.best)
+    if not found.is_tie(runner_up):
+        return compared
+    return replace(compared, text=f"{compared.text}: a tie, and the plainer layout is chosen")
 
 
 def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterator[tuple[str, Layout]]:
@@ -141,7 +149,9 @@ def _judge(
     except LayoutError as error:
         what = f"does not divide: {str(error).partition(';')[0]}"
         rejected = Rejected(name, str(layout), "divides", what, {})
-        return _with_nearest(config, hardware, workload, rejected, nearest_legal(layout), best)
+        splits_batch = workload.num_sequences % layout.num_batch_shards == 0
+        near = nearest_legal(layout) if splits_batch else wider_tensor(layout)
+        return _with_nearest(config, hardware, workload, rejected, near, best)
     return compare(name, candidate, best)
 
 
