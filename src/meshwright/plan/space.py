@@ -19,7 +19,6 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
 from meshwright.layout.pipeline import SCHEDULES
-from meshwright.layout.runs import why_not
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -102,13 +101,13 @@ class Space:
     def meshes(self, *, running: bool = False) -> Iterator[Layout]:
         """Every division of the chips among the axes that divides the model, the batch and the sequence.
 
-        running: of those that run.
+        running: without the axes of which nothing runs.
         """
         plain = {axis.name: 1 for axis in AXES} | {"zero": None}
         axes = [axis for axis in SEARCHED if axis.runs or not running]
         for words in self._chosen(axes, plain | {name: self.base.word(name) for name in OPTIONS}):
             mesh = self.base.with_form(words)
-            if self._is_given(mesh) and not (running and why_not(self.config, mesh)):
+            if self._is_given(mesh):
                 yield mesh
 
     def _chosen(self, axes: Sequence[Axis], words: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

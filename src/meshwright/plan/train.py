@@ -264,7 +264,10 @@ class _Scout:
         """The layouts for batches that differ from the workload's by a share `within`: that run, or all."""
         choices: list[Choice] = []
         for space in self.spaces(workload, within, self._given):
-            for choice in space.choices(space.meshes(running=running)):
+            meshes = space.meshes(running=running)
+            if running:
+                meshes = (mesh for mesh in meshes if self._of_mesh(mesh) is None)
+            for choice in space.choices(meshes):
                 if running and self.why_not(choice) is not None:
                     continue
                 choices.append(choice)
@@ -281,12 +284,17 @@ class _Scout:
     def why_not(self, choice: Choice) -> str | None:
         """Why a layout does not run: for its mesh or, however many its microbatches, for its schedule."""
         reasons, mesh = self._reasons, choice.mesh
-        of_mesh, of_schedule = (id(mesh),), (id(mesh), choice.schedule, choice.remat)
-        if of_mesh not in reasons:  # with the mesh itself, or another one may get its id
-            reasons[of_mesh] = mesh, why_not(self._config, mesh)
-        if reasons[of_mesh][1] is None and of_schedule not in reasons:
+        of_schedule = (id(mesh), choice.schedule, choice.remat)
+        of_mesh = self._of_mesh(mesh)
+        if of_mesh is None and of_schedule not in reasons:
             reasons[of_schedule] = mesh, why_not(self._config, choice.layout)
-        return reasons[of_mesh][1] or reasons[of_schedule][1]
+        return of_mesh or reasons[of_schedule][1]
+
+    def _of_mesh(self, mesh: Layout) -> str | None:
+        reasons, key = self._reasons, (id(mesh),)
+        if key not in reasons:  # with the mesh itself, or another one may get its id
+            reasons[key] = mesh, why_not(self._config, mesh)
+        return reasons[key][1]
 
 
 def _planned_batch(pool: list[Choice], asked: int, usable: float) -> int:
