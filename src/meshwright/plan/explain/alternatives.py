@@ -203,7 +203,8 @@ def _with_nearest(
 def wider_tensor(layout: Layout) -> Iterator[Layout]:
     """Layouts of as many chips with ever fewer batch shards and a wider tensor axis."""
     for factor in (d for d in range(2, layout.fsdp + 1) if layout.fsdp % d == 0):
-        yield layout.replace(fsdp=layout.fsdp // factor, tensor=layout.tensor * factor)
+        with suppress(LayoutError):  # where the experts no longer divide
+            yield layout.replace(fsdp=layout.fsdp // factor, tensor=layout.tensor * factor)
 
 
 def nearest_legal(layout: Layout) -> Iterator[Layout]:
