@@ -99,6 +99,17 @@ class Family:
             self._stages[key] = Stages(self, schedule, pipe, interleave, remat)
         return self._stages[key]
 
+    def least_seconds(self, pipe: int) -> Any:
+        """What a step of the members with `pipe` stages takes at least, whatever its schedule and policy.
+
+        That of the passes of all microbatches, if every stage had as much of them, and of launches.
+        """
+        [whole] = depth_counts(self.graph, "1f1b", 1, 1)
+        rows = self.rows[pipe]
+        passes = self.segments("none").passes[..., rows].sum(axis=1)
+        microbatch = np.tensordot(np.array(whole), passes, 1) / pipe + self.chip.step.launch_seconds
+        return microbatch * self.microbatches[rows]
+
     def states(self, schedule: str, pipe: int, interleave: int) -> "_States":
         """Of the members with `pipe` stages, on which a schedule puts the layers."""
         key = stage_routes(schedule, pipe, interleave)

@@ -10,6 +10,8 @@ from functools import cached_property
 from math import ceil, floor, prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from meshwright.cost.graph import Graph
 from meshwright.cost.many import Family, Member, Stages
 from meshwright.cost.ops import record_loss
@@ -134,14 +136,27 @@ class Space:
 
     def choices(self, meshes: Iterable[Layout]) -> Iterator[Choice]:
         """Microbatches by schedules of meshes, each with the remat policy that recomputes least to fit."""
+        usable = usable_bytes(self.hardware)
+        for group in self.groups(meshes):
+            for (schedule, interleave), places in group.schedules.items():
+                for remat in self.remats:
+                    found = group.choices(schedule, interleave, remat, places)
+                    yield from found
+                    if not (places := [c.place for c in found if tries_next(c, usable)]):
+                        break
+
+    def groups(self, meshes: Iterable[Layout]) -> Iterator["Group"]:
+        """The meshes by microbatches, those together that are priced at once and have as many stages."""
         families: dict[tuple, list[Member]] = {}
         for mesh in meshes:
             for microbatches, num_sequences in self._microbatches(mesh):
                 key = (mesh.rules, microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
+        flash, seq_len = runs_flash(self.hardware), self.workload.seq_len
         for members in families.values():
-            found = self._choices(members)
-            yield from filter(self._has_given_schedule, found) if self._of_schedule else found
+            family = Family(self.config, self.hardware, members, seq_len, flash_attention=flash)
+            for pipe in family.rows:
+                yield Group(self, family, pipe)
 
     def _microbatches(self, mesh: Layout) -> Iterator[tuple[int, int]]:
         """(microbatches, sequences) of steps: as many whole sequences for each microbatch of a data rank.
@@ -154,7 +169,9 @@ class Space:
                 num_sequences = nearest_multiple(self.workload.num_sequences, shards * size * rounds)
                 if num_sequences in self._batches:
                     found[num_sequences // (shards * size), num_sequences] = None
-        yield from (pair for pair in found if pair[0] > 1 or mesh.pipe == 1)
+        for microbatches, num_sequences in found:
+            if (microbatches > 1 or mesh.pipe == 1) and self._meets("microbatches", microbatches):
+                yield microbatches, num_sequences
 
     def _microbatch_sizes(self, mesh: Layout) -> list[int]:
         """Sequences of a microbatch on one data rank, about twice as many each.
@@ -169,30 +186,21 @@ class Space:
         most = max(1, _MAX_PASS_TOKENS * mesh.context // self.workload.seq_len)
         return sorted(size for size in (*dividing, *between) if size <= most)
 
-    def _choices(self, members: list[Member]) -> Iterator[Choice]:
-        """Of members of one family."""
-        flash, seq_len = runs_flash(self.hardware), self.workload.seq_len
-        family = Family(self.config, self.hardware, members, seq_len, flash_attention=flash)
-        for pipe, rows in family.rows.items():
-            places: dict[tuple[str, int], list[int]] = {}
-            for place, row in enumerate(rows):
-                for schedule in self._schedules(pipe, members[row].microbatches):
-                    places.setdefault(schedule, []).append(place)
-            for (schedule, interleave), those in places.items():
-                yield from self._with_remats(family, pipe, schedule, interleave, those)
-
-    def _has_given_schedule(self, choice: "Choice") -> bool:
-        return all(one.holds(getattr(choice, one.field)) for one in self._of_schedule)
-
-    def _schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
-        """(schedule, chunks a stage), of those that exist."""
+    def schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
+        """(schedule, chunks a stage), of those that exist and meet what is given."""
         if pipe == 1:
-            return [("1f1b", 1)]
-        found = [("1f1b", 1), ("zb-h1", 1)]
-        found += [(name, 1) for name in ("zb-v", "dualpipe") if SCHEDULES[name].exists(pipe, microbatches)]
-        if microbatches % pipe == 0:
-            found += [("interleaved", v) for v in self._chunks(pipe)]
-        return found
+            found = [("1f1b", 1)]
+        else:
+            found = [("1f1b", 1), ("zb-h1", 1)]
+            other = (name for name in ("zb-v", "dualpipe") if SCHEDULES[name].exists(pipe, microbatches))
+            found += [(name, 1) for name in other]
+            if microbatches % pipe == 0:
+                found += [("interleaved", v) for v in self._chunks(pipe)]
+        return [
+            (schedule, chunks)
+            for schedule, chunks in found
+            if self._meets("schedule", schedule) and self._meets("interleave", chunks)
+        ]
 
     def _chunks(self, pipe: int) -> list[int]:
         """Chunks a stage: two, four, the fewest that divide the layers, and a chunk for every layer."""
@@ -204,42 +212,59 @@ class Space:
         even = divisors(layers // pipe)[1:2] if layers % pipe == 0 else []
         return sorted({v for v in (2, 4, *even, most) if 2 <= v <= most})
 
-    def _with_remats(
-        self, family: Family, pipe: int, schedule: str, interleave: int, places: list[int]
-    ) -> Iterator[Choice]:
-        """Of the members at `places` of those with `pipe` stages."""
-        usable, slowdown = usable_bytes(self.hardware), self.hardware.chip.step.slowdown
-        for remat in self._remats_tried:
-            stages = family.stages(schedule, pipe, interleave, remat)
-            needed = stages.needed_bytes(places, schedule)
-            least = slowdown * stages.least_seconds(places, schedule)
-            for place, seconds, num_bytes in zip(places, least.tolist(), needed.tolist(), strict=True):
-                mesh, microbatches, num_sequences = family.members[stages.rows[place]]
-                yield Choice(
-                    seconds,
-                    num_bytes,
-                    mesh,
-                    microbatches,
-                    num_sequences,
-                    schedule,
-                    interleave,
-                    remat,
-                    stages,
-                    place,
-                )
-            if remat == "attention":  # which is not run: what fits so is tried with the next too
-                continue
-            places = [place for place, num_bytes in zip(places, needed, strict=True) if num_bytes > usable]
-            if not places:
-                return
-
     @cached_property
-    def _remats_tried(self) -> list[str]:
+    def remats(self) -> list[str]:
         """The policies that are searched, or one that is given. Without scores `attention` is `none`."""
         conditions = [one for one in self._of_schedule if one.field == "remat"]
         asked = [str(one.value) for one in conditions if one.comparison == "="]
-        tried = [remat for remat in asked or SEARCHED_REMATS if all(one.holds(remat) for one in conditions)]
+        tried = [remat for remat in asked or SEARCHED_REMATS if self._meets("remat", remat)]
         return [remat for remat in tried if asked or remat != "attention" or not runs_flash(self.hardware)]
+
+    def _meets(self, field: str, value: object) -> bool:
+        return all(one.holds(value) for one in self._of_schedule if one.field == field)
+
+
+class Group:
+    """The members of a family that have as many stages. A place is that of one among them."""
+
+    def __init__(self, space: Space, family: Family, pipe: int) -> None:
+        self.space, self.family, self.pipe = space, family, pipe
+        self._slowdown = family.chip.step.slowdown
+        rows = family.rows[pipe]
+        self.all_places = np.arange(len(rows))
+        self.num_sequences = np.array([family.members[row].num_sequences for row in rows])
+        self.least_seconds = self._slowdown * family.least_seconds(pipe)
+        self.schedules: dict[tuple[str, int], list[int]] = {}
+        for place, row in enumerate(rows):
+            for schedule in space.schedules(pipe, family.members[row].microbatches):
+                self.schedules.setdefault(schedule, []).append(place)
+
+    @property
+    def num_layouts(self) -> int:
+        return sum(map(len, self.schedules.values()))
+
+    def least_seconds_of(self, schedule: str, interleave: int, remat: str, places: Sequence[int]) -> Any:
+        """What a step takes at least with the members at `places`, an array of one number for each."""
+        stages = self.family.stages(schedule, self.pipe, interleave, remat)
+        return self._slowdown * stages.least_seconds(places, schedule)
+
+    def choices(self, schedule: str, interleave: int, remat: str, places: Sequence[int]) -> list[Choice]:
+        """The members at `places` under one schedule and policy."""
+        stages = self.family.stages(schedule, self.pipe, interleave, remat)
+        needed = stages.needed_bytes(places, schedule)
+        least = self.least_seconds_of(schedule, interleave, remat, places)
+        return [
+            Choice(seconds, num_bytes, *self._member(place), schedule, interleave, remat, stages, place)
+            for place, seconds, num_bytes in zip(places, least.tolist(), needed.tolist(), strict=True)
+        ]
+
+    def _member(self, place: int) -> Member:
+        return self.family.members[self.family.rows[self.pipe][place]]
+
+
+def tries_next(choice: Choice, usable: float) -> bool:
+    """Whether the next remat policy is tried, too: of what does not fit, and of a policy that is not run."""
+    return choice.bytes_per_chip > usable or choice.remat == "attention"
 
 
 def record(

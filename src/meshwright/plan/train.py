@@ -5,10 +5,10 @@ once more by cost/step.py, which says what their time consists of.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heappop, heappush, nsmallest
+from heapq import nsmallest
 from itertools import islice
 
 from meshwright.cost.collectives import forget_prices
@@ -25,10 +25,11 @@ from meshwright.plan.assumptions import assumptions
 from meshwright.plan.batch import check_enough, nearest_batch, planned_words
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.degrees import check_chips
+from meshwright.plan.fastest import Fastest
 from meshwright.plan.given import NOT_SEARCHED, Condition
 from meshwright.plan.nothing import nothing_found
 from meshwright.plan.rank import TIE, plainness, ranked, ties
-from meshwright.plan.space import Choice, Space, record, usable_bytes
+from meshwright.plan.space import Choice, Group, Space, record
 from meshwright.units import format_seconds
 
 # Candidates that are priced and ranked, at least.
@@ -195,23 +196,17 @@ def search(
     pool, runs = scout.pool(workload, runnable, batch_within)
     if not pool:
         raise nothing_found(config, hardware, workload, scout.spaces, given, runnable=bool(runnable))
-    num_sequences = _planned_batch(pool, workload.num_sequences, usable_bytes(hardware))
-    planned = replace(workload, num_sequences=num_sequences)
-    if runs or planned != workload:
-        choices = scout.look(planned)
-    else:
-        choices = [choice for choice in pool if choice.num_sequences == num_sequences]
-    chosen = [choice for choice in choices if not runs or scout.why_not(choice) is None]
-    kept = set(map(id, chosen))
-    others = [choice for choice in choices if id(choice) not in kept]
-    found = _priced(_best(chosen, hardware, num_ranked), config, hardware, planned)
+    planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
+    scout.narrow(pool, workload, planned, runs=runs)
+    found = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
     if planned != workload:
-        notices.append(planned_words(workload, planned, _why_another(pool, workload, planned, hardware)))
+        near = scout.fastest(workload, runs=runs)
+        notices.append(planned_words(workload, planned, _why_another(pool, near, workload, hardware)))
     if not runs and runnable is None:
         why = why_not(config, found[0].layout)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
-    faster = _faster(others, found, config, hardware, planned)
+    faster = _faster(scout.not_run(planned), found, config, hardware, planned) if runs else None
     said = tuple(assumptions(config, hardware, planned, found[0]))
     forget_prices()
     forget_placements()
@@ -248,33 +243,56 @@ class _Scout:
 
     def pool(
         self, workload: Workload, runnable: bool | None, batch_within: Sequence[float]
-    ) -> tuple[list[Choice], bool]:
+    ) -> tuple[Fastest, bool]:
         """The layouts out of which the best gives the batch, and whether they are those that run."""
+        asked, found = workload.num_sequences, Fastest([])
         if runnable is not False and why_not(self._config, self._bases[0]) is None:
             for within in batch_within:
-                if pool := self.look(workload, within, running=True):
-                    return pool, True
+                if found := self.fastest(workload, within, runs=True, asked=asked):
+                    return found, True
         if runnable is not True:
             for within in batch_within:
-                if pool := self.look(workload, within):
-                    return pool, False
-        return [], bool(runnable)
+                if found := self.fastest(workload, within, runs=False, asked=asked):
+                    return found, False
+        return found, bool(runnable)
 
-    def look(self, workload: Workload, within: float = 0.0, *, running: bool = False) -> list[Choice]:
-        """The layouts for batches that differ from the workload's by a share `within`: that run, or all."""
-        choices: list[Choice] = []
+    def fastest(
+        self, workload: Workload, within: float = 0.0, *, runs: bool, asked: int | None = None
+    ) -> Fastest:
+        """The layouts for batches that differ from the workload's by a share `within`: what runs, or all."""
+        wanted = (lambda choice: self.why_not(choice) is None) if runs else None
+        groups = self._groups(workload, within, running=runs)
+        return Fastest(groups, asked=asked, wanted=wanted, on_group=self._count)
+
+    def not_run(self, workload: Workload) -> Fastest:
+        """The layouts that do not run."""
+        groups = self._groups(workload, 0.0)
+        return Fastest(groups, wanted=lambda one: self.why_not(one) is not None, on_group=self._count)
+
+    def narrow(self, pool: Fastest, asked: Workload, planned: Workload, *, runs: bool) -> None:
+        """Leaves in the pool what takes the planned batch, all of it.
+
+        A mesh of few shards divides a batch nearer to the one asked for, too, which the pool has it for.
+        """
+        few = 2 * abs(planned.num_sequences - asked.num_sequences)
+        batch = planned.num_sequences
+        pool.keep(lambda one: one.num_sequences == batch and one.mesh.num_batch_shards > few)
+        if few:
+            pool.add(self._groups(planned, 0.0, running=runs, most_shards=few))
+
+    def _groups(
+        self, workload: Workload, within: float, *, running: bool = False, most_shards: int | None = None
+    ) -> Iterator[Group]:
         for space in self.spaces(workload, within, self._given):
             meshes = space.meshes(running=running)
-            if running:
-                meshes = (mesh for mesh in meshes if self._of_mesh(mesh) is None)
-            for choice in space.choices(meshes):
-                if running and self.why_not(choice) is not None:
-                    continue
-                choices.append(choice)
-                self.considered += 1
-                if self._on_progress:
-                    self._on_progress(self.considered)
-        return choices
+            if most_shards is not None:
+                meshes = (mesh for mesh in meshes if mesh.num_batch_shards <= most_shards)
+            yield from space.groups(mesh for mesh in meshes if not running or self._of_mesh(mesh) is None)
+
+    def _count(self, group: Group) -> None:
+        self.considered += group.num_layouts
+        if self._on_progress:
+            self._on_progress(self.considered)
 
     def spaces(self, workload: Workload, within: float, given: Sequence[Condition]) -> Iterator[Space]:
         """The spaces of layouts, one for each dtype to compute in."""
@@ -297,24 +315,21 @@ class _Scout:
         return reasons[key][1]
 
 
-def _planned_batch(pool: list[Choice], asked: int, usable: float) -> int:
+def _planned_batch(pool: Fastest, asked: int) -> int:
     """The batch nearest to the `asked` sequences at which some layout takes them about as soon as any.
 
     About: within TIE. Where nothing fits, at which some layout needs about as little memory as any.
     """
-    fitting = [choice for choice in pool if choice.bytes_per_chip <= usable]
-    if not fitting:
-        least = (1 + TIE) * min(choice.bytes_per_chip for choice in pool)
-        near = {choice.num_sequences for choice in pool if choice.bytes_per_chip <= least}
-        return min(near, key=lambda number: _distance(number, asked))
-    best, nearest = float("inf"), fitting[0].num_sequences
-    for number, (seconds, choice) in enumerate(_ascending(fitting, asked)):
-        if number == 0:
-            best, nearest = seconds, choice.num_sequences
-        if seconds > (1 + TIE) * best or nearest == asked:
+    best, near = None, set[int]()
+    for seconds, choice in pool:
+        best = seconds if best is None else best
+        if seconds > (1 + TIE) * best or asked in near:
             break
-        nearest = min(nearest, choice.num_sequences, key=lambda number: _distance(number, asked))
-    return nearest
+        near.add(choice.num_sequences)
+    if best is None:
+        least = (1 + TIE) * min(choice.bytes_per_chip for choice in pool.lacking)
+        near = {choice.num_sequences for choice in pool.lacking if choice.bytes_per_chip <= least}
+    return min(near, key=lambda number: _distance(number, asked))
 
 
 def _distance(number: int, asked: int) -> tuple[int, int]:
@@ -322,39 +337,17 @@ def _distance(number: int, asked: int) -> tuple[int, int]:
     return abs(number - asked), -number
 
 
-def _ascending(choices: Iterable[Choice], asked: int | None = None) -> Iterator[tuple[float, Choice]]:
-    """(seconds, choice) in ascending order; seconds are asked for only once their bound is due.
-
-    asked: seconds are those for so many sequences: a step of more is as long as it is, for what is more is
-    no work that was asked for; of smaller steps there are more.
-    """
-    known: list[tuple[float, int, Choice]] = []  # a heap
-    weighed = [(_weight(one, asked), one) for one in choices]
-    weighed.sort(key=lambda pair: pair[0] * pair[1].least_seconds)
-    for place, (weight, choice) in enumerate(weighed):
-        while known and known[0][0] <= weight * choice.least_seconds:
-            seconds, _, least = heappop(known)
-            yield seconds, least
-        heappush(known, (weight * choice.seconds, place, choice))
-    yield from ((seconds, choice) for seconds, _, choice in sorted(known))
-
-
-def _weight(choice: Choice, asked: int | None) -> float:
-    return 1.0 if asked is None else max(1.0, asked / choice.num_sequences)
-
-
-def _best(choices: list[Choice], hardware: Hardware, num_ranked: int) -> list[Layout]:
+def _best(layouts: Fastest, num_ranked: int) -> list[Layout]:
     """The fastest that fit, and the plainest that ties with them; or those that come nearest to fitting."""
-    fitting = [choice for choice in choices if choice.bytes_per_chip <= usable_bytes(hardware)]
-    if not fitting:
-        nearest = nsmallest(num_ranked, choices, key=lambda choice: choice.bytes_per_chip)
+    fastest = list(islice(layouts, num_ranked))
+    if not fastest:
+        nearest = nsmallest(num_ranked, layouts.lacking, key=lambda choice: choice.bytes_per_chip)
         return [choice.layout for choice in nearest]
-    fastest = list(islice(_ascending(fitting), num_ranked))
     tie = (1 + TIE) * fastest[0][0]
     plainest = min(plainness(choice.layout) for seconds, choice in fastest if seconds <= tie)
-    near = ((plainness(choice.layout), choice) for choice in fitting if choice.least_seconds <= tie)
+    near = ((plainness(choice.layout), choice) for choice in layouts.within(tie))
     plainer = sorted((pair for pair in near if pair[0] < plainest), key=lambda pair: pair[0])
-    first = next((choice.layout for _, choice in plainer if choice.seconds <= tie), None)
+    first = next((choice.layout for _, choice in plainer if layouts.seconds(choice) <= tie), None)
     return [choice.layout for _, choice in fastest] + ([first] if first else [])
 
 
@@ -368,26 +361,24 @@ def _priced(
     return ranked(placed.get(id(candidate), candidate) for candidate in found)
 
 
-def _why_another(pool: list[Choice], asked: Workload, planned: Workload, hardware: Hardware) -> str:
-    """Why the batch asked for is not planned."""
-    fitting = [one for one in pool if one.bytes_per_chip <= usable_bytes(hardware)] or pool
-    near = [one for one in fitting if one.num_sequences == asked.num_sequences]
+def _why_another(pool: Fastest, near: Fastest, asked: Workload, hardware: Hardware) -> str:
+    """Why the batch asked for is not planned. near: the layouts that take it."""
     if not near:
         return f"do not divide over {hardware.num_chips:,} chips"
-    (best, _), (least, _) = (next(_ascending(some, asked.num_sequences)) for some in (near, fitting))
+    (least, _), (best, _) = next(iter(pool), (0.0, None)), next(iter(near), (0.0, None))
+    if not best:
+        return "divide only over layouts that do not fit"
     longer = f"{best / least:.1f} times as long" if best >= 2 * least else f"{best / least - 1:.0%} longer"
     return f"divide only over layouts that take {longer}"
 
 
 def _faster(
-    others: list[Choice], found: list[Candidate], config: ModelConfig, hardware: Hardware, workload: Workload
+    others: Fastest, found: list[Candidate], config: ModelConfig, hardware: Hardware, workload: Workload
 ) -> Faster | None:
-    """The fastest of `others` that fits, if it is faster than all that was found by more than a tie."""
-    fitting = [choice for choice in others if choice.bytes_per_chip <= usable_bytes(hardware)]
+    """The fastest of `others`, if it is faster than all that was found by more than a tie."""
     least = min((one.step_seconds for one in found if one.fits), default=float("inf"))
-    for _, choice in _ascending(fitting):
+    for _, choice in islice(others, 1):
         candidate = well_placed(config, workload, price(config, hardware, workload, choice.layout))
         if (1 + TIE) * candidate.step_seconds < least:
             return Faster(candidate, why_not(config, candidate.layout) or "")
-        return None
     return None

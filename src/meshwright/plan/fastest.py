@@ -1,0 +1,183 @@
+"""The layouts of a search that fit, the fastest first, of which most are never priced in full.
+
+A layout's time is bounded from below in steps, each dearer and closer than the one before:
+
+    members      meshes of one family (cost/many.py) with as many stages: the work of their passes alone
+    scheduled    those under one schedule and remat policy: the bound of cost/pipeline/bound.py
+    choice       one of those that fits
+    timed        its step, simulated
+
+All wait in one heap by their bounds. The least of them is taken a step further, until it is a layout with
+its time: no other can be faster then.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.plan.space import Choice, Group, tries_next, usable_bytes
+
+# What is at most so much above the least bound is taken further together with it, since arrays are priced
+# at once.
+_TOGETHER = 1.05
+
+
+class _Members(NamedTuple):
+    """Members of a group, with all of its schedules. places, bounds: the least bound first."""
+
+    group: Group
+    places: Any
+    bounds: Any
+
+
+class _Scheduled(NamedTuple):
+    """Members of a group under one schedule and remat policy. remat: the number of the policy."""
+
+    group: Group
+    places: Any
+    bounds: Any
+    schedule: tuple[str, int]
+    remat: int
+
+
+class _Single(NamedTuple):
+    """One that fits. is_timed: its bound is its time."""
+
+    choice: Choice
+    is_timed: bool
+
+
+class Fastest:
+    """An iterable of (seconds, layout), the fastest that fits first.
+
+    asked: seconds are those for so many sequences: a step of more takes as long as it does, for what is more
+    is no work that was asked for; of smaller steps there are more. wanted: leaves the others out.
+    on_group: told of every group. lacking: those met so far that do not fit.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Group],
+        *,
+        asked: int | None = None,
+        wanted: Callable[[Choice], bool] | None = None,
+        on_group: Callable[[Group], None] | None = None,
+    ) -> None:
+        self._asked, self._wanted, self._on_group = asked, wanted, on_group
+        self._serial = count()
+        self._heap: list[tuple[float, int, _Members | _Scheduled | _Single]] = []
+        self._found: list[tuple[float, Choice]] = []
+        self.lacking: list[Choice] = []
+        self.add(groups)
+
+    def add(self, groups: Iterable[Group]) -> None:
+        """Takes up more layouts, before any is asked for that they may precede."""
+        for group in groups:
+            if self._on_group:
+                self._on_group(group)
+            self._push(_Members(group, *self._ascending(group, group.all_places, group.least_seconds)))
+
+    def __bool__(self) -> bool:
+        """Whether there is any layout, fitting or not."""
+        while self._heap and not (self._found or self.lacking):
+            self._advance()
+        return bool(self._found or self.lacking)
+
+    def __iter__(self) -> Iterator[tuple[float, Choice]]:
+        for place in count():
+            while place >= len(self._found) and self._heap:
+                self._advance()
+            if place >= len(self._found):
+                return
+            yield self._found[place]
+
+    def seconds(self, choice: Choice) -> float:
+        """What a layout takes, simulated."""
+        return choice.seconds * self._weights(choice.num_sequences)
+
+    def within(self, seconds: float) -> Iterator[Choice]:
+        """Those that fit and whose bounds are not above `seconds`, in no order; some may take longer."""
+        yield from [choice for taken, choice in self._found if taken <= seconds]
+        kept = []
+        while self._heap and self._heap[0][0] <= seconds:
+            bound, serial, one = heappop(self._heap)
+            if isinstance(one, _Single):
+                kept.append((bound, serial, one))
+            else:
+                self._split(bound, one)
+        for entry in kept:
+            heappush(self._heap, entry)
+        yield from [one.choice for _, _, one in kept]
+
+    def keep(self, wanted: Callable[[Choice], bool]) -> None:
+        """Leaves out what is not `wanted` either."""
+        before = self._wanted
+        self._wanted = lambda choice: (before is None or before(choice)) and wanted(choice)
+        self._found = [(seconds, choice) for seconds, choice in self._found if wanted(choice)]
+        self.lacking = [choice for choice in self.lacking if wanted(choice)]
+        self._heap = [one for one in self._heap if not isinstance(one[2], _Single) or wanted(one[2].choice)]
+        heapify(self._heap)
+
+    def _advance(self) -> None:
+        """Takes the least bound a step further."""
+        bound, _, one = heappop(self._heap)
+        if not isinstance(one, _Single):
+            self._split(bound, one)
+        elif one.is_timed:
+            self._found.append((bound, one.choice))
+        else:
+            self._push_single(one.choice, self.seconds(one.choice), is_timed=True)
+
+    def _split(self, bound: float, one: _Members | _Scheduled) -> None:
+        """What is near the bound goes a step further, the rest waits for its own."""
+        number = int(np.searchsorted(one.bounds, bound * _TOGETHER, side="right"))
+        now, later = one.places[:number], one._replace(places=one.places[number:], bounds=one.bounds[number:])
+        if isinstance(one, _Members):
+            chosen = set(now.tolist())
+            for schedule, places in one.group.schedules.items():
+                if some := [place for place in places if place in chosen]:
+                    self._schedule(one.group, schedule, 0, some)
+        else:
+            self._fit(one, now)
+        self._push(later)
+
+    def _schedule(self, group: Group, schedule: tuple[str, int], remat: int, places: list[int]) -> None:
+        least = group.least_seconds_of(*schedule, group.space.remats[remat], places)
+        self._push(_Scheduled(group, *self._ascending(group, np.array(places), least), schedule, remat))
+
+    def _fit(self, one: _Scheduled, places: Any) -> None:
+        """Keeps those that fit, and tries the next policy with the others."""
+        group, remats = one.group, one.group.space.remats
+        usable, more = usable_bytes(group.space.hardware), []
+        for choice in group.choices(*one.schedule, remats[one.remat], places.tolist()):
+            if tries_next(choice, usable):
+                more.append(choice.place)
+            if self._wanted and not self._wanted(choice):
+                continue
+            if choice.bytes_per_chip > usable:
+                self.lacking.append(choice)
+            else:
+                bound = choice.least_seconds * self._weights(choice.num_sequences)
+                self._push_single(choice, bound, is_timed=False)
+        if more and one.remat + 1 < len(remats):
+            self._schedule(group, one.schedule, one.remat + 1, more)
+
+    def _ascending(self, group: Group, places: Any, seconds: Any) -> tuple[Any, Any]:
+        """Places and bounds, the least bound first."""
+        bounds = seconds * self._weights(group.num_sequences[places])
+        order = np.argsort(bounds, kind="stable")
+        return places[order], bounds[order]
+
+    def _push(self, one: _Members | _Scheduled) -> None:
+        if len(one.places):
+            heappush(self._heap, (float(one.bounds[0]), next(self._serial), one))
+
+    def _push_single(self, choice: Choice, bound: float, *, is_timed: bool) -> None:
+        heappush(self._heap, (bound, next(self._serial), _Single(choice, is_timed)))
+
+    def _weights(self, num_sequences: Any) -> Any:
+        """How many steps of so many sequences are as good as one of those asked for, at least one."""
+        return np.maximum(1.0, self._asked / num_sequences) if self._asked else 1.0
