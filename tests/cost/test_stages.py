@@ -127,4 +127,4 @@ def test_hops_of_a_step_by_hand():
 def test_uneven_interleaving_is_searched():
     workload, machine = Workload(2048, 8192), catalog.load("h100:2048x8")
     space = Space(LLAMA, machine, workload, Layout.of())
-    assert ("interleaved", 8) in space._schedules(16, 32) and ("interleaved", 2) in space._schedules(16, 32)
+    assert ("interleaved", 8) in space.schedules(16, 32) and ("interleaved", 2) in space.schedules(16, 32)

@@ -15,7 +15,8 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.assumptions import LEAST_SHARE, assumptions, constants, shares
-from meshwright.plan.train import Candidate, price
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.train import price
 
 # NVIDIA H20 datasheet: 148 TFLOP/s bf16 and 296 fp8, dense; 96 GB at 4.0 TB/s; NVLink 900 GB/s both ways;
 # 400 W. A server of 8 with a 400 Gb/s port a GPU; latencies as of the catalog's H100.

@@ -17,8 +17,9 @@ from meshwright.layout import REMATS, Layout
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.explanation import explain
-from meshwright.plan.train import Candidate, price, search
+from meshwright.plan.train import price, search
 
 MACHINES = ["v5p:2x2x4", "v5e:4x4", "2*v5e:2x4", "h100:2x8", "gb200-nvl72:16", "a100-40gb:4x4"]
 T = TypeVar("T")

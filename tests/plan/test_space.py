@@ -8,8 +8,9 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.space import Choice, Space
-from meshwright.plan.train import Candidate, price
+from meshwright.plan.train import price
 
 _NUM_PRICED = 30
 # Its terms are added in another order.

@@ -97,6 +97,7 @@ class Space:
         self._of_mesh = [condition for condition in given if condition.field not in _OF_SCHEDULE]
         self._of_schedule = [condition for condition in given if condition.field in _OF_SCHEDULE]
         self._given_schedule = {condition.field for condition in self._of_schedule}
+        self._schedules: dict[tuple[int, int], list[tuple[str, int]]] = {}
 
     # Meshes
 
@@ -188,19 +189,23 @@ class Space:
 
     def schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
         """(schedule, chunks a stage), of those that exist and meet what is given."""
+        key = pipe, microbatches
+        if key not in self._schedules:
+            self._schedules[key] = [
+                (schedule, chunks)
+                for schedule, chunks in self._existing(pipe, microbatches)
+                if self._meets("schedule", schedule) and self._meets("interleave", chunks)
+            ]
+        return self._schedules[key]
+
+    def _existing(self, pipe: int, microbatches: int) -> Iterator[tuple[str, int]]:
+        yield "1f1b", 1
         if pipe == 1:
-            found = [("1f1b", 1)]
-        else:
-            found = [("1f1b", 1), ("zb-h1", 1)]
-            other = (name for name in ("zb-v", "dualpipe") if SCHEDULES[name].exists(pipe, microbatches))
-            found += [(name, 1) for name in other]
-            if microbatches % pipe == 0:
-                found += [("interleaved", v) for v in self._chunks(pipe)]
-        return [
-            (schedule, chunks)
-            for schedule, chunks in found
-            if self._meets("schedule", schedule) and self._meets("interleave", chunks)
-        ]
+            return
+        yield "zb-h1", 1
+        yield from ((name, 1) for name in ("zb-v", "dualpipe") if SCHEDULES[name].exists(pipe, microbatches))
+        if microbatches % pipe == 0:
+            yield from (("interleaved", chunks) for chunks in self._chunks(pipe))
 
     def _chunks(self, pipe: int) -> list[int]:
         """Chunks a stage: two, four, the fewest that divide the layers, and a chunk for every layer."""

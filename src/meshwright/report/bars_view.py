@@ -9,7 +9,8 @@ from typing import Any
 from markupsafe import Markup
 
 from meshwright.layout import DEGREES, Layout
-from meshwright.plan.train import Candidate, usable_bytes
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.space import usable_bytes
 from meshwright.report.chart import SMALL, TEXT_SIZE, bar, label, line, text_width
 from meshwright.report.figure import Panel
 from meshwright.report.plan_data.split import StepSplit, split_step

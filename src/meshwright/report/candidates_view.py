@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from meshwright.plan.train import Candidate, usable_bytes
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.space import usable_bytes
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.chart import SMALL, Axes, Scale, bar, dot, label, line, padded, spread, text_width
 from meshwright.report.figure import Figure, Panel

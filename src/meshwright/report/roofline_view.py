@@ -9,7 +9,7 @@ from markupsafe import Markup
 from meshwright.cost.passes import Dtypes
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.train import Candidate
+from meshwright.plan.candidate import Candidate
 from meshwright.report.chart import SMALL, Axes, Scale, dot, label, line, padded, text_width
 from meshwright.report.figure import Figure, Panel
 from meshwright.report.plan_data.roofline import LinkRoof, StepOperation, link_roofs, operations

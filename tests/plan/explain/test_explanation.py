@@ -14,12 +14,14 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.alternatives import best_schedule, nearest_legal, usual, wider_tensor
 from meshwright.plan.explain.batches import BatchRange, batch_range, budget, critical_batch
 from meshwright.plan.explain.comparison import bound_seconds, resource_name
 from meshwright.plan.explain.explanation import Explanation, explain
 from meshwright.plan.explain.layout_words import describe, traffic
-from meshwright.plan.train import Candidate, Search, price, search, usable_bytes
+from meshwright.plan.space import usable_bytes
+from meshwright.plan.train import Search, price, search
 
 CASES = {
     "8B on 32 v5e": ("llama-3-8b", "v5e:4x8", Workload(128, 4096)),

@@ -8,7 +8,8 @@ from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan.train import Candidate, price
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.train import price
 from meshwright.report.plan_data.split import split_step
 
 LAYOUTS = (

@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 
 from meshwright.hardware.topology import Hardware
-from meshwright.plan.train import Candidate, usable_bytes
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.space import usable_bytes
 from meshwright.units import format_bytes, format_seconds
 
 # What waits on each resource, as people say it.

@@ -8,7 +8,7 @@ from meshwright.layout.axes import AXES
 from meshwright.layout.axes.expert import EXPERT
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.train import Candidate
+from meshwright.plan.candidate import Candidate
 from meshwright.plan_file import shardings
 from meshwright.units import format_bytes, format_count, format_seconds
 

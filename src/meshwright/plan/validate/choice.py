@@ -11,8 +11,9 @@ from meshwright.cost.eager import eager_memory
 from meshwright.cost.memory import Memory, train_memory
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.space import record, usable_bytes
-from meshwright.plan.train import Candidate, price
+from meshwright.plan.train import price
 from meshwright.plan.validate.reproduce import Case
 
 # A published row did run, on a chip whose memory the table does not give (H100s come with 80 and 96 GB),

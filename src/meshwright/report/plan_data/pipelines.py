@@ -9,8 +9,8 @@ from meshwright.layout import Layout
 from meshwright.layout.pipeline import SCHEDULES, pass_table
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.space import record
-from meshwright.plan.train import Candidate
 
 # Passes of one direction that a picture can hold; with more, fewer microbatches are simulated.
 _MOST_PASSES = 4000

@@ -16,8 +16,8 @@ from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.chip import Chip
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.space import record
-from meshwright.plan.train import Candidate
 
 # An all-reduce moves an array twice: a reduce-scatter and an all-gather.
 _MOVES = {"all_reduce": 2}

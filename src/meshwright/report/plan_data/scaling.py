@@ -14,6 +14,7 @@ How to Scale Your Model, "Training", draws the same figure from formulas for one
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import islice
 from math import prod
 
 from meshwright.hardware import catalog
@@ -24,15 +25,17 @@ from meshwright.layout.axes import divisors
 from meshwright.layout.axes.tensor import tensor_degrees
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.space import Space, usable_bytes
-from meshwright.plan.train import NOT_SEARCHED, Candidate, price, well_placed
+from meshwright.plan.candidate import Candidate
+from meshwright.plan.fastest import Fastest
+from meshwright.plan.given import NOT_SEARCHED
+from meshwright.plan.space import Space
+from meshwright.plan.train import price, well_placed
 
 STRATEGIES = ("DP", "FSDP", "TP", "FSDP + TP")
 BEST = "best"
 MAX_SHAPES = 4  # positions of a slider over chips
 _SPAN = 16  # batches from the planned one over this to the planned one times this
 _MAX_FSDP = 2  # widths of fsdp tried for one width of tensor
-_NUM_PRICED = 4  # schedules of a strategy, those of least bound
 
 
 @dataclass(frozen=True)
@@ -111,16 +114,13 @@ def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
 
     Where none fits, the one that lacks least memory. None where no mesh takes the batch.
     """
-    choices = list(space.choices(chosen))
-    usable = usable_bytes(space.hardware)
-    fitting = [choice for choice in choices if choice.bytes_per_chip <= usable]
-    tried = nsmallest(_NUM_PRICED, fitting, key=lambda choice: choice.seconds)
-    # What needs least memory stands for them where none of those fits after all.
-    tried += nsmallest(1, choices, key=lambda choice: choice.bytes_per_chip)
-    found = [price(space.config, space.hardware, space.workload, choice.layout) for choice in tried]
+    layouts = Fastest(space.groups(chosen))
+    fastest = [choice for _, choice in islice(layouts, 1)]
+    found = fastest or nsmallest(1, layouts.lacking, key=lambda choice: choice.bytes_per_chip)
     if not found:
         return None
-    return well_placed(space.config, space.workload, min(found, key=rank))
+    priced = price(space.config, space.hardware, space.workload, found[0].layout)
+    return well_placed(space.config, space.workload, priced)
 
 
 def rank(candidate: Candidate) -> tuple[float, float]:

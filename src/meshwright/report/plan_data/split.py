@@ -8,7 +8,7 @@ The rest is what neither computes nor moves bytes, as launches.
 
 from dataclasses import dataclass
 
-from meshwright.plan.train import Candidate
+from meshwright.plan.candidate import Candidate
 
 LINK_BOUNDS = ("ici", "dcn")
 OF_WEIGHTS = ("weights", "gradients", "updated weights")
