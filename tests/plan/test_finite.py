@@ -132,7 +132,7 @@ def test_a_price_is_finite_or_refused_in_one_line(
 
 
 @given(configs(), SIXTEEN, st.booleans(), st.integers(1, 64))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_a_search_and_what_is_said_of_it_are_finite(
     config: ModelConfig, spec: str, ideal: bool, num_sequences: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from functools import cache
 
 import pytest
 
@@ -19,6 +20,7 @@ from meshwright.plan.space import Space, usable_bytes
 from meshwright.plan.train import Search, price, search
 
 
+@cache
 def _search(model: str, hardware: str, num_tokens: int, seq_len: int, weights_dtype: str = "bf16") -> Search:
     workload = Workload(num_tokens // seq_len, seq_len)
     return search(
@@ -309,10 +311,12 @@ def test_what_is_runnable_has_no_stages() -> None:
         assert layout_lacks(candidate.layout) is None
 
 
-@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize(
+    "model", ["llama-3-8b", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)]
+)
 def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
     """Every layout priced, against those that the search found by bounds alone."""
-    config, hardware, workload = load_model(model), load("h100:1x8"), Workload(64, 2048)
+    config, hardware, workload = load_model(model), load("h100:1x8"), Workload(32, 2048)
     found = search(
         config,
         hardware,
@@ -337,7 +341,7 @@ def test_what_a_search_kept_goes_with_it() -> None:
     """Graphs, placements and prices are gone, and a second search leaves no more than the first one did."""
 
     def left(model: str) -> int:
-        _search(model, "h100:1x8", 2**17, 2048)
+        _search.__wrapped__(model, "h100:1x4", 2**16, 2048)
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
@@ -345,7 +349,7 @@ def test_what_a_search_kept_goes_with_it() -> None:
         # By type: asking isinstance of the objects of other libraries may run their code.
         return sum(type(one) in (Graph, Placement) for one in gc.get_objects())
 
-    _search("llama-3-8b", "h100:1x8", 2**17, 2048)  # presets, catalog and modules are kept
+    _search.__wrapped__("llama-3-8b", "h100:1x4", 2**16, 2048)  # presets, catalog and modules are kept
     gc.collect()
     others = alive()  # which other tests may hold
     tracemalloc.start()
