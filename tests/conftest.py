@@ -26,9 +26,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 _CACHE = tempfile.TemporaryDirectory(prefix="meshwright-test-cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
-_DEVICES_FLAG = f"--xla_force_host_platform_device_count={NUM_DEVICES}"
-if _DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES_FLAG}".strip()
+# Most of what tests wait for is LLVM: small programs gain nothing from its optimizations, and XLA's own
+# passes, whose HLO the audits read, stay as they are.
+_FLAGS = (
+    f"--xla_force_host_platform_device_count={NUM_DEVICES}",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+_SET = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join([_SET, *(flag for flag in _FLAGS if flag not in _SET)]).strip()
 
 # `make test` draws the same examples everywhere, `make nightly` random ones; what one of these finds is
 # printed as a blob to be pinned. No deadline: the first example of a property may compile a program.

@@ -12,6 +12,7 @@ WRONG = ("nan", "inf", "-inf", "-1", "-1e-9", '"80e9"', "true", "[1]", "{}", "19
 OPTIONAL = (
     "aliases",
     "devices",
+    "hbm_usable_bytes",
     "matrix_unit",
     "power_watts",
     "experts",

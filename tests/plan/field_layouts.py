@@ -327,7 +327,7 @@ FIELD_LAYOUTS = (
         "2*v4p:12x16x16",
         2048,
         2048,
-        "data=2,fsdp=256,tensor=12,remat=full",
+        "data=2,fsdp=256,kv_replicas=12,remat=full",
         _FLOAT32,
         "Chowdhery et al., PaLM, 2022, section 4",
     ),

@@ -16,7 +16,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.given import parse_conditions
 from meshwright.plan.rank import plainness, ties
-from meshwright.plan.space import Space, usable_bytes
+from meshwright.plan.space import Space
 from meshwright.plan.train import Search, price, search
 
 
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_ranked_by_what_it_lacks() -> None:
     found = _search("llama-3.1-405b", "h100:1x8", 2**16, 8192)
     assert not found.best.fits
     assert found.best.memory.total == min(c.memory.total for c in found.candidates)
-    assert found.best.memory.total > usable_bytes(load("h100:1x8"))
+    assert found.best.memory.total > load("h100:1x8").chip.program_bytes
 
 
 class TestGiven:
@@ -311,9 +311,7 @@ def test_what_is_runnable_has_no_stages() -> None:
         assert layout_lacks(candidate.layout) is None
 
 
-@pytest.mark.parametrize(
-    "model", ["llama-3-8b", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("model", ["llama-3-8b", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)])
 def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
     """Every layout priced, against those that the search found by bounds alone."""
     config, hardware, workload = load_model(model), load("h100:1x8"), Workload(32, 2048)

@@ -157,8 +157,9 @@ def figures_table(chip: Chip) -> object:
 
 
 _FIGURES = (
-    "name", "aliases", "kind", "hbm_bytes", "hbm_bytes_per_second", "chips_per_host", "host_bytes",
-    "host_link_bytes_per_second", "matrix_unit", "power_watts", "power_limit_watts", "price_per_chip_hour",
+    "name", "aliases", "kind", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "chips_per_host",
+    "host_bytes", "host_link_bytes_per_second", "matrix_unit", "power_watts", "power_limit_watts",
+    "price_per_chip_hour",
 )  # fmt: skip
 
 

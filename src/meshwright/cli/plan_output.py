@@ -7,7 +7,6 @@ from meshwright.cli.common import note, show
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.explain.fitting import Change
 from meshwright.plan.smallest import Smallest
-from meshwright.plan.space import usable_bytes
 from meshwright.plan.train import Search
 from meshwright.plan_file import Plan
 from meshwright.units import format_bytes, format_seconds
@@ -25,7 +24,7 @@ def write_plan(path: Path, written: Plan, document: dict) -> None:
 def misses(found: Search, change: Change | None) -> str:
     """By how much the best layout does not fit, and the cheapest change with which it does."""
     best, needed = found.best, found.best.needed_bytes
-    usable = usable_bytes(best.hardware)
+    usable = best.hardware.chip.program_bytes
     which = "nothing fits; nearest comes" if found.considered > 1 else "does not fit:"
     return (
         f"{which} {best.layout}, which needs {format_bytes(needed)} a chip, {format_bytes(needed - usable)} "

@@ -277,7 +277,7 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 # Of a network: tables of their own, and what [step] says.
 _NOT_FIGURES = ("efficiency", "scatter_passes")
 _HEAD = (
-    "name", "kind", "chips_per_host", "hbm_bytes", "hbm_bytes_per_second", "host_bytes",
+    "name", "kind", "chips_per_host", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "host_bytes",
     "host_link_bytes_per_second", "matrix_unit", "power_watts", "power_limit_watts", "price_per_chip_hour",
 )  # fmt: skip
 

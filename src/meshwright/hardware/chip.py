@@ -11,6 +11,8 @@ from meshwright.units import dtype_bytes
 LinkEfficiency = Mapping[str, Mapping[str, Points]]
 # The exponent of clock_share.
 _CLOCK_OF_POWER = 0.4
+# HBM that the runtime and the compiler keep, where a chip's file does not say it.
+RESERVED_SHARE = 0.05
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 
 
@@ -159,7 +161,9 @@ class Chip:
     """One accelerator (or one virtual device of a host), as its vendor rates it.
 
     kind: tpu, gpu or cpu. flops_per_second: by dtype, dense peak.
-    hbm_bytes: memory of the chip. host_bytes: memory of its host, which chips_per_host chips share.
+    hbm_bytes: memory of the chip. hbm_usable_bytes: what its runtime leaves to a program, where that is
+    known; it may be more, since vendors write GB for GiB. host_bytes: memory of its host, which
+    chips_per_host chips share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
     matrix_unit: rows and columns of its systolic arrays, of which a product over fewer fills a part.
     power_watts: the power it is rated for (TDP). power_limit_watts: what this machine gives it, where
@@ -181,6 +185,7 @@ class Chip:
     network: Torus | Switch | SharedMemory
     aliases: tuple[str, ...] = ()
     matrix_unit: int | None = None
+    hbm_usable_bytes: int | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
     price_per_chip_hour: float | None = None
@@ -203,6 +208,11 @@ class Chip:
             raise HardwareError(f"{self.name} lists no FLOPs for {dtype} or wider; it has {listed}")
         alike = [known for known in wider if _is_integer(known) == _is_integer(dtype)]
         return self.flops_per_second[min(alike or wider, key=dtype_bytes)]
+
+    @property
+    def program_bytes(self) -> int:
+        """HBM that a program can have: what the runtime is known to leave, else all but RESERVED_SHARE."""
+        return self.hbm_usable_bytes or round(self.hbm_bytes * (1 - RESERVED_SHARE))
 
     @property
     def clock_share(self) -> float:

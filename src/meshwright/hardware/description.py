@@ -76,7 +76,7 @@ def read_chip(text: str, origin: str) -> Description:
     """
     file = CheckedToml(origin, text)
     data = file.parse()
-    file.refuse_unknown(data, (*_FIGURES, *_COUNTS, *_OPTIONAL, "matrix_unit", *_OTHER))
+    file.refuse_unknown(data, (*_FIGURES, *_COUNTS, *_OPTIONAL, "hbm_usable_bytes", "matrix_unit", *_OTHER))
     per_core = data.get("per_core", False)
     if per_core is not True and per_core is not False:
         raise file.error("per_core", f"is {per_core!r}, not true or false")
@@ -99,6 +99,7 @@ def read_chip(text: str, origin: str) -> Description:
         sources=file.strings(data, "sources"),
         **{key: file.figure(data, key) for key in _FIGURES},
         **{key: file.figure(data, key) for key in _OPTIONAL if key in data},
+        hbm_usable_bytes=file.count(data, "hbm_usable_bytes") if "hbm_usable_bytes" in data else None,
     )
     devices = file.string(data, "devices") if "devices" in data else None
     return Description(chip, devices, per_core, "step" in data)

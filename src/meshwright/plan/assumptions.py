@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.catalog import step_warning
-from meshwright.hardware.chip import Chip, SharedMemory, Switch
+from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
 from meshwright.hardware.links import LINK_FIELDS, Network, link_rates
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.space import RESERVED_SHARE, record
+from meshwright.plan.space import record
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def assumptions(
     )
     if chip.step.slowdown != 1:
         yield f"every step takes {chip.step.slowdown:.3g} times what is priced, as the anchoring run did"
-    yield f"{RESERVED_SHARE:.0%} of {format_bytes(chip.hbm_bytes)} HBM is left to the runtime"
+    known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
+    yield f"a program can have {format_bytes(chip.program_bytes)} of a chip ({known})"
     if chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks; scores stay on chip"
 

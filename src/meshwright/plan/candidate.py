@@ -7,7 +7,6 @@ from meshwright.cost.step import StepCost
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
-from meshwright.plan.space import usable_bytes
 from meshwright.units import format_bytes, format_seconds
 
 
@@ -47,7 +46,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        return self.needed_bytes <= usable_bytes(self.hardware)
+        return self.needed_bytes <= self.hardware.chip.program_bytes
 
     @property
     def mfu(self) -> float:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.plan.space import Choice, Group, tries_next, usable_bytes
+from meshwright.plan.space import Choice, Group, tries_next
 
 # What is at most so much above the least bound is taken further together with it, since arrays are priced
 # at once.
@@ -151,7 +151,7 @@ class Fastest:
     def _fit(self, one: _Scheduled, places: Any) -> None:
         """Keeps those that fit, and tries the next policy with the others."""
         group, remats = one.group, one.group.space.remats
-        usable, more = usable_bytes(group.space.hardware), []
+        usable, more = group.space.hardware.chip.program_bytes, []
         for choice in group.choices(*one.schedule, remats[one.remat], places.tolist()):
             if tries_next(choice, usable):
                 more.append(choice.place)

@@ -13,7 +13,6 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params, train_flops_per_token
 from meshwright.plan.given import NOT_SEARCHED, Condition
-from meshwright.plan.space import usable_bytes
 from meshwright.plan.train import Search, search
 from meshwright.units import dtype_bytes, format_bytes, format_seconds
 
@@ -184,7 +183,7 @@ def _hopeless(
 ) -> str | None:
     """Why no layout can do, by bytes of weights and moments or FLOPs at the peak; None if one might."""
     stored = count_params(config).total * bytes_per_param
-    chips, usable = hardware.num_chips, usable_bytes(hardware)
+    chips, usable = hardware.num_chips, hardware.chip.program_bytes
     if stored > chips * usable:
         return (
             f"weights and moments alone need {format_bytes(stored / chips)} a chip, "
@@ -200,7 +199,7 @@ def _hopeless(
 def _why_not(found: Search, max_seconds: float | None) -> str | None:
     best = found.best
     if not best.fits:
-        over = best.memory.total - usable_bytes(best.hardware)
+        over = best.memory.total - best.hardware.chip.program_bytes
         return f"the nearest layout, {best.layout}, needs {format_bytes(over)} a chip more than there are"
     if max_seconds is not None and best.step_seconds > max_seconds:
         return f"{format_seconds(best.step_seconds)} a step, more than {format_seconds(max_seconds)}"

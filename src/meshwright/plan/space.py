@@ -137,7 +137,7 @@ class Space:
 
     def choices(self, meshes: Iterable[Layout]) -> Iterator[Choice]:
         """Microbatches by schedules of meshes, each with the remat policy that recomputes least to fit."""
-        usable = usable_bytes(self.hardware)
+        usable = self.hardware.chip.program_bytes
         for group in self.groups(meshes):
             for (schedule, interleave), places in group.schedules.items():
                 for remat in self.remats:
@@ -283,15 +283,6 @@ def record(
 def runs_flash(hardware: Hardware) -> bool:
     """Whether attention runs a kernel that keeps scores on chip: all but XLA on CPU has one."""
     return hardware.chip.kind != "cpu"
-
-
-# HBM that the runtime and the compiler keep for themselves.
-RESERVED_SHARE = 0.05
-
-
-def usable_bytes(hardware: Hardware) -> int:
-    """HBM of one chip less what the runtime keeps."""
-    return round(hardware.chip.hbm_bytes * (1 - RESERVED_SHARE))
 
 
 def _spread(degrees: list[int]) -> list[int]:

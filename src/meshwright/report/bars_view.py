@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from meshwright.layout import DEGREES, Layout
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.space import usable_bytes
 from meshwright.report.chart import SMALL, TEXT_SIZE, bar, label, line, text_width
 from meshwright.report.figure import Panel
 from meshwright.report.plan_data.split import StepSplit, split_step
@@ -73,7 +72,7 @@ def memory_panel(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
     """The bytes of a chip by cause for each candidate, and the lines they must stay under."""
     hardware = chosen.hardware
     rows = [_memory_row(candidate, candidate is chosen) for candidate in candidates]
-    capacity, usable = hardware.chip.hbm_bytes, usable_bytes(hardware)
+    capacity, usable = hardware.chip.hbm_bytes, hardware.chip.program_bytes
     fullest = max(candidate.memory.total for candidate in candidates)
     if fullest < _LEAST_SHARE_OF_HBM * capacity:
         heading = f"memory of one chip, of {format_bytes(capacity)}"

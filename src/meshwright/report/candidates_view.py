@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.space import usable_bytes
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.chart import SMALL, Axes, Scale, bar, dot, label, line, padded, spread, text_width
 from meshwright.report.figure import Figure, Panel
@@ -34,7 +33,7 @@ def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point]
     named = [(point.strategy, point.candidate) for point in usual if point.strategy in STRATEGIES]
     everyone = [*found[:_MOST_DOTS], chosen, *(candidate for _, candidate in named)]
     bottom = _HEIGHT - _BOTTOM
-    capacity, usable = chosen.hardware.chip.hbm_bytes, usable_bytes(chosen.hardware)
+    capacity, usable = chosen.hardware.chip.hbm_bytes, chosen.hardware.chip.program_bytes
     sizes = [float(candidate.memory.total) for candidate in everyone]
     x = Scale(*padded([*sizes, capacity], 0.04), _LEFT, _WIDTH - _RIGHT, True)
     y = Scale(*padded([candidate.step_seconds for candidate in everyone], 0.06), bottom, _TOP, True)

@@ -20,7 +20,6 @@ from meshwright.plan.explain.batches import BatchRange, batch_range, budget, cri
 from meshwright.plan.explain.comparison import bound_seconds, resource_name
 from meshwright.plan.explain.explanation import Explanation, explain
 from meshwright.plan.explain.layout_words import describe, traffic
-from meshwright.plan.space import usable_bytes
 from meshwright.plan.train import Search, price, search
 
 CASES = {
@@ -94,7 +93,7 @@ def test_the_rejected_are_slower_or_do_not_work(case: str):
             assert seconds >= best.step_seconds * (1 - 1e-9)
             assert one.numbers["slower"] == pytest.approx(seconds / best.step_seconds - 1, abs=1e-12)
         if one.reason == "memory":
-            over = float(one.numbers["bytes_per_chip"]) - usable_bytes(best.hardware)
+            over = float(one.numbers["bytes_per_chip"]) - best.hardware.chip.program_bytes
             assert one.numbers["over_bytes"] == over > 0
         if one.reason in ("divides", "batch"):
             assert one.text and (one.nearest is None or one.nearest)
@@ -162,7 +161,7 @@ def test_nothing_fits_says_so():
     assert "None of these layouts fits either" in text
     assert "To make it fit" in text and "To go faster" not in text
     best = found("405B on a node").best
-    chips = -(-best.memory.total * 8 // usable_bytes(best.hardware))
+    chips = -(-best.memory.total * 8 // best.hardware.chip.program_bytes)
     assert f"fills {chips:,} of them; --smallest finds the fewest that do" in text
     assert said("405B on a node").batch_range.max_tokens is None
 
@@ -185,7 +184,7 @@ def test_gpu_clusters_are_compared_with_megatrons_recipe():
     named = dict(usual(config, hardware, workload))
     megatron = named["tensor, pipeline and data parallelism (Megatron)"]
     assert (megatron.tensor, megatron.zero_stage, megatron.num_chips) == (8, 1, 512)
-    assert 4 * 406e9 / (8 * megatron.pipe) <= usable_bytes(hardware) / 2
+    assert 4 * 406e9 / (8 * megatron.pipe) <= hardware.chip.program_bytes / 2
     for one_domain in ("h100:8", "v5p:4x4x4"):
         assert not any("Megatron" in name for name, _ in usual(config, load(one_domain), workload))
 

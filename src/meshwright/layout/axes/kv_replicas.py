@@ -16,8 +16,8 @@ from meshwright.models.parameters import dimensions
 if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
 
-# Devices of one tensor group that a search reaches by replicas: those of a GPU node.
-_WIDEST = 8
+# Devices of one tensor group that a search reaches by replicas: PaLM's 12 and those of two GPU nodes.
+_WIDEST = 16
 _LETTERS = WIDE_LETTERS.replace("K", "")
 
 

@@ -8,7 +8,6 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.comparison import bound_seconds, percent, resource_name
 from meshwright.plan.explain.fitting import Change
-from meshwright.plan.space import usable_bytes
 from meshwright.plan.train import price
 from meshwright.units import format_bytes, format_seconds
 
@@ -70,7 +69,7 @@ def _narrower_matmuls(
 
 def to_fit(best: Candidate, change: Change | None) -> Iterator[str]:
     """What to change where nothing fits: the change that was found to do, or more chips."""
-    usable, needed = usable_bytes(best.hardware), best.memory.total
+    usable, needed = best.hardware.chip.program_bytes, best.memory.total
     parts = {key: value for key, value in best.memory.to_dict().items() if key != "total"}
     largest = max(parts, key=parts.__getitem__)
     yield (

@@ -22,7 +22,7 @@ from meshwright.plan.explain.comparison import Rejected, compare, too_large
 from meshwright.plan.explain.ideal_links import links
 from meshwright.plan.explain.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
 from meshwright.plan.given import NOT_SEARCHED
-from meshwright.plan.space import SEARCHED_REMATS, divisors, usable_bytes
+from meshwright.plan.space import SEARCHED_REMATS, divisors
 from meshwright.plan.train import Search, price
 
 # What a layout shares with the chosen one, so that they differ in how they split and in nothing else.
@@ -134,7 +134,7 @@ def _megatron(config: ModelConfig, hardware: Hardware) -> Layout | None:
     rest = hardware.num_chips // tensor
     held = 4 * count_params(config).total / tensor  # bf16 weights and gradients
     stages = [d for d in range(1, config.num_layers + 1) if rest % d == 0]
-    pipe = next((d for d in stages if held / d <= usable_bytes(hardware) / 2), stages[-1])
+    pipe = next((d for d in stages if held / d <= hardware.chip.program_bytes / 2), stages[-1])
     return Layout.of(pipe=pipe, data=rest // pipe, tensor=tensor, zero=1) if pipe > 1 else None
 
 

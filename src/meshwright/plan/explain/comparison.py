@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 
 from meshwright.hardware.topology import Hardware
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.space import usable_bytes
 from meshwright.units import format_bytes, format_seconds
 
 # What waits on each resource, as people say it.
@@ -121,7 +120,7 @@ def _culprit(candidate: Candidate, best: Candidate, bound: str) -> str:
 
 def too_large(name: str, candidate: Candidate) -> Rejected:
     """`candidate`, which does not fit: by how much, and what takes most."""
-    usable = usable_bytes(candidate.hardware)
+    usable = candidate.hardware.chip.program_bytes
     parts = {key: value for key, value in candidate.memory.to_dict().items() if key != "total"}
     largest = max(parts, key=parts.__getitem__)
     over = candidate.memory.total - usable

@@ -21,7 +21,6 @@ from meshwright.plan.explain.comparison import Rejected, bound_seconds, percent,
 from meshwright.plan.explain.fitting import Change, cheapest_fit
 from meshwright.plan.explain.layout_words import describe, memory_words
 from meshwright.plan.explain.thresholds import Threshold, thresholds
-from meshwright.plan.space import usable_bytes
 from meshwright.plan.train import Search
 from meshwright.units import format_count, format_seconds
 
@@ -89,7 +88,7 @@ def explain(
     sections = [
         Section("The layout", tuple(describe(config, workload, best))),
         Section("Where the time goes", tuple(_time(best))),
-        Section("Memory", (memory_words(best, usable_bytes(hardware)),)),
+        Section("Memory", (memory_words(best, hardware.chip.program_bytes),)),
         Section("Why not another" if found.considered > 1 else "Other layouts", tuple(_others(others, best))),
         Section("Rules of thumb", tuple(_rules(limits))),
         Section("Batch", tuple(_batches(workload, best, batches, critical))),

@@ -12,7 +12,7 @@ from meshwright.cost.memory import Memory, train_memory
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.space import record, usable_bytes
+from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan.validate.reproduce import Case
 
@@ -95,7 +95,7 @@ def memory_of(case: Case, layout: Layout) -> Memory:
 
 def _excess(hardware: Hardware, memory: Memory) -> float:
     """Bytes that do not fit, on the chip and on its share of the host."""
-    limit = usable_bytes(hardware) * _BENEFIT_OF_DOUBT
+    limit = hardware.chip.program_bytes * _BENEFIT_OF_DOUBT
     return max(0, memory.total - limit) + max(0, memory.host - _host_bytes(hardware))
 
 
@@ -117,7 +117,7 @@ def _with_full(case: Case, layout: Layout) -> Mix:
     if layout.remat in ("full", "none"):
         return Mix(((1.0, layout),))
     asked, least = memory_of(case, layout), memory_of(case, other)
-    room = max(0.0, usable_bytes(case.hardware) - least.total)
+    room = max(0.0, case.hardware.chip.program_bytes - least.total)
     if layout.offload:
         room += max(0.0, _host_bytes(case.hardware) - least.host)
     share = min(1.0, room / max(1.0, asked.total + asked.host - least.total - least.host))
