@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.train.data import Corpus
-from meshwright.train.loop import train
+from meshwright.train.loop import Rhythm, begin, train
 from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 
 OPTIMIZER = OptimizerConfig(peak_learning_rate=0.5, warmup_steps=2, total_steps=40)
@@ -90,13 +90,14 @@ class BigramStep:
 
 
 if __name__ == "__main__":
+    run, corpus, step = Path(sys.argv[2]), Corpus.load(Path(sys.argv[1])), BigramStep()
     line = train(
-        Path(sys.argv[2]),
-        BigramStep(),
-        Corpus.load(Path(sys.argv[1])),
-        OPTIMIZER,
+        run,
+        step,
+        corpus,
+        begin(run, step, corpus),
         num_steps=1_000_000,
-        log_every=1000,
+        rhythm=Rhythm(log_every=1000),
         on_step=lambda line: print(line["step"], flush=True),
     )
     print("ended at", line["step"], flush=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from meshwright.errors import DataError
-from meshwright.train.data import Corpus, batches, prepare_corpus, unigram_entropy
+from meshwright.train.data import Corpus, Batches, prepare_corpus, unigram_entropy
 from meshwright.train.documents import Document, read_documents, split_documents
 from meshwright.train.tokenizer import END_OF_TEXT
 
@@ -235,8 +235,8 @@ def test_a_folder_that_is_no_corpus_is_not_replaced(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("corpus.json", None, "corpus.json is missing; prepare it again from its text"),
-        ("train.npy", None, "train.npy is missing; prepare it again from its text"),
+        ("corpus.json", None, "corpus.json is missing; delete that folder, and it is prepared again from its text"),
+        ("train.npy", None, "train.npy is missing; delete that folder, and it is prepared again from its text"),
         ("corpus.json", b"{", "is damaged ("),
         ("corpus.json", b"{}", "is damaged ("),
         ("validation.npy", b"\x93NUMPY", "is damaged ("),
@@ -260,7 +260,7 @@ def test_rows_of_another_corpus_are_noticed(corpus, tmp_path):
     for name, content in files(corpus.directory).items():
         (tmp_path / name).write_bytes(content)
     np.save(tmp_path / "train.npy", corpus.rows("train")[:-1])
-    with pytest.raises(DataError, match=r"its rows do not match corpus.json; prepare it again"):
+    with pytest.raises(DataError, match=r"its rows do not match corpus.json; delete that folder"):
         Corpus.load(tmp_path)
 
 
@@ -293,45 +293,60 @@ def test_the_split_parts_the_text_the_same_way_in_any_order(texts, random):
 )
 def test_processes_together_read_the_batches_of_one(corpus, start, seed, shape):
     batch, num_processes = shape
-    whole = batches(corpus, "train", batch_sequences=batch, seed=seed, start_example=start)
+    whole = Batches(corpus, "train", batch_sequences=batch, seed=seed)
     parts = [
-        batches(
+        Batches(
             corpus,
             "train",
             batch_sequences=batch,
             seed=seed,
-            start_example=start,
             process_index=process,
             process_count=num_processes,
         )
         for process in range(num_processes)
     ]
-    for _ in range(3):
-        expected = next(whole)
+    for example in range(start, start + 3 * batch, batch):
+        expected = whole.at(example)
         assert (expected.shape, expected.dtype) == ((batch, 13), np.int32)
-        np.testing.assert_array_equal(np.concatenate([next(part) for part in parts]), expected)
+        np.testing.assert_array_equal(np.concatenate([part.at(example) for part in parts]), expected)
 
 
 @given(start=st.integers(0, 500), batch=st.integers(1, 9), other=st.integers(1, 9))
 def test_the_position_is_an_example_whatever_the_batch(corpus, start, batch, other):
-    first = batches(corpus, "train", batch_sequences=batch, seed=1, start_example=start)
-    rows = np.concatenate([next(first) for _ in range(other)])
-    second = batches(corpus, "train", batch_sequences=other, seed=1, start_example=start)
-    np.testing.assert_array_equal(np.concatenate([next(second) for _ in range(batch)]), rows)
+    first = Batches(corpus, "train", batch_sequences=batch, seed=1)
+    rows = np.concatenate([first.at(start + batch * number) for number in range(other)])
+    second = Batches(corpus, "train", batch_sequences=other, seed=1)
+    again = np.concatenate([second.at(start + other * number) for number in range(batch)])
+    np.testing.assert_array_equal(again, rows)
 
 
 def test_an_epoch_reads_every_row_once_and_the_next_in_another_order(corpus):
     rows = corpus.rows("train")
-    stream = batches(corpus, "train", batch_sequences=1, seed=3)
-    epochs = [[next(stream)[0].tobytes() for _ in range(len(rows))] for _ in range(2)]
+    stream, count = Batches(corpus, "train", batch_sequences=1, seed=3), len(rows)
+    epochs = [[stream.at(epoch * count + row)[0].tobytes() for row in range(count)] for epoch in range(2)]
     expected = sorted(row.astype(np.int32).tobytes() for row in rows)
     assert sorted(epochs[0]) == sorted(epochs[1]) == expected
     assert epochs[0] != epochs[1]
 
 
+def test_a_bit_that_changed_in_the_rows_is_noticed(folder, tmp_path):
+    """An id of the vocabulary in another's place, or one beyond it, which JAX would clip in silence."""
+    made = prepare_corpus(str(folder), tmp_path / "data", vocab_size=300, seq_len=12)
+    path = made.directory / "validation.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0x80
+    path.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        Corpus.load(made.directory)
+    assert str(error.value) == (
+        f"corpus {made.directory}: validation.npy does not match its checksum;"
+        " delete that folder, and it is prepared again from its text"
+    )
+
+
 def test_a_batch_that_does_not_divide_over_processes_is_refused(corpus):
     with pytest.raises(DataError) as error:
-        batches(corpus, "train", batch_sequences=6, seed=0, process_count=4)
+        Batches(corpus, "train", batch_sequences=6, seed=0, process_count=4)
     assert str(error.value) == "batch: 6 sequences (B) do not divide over 4 processes"
 
 

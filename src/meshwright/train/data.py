@@ -23,11 +23,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from meshwright.errors import DataError
+from meshwright.files import file_sha256
 from meshwright.train.documents import Document, read_documents, split_documents
 from meshwright.train.tokenizer import end_of_text_id, load_tokenizer, train_tokenizer
 
-_REPACK = "prepare it again from its text"
-_FORMAT = 1  # part of the fingerprint: raise it when the files' meaning changes
+_REPACK = "delete that folder, and it is prepared again from its text"
+_FORMAT = 2  # part of the fingerprint: raise it when the files' meaning changes
 _ENCODED_AT_ONCE = 64
 _NUM_EXAMPLES = 1 << 50
 
@@ -41,7 +42,7 @@ class Corpus:
 
     num_train_tokens, num_validation_tokens: tokens in the packed rows; what does not fill the
     last row of a split is left out. vocab_size: the tokenizer's. num_bytes: UTF-8 bytes of all
-    documents. unigram_entropy: nats per validation token of a model that knows only how often
+    documents. sha256: of each split's file. unigram_entropy: nats per validation token of a model that knows only how often
     each token occurs in the training rows,
 
         H = -mean_v log((count_train(v) + 1) / (num_train_tokens + vocab_size))
@@ -61,10 +62,11 @@ class Corpus:
     num_train_tokens: int
     num_validation_tokens: int
     unigram_entropy: float
+    sha256: dict[str, str]
 
     @classmethod
     def load(cls, directory: Path) -> "Corpus":
-        """The corpus in `directory`; DataError where there is none or a file is damaged."""
+        """The corpus in `directory`; DataError where there is none or a bit of its rows has changed."""
         try:
             record = json.loads((directory / "corpus.json").read_text())
             corpus = cls(directory=directory, **record)
@@ -76,6 +78,9 @@ class Corpus:
             raise DataError(f"corpus {directory}: is damaged ({error}); {_REPACK}") from None
         if shapes != [corpus.num_train_tokens, corpus.num_validation_tokens]:
             raise DataError(f"corpus {directory}: its rows do not match corpus.json; {_REPACK}")
+        for split, expected in corpus.sha256.items():
+            if file_sha256(directory / f"{split}.npy") != expected:
+                raise DataError(f"corpus {directory}: {split}.npy does not match its checksum; {_REPACK}")
         return corpus
 
     def rows(self, split: Split) -> np.ndarray:
@@ -141,39 +146,46 @@ def prepare_corpus(
         num_train_tokens=rows["train"].size,
         num_validation_tokens=rows["validation"].size,
         unigram_entropy=unigram_entropy(rows["train"], rows["validation"], bpe.get_vocab_size()),
+        sha256={},  # of the files, once they are written
     )
     _write(corpus, rows, bpe)
     return Corpus.load(directory)
 
 
-def batches(
-    corpus: Corpus,
-    split: Split,
-    *,
-    batch_sequences: int,
-    seed: int,
-    start_example: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
-) -> Iterator[np.ndarray]:
-    """Batches int32[B, T+1] without end, shuffled anew each epoch, from a global example index on.
+class Batches:
+    """Batches int32[B / P, T+1] of one split by the global index of their first example.
 
-    The k-th batch holds examples start_example + k B to start_example + (k + 1) B of one shuffled
-    sequence that depends on the seed alone, so the position of a run is one integer, whatever the
-    batch size or the number of processes. Process p of P gets the p-th contiguous B / P of them.
+    The examples are one sequence without end, shuffled anew each epoch, that depends on the seed alone.
+    The batch at index i holds examples i to i + B of it, so the position of a run is one integer,
+    whatever the batch size or the number of processes. Process p of P gets the p-th B / P of them.
+    Raises DataError where B does not divide over the processes.
     """
-    if batch_sequences % process_count:
-        raise DataError(
-            f"batch: {batch_sequences} sequences (B) do not divide over {process_count} processes"
-        )
-    rows = corpus.rows(split)
-    # As good as without end: grain 0.2 overflows when it batches an endless dataset of 2^63 - 1.
-    num_epochs = max(1, _NUM_EXAMPLES // len(rows))
-    examples = grain.MapDataset.source(rows).shuffle(seed=seed).repeat(num_epochs)  # type: ignore[arg-type]
-    local = examples[start_example:].batch(batch_sequences // process_count)[process_index::process_count]
-    # No reader threads: the rows are mapped memory, and the loop reads while the device computes.
-    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    return (batch.astype(np.int32) for batch in local.to_iter_dataset(options))
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        split: Split,
+        *,
+        batch_sequences: int,
+        seed: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        if batch_sequences % process_count:
+            raise DataError(
+                f"batch: {batch_sequences} sequences (B) do not divide over {process_count} processes"
+            )
+        rows = corpus.rows(split)
+        # As good as without end: grain 0.2 overflows on an endless dataset of 2^63 - 1.
+        num_epochs = max(1, _NUM_EXAMPLES // len(rows))
+        self._examples = grain.MapDataset.source(rows).shuffle(seed=seed).repeat(num_epochs)  # type: ignore[arg-type]
+        self._local = batch_sequences // process_count
+        self._offset = process_index * self._local
+
+    def at(self, example: int) -> np.ndarray:
+        """This process's rows of the batch whose first example is `example`."""
+        first = example + self._offset
+        return np.stack([self._examples[index] for index in range(first, first + self._local)]).astype(np.int32)
 
 
 def unigram_entropy(train_rows: np.ndarray, validation_rows: np.ndarray, vocab_size: int) -> float:
@@ -245,6 +257,7 @@ def _write(corpus: Corpus, rows: dict[str, np.ndarray], bpe: Tokenizer) -> None:
     with _replacing(corpus.directory) as partial:
         for split, array in rows.items():
             np.save(partial / f"{split}.npy", array)
+            record["sha256"][split] = file_sha256(partial / f"{split}.npy")
         bpe.encode_special_tokens = False  # saved as a server wants it: special tokens are special
         bpe.save(str(partial / "tokenizer.json"))
         (partial / "corpus.json").write_text(json.dumps(record, indent=2) + "\n")

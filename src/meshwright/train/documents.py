@@ -58,6 +58,15 @@ def read_documents(source: str) -> list[Document]:
     return documents
 
 
+def check_source(source: str) -> None:
+    """Raises DataError where `source` names nothing to read; no text is read."""
+    path = Path(source)
+    if source != STDLIB and not path.exists():
+        raise DataError(f"corpus {source}: no such file or folder; give {_KINDS}")
+    if path.is_dir() and not any(_walk(path, frozenset({"__pycache__"}))):
+        raise DataError(f"corpus {source}: the folder is empty; put UTF-8 text, .jsonl or .parquet files in it")
+
+
 def split_documents(documents: list[Document]) -> tuple[list[Document], list[Document]]:
     """(training, validation) documents: 5 to 10% of the characters are validation.
 

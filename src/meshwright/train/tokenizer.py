@@ -16,11 +16,7 @@ _NUM_BYTES = 256
 
 def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
     """A byte-level BPE: lossless on any text, since every byte is a token of its own."""
-    if vocab_size <= _NUM_BYTES:
-        raise DataError(
-            f"tokenizer: a byte-level BPE needs V >= {_NUM_BYTES + 1} ids (256 bytes and {END_OF_TEXT}),"
-            f" the model has V = {vocab_size}"
-        )
+    check_vocab_size(vocab_size)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -32,6 +28,15 @@ def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
     )
     bpe.train_from_iterator((document.text for document in documents), trainer)
     return bpe
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raises DataError where a byte-level BPE has more ids than the model."""
+    if vocab_size <= _NUM_BYTES:
+        raise DataError(
+            f"tokenizer: a byte-level BPE needs V >= {_NUM_BYTES + 1} ids (256 bytes and {END_OF_TEXT}),"
+            f" the model has V = {vocab_size}"
+        )
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
