@@ -7,13 +7,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tests.nn.saving import save
 from tests.serve.mock import byte_tokenizer
 
 from meshwright.errors import CheckpointError, LayoutError, ModelError
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
-from meshwright.nn import checkpoint
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import abstract_params, init_params
 from meshwright.nn.weights import save_hf
@@ -36,7 +36,7 @@ def folders(trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     run.mkdir()
     (run / "config.json").write_text(json.dumps(to_hf(CONFIG)))
     state = {"params": trained, "opt_state": {"mu": trained["final_norm"]}}
-    checkpoint.save(run / "checkpoints", 7, state, {})
+    save(run / "checkpoints", 7, state, {})
     save_hf(trained, CONFIG, hf)
     for folder in (run, hf):
         byte_tokenizer().tokenizer.save(str(folder / "tokenizer.json"))

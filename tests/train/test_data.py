@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from meshwright.errors import DataError
-from meshwright.train.data import Corpus, Batches, prepare_corpus, unigram_entropy
+from meshwright.train.data import Batches, Corpus, prepare_corpus, unigram_entropy
 from meshwright.train.documents import Document, read_documents, split_documents
 from meshwright.train.tokenizer import END_OF_TEXT
 
@@ -235,8 +235,16 @@ def test_a_folder_that_is_no_corpus_is_not_replaced(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("corpus.json", None, "corpus.json is missing; delete that folder, and it is prepared again from its text"),
-        ("train.npy", None, "train.npy is missing; delete that folder, and it is prepared again from its text"),
+        (
+            "corpus.json",
+            None,
+            "corpus.json is missing; delete that folder, and it is prepared again from its text",
+        ),
+        (
+            "train.npy",
+            None,
+            "train.npy is missing; delete that folder, and it is prepared again from its text",
+        ),
         ("corpus.json", b"{", "is damaged ("),
         ("corpus.json", b"{}", "is damaged ("),
         ("validation.npy", b"\x93NUMPY", "is damaged ("),

@@ -166,9 +166,7 @@ class PricedLayout:
             "seed": seed,
         }
         folder = Path(run) if run is not None else None
-        job = prepare_job(
-            self.plan, json.dumps(self._document(), indent=1), folder, given, resume=resume
-        )
+        job = prepare_job(self.plan, json.dumps(self._document(), indent=1), folder, given, resume=resume)
         for sentence in job.notes:
             warnings.warn(sentence, stacklevel=2)
         use_devices_of(self.hardware)

@@ -28,7 +28,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint, with the run's settings.")
     ] = False,
-    learning_rate: Annotated[float | None, typer.Option(help="At its peak, after the warm-up. [1e-3]")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="At its peak, after the warm-up. [1e-3]")
+    ] = None,
     schedule_steps: Annotated[
         int | None, count_option("--schedule-steps", help="Decay the learning rate until here. [--steps]")
     ] = None,

@@ -6,7 +6,9 @@ them, and what makes a checkpoint whole, stand in checkpoint_files.py.
 """
 
 import json
+import logging
 import shutil
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -38,6 +40,7 @@ class Saver:
 
     def __init__(self, directory: Path, keep: int) -> None:
         self._directory, self._keep = directory.absolute(), keep
+        _quiet_failures()
         # Trained weights do not compress: zstd took four times the writing and saved 7%.
         handler = ocp.PyTreeCheckpointHandler(use_compression=False)
         self._orbax = ocp.AsyncCheckpointer(handler)
@@ -113,6 +116,22 @@ class Saver:
             raise OutputError(
                 f"checkpoint {path}: cannot be written ({_reason(error)}); make room, then {cure}"
             ) from error
+
+
+def _quiet_failures() -> None:
+    """Leaves a failed save to `Saver.check`: asyncio and TensorStore print each array's failure as well.
+
+    TensorStore's callbacks find the event loop closed that Orbax left at the first failure (orbax 0.12).
+    """
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if str(error) != "Event loop is closed":
+            previous(kind, error, trace)
+
+    if previous is sys.__excepthook__:
+        sys.excepthook = hook
 
 
 def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any], int]:

@@ -42,8 +42,8 @@ class Corpus:
 
     num_train_tokens, num_validation_tokens: tokens in the packed rows; what does not fill the
     last row of a split is left out. vocab_size: the tokenizer's. num_bytes: UTF-8 bytes of all
-    documents. sha256: of each split's file. unigram_entropy: nats per validation token of a model that knows only how often
-    each token occurs in the training rows,
+    documents. sha256: of each split's file. unigram_entropy: nats per validation token of a model
+    that knows only how often each token occurs in the training rows,
 
         H = -mean_v log((count_train(v) + 1) / (num_train_tokens + vocab_size))
 
@@ -185,7 +185,8 @@ class Batches:
     def at(self, example: int) -> np.ndarray:
         """This process's rows of the batch whose first example is `example`."""
         first = example + self._offset
-        return np.stack([self._examples[index] for index in range(first, first + self._local)]).astype(np.int32)
+        rows = [np.asarray(self._examples[index]) for index in range(first, first + self._local)]
+        return np.stack(rows).astype(np.int32)
 
 
 def unigram_entropy(train_rows: np.ndarray, validation_rows: np.ndarray, vocab_size: int) -> float:

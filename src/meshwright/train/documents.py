@@ -64,7 +64,9 @@ def check_source(source: str) -> None:
     if source != STDLIB and not path.exists():
         raise DataError(f"corpus {source}: no such file or folder; give {_KINDS}")
     if path.is_dir() and not any(_walk(path, frozenset({"__pycache__"}))):
-        raise DataError(f"corpus {source}: the folder is empty; put UTF-8 text, .jsonl or .parquet files in it")
+        raise DataError(
+            f"corpus {source}: the folder is empty; put UTF-8 text, .jsonl or .parquet files in it"
+        )
 
 
 def split_documents(documents: list[Document]) -> tuple[list[Document], list[Document]]:

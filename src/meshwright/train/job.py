@@ -61,6 +61,10 @@ def prepare_job(
     notes: list[str] = []
     if stored is not None:
         settings, notes = changed_settings(folder, stored, given)
+        if saved and settings.steps is not None and saved[-1] > settings.steps:
+            raise MeshwrightError(
+                f"run {folder}: is at step {saved[-1]} already, {settings.steps} were asked for; ask for more"
+            )
     else:
         settings = new_settings(given)
         check_source(settings.data)
@@ -104,4 +108,6 @@ def _plan_changes(written: Plan, chosen: Plan) -> list[str]:
             f"the run's rows are of T = {written.workload.seq_len} tokens and the plan's of "
             f"{chosen.workload.seq_len}; name another --run"
         )
-    return [f"{what}: {was} until now, {now} from here on" for what, (was, now) in pairs.items() if was != now]
+    return [
+        f"{what}: {was} until now, {now} from here on" for what, (was, now) in pairs.items() if was != now
+    ]

@@ -201,9 +201,7 @@ class _Loop:
         self.saver, self.agreement = saver, agreement
         self.trend = LossTrend()
         self.first_examples: dict[int, int] = {}  # of the batches of steps not yet checked
-        self.best_loss = min(
-            checkpoint_files.validation_losses(run / CHECKPOINTS).values(), default=math.inf
-        )
+        self.best_loss = min(checkpoint_files.validation_losses(run / CHECKPOINTS).values(), default=math.inf)
         self.reporter = Reporter(
             run / METRICS,
             num_tokens=step.batch_sequences * step.seq_len,

@@ -44,7 +44,9 @@ class Settings:
         if not self.learning_rate > 0:
             raise MeshwrightError(f"{option('learning_rate')} {self.learning_rate:g} is not above 0")
         if self.checkpoint_minutes <= 0:
-            raise MeshwrightError(f"{option('checkpoint_minutes')} {self.checkpoint_minutes:g} is not above 0")
+            raise MeshwrightError(
+                f"{option('checkpoint_minutes')} {self.checkpoint_minutes:g} is not above 0"
+            )
         if self.on_spike not in ("skip", "stop"):
             raise MeshwrightError(f"{option('on_spike')} {self.on_spike!r} is unknown; known: skip, stop")
 
@@ -77,7 +79,10 @@ def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> t
                 f"run {run}: began with {option(name)} {getattr(stored, name)}, not {asked[name]};"
                 " leave the option out, or name another run"
             )
-    changes = [f"{option(name)}: {getattr(stored, name)} until now, {value} from here on" for name, value in asked.items()]
+    changes = [
+        f"{option(name)}: {getattr(stored, name)} until now, {value} from here on"
+        for name, value in asked.items()
+    ]
     return replace(stored, **asked), changes
 
 
@@ -99,7 +104,9 @@ def load_settings(run: Path) -> Settings | None:
             raise ValueError(f"{unknown[0]!r} is unknown")
         return Settings(**values)
     except (OSError, ValueError, TypeError, AttributeError, MeshwrightError) as error:
-        raise MeshwrightError(f"{path}: cannot be read ({error}); delete it and give the options anew") from None
+        raise MeshwrightError(
+            f"{path}: cannot be read ({error}); delete it and give the options anew"
+        ) from None
 
 
 def save_settings(settings: Settings, run: Path) -> None:
