@@ -1,6 +1,6 @@
 """`mw train` killed at random moments, and its checkpoints damaged bit by bit: prints JSON.
 
-    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 8000] > benchmarks/results/survival.json
+    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 2500] > benchmarks/results/survival.json
 
 A run is killed (SIGKILL) and resumed, again and again; every other kill falls into the moments of a save.
 Its metrics must be those of a run that nothing happened to, bit for bit, and nothing may be lost but the
@@ -27,7 +27,7 @@ from tests.train.processes import Runs, exact_lines  # noqa: E402
 
 from meshwright.nn import checkpoint_files as files  # noqa: E402
 
-CHECKPOINT_EVERY = 20
+CHECKPOINT_EVERY = 10
 LONGEST_LIFE_SECONDS = 8.0
 
 
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--flips", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=2500)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     try:

@@ -98,8 +98,8 @@ def test_an_unsound_config_is_refused_before_any_weight_is_read(folders, tmp_pat
 
 def test_a_run_cut_short_or_without_a_checkpoint_is_refused(folders, tmp_path):
     folder = Path(shutil.copytree(folders["run"], tmp_path / "run"))
-    (folder / "checkpoints" / "7" / "files.json").unlink()
-    with pytest.raises(CheckpointError, match=r"checkpoints/7: is cut short: has no whole files\.json"):
+    (folder / "checkpoints" / "7" / "SHA256SUMS").unlink()
+    with pytest.raises(CheckpointError, match=r"checkpoints/7: is damaged: lacks SHA256SUMS"):
         load(folder).load_params(SERVED, device_mesh(SERVED))
     shutil.rmtree(folder / "checkpoints" / "7")
     with pytest.raises(CheckpointError, match=r"checkpoints holds none; train first"):

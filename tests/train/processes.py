@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+LONGEST_SECONDS = 1200
 # What does not depend on the clock: these are equal bit for bit, however often a run was killed.
 EXACT = ("step", "loss", "grad_norm", "learning_rate", "validation_loss", "skipped")
 
@@ -51,7 +52,10 @@ class Runs:
     def mw(self, *arguments: str, code: int = 0, **options: Any) -> tuple[str, str]:
         """(stdout, stderr) of `mw` with these arguments, which ends with `code`."""
         process = self.start(*arguments, **options)
-        out, err = process.communicate(timeout=300)
+        try:
+            out, err = process.communicate(timeout=LONGEST_SECONDS)
+        finally:
+            process.kill()
         assert process.returncode == code, err
         return out, err
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import Json, count_option, emit, note, progress
+from meshwright.errors import DeviceError
 from meshwright.hardware import catalog
 from meshwright.nn.devices import use_devices_of
 from meshwright.plan_file import load_plan
@@ -76,11 +77,21 @@ def train(
     for sentence in job.notes:
         note(f"mw: {sentence}")
     use_devices_of(catalog.load(job.plan.hardware))
+    import jax
+
     from meshwright.train.run import carry_out
 
-    with progress() as report:
-        result = carry_out(job, report)
-    if as_json:
+    try:
+        with progress() as report:
+            result = carry_out(job, report)
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"process {jax.process_index()} lost the others: {reason}") from error
+    if jax.process_index() > 0:
+        pass  # process 0 prints for all
+    elif as_json:
         emit(result.line)
     else:
         for sentence in result.sentences():

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -67,7 +67,8 @@ class TrainStep(Protocol):
 class Start:
     """Where training begins: after `step` steps, at the example `next_example` of the data.
 
-    skipped: examples [begin, end) that are left out. trend: of the loss so far.
+    skipped: examples [begin, end) that are left out. trend: of the loss so far. best_loss: the lowest
+    validation loss so far.
     """
 
     state: Any
@@ -76,6 +77,7 @@ class Start:
     seed: int
     trend: LossTrend = field(default_factory=LossTrend)
     skipped: tuple[tuple[int, int], ...] = ()
+    best_loss: float = math.inf
 
     def examples(self, batch_sequences: int) -> Iterator[int]:
         """The first example of each batch to come."""
@@ -201,7 +203,7 @@ class _Loop:
         self.saver, self.agreement = saver, agreement
         self.trend = LossTrend()
         self.first_examples: dict[int, int] = {}  # of the batches of steps not yet checked
-        self.best_loss = min(checkpoint_files.validation_losses(run / CHECKPOINTS).values(), default=math.inf)
+        self.best_loss = math.inf
         self.reporter = Reporter(
             run / METRICS,
             num_tokens=step.batch_sequences * step.seq_len,
@@ -216,7 +218,7 @@ class _Loop:
     def advance(self, start: Start) -> Line:
         """The last line once num_steps is reached or the run was told to stop. Raises _Spike."""
         step, reporter = self.step, self.reporter
-        self.trend = start.trend
+        self.trend, self.best_loss = start.trend, start.best_loss
         self.first_examples.clear()
         reporter.begin({"skipped": start.skipped} if start.skipped else {})
         # XLA's collectives on CPU (jaxlib 0.10.2) hold threads while they wait for each other. Steps of 8
@@ -262,6 +264,7 @@ class _Loop:
                 "corpus": self.corpus.fingerprint,
                 "trend": self.trend.to_dict(),
                 "skipped": start.skipped,
+                "best_loss": self.best_loss,
                 "validation_loss": loss,
             }
             self.saver.save(number, state, position)
@@ -310,7 +313,7 @@ def _back(
             f" {batch[0]} to {batch[1] - 1}",
             stacklevel=2,
         )
-    return Start(back.state, back.step, back.next_example, back.seed, back.trend, skipped)
+    return replace(back, skipped=skipped)
 
 
 def validation_loss(step: TrainStep, state: Any, corpus: Corpus, num_batches: int | None = None) -> float:
@@ -367,6 +370,7 @@ def _restored(run: Path, step: TrainStep, corpus: Corpus) -> Start:
         position["seed"],
         LossTrend(**position["trend"]),
         tuple((first, end) for first, end in position["skipped"]),
+        position["best_loss"],
     )
 
 

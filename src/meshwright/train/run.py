@@ -13,6 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax
+from jax.experimental import multihost_utils
+
+from meshwright.errors import DataError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.models.hf import to_hf
@@ -85,7 +89,8 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         chip_flops_per_second=catalog.load(plan.hardware).chip.flops(plan.layout.compute_dtype),
     )
     start = loop.begin(job.run, step, corpus, seed=settings.seed, resume=job.resume)
-    _describe(job, settings, corpus)
+    if jax.process_index() == 0:
+        _describe(job, settings, corpus)
     report("compiling the step", None)
     line = loop.train(
         job.run,
@@ -108,17 +113,30 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
 
 
 def _corpus(job: TrainingJob, report: Progress) -> Corpus:
-    """The run's own packed data where it goes on; packed from the source otherwise, or where it is gone."""
+    """The run's own packed data where it goes on; packed from the source otherwise, or where it is gone.
+
+    Process 0 packs and all read. Raises DataError where they do not share the folder.
+    """
     directory = job.run / "data"
-    if job.resume and (directory / "corpus.json").is_file():
+    if not (job.resume and (directory / "corpus.json").is_file()) and jax.process_index() == 0:
+        prepare_corpus(
+            job.settings.data,
+            directory,
+            vocab_size=job.plan.model.vocab_size,
+            seq_len=job.plan.workload.seq_len,
+            progress=report,
+        )
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("the corpus is packed")
+    try:
         return Corpus.load(directory)
-    return prepare_corpus(
-        job.settings.data,
-        directory,
-        vocab_size=job.plan.model.vocab_size,
-        seq_len=job.plan.workload.seq_len,
-        progress=report,
-    )
+    except DataError as error:
+        if jax.process_index() == 0 or directory.exists():
+            raise
+        raise DataError(
+            f"run {job.run}: process {jax.process_index()} does not see the folder that process 0 writes;"
+            " name a --run on a file system that all share"
+        ) from error
 
 
 def _with_length(job: TrainingJob, corpus: Corpus) -> Settings:
