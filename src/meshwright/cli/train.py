@@ -1,7 +1,11 @@
 """mw train: runs a plan."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,8 +13,12 @@ from meshwright.cli.common import Json, count_option, emit, note, progress
 from meshwright.errors import DeviceError
 from meshwright.hardware import catalog
 from meshwright.nn.devices import use_devices_of
+from meshwright.nn.processes import num_processes
 from meshwright.plan_file import load_plan
-from meshwright.train.job import prepare_job
+from meshwright.train.job import TrainingJob, prepare_job
+
+if TYPE_CHECKING:
+    from meshwright.train.run import TrainingResult
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _INTERRUPTED = 130
@@ -76,6 +84,19 @@ def train(
     job = prepare_job(plan, _figures(plan_path), run, given, resume=resume)
     for sentence in job.notes:
         note(f"mw: {sentence}")
+    with _own_stdout():
+        result, speaks = _carry_out(job)
+    if speaks and as_json:
+        emit(result.line)
+    elif speaks:
+        print("\n".join(result.sentences()))
+    if not result.finished:
+        note(f"mw: stopped at step {result.line['step']}; go on with --resume")
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _carry_out(job: TrainingJob) -> tuple["TrainingResult", bool]:
+    """The outcome, and whether this process is the one that prints it."""
     use_devices_of(catalog.load(job.plan.hardware))
     import jax
 
@@ -83,22 +104,28 @@ def train(
 
     try:
         with progress() as report:
-            result = carry_out(job, report)
+            return carry_out(job, report), jax.process_index() == 0
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise
         reason = str(error).splitlines()[0]
         raise DeviceError(f"process {jax.process_index()} lost the others: {reason}") from error
-    if jax.process_index() > 0:
-        pass  # process 0 prints for all
-    elif as_json:
-        emit(result.line)
-    else:
-        for sentence in result.sentences():
-            print(sentence)
-    if not result.finished:
-        note(f"mw: stopped at step {result.line['step']}; go on with --resume")
-        raise typer.Exit(_INTERRUPTED)
+
+
+@contextmanager
+def _own_stdout() -> Iterator[None]:
+    """Keeps stdout for the result: gloo (jaxlib 0.10) prints there, from C++, when processes connect."""
+    if num_processes() == 1:
+        yield
+        return
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def _figures(plan_path: Path | None) -> str | None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 import meshwright
 from meshwright.errors import DeviceError
@@ -27,6 +28,7 @@ _DEFAULT_JOIN_SECONDS = 300.0
 # A process that is gone is noticed within this time, where no launcher ends the others before.
 _HEARTBEAT_SECONDS = 30
 _RETRY_SECONDS = 0.2
+_SPEAK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,12 @@ def _receive(here: Place, versions: Mapping[str, str], deadline: float) -> str:
                 listener.settimeout(max(deadline - time.monotonic(), 0.001))
                 try:
                     call, address = listener.accept()
-                    call.settimeout(max(deadline - time.monotonic(), 0.001))
-                    said = json.loads(call.makefile("r").readline())
                 except TimeoutError:
                     verdict = _missing(here, calls)
-                    continue
-                except (OSError, ValueError):  # a port scan, or a process that died in the act
+                    break
+                said = _said(call)
+                if said is None:  # a port scan, or a process that died in the act
+                    call.close()
                     continue
                 calls[said["process"]] = call
                 verdict = _disagreement(said, versions, address[0])
@@ -142,13 +144,24 @@ def _receive(here: Place, versions: Mapping[str, str], deadline: float) -> str:
     return verdict
 
 
+def _said(call: socket.socket) -> dict[str, Any] | None:
+    """What a process says of itself, None where it is none of ours."""
+    call.settimeout(_SPEAK_SECONDS)
+    try:
+        with call.makefile("r") as lines:
+            said = json.loads(lines.readline())
+        return said if isinstance(said, dict) and {"process", "host", "versions"} <= said.keys() else None
+    except (OSError, ValueError):
+        return None
+
+
 def _listener(here: Place) -> socket.socket:
     port = here.address[1]
     try:
         return socket.create_server(("", port), backlog=here.num_processes)
     except OSError as error:
         raise DeviceError(
-            f"process 0 cannot listen on port {port} ({error.strerror}); choose another with --port"
+            f"process 0 cannot listen on port {port} ({os.strerror(error.errno or 0)}); choose another with --port"
         ) from None
 
 
@@ -164,7 +177,8 @@ def _reach(here: Place, versions: Mapping[str, str], deadline: float) -> str:
                 call.sendall((said + "\n").encode())
                 # A little longer than process 0 itself waits, so that its verdict arrives.
                 call.settimeout(max(deadline - time.monotonic(), 0) + 5)
-                answer = call.makefile("r").readline()
+                with call.makefile("r") as lines:
+                    answer = lines.readline()
                 if answer:
                     return json.loads(answer)["verdict"]
         except OSError as error:
@@ -185,7 +199,7 @@ def _missing(here: Place, calls: Mapping[int, socket.socket]) -> str:
     )
 
 
-def _disagreement(said: Mapping, versions: Mapping[str, str], host: str) -> str:
+def _disagreement(said: Mapping[str, Any], versions: Mapping[str, str], host: str) -> str:
     for name, version in versions.items():
         other = said["versions"].get(name)
         if other != version:
