@@ -1,6 +1,6 @@
 """`mw train` killed at random moments, and its checkpoints damaged bit by bit: prints JSON.
 
-    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 2500] > benchmarks/results/survival.json
+    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 1500] > benchmarks/results/survival.json
 
 A run is killed (SIGKILL) and resumed, again and again; every other kill falls into the moments of a save.
 Its metrics must be those of a run that nothing happened to, bit for bit, and nothing may be lost but the
@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,24 @@ from tests.train.processes import Runs, exact_lines  # noqa: E402
 from meshwright.nn import checkpoint_files as files  # noqa: E402
 
 CHECKPOINT_EVERY = 10
-LONGEST_LIFE_SECONDS = 8.0
+# A run is killed at any moment up to this many times the time that a new one takes to its first checkpoint.
+LONGEST_LIFE = 1.3
 
 
-def kill(runs: Runs, run: Path, command: list[str], in_a_save: bool, chance: random.Random) -> dict[str, Any]:
+def kill(
+    runs: Runs, run: Path, command: list[str], longest: float, in_a_save: bool, chance: random.Random
+) -> dict[str, Any]:
     """One life of the run: what it had before, when it was killed, and what it has after."""
     checkpoints = run / files.CHECKPOINTS
-    before = files.steps(checkpoints)
+    before, left_over = files.steps(checkpoints), being_saved(checkpoints)
     process = runs.start(*command)
-    began = time.monotonic()
+    began, life = time.monotonic(), chance.uniform(0, longest)
+    while process.poll() is None and time.monotonic() - began < life:
+        time.sleep(0.002)
+    while in_a_save and process.poll() is None and not being_saved(checkpoints) - left_over:
+        time.sleep(0.0005)
     if in_a_save:
-        while process.poll() is None and not any((checkpoints / files.SAVING).glob("*/state*")):
-            time.sleep(0.0005)
-        time.sleep(chance.uniform(0, 0.08))
-    else:
-        while process.poll() is None and time.monotonic() - began < LONGEST_LIFE_SECONDS * chance.random():
-            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.1))
     seconds = time.monotonic() - began
     process.kill()
     process.communicate()
@@ -53,14 +56,27 @@ def kill(runs: Runs, run: Path, command: list[str], in_a_save: bool, chance: ran
     return {"seconds": round(seconds, 3), "sound_step": sound, "save_cut_off": bool(saving)}
 
 
+def being_saved(checkpoints: Path) -> set[tuple[str, int]]:
+    """The checkpoints under way, or cut off, by name and inode."""
+    found = set()
+    for path in (checkpoints / files.SAVING).glob("*"):
+        with suppress(OSError):
+            found.add((path.name, path.stat().st_ino))
+    return found
+
+
 def kills(runs: Runs, num_kills: int, num_steps: int) -> dict[str, Any]:
     chance = random.Random(0)
     options = ("--steps", str(num_steps), "--checkpoint-every", str(CHECKPOINT_EVERY), "--resume")
     whole, run = runs.folder / "whole", runs.folder / "killed"
-    runs.mw(*runs.begin(whole, *options))
+    process, began = runs.start(*runs.begin(whole, *options)), time.monotonic()
+    while not files.steps(whole / files.CHECKPOINTS):
+        time.sleep(0.01)
+    longest = LONGEST_LIFE * (time.monotonic() - began)
+    process.communicate()
     lives = []
     for number in range(num_kills):
-        lives.append(kill(runs, run, runs.begin(run, *options), number % 2 == 1, chance))
+        lives.append(kill(runs, run, runs.begin(run, *options), longest, number % 2 == 1, chance))
         print(number, lives[-1], file=sys.stderr, flush=True)
     runs.mw(*runs.begin(run, *options))
     expected, found = exact_lines(whole), exact_lines(run)
@@ -113,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--flips", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=1500)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     try:

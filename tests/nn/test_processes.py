@@ -86,7 +86,8 @@ def test_noise_on_the_port_is_not_a_process():
 )
 def test_a_process_learns_its_place(environment: dict[str, str]):
     found = place(environment | {"MESHWRIGHT_COORDINATOR": "node1:8476", "MESHWRIGHT_JOIN_SECONDS": "60"})
-    assert found == Place(3, 8, "node1:8476", 60.0) and found.address == ("node1", 8476)
+    assert found == Place(3, 8, "node1:8476", 60.0)
+    assert found is not None and found.address == ("node1", 8476)
     assert place({}) is None
 
 

@@ -161,7 +161,8 @@ def _listener(here: Place) -> socket.socket:
         return socket.create_server(("", port), backlog=here.num_processes)
     except OSError as error:
         raise DeviceError(
-            f"process 0 cannot listen on port {port} ({os.strerror(error.errno or 0)}); choose another with --port"
+            f"process 0 cannot listen on port {port} ({os.strerror(error.errno or 0)});"
+            " choose another with --port"
         ) from None
 
 
