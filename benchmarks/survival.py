@@ -1,6 +1,6 @@
 """`mw train` killed at random moments, and its checkpoints damaged bit by bit: prints JSON.
 
-    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 1500] > benchmarks/results/survival.json
+    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 3000] > benchmarks/results/survival.json
 
 A run is killed (SIGKILL) and resumed, again and again; every other kill falls into the moments of a save.
 Its metrics must be those of a run that nothing happened to, bit for bit, and nothing may be lost but the
@@ -69,6 +69,7 @@ def kills(runs: Runs, num_kills: int, num_steps: int) -> dict[str, Any]:
     chance = random.Random(0)
     options = ("--steps", str(num_steps), "--checkpoint-every", str(CHECKPOINT_EVERY), "--resume")
     whole, run = runs.folder / "whole", runs.folder / "killed"
+    runs.mw(*runs.begin(runs.folder / "compiled_once", "--steps", "2"))
     process, began = runs.start(*runs.begin(whole, *options)), time.monotonic()
     while not files.steps(whole / files.CHECKPOINTS):
         time.sleep(0.01)
@@ -129,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--flips", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=3000)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     try:

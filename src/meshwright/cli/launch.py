@@ -1,12 +1,17 @@
 """mw launch: a command as many processes, here, under SLURM or on Kubernetes."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from meshwright.cli.common import note
 from meshwright.errors import MeshwrightError
+from meshwright.files import write_whole
+from meshwright.train.launch.job import cluster_job
+from meshwright.train.launch.k8s import jobset_yaml
 from meshwright.train.launch.local import launch_local
+from meshwright.train.launch.slurm import slurm_script
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 # What follows `--` is the command, options and all.
@@ -52,3 +57,56 @@ def local(
         say=lambda text: note(f"mw: {text}"),
     )
     raise typer.Exit(code)
+
+
+Restarts = Annotated[int, typer.Option(min=0, help="Start again so often, where a process or a node dies.")]
+Name = Annotated[str | None, typer.Option(help="The job's name. [the model's]")]
+Output = Annotated[Path | None, typer.Option("-o", help="The file to write. [stdout]")]
+Timeout = Annotated[float, typer.Option(help="Seconds for all to find each other.")]
+
+
+@app.command(context_settings=_COMMAND)
+def slurm(
+    command: Command,
+    output: Output = None,
+    name: Name = None,
+    time: Annotated[str, typer.Option(help="SLURM's time limit.")] = "24:00:00",
+    partition: Annotated[str | None, typer.Option(help="SLURM's partition.")] = None,
+    restarts: Restarts = 100,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Write an sbatch script: one process for each GPU of the plan, queued again until the run is done.
+
+    \b
+    mw launch slurm -o job.sh -- mw train plan.toml --data corpus --run /shared/run && sbatch job.sh
+    """
+    job = cluster_job(command, name, restarts)
+    _write(slurm_script(job, time_limit=time, partition=partition, join_seconds=timeout), output)
+
+
+@app.command(context_settings=_COMMAND)
+def k8s(
+    command: Command,
+    image: Annotated[str, typer.Option(help="A container with meshwright and jax for the chips.")],
+    output: Output = None,
+    name: Name = None,
+    volume: Annotated[
+        str | None, typer.Option(help="A PersistentVolumeClaim for all pods, mounted at /runs.")
+    ] = None,
+    restarts: Restarts = 100,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Write a JobSet for GKE: one pod for each node of the plan's TPUs or GPUs.
+
+    \b
+    mw launch k8s --image IMAGE --volume runs -- mw train plan.toml --data /runs/text --run /runs/a
+    """
+    job = cluster_job(command, name, restarts)
+    _write(jobset_yaml(job, image=image, volume=volume, join_seconds=timeout), output)
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        print(text, end="")
+    else:
+        note(f"wrote {write_whole(output, text)}")
