@@ -311,9 +311,7 @@ def test_what_is_runnable_has_no_stages() -> None:
         assert layout_lacks(candidate.layout) is None
 
 
-@pytest.mark.parametrize(
-    "model", ["llama-3-8b", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("model", ["llama-3-8b", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)])
 def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
     """Every layout priced, against those that the search found by bounds alone."""
     config, hardware, workload = load_model(model), load("h100:1x8"), Workload(32, 2048)

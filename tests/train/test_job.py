@@ -53,6 +53,11 @@ def test_a_setting_given_again_is_stated_only_where_it_differs(run: Path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (
+            {"tokenizer": "t.json"},
+            "began with --tokenizer None, not t.json; leave the option out, or name another run",
+        ),
+        ({"bad_data": "eat"}, "--bad-data 'eat' is unknown; known: skip, stop"),
         ({"seed": 1}, "began with --seed 0, not 1; leave the option out, or name another run"),
         ({"data": "."}, "began with --data stdlib, not .; leave the option out, or name another run"),
         ({"steps": 7}, "is at step 8 already, 7 were asked for; ask for more"),
@@ -93,6 +98,13 @@ def test_what_does_not_run_is_refused(tmp_path: Path, broken: Plan, kind: type[E
 def test_data_that_is_not_there_is_refused(tmp_path: Path, data: str | None, message: str):
     with pytest.raises(DataError, match=message):
         prepare_job(plan(), None, tmp_path / "run", {"data": data}, resume=False)
+
+
+def test_a_tokenizer_is_checked_first(tmp_path: Path):
+    with pytest.raises(DataError, match=r"tokenizer .*tokenizer\.json: no such file"):
+        prepare_job(
+            plan(), None, tmp_path / "run", {"data": "stdlib", "tokenizer": str(tmp_path)}, resume=False
+        )
 
 
 def test_settings_that_cannot_be_read_are_named(run: Path):

@@ -32,6 +32,12 @@ def train(
     data: Annotated[
         str | None, typer.Option(help="A folder, a .txt, .py, .jsonl or .parquet file, or stdlib.")
     ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json or a folder with one. [trained on the data]")
+    ] = None,
+    bad_data: Annotated[
+        str | None, typer.Option(metavar="skip|stop", help="What to do about a damaged file or line. [stop]")
+    ] = None,
     run: Annotated[Path | None, typer.Option(help="The run's folder. [runs/MODEL]")] = None,
     steps: Annotated[int | None, count_option("--steps", help="Train up to this step. [one epoch]")] = None,
     resume: Annotated[
@@ -71,6 +77,8 @@ def train(
     """
     given = {
         "data": data,
+        "tokenizer": tokenizer,
+        "bad_data": bad_data,
         "steps": steps,
         "schedule_steps": schedule_steps,
         "learning_rate": learning_rate,

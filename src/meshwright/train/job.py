@@ -13,7 +13,7 @@ from meshwright.nn import checkpoint_files
 from meshwright.plan_file import Plan, load_plan
 from meshwright.train.documents import check_source
 from meshwright.train.settings import Settings, changed_settings, load_settings, new_settings
-from meshwright.train.tokenizer import check_vocab_size
+from meshwright.train.tokenizer import check_vocab_size, load_tokenizer, tokenizer_file
 
 PLAN = "plan.toml"
 
@@ -68,7 +68,10 @@ def prepare_job(
     else:
         settings = new_settings(given)
         check_source(settings.data)
-        check_vocab_size(chosen.model.vocab_size)
+        if settings.tokenizer is not None:
+            load_tokenizer(tokenizer_file(settings.tokenizer))
+        else:
+            check_vocab_size(chosen.model.vocab_size)
     if saved and written is not None:
         _check_same_model(folder, written.model, chosen.model)
         notes += _plan_changes(written, chosen)

@@ -28,6 +28,7 @@ from meshwright.train.metrics import Line
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.settings import Settings, save_settings
 from meshwright.train.step import CompiledStep
+from meshwright.train.tokenizer import tokenizer_file
 from meshwright.units import format_count, format_seconds
 
 # Shares of the run: a tenth of it warms up; it is validated five times.
@@ -124,6 +125,8 @@ def _corpus(job: TrainingJob, report: Progress) -> Corpus:
             directory,
             vocab_size=job.plan.model.vocab_size,
             seq_len=job.plan.workload.seq_len,
+            tokenizer=tokenizer_file(job.settings.tokenizer) if job.settings.tokenizer else None,
+            bad_data=job.settings.bad_data,
             progress=report,
         )
     if jax.process_count() > 1:

@@ -8,17 +8,19 @@ from typing import Any, Literal
 
 from meshwright.errors import DataError, MeshwrightError
 from meshwright.files import write_whole
+from meshwright.train.documents import BadData
 
 SETTINGS = "settings.json"
 # What decides the parameters and the data a run began with: another value would be another run.
-_FIXED = ("data", "seed")
+_FIXED = ("data", "tokenizer", "seed")
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of a run.
 
-    data: as for `read_documents`. steps: train up to this one; None is one epoch, and is a number once
+    data, bad_data: as for `read_documents`. tokenizer: a tokenizer.json, or a folder with one, to use in
+    place of one trained on the data. steps: train up to this one; None is one epoch, and is a number once
     the corpus is packed. schedule_steps: updates until the learning rate has decayed; None is `steps`
     as the run began, so that more steps later do not change the rate of earlier ones. learning_rate: at
     its peak. checkpoint_every: steps between checkpoints, 0 for none but those by time, by validation
@@ -27,6 +29,8 @@ class Settings:
     """
 
     data: str
+    tokenizer: str | None = None
+    bad_data: BadData = "stop"
     steps: int | None = None
     schedule_steps: int | None = None
     learning_rate: float = 1e-3
@@ -47,8 +51,10 @@ class Settings:
             raise MeshwrightError(
                 f"{option('checkpoint_minutes')} {self.checkpoint_minutes:g} is not above 0"
             )
-        if self.on_spike not in ("skip", "stop"):
-            raise MeshwrightError(f"{option('on_spike')} {self.on_spike!r} is unknown; known: skip, stop")
+        for name in ("on_spike", "bad_data"):
+            value = getattr(self, name)
+            if value not in ("skip", "stop"):
+                raise MeshwrightError(f"{option(name)} {value!r} is unknown; known: skip, stop")
 
 
 def option(name: str) -> str:
@@ -87,7 +93,7 @@ def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> t
 
 
 def _same(name: str, stored: Any, given: Any) -> bool:
-    if name == "data":
+    if name in ("data", "tokenizer") and stored is not None:
         return stored == given or Path(stored).resolve() == Path(given).resolve()
     return stored == given
 
