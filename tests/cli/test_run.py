@@ -11,6 +11,7 @@ from meshwright.cli.main import main
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.models.presets import load_model
+from meshwright.nn.checkpoint_files import validation_losses
 from meshwright.serve.http.server import bind
 
 LINE_KEYS = {"step", "loss", "tokens_per_second", "mfu", "step_seconds", "planned_step_seconds"}
@@ -165,6 +166,34 @@ def test_generate_writes_the_prompt_and_its_continuation(trained: Path, capsys):
 )
 def test_generate_refuses(options: list[str], message: str, trained: Path, capsys):
     assert main(["generate", "def ", "--checkpoint", str(trained), *options]) == 2
+    assert message in one_line(capsys)
+
+
+def test_an_exported_run_says_what_the_run_says(trained: Path, tmp_path: Path, capsys):
+    assert main(["export", str(trained), "-o", str(tmp_path / "hf"), "--best", "--json"]) == 0
+    losses = validation_losses(trained / "checkpoints")
+    best = min(losses, key=lambda step: losses[step])
+    assert json.loads(capsys.readouterr().out) == {"path": str(tmp_path / "hf"), "step": best}
+    names = {path.name for path in (tmp_path / "hf").iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert main(["export", str(trained), "-o", str(tmp_path / "last")]) == 0
+    said = []
+    for folder in (trained, tmp_path / "last"):
+        capsys.readouterr()
+        assert main(["generate", "def ", "--checkpoint", str(folder), "--max-tokens", "8"]) == 0
+        said.append(capsys.readouterr().out.splitlines()[-1])
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--step", "99"], "holds no step 99; there: "),
+        (["--step", "4", "--best"], "--best and --step name two checkpoints"),
+    ],
+)
+def test_export_refuses(options: list[str], message: str, trained: Path, tmp_path: Path, capsys):
+    assert main(["export", str(trained), "-o", str(tmp_path / "hf"), *options]) == 2
     assert message in one_line(capsys)
 
 

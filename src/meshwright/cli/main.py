@@ -32,6 +32,7 @@ COMMANDS = {
     "validate": "Compare the planner with what others measured.",
     "train": "Train a model with a plan's layout.",
     "launch": "Start a command as many processes.",
+    "export": "Write a run's checkpoint for Hugging Face.",
     "audit": "Compare a plan with what the compiler makes of it.",
     "generate": "Continue a prompt with a checkpoint.",
     "serve": "Serve a checkpoint behind OpenAI's API.",

@@ -49,6 +49,10 @@ def train(
     schedule_steps: Annotated[
         int | None, count_option("--schedule-steps", help="Decay the learning rate until here. [--steps]")
     ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="cosine|wsd|constant", help="Its course after the warm-up. [cosine]")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(metavar="adamw|lion", help="[adamw]")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Of the parameters and the order of the data. [0]")
     ] = None,
@@ -82,6 +86,8 @@ def train(
         "steps": steps,
         "schedule_steps": schedule_steps,
         "learning_rate": learning_rate,
+        "schedule": schedule,
+        "optimizer": optimizer,
         "seed": seed,
         "checkpoint_every": checkpoint_every,
         "checkpoint_minutes": checkpoint_minutes,

@@ -22,7 +22,7 @@ STDLIB = "stdlib"
 _KINDS = "'stdlib', a folder, or a .txt, .py, .jsonl or .parquet file"
 
 # What is done about a file or line that is no text: the run stops before it starts, or goes without.
-BadData = Literal["stop", "skip"]
+BadData = Literal["skip", "stop"]
 
 # A longer text is cut at line ends into documents of at most so many characters.
 _LONGEST = 1 << 20

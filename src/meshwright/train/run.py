@@ -81,6 +81,8 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         peak_learning_rate=settings.learning_rate,
         warmup_steps=min(int(schedule_steps * _WARMUP_SHARE), _MAX_WARMUP),
         total_steps=schedule_steps,
+        optimizer=settings.optimizer,
+        schedule=settings.schedule,
     )
     step = CompiledStep(
         plan.model,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from meshwright.errors import DataError, MeshwrightError
 from meshwright.files import write_whole
@@ -12,7 +12,19 @@ from meshwright.train.documents import BadData
 
 SETTINGS = "settings.json"
 # What decides the parameters and the data a run began with: another value would be another run.
-_FIXED = ("data", "tokenizer", "seed")
+_FIXED = ("data", "tokenizer", "seed", "optimizer")
+OptimizerName = Literal["adamw", "lion"]
+ScheduleName = Literal["cosine", "wsd", "constant"]
+OnSpike = Literal["skip", "stop"]
+_KNOWN = {
+    name: get_args(kind)
+    for name, kind in {
+        "on_spike": OnSpike,
+        "bad_data": BadData,
+        "schedule": ScheduleName,
+        "optimizer": OptimizerName,
+    }.items()
+}
 
 
 @dataclass(frozen=True)
@@ -23,9 +35,10 @@ class Settings:
     place of one trained on the data. steps: train up to this one; None is one epoch, and is a number once
     the corpus is packed. schedule_steps: updates until the learning rate has decayed; None is `steps`
     as the run began, so that more steps later do not change the rate of earlier ones. learning_rate: at
-    its peak. checkpoint_every: steps between checkpoints, 0 for none but those by time, by validation
-    and at the end. checkpoint_minutes: minutes between checkpoints. keep: how many of the last are
-    kept. on_spike: what is done about a loss that is not finite or far above its trend.
+    its peak; schedule: its course from there. checkpoint_every: steps between checkpoints, 0 for none but
+    those by time, by validation and at the end. checkpoint_minutes: minutes between checkpoints. keep:
+    how many of the last are kept. on_spike: what is done about a loss that is not finite or far above
+    its trend.
     """
 
     data: str
@@ -34,11 +47,13 @@ class Settings:
     steps: int | None = None
     schedule_steps: int | None = None
     learning_rate: float = 1e-3
+    schedule: ScheduleName = "cosine"
+    optimizer: OptimizerName = "adamw"
     seed: int = 0
     checkpoint_every: int = 0
     checkpoint_minutes: float = 10.0
     keep: int = 2
-    on_spike: Literal["skip", "stop"] = "skip"
+    on_spike: OnSpike = "skip"
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("schedule_steps", 1), ("checkpoint_every", 0), ("keep", 1)):
@@ -51,10 +66,10 @@ class Settings:
             raise MeshwrightError(
                 f"{option('checkpoint_minutes')} {self.checkpoint_minutes:g} is not above 0"
             )
-        for name in ("on_spike", "bad_data"):
+        for name, known in _KNOWN.items():
             value = getattr(self, name)
-            if value not in ("skip", "stop"):
-                raise MeshwrightError(f"{option(name)} {value!r} is unknown; known: skip, stop")
+            if value not in known:
+                raise MeshwrightError(f"{option(name)} {value!r} is unknown; known: {', '.join(known)}")
 
 
 def option(name: str) -> str:
