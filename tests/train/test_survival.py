@@ -159,3 +159,18 @@ def test_a_repeated_command_begins_or_goes_on(runs, whole, tmp_path):
     assert our_lines(err) == [f"mw: {tmp_path}/run/checkpoints holds no checkpoint yet: beginning at step 0"]
     runs.mw(*command)
     assert exact_lines(tmp_path / "run") == exact_lines(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("on_spike", "left_out"), [("skip", 5), ("stop", 0)])
+def test_a_run_that_diverges_ends_in_one_line(runs, tmp_path, on_spike, left_out):
+    """At such a rate every batch does: those left out are named, then the run is given up."""
+    options = ("--steps", "8", "--learning-rate", "1e30", "--on-spike", on_spike)
+    _, err = runs.mw(*runs.begin(tmp_path / "run", *options), code=2)
+    *warned, last = our_lines(err)
+    assert len(warned) == left_out and all(
+        "; back to step 1, without the examples " in line for line in warned
+    )
+    assert last.startswith("mw: training diverged: ")
+    assert last.endswith("go on from the last checkpoint, or start again, with a lower learning rate")
+    assert ("5 batches after step 1 were left out" in last) == (on_spike == "skip")
