@@ -25,15 +25,15 @@ import jax  # noqa: E402 - the devices are fixed when JAX starts
 from meshwright.layout import Layout  # noqa: E402
 from meshwright.layout.workload import Workload  # noqa: E402
 from meshwright.models.presets import load_model  # noqa: E402
-from meshwright.train.data import Corpus, batches, prepare_corpus  # noqa: E402
-from meshwright.train.loop import train  # noqa: E402
+from meshwright.train.data import Batches, Corpus, prepare_corpus  # noqa: E402
+from meshwright.train.loop import begin, train  # noqa: E402
 from meshwright.train.optimizer import OptimizerConfig  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 
 
 def _bare(step: CompiledStep, corpus: Corpus, num_steps: int) -> list[float]:
-    stream = batches(corpus, "train", batch_sequences=step.batch_sequences, seed=0)
-    rows = [step._put(next(stream)) for _ in range(num_steps + 1)]
+    stream = Batches(corpus, "train", batch_sequences=step.batch_sequences, seed=0)
+    rows = [step._put(stream.at(number * step.batch_sequences)) for number in range(num_steps + 1)]
     state, seconds = step.init(0), []
     with jax.set_mesh(step.mesh):
         for tokens in rows:
@@ -44,14 +44,14 @@ def _bare(step: CompiledStep, corpus: Corpus, num_steps: int) -> list[float]:
     return seconds[1:]
 
 
-def _looped(step: CompiledStep, corpus: Corpus, optimizer: OptimizerConfig, num_steps: int) -> list[float]:
+def _looped(step: CompiledStep, corpus: Corpus, num_steps: int) -> list[float]:
     reports: list[float] = []
     with tempfile.TemporaryDirectory() as run:
         train(
             Path(run),
             step,
             corpus,
-            optimizer,
+            begin(Path(run), step, corpus),
             num_steps=num_steps + 3,
             on_step=lambda _: reports.append(time.perf_counter()),
         )
@@ -76,7 +76,7 @@ def main() -> None:
         pairs = [
             (
                 statistics.median(_bare(step, corpus, options.steps)),
-                statistics.median(_looped(step, corpus, optimizer, options.steps)),
+                statistics.median(_looped(step, corpus, options.steps)),
             )
             for _ in range(options.rounds)
         ]

@@ -1,5 +1,6 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and their checksums."""
 
+import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -24,3 +25,9 @@ def write_whole(path: Path, text: str) -> Path:
         with suppress(OSError):
             partial.unlink()
     return path
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of the file's bytes in hexadecimal; other threads run meanwhile."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,7 @@ from meshwright.cli.main import main
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.models.presets import load_model
+from meshwright.nn.checkpoint_files import validation_losses
 from meshwright.serve.http.server import bind
 
 LINE_KEYS = {"step", "loss", "tokens_per_second", "mfu", "step_seconds", "planned_step_seconds"}
@@ -67,7 +68,7 @@ def one_line(capsys) -> str:
 
 def test_a_run_holds_what_serving_and_reports_read(trained: Path):
     names = {path.name for path in trained.iterdir()}
-    documents = {"plan.toml", "plan.json", "config.json", "tokenizer.json", "metrics.jsonl"}
+    documents = {"plan.toml", "plan.json", "settings.json", "config.json", "tokenizer.json", "metrics.jsonl"}
     assert names == documents | {"checkpoints", "data"}
     model = read_model(trained)
     assert isinstance(model, ModelConfig) and model.vocab_size == 512
@@ -84,12 +85,16 @@ def test_train_prints_the_last_line_of_the_metrics(corpus: Path, plan: Path, tmp
     assert "compiling the step" in printed.err
 
 
-def test_train_resumes_with_the_plan_of_its_run(run: Path, corpus: Path, capsys):
-    arguments = ["train", "--data", str(corpus), "--run", str(run), "--steps", str(STEPS + 2), "--resume"]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"step {STEPS + 2}: training loss ")
-    assert "unigram entropy" in printed and "measured / planned" in printed
+def test_train_resumes_with_the_plan_data_and_settings_of_its_run(run: Path, capsys):
+    before = {name: (run / name).read_bytes() for name in ("plan.toml", "data/train.npy", "tokenizer.json")}
+    assert main(["train", "--run", str(run), "--steps", str(STEPS + 2), "--resume"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"step {STEPS + 2}: training loss ")
+    assert "unigram entropy" in printed.out and "measured / planned" in printed.out
+    assert f"mw: --steps: {STEPS} until now, {STEPS + 2} from here on" in printed.err
+    assert before == {name: (run / name).read_bytes() for name in before}
+    settings = json.loads((run / "settings.json").read_text())
+    assert (settings["steps"], settings["schedule_steps"]) == (STEPS + 2, STEPS)
 
 
 def test_train_leaves_an_earlier_run_alone(run: Path, corpus: Path, plan: Path, capsys):
@@ -164,11 +169,40 @@ def test_generate_refuses(options: list[str], message: str, trained: Path, capsy
     assert message in one_line(capsys)
 
 
+def test_an_exported_run_says_what_the_run_says(trained: Path, tmp_path: Path, capsys):
+    assert main(["export", str(trained), "-o", str(tmp_path / "hf"), "--best", "--json"]) == 0
+    losses = validation_losses(trained / "checkpoints")
+    best = min(losses, key=lambda step: losses[step])
+    assert json.loads(capsys.readouterr().out) == {"path": str(tmp_path / "hf"), "step": best}
+    names = {path.name for path in (tmp_path / "hf").iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert main(["export", str(trained), "-o", str(tmp_path / "last")]) == 0
+    said = []
+    for folder in (trained, tmp_path / "last"):
+        capsys.readouterr()
+        assert main(["generate", "def ", "--checkpoint", str(folder), "--max-tokens", "8"]) == 0
+        said.append(capsys.readouterr().out.splitlines()[-1])
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--step", "99"], "holds no step 99; there: "),
+        (["--step", "4", "--best"], "--best and --step name two checkpoints"),
+    ],
+)
+def test_export_refuses(options: list[str], message: str, trained: Path, tmp_path: Path, capsys):
+    assert main(["export", str(trained), "-o", str(tmp_path / "hf"), *options]) == 2
+    assert message in one_line(capsys)
+
+
 def test_a_checkpoint_cut_short(run: Path, capsys):
-    largest = max((run / "checkpoints").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
-    largest.write_bytes(largest.read_bytes()[:-7])
+    for checkpoint in (run / "checkpoints").iterdir():
+        largest = max(checkpoint.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+        largest.write_bytes(largest.read_bytes()[:-7])
     assert main(["generate", "def ", "--checkpoint", str(run)]) == 2
-    assert "is cut short" in one_line(capsys)
+    assert "does not match its checksum; there is no sound one, so train again" in one_line(capsys)
 
 
 def test_no_checkpoint_at_all(tmp_path: Path, capsys):

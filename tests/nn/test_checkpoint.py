@@ -1,6 +1,9 @@
 """Checkpoints restore bit for bit onto any mesh, and refuse what is cut short or of another model."""
 
+import errno
 import shutil
+import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tests.nn.saving import save
 
-from meshwright.errors import CheckpointError
-from meshwright.nn import checkpoint
+from meshwright.errors import CheckpointError, OutputError
+from meshwright.nn import checkpoint, checkpoint_files
 from meshwright.train.optimizer import OptimizerConfig, make_optimizer
 
 SPECS = {"wq": P("data", "tensor"), "norm": P("tensor")}
@@ -58,8 +64,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     """Steps 2 and 3 of one small model, saved from a 4 x 2 mesh. Not to be changed: copy it."""
     directory = tmp_path_factory.mktemp("run") / "checkpoints"
     state = make_state(mesh(4, 2))
-    checkpoint.save(directory, 2, make_state(mesh(4, 2), seed=1), {"next_example": 20})
-    checkpoint.save(directory, 3, state, {"next_example": 30, "seed": 7})
+    save(directory, 2, make_state(mesh(4, 2), seed=1), {"next_example": 20})
+    save(directory, 3, state, {"next_example": 30, "seed": 7})
     return directory, state
 
 
@@ -104,73 +110,129 @@ def test_resumed_training_equals_uninterrupted(tmp_path):
     on = mesh(4, 2)
     state = jax.device_put(make_state(on), jax.tree.map(lambda s: s.sharding, abstract(make_state(on), on)))
     state = update(update(state))
-    checkpoint.save(tmp_path, 2, state, {})
+    save(tmp_path, 2, state, {})
     restored, _, _ = checkpoint.restore(tmp_path, abstract(state, on))
     assert_same(update(update(restored)), update(update(state)))
 
 
 def test_keeps_the_last_two_and_leaves_nothing_half_written(tmp_path):
     for step in (1, 2, 3, 4):
-        checkpoint.save(tmp_path, step, {"w": jnp.float32(step)}, {})
+        save(tmp_path, step, {"w": jnp.float32(step)}, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
-    assert checkpoint.latest_step(tmp_path) == 4
+    assert checkpoint_files.steps(tmp_path) == [3, 4]
 
 
-def test_latest_step_of_nothing_is_none(tmp_path):
-    assert checkpoint.latest_step(tmp_path) is None
-    assert checkpoint.latest_step(tmp_path / "absent") is None
+def test_keeps_the_best_validated_beside_the_last(tmp_path):
+    for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, None), (5, None)):
+        save(tmp_path, step, {"w": jnp.float32(step)}, {"validation_loss": loss}, keep=1)
+    assert checkpoint_files.steps(tmp_path) == [2, 5]
+
+
+def test_no_steps_of_nothing(tmp_path):
+    assert checkpoint_files.steps(tmp_path) == []
+    assert checkpoint_files.steps(tmp_path / "absent") == []
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_step_still_being_written_is_no_checkpoint(saved, tmp_path):
+def test_a_save_that_was_cut_off_is_no_checkpoint_and_goes_with_the_next(saved, tmp_path):
+    """Whatever of it was written: only the rename makes it one."""
     directory = Path(shutil.copytree(saved[0], tmp_path / "run"))
-    (directory / "3").rename(directory / "3.orbax-checkpoint-tmp")
-    assert checkpoint.latest_step(directory) == 2
+    (directory / ".saving").mkdir()
+    (directory / "3").rename(directory / ".saving" / "3")
+    assert checkpoint_files.steps(directory) == [2]
+    save(directory, 4, saved[1], {})
+    assert sorted(path.name for path in directory.iterdir()) == ["2", "4"]
 
 
-def test_every_file_cut_short_or_deleted_is_noticed(saved, tmp_path):
-    """Whatever file of the checkpoint is damaged, the message names the step and the way on."""
+def test_the_state_saved_is_that_of_the_call_though_the_next_step_donates_it(tmp_path):
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    on = mesh(4, 2)
+    x = jax.device_put(jnp.zeros((512, 512)), NamedSharding(on, P("data", "tensor")))
+    with closing(checkpoint.Saver(tmp_path, 9)) as saver:
+        for step in range(4):
+            saver.save(step, {"x": x}, {})
+            x = add(add(x))
+    for step in range(4):
+        state, _, _ = checkpoint.restore(tmp_path, abstract({"x": x}, on), step)
+        assert (np.asarray(state["x"]) == 2 * step).all()
+
+
+def test_the_checksums_are_those_of_sha256sum(saved):
+    path = saved[0] / "3"
+    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=path, capture_output=True, text=True)
+    assert done.returncode == 0 and "position.json: OK" in done.stdout, done.stderr
+
+
+@given(where=st.integers(0), bit=st.integers(0, 7))
+def test_one_bit_anywhere_is_noticed(saved, where, bit):
+    names = sorted(path for path in (saved[0] / "3").rglob("*") if path.is_file())
+    sizes = [path.stat().st_size for path in names]
+    where %= sum(sizes)
+    ends = np.cumsum(sizes)
+    path = names[number := int(np.searchsorted(ends, where, side="right"))]
+    where -= int(ends[number]) - sizes[number]
+    content = path.read_bytes()
+    try:
+        path.write_bytes(content[:where] + bytes([content[where] ^ (1 << bit)]) + content[where + 1 :])
+        found = checkpoint_files.damage(saved[0] / "3")
+        assert found is not None and path.name in found, found
+        assert checkpoint_files.newest_sound(saved[0])[0] == 2
+    finally:
+        path.write_bytes(content)
+    assert checkpoint_files.damage(saved[0] / "3") is None
+
+
+def test_every_file_cut_short_or_deleted_is_named_and_the_step_before_used(saved, tmp_path):
     directory, state = saved
     wanted = abstract(state, mesh(2, 2))
     names = [path.relative_to(directory) for path in (directory / "3").rglob("*") if path.is_file()]
     assert len(names) > 5
     for number, name in enumerate(names):
         broken = Path(shutil.copytree(directory, tmp_path / str(number)))
-        if number % 2:
+        content = (broken / name).read_bytes()
+        if number % 2 or not content:
             (broken / name).unlink()
         else:
-            (broken / name).write_bytes((broken / name).read_bytes()[:-1])
-        if (broken / name).exists() and (broken / name).stat().st_size == (directory / name).stat().st_size:
-            continue  # an empty file cannot be cut shorter
-        with pytest.raises(CheckpointError) as error:
-            checkpoint.restore(broken, wanted)
-        message = str(error.value)
-        assert message.startswith(f"checkpoint {broken}/3: is cut short: ")
-        assert message.endswith("; delete that folder to go on from step 2")
-        assert "\n" not in message
+            (broken / name).write_bytes(content[:-1])
+        with pytest.warns(UserWarning, match="is damaged") as warned:
+            _, _, step = checkpoint.restore(broken, wanted)
+        message = str(warned[0].message)
+        assert step == 2 and message.endswith("; going on from step 2") and name.name in message
+        assert message.startswith(f"checkpoint {broken}/3: is damaged: ")
+        shutil.rmtree(broken)
 
 
-def test_a_cut_file_is_named_with_both_sizes(saved, tmp_path):
+def test_a_damaged_checkpoint_without_another_is_refused(saved, tmp_path):
     directory = Path(shutil.copytree(saved[0], tmp_path / "run"))
     shutil.rmtree(directory / "2")
-    position = directory / "3" / "data" / "metadata"
-    size = position.stat().st_size
-    position.write_bytes(position.read_bytes()[:4])
+    (directory / "3" / "position.json").write_text("{}")
+    wanted = abstract(saved[1], mesh(1, 1))["params"]
     with pytest.raises(CheckpointError) as error:
-        checkpoint.restore_params(directory, abstract(saved[1], mesh(1, 1))["params"])
+        checkpoint.restore_params(directory, wanted)
     assert str(error.value) == (
-        f"checkpoint {directory}/3: is cut short: data/metadata has 4 of {size} bytes;"
-        " delete that folder and train again: there is no earlier step"
+        f"checkpoint {directory}/3: is damaged: position.json does not match its checksum;"
+        " there is no sound one, so train again"
     )
+    with pytest.raises(CheckpointError, match=r"/3: is damaged: position\.json does not match its checksum$"):
+        checkpoint.restore_params(directory, wanted, step=3)
 
 
-@pytest.mark.parametrize("name", ["data/metadata", "state/_METADATA"])
-def test_bytes_changed_in_place_are_noticed(saved, tmp_path, name):
+def test_a_full_disk_names_the_step_to_go_on_from(saved, tmp_path, monkeypatch):
+    """The save fails in its own thread; the error reaches the one that trains."""
     directory = Path(shutil.copytree(saved[0], tmp_path / "run"))
-    content = (directory / "3" / name).read_bytes()
-    (directory / "3" / name).write_bytes(b"x" + content[1:])
-    with pytest.raises(CheckpointError, match=r"/3: is cut short: cannot be read \(.+\); delete that folder"):
-        checkpoint.restore(directory, abstract(saved[1], mesh(1, 1)))
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(checkpoint_files, "seal", full)
+    with pytest.raises(OutputError) as error, closing(checkpoint.Saver(directory, 2)) as saver:
+        saver.save(4, saved[1], {})
+    assert str(error.value) == (
+        f"checkpoint {directory}/4: cannot be written (No space left on device);"
+        " make room, then go on from step 3 with --resume"
+    )
+    assert checkpoint_files.steps(directory) == [2, 3]
+    assert not (directory / ".saving").exists()
 
 
 def test_another_models_checkpoint_names_the_first_array_and_both_shapes(saved):

@@ -7,13 +7,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tests.nn.saving import save
 from tests.serve.mock import byte_tokenizer
 
 from meshwright.errors import CheckpointError, LayoutError, ModelError
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
-from meshwright.nn import checkpoint
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import abstract_params, init_params
 from meshwright.nn.weights import save_hf
@@ -36,7 +36,7 @@ def folders(trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     run.mkdir()
     (run / "config.json").write_text(json.dumps(to_hf(CONFIG)))
     state = {"params": trained, "opt_state": {"mu": trained["final_norm"]}}
-    checkpoint.save(run / "checkpoints", 7, state, {})
+    save(run / "checkpoints", 7, state, {})
     save_hf(trained, CONFIG, hf)
     for folder in (run, hf):
         byte_tokenizer().tokenizer.save(str(folder / "tokenizer.json"))
@@ -98,8 +98,8 @@ def test_an_unsound_config_is_refused_before_any_weight_is_read(folders, tmp_pat
 
 def test_a_run_cut_short_or_without_a_checkpoint_is_refused(folders, tmp_path):
     folder = Path(shutil.copytree(folders["run"], tmp_path / "run"))
-    (folder / "checkpoints" / "7" / "files.json").unlink()
-    with pytest.raises(CheckpointError, match=r"checkpoints/7: is cut short: has no whole files\.json"):
+    (folder / "checkpoints" / "7" / "SHA256SUMS").unlink()
+    with pytest.raises(CheckpointError, match=r"checkpoints/7: is damaged: lacks SHA256SUMS"):
         load(folder).load_params(SERVED, device_mesh(SERVED))
     shutil.rmtree(folder / "checkpoints" / "7")
     with pytest.raises(CheckpointError, match=r"checkpoints holds none; train first"):

@@ -1,10 +1,5 @@
-"""A training step small enough to follow: a table of bigram logits [V, V] on an explicit mesh.
+"""A training step small enough to follow: a table of bigram logits [V, V] on an explicit mesh."""
 
-Run as a program it trains for long, for the test that interrupts it: bigram.py CORPUS RUN.
-"""
-
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,8 +9,6 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.train.data import Corpus
-from meshwright.train.loop import train
 from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 
 OPTIMIZER = OptimizerConfig(peak_learning_rate=0.5, warmup_steps=2, total_steps=40)
@@ -87,16 +80,3 @@ class BigramStep:
         self.num_evaluated += 1
         with jax.set_mesh(self.mesh):
             return self._loss_of(state, jax.device_put(tokens, self._tokens))
-
-
-if __name__ == "__main__":
-    line = train(
-        Path(sys.argv[2]),
-        BigramStep(),
-        Corpus.load(Path(sys.argv[1])),
-        OPTIMIZER,
-        num_steps=1_000_000,
-        log_every=1000,
-        on_step=lambda line: print(line["step"], flush=True),
-    )
-    print("ended at", line["step"], flush=True)

@@ -1,7 +1,9 @@
 """Corpora of every kind of source, their split and packing, and batches by global example index."""
 
 import json
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from meshwright.errors import DataError
-from meshwright.train.data import Corpus, batches, prepare_corpus, unigram_entropy
-from meshwright.train.documents import Document, read_documents, split_documents
+from meshwright.train import documents
+from meshwright.train.data import Batches, Corpus, prepare_corpus, unigram_entropy
+from meshwright.train.documents import Document, cut, divide, read_documents
 from meshwright.train.tokenizer import END_OF_TEXT
 
 WORDS = "the mesh has two axes and the weights lie on both\n"
@@ -38,6 +41,13 @@ def corpus(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return prepare_corpus(str(folder), tmp_path_factory.mktemp("data"), vocab_size=300, seq_len=12)
 
 
+def parts(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+    """(training, validation) pieces."""
+    division = divide(lambda: documents, sum(len(document.text) for document in documents))
+    pieces = list(division.pieces(documents))
+    return [piece for piece, held in pieces if not held], [piece for piece, held in pieces if held]
+
+
 def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
@@ -50,11 +60,11 @@ def test_a_folder_is_read_in_order_without_what_is_no_text(folder):
 
 
 def test_rows_decode_to_the_documents_of_the_split(folder, corpus):
-    training, validation = split_documents(read_documents(str(folder)))
+    training, validation = parts(list(read_documents(str(folder))))
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path))
-    for split, documents in (("train", training), ("validation", validation)):
+    for split, its_documents in (("train", training), ("validation", validation)):
         text = tokenizer.decode(corpus.rows(split).ravel().tolist(), skip_special_tokens=False)
-        whole = "".join(document.text + END_OF_TEXT for document in documents)
+        whole = "".join(document.text + END_OF_TEXT for document in its_documents)
         assert whole.startswith(text.rstrip("\ufffd"))
         assert len(whole) - len(text) < 12 * 20  # what does not fill the last row
 
@@ -116,7 +126,7 @@ def test_stdlib_is_the_interpreters_own_source():
 def test_jsonl_documents_are_its_lines(tmp_path):
     source = tmp_path / "texts.jsonl"
     source.write_text('{"text": "one", "id": 1}\n\n{"text": "two"}\n{"text": " "}\n')
-    assert read_documents(str(source)) == [
+    assert list(read_documents(str(source))) == [
         Document("texts.jsonl:1", "one"),
         Document("texts.jsonl:3", "two"),
     ]
@@ -137,7 +147,7 @@ def test_a_bad_jsonl_line_is_named(tmp_path, line, message):
     source = tmp_path / "texts.jsonl"
     source.write_text(f'{{"text": "one"}}\n{line}\n')
     with pytest.raises(DataError) as error:
-        read_documents(str(source))
+        list(read_documents(str(source)))
     assert str(error.value) == f"corpus {source} line 2: {message}"
 
 
@@ -146,8 +156,8 @@ def test_parquet_is_read_or_the_cure_is_named(tmp_path, monkeypatch):
     source.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DataError) as error:
-        read_documents(str(source))
-    assert str(error.value) == f"corpus {source}: parquet needs pyarrow; run: pip install pyarrow"
+        list(read_documents(str(source)))
+    assert str(error.value) == f"corpus {source}: parquet needs pyarrow; pip install 'meshwright[parquet]'"
 
 
 def test_parquet_documents_are_its_rows(tmp_path):
@@ -155,13 +165,13 @@ def test_parquet_documents_are_its_rows(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     source = tmp_path / "texts.parquet"
     parquet.write_table(pyarrow.table({"text": ["one", None, "two"]}), source)
-    assert read_documents(str(source)) == [
+    assert list(read_documents(str(source))) == [
         Document("texts.parquet:0", "one"),
         Document("texts.parquet:2", "two"),
     ]
     parquet.write_table(pyarrow.table({"body": ["one"]}), source)
     with pytest.raises(DataError, match=r"texts.parquet: no column 'text' can be read \("):
-        read_documents(str(source))
+        list(read_documents(str(source)))
 
 
 def test_sources_without_text_are_refused(tmp_path):
@@ -235,8 +245,16 @@ def test_a_folder_that_is_no_corpus_is_not_replaced(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("corpus.json", None, "corpus.json is missing; prepare it again from its text"),
-        ("train.npy", None, "train.npy is missing; prepare it again from its text"),
+        (
+            "corpus.json",
+            None,
+            "corpus.json is missing; delete that folder, and it is prepared again from its text",
+        ),
+        (
+            "train.npy",
+            None,
+            "train.npy is missing; delete that folder, and it is prepared again from its text",
+        ),
         ("corpus.json", b"{", "is damaged ("),
         ("corpus.json", b"{}", "is damaged ("),
         ("validation.npy", b"\x93NUMPY", "is damaged ("),
@@ -260,7 +278,7 @@ def test_rows_of_another_corpus_are_noticed(corpus, tmp_path):
     for name, content in files(corpus.directory).items():
         (tmp_path / name).write_bytes(content)
     np.save(tmp_path / "train.npy", corpus.rows("train")[:-1])
-    with pytest.raises(DataError, match=r"its rows do not match corpus.json; prepare it again"):
+    with pytest.raises(DataError, match=r"its rows do not match corpus.json; delete that folder"):
         Corpus.load(tmp_path)
 
 
@@ -277,13 +295,13 @@ def test_unigram_entropy_worked_by_hand():
 )
 def test_the_split_parts_the_text_the_same_way_in_any_order(texts, random):
     documents = [Document(str(number), text) for number, text in enumerate(texts)]
-    training, validation = split_documents(documents)
+    training, validation = parts(documents)
     total = sum(map(len, texts))
     assert sum(len(document.text) for document in training + validation) == total
     taken = sum(len(document.text) for document in validation)
     assert max(1, int(total * 0.05)) <= taken <= max(1, int(total * 0.1))
     random.shuffle(documents)
-    assert {document.name for document in split_documents(documents)[1]} == {d.name for d in validation}
+    assert {document.name for document in parts(documents)[1]} == {d.name for d in validation}
 
 
 @given(
@@ -293,45 +311,104 @@ def test_the_split_parts_the_text_the_same_way_in_any_order(texts, random):
 )
 def test_processes_together_read_the_batches_of_one(corpus, start, seed, shape):
     batch, num_processes = shape
-    whole = batches(corpus, "train", batch_sequences=batch, seed=seed, start_example=start)
+    whole = Batches(corpus, "train", batch_sequences=batch, seed=seed)
     parts = [
-        batches(
+        Batches(
             corpus,
             "train",
             batch_sequences=batch,
             seed=seed,
-            start_example=start,
             process_index=process,
             process_count=num_processes,
         )
         for process in range(num_processes)
     ]
-    for _ in range(3):
-        expected = next(whole)
+    for example in range(start, start + 3 * batch, batch):
+        expected = whole.at(example)
         assert (expected.shape, expected.dtype) == ((batch, 13), np.int32)
-        np.testing.assert_array_equal(np.concatenate([next(part) for part in parts]), expected)
+        np.testing.assert_array_equal(np.concatenate([part.at(example) for part in parts]), expected)
 
 
 @given(start=st.integers(0, 500), batch=st.integers(1, 9), other=st.integers(1, 9))
 def test_the_position_is_an_example_whatever_the_batch(corpus, start, batch, other):
-    first = batches(corpus, "train", batch_sequences=batch, seed=1, start_example=start)
-    rows = np.concatenate([next(first) for _ in range(other)])
-    second = batches(corpus, "train", batch_sequences=other, seed=1, start_example=start)
-    np.testing.assert_array_equal(np.concatenate([next(second) for _ in range(batch)]), rows)
+    first = Batches(corpus, "train", batch_sequences=batch, seed=1)
+    rows = np.concatenate([first.at(start + batch * number) for number in range(other)])
+    second = Batches(corpus, "train", batch_sequences=other, seed=1)
+    again = np.concatenate([second.at(start + other * number) for number in range(batch)])
+    np.testing.assert_array_equal(again, rows)
 
 
 def test_an_epoch_reads_every_row_once_and_the_next_in_another_order(corpus):
     rows = corpus.rows("train")
-    stream = batches(corpus, "train", batch_sequences=1, seed=3)
-    epochs = [[next(stream)[0].tobytes() for _ in range(len(rows))] for _ in range(2)]
+    stream, count = Batches(corpus, "train", batch_sequences=1, seed=3), len(rows)
+    epochs = [[stream.at(epoch * count + row)[0].tobytes() for row in range(count)] for epoch in range(2)]
     expected = sorted(row.astype(np.int32).tobytes() for row in rows)
     assert sorted(epochs[0]) == sorted(epochs[1]) == expected
     assert epochs[0] != epochs[1]
 
 
+def test_a_bit_that_changed_in_the_rows_is_noticed(folder, tmp_path):
+    """An id of the vocabulary in another's place, or one beyond it, which JAX would clip in silence."""
+    made = prepare_corpus(str(folder), tmp_path / "data", vocab_size=300, seq_len=12)
+    path = made.directory / "validation.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0x80
+    path.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        Corpus.load(made.directory)
+    assert str(error.value) == (
+        f"corpus {made.directory}: validation.npy does not match its checksum;"
+        " delete that folder, and it is prepared again from its text"
+    )
+
+
+@given(text=st.text(st.sampled_from("ab\r\n\u00e9"), max_size=90))
+def test_a_long_file_is_read_in_the_pieces_that_it_would_be_cut_into(text):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "_LONGEST", 16)
+        path = Path(folder, "long.txt")
+        path.write_bytes(text.encode())
+        expected = [piece for piece in cut(Document("long.txt", text), 16) if piece.text.strip()]
+        if expected:
+            assert list(read_documents(str(path))) == expected
+
+
+def test_bad_lines_and_files_are_left_out_by_name(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": \n{"text": "two"}\n')
+    (tmp_path / "b.txt").write_text("three")
+    with pytest.warns(UserWarning, match=r"a\.jsonl line 2: is not JSON .* it is left out"):
+        found = list(read_documents(str(tmp_path), "skip"))
+    assert [document.text for document in found] == ["one", "two", "three"]
+    with pytest.raises(DataError, match=r"a\.jsonl line 2: is not JSON"):
+        list(read_documents(str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_a_corpus_need_not_fit_in_memory(tmp_path):
+    """70 MB of JSONL and of one text file: packing holds neither text nor ids, but one batch of each."""
+    line = "the weights of every layer lie on two axes of the mesh, and their gradients on both of them"
+    with (tmp_path / "texts.jsonl").open("w") as file:
+        for number in range(33_000):
+            file.write(json.dumps({"text": f"{number} {line} " * 20}) + "\n")
+    with (tmp_path / "text.txt").open("w") as file:
+        for number in range(700_000):
+            file.write(f"{number} {line}\n")
+    program = (
+        "import resource, sys; from pathlib import Path; from meshwright.train.data import prepare_corpus;"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "c = prepare_corpus(sys.argv[1], Path(sys.argv[2]), vocab_size=512, seq_len=256);"
+        "print(c.num_bytes, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
+    )
+    for name in ("texts.jsonl", "text.txt"):
+        arguments = [sys.executable, "-c", program, str(tmp_path / name), str(tmp_path / f"{name}.data")]
+        out = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+        num_bytes, grown = map(int, out.split())
+        assert num_bytes > 60e6 and grown < 300e6, (num_bytes, grown)
+
+
 def test_a_batch_that_does_not_divide_over_processes_is_refused(corpus):
     with pytest.raises(DataError) as error:
-        batches(corpus, "train", batch_sequences=6, seed=0, process_count=4)
+        Batches(corpus, "train", batch_sequences=6, seed=0, process_count=4)
     assert str(error.value) == "batch: 6 sequences (B) do not divide over 4 processes"
 
 

@@ -1,11 +1,9 @@
 """The loop's metrics, validation, checkpoints, resumption and end, on a table of bigrams."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.train.bigram import OPTIMIZER, BigramStep
+from tests.train.bigram import BigramStep
 
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
-from meshwright.nn import checkpoint
-from meshwright.train.data import Corpus, batches, prepare_corpus
-from meshwright.train.loop import _exact_chunks, train, validation_loss
+from meshwright.nn.checkpoint_files import steps
+from meshwright.train import loop
+from meshwright.train.data import Batches, Corpus, prepare_corpus
+from meshwright.train.loop import Rhythm, Start, _exact_chunks, begin, train, validation_loss
 from meshwright.train.metrics import Reporter, append, read_lines, truncate
 
 KEYS = {
@@ -32,6 +31,7 @@ KEYS = {
     "tokens_per_second",
     "mfu",
 }
+RHYTHM = {field.name for field in fields(Rhythm)}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def run_to(run: Path, corpus: Corpus, num_steps: int, step: BigramStep | None = None, **options: Any) -> Any:
-    return train(run, step or BigramStep(), corpus, OPTIMIZER, num_steps=num_steps, **options)
+    step = step or BigramStep()
+    start = begin(run, step, corpus, resume=options.pop("resume", False), seed=options.pop("seed", 0))
+    rhythm = Rhythm(**{name: options.pop(name) for name in RHYTHM & options.keys()})
+    return train(run, step, corpus, start, num_steps=num_steps, rhythm=rhythm, **options)
 
 
 def test_learns_more_than_how_often_tokens_occur(tmp_path, corpus):
@@ -95,9 +98,9 @@ def test_resumed_run_equals_uninterrupted_on_another_mesh_too(tmp_path, corpus):
     assert (cut["loss"], cut["validation_loss"]) == (whole["loss"], whole["validation_loss"])
     assert [line["step"] for line in read_lines(tmp_path / "cut" / "metrics.jsonl")] == [3, 6, 9, 12]
     # The data went on where it stopped, in the same order.
-    stream = batches(corpus, "train", batch_sequences=8, seed=0)
-    for tokens in first.batches + second.batches:
-        np.testing.assert_array_equal(tokens, next(stream))
+    stream = Batches(corpus, "train", batch_sequences=8, seed=0)
+    for number, tokens in enumerate(first.batches + second.batches):
+        np.testing.assert_array_equal(tokens, stream.at(8 * number))
 
     run_to(tmp_path / "other", corpus, 6)
     other = run_to(tmp_path / "other", corpus, 12, BigramStep(data=2, tensor=1), resume=True)
@@ -109,7 +112,7 @@ def test_the_data_position_counts_examples_not_batches(tmp_path, corpus):
     run_to(tmp_path, corpus, 3, seed=5)
     larger = BigramStep(batch_sequences=16)
     run_to(tmp_path, corpus, 4, larger, resume=True)
-    expected = next(batches(corpus, "train", batch_sequences=16, seed=5, start_example=24))
+    expected = Batches(corpus, "train", batch_sequences=16, seed=5).at(24)
     np.testing.assert_array_equal(larger.batches[0], expected)
 
 
@@ -126,7 +129,7 @@ def test_lines_past_the_checkpoint_are_written_anew(tmp_path, corpus):
 def test_checkpoints_are_kept_at_their_steps(tmp_path, corpus):
     run_to(tmp_path, corpus, 7, checkpoint_every=3)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["6", "7"]
-    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [3, 6, 7]
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [7]
 
 
 def test_resuming_a_finished_run_trains_nothing(tmp_path, corpus):
@@ -175,40 +178,67 @@ def test_rows_of_another_length_are_refused(tmp_path, corpus):
 
 def test_a_loss_that_is_not_a_number_stops_the_run_before_it_is_saved(tmp_path, corpus):
     with pytest.raises(MeshwrightError) as error:
-        run_to(tmp_path, corpus, 10, BigramStep(fails_at=5), checkpoint_every=3, log_every=1)
+        run_to(tmp_path, corpus, 10, BigramStep(fails_at=5), checkpoint_every=3, log_every=1, on_spike="stop")
     assert str(error.value) == (
         "training diverged: loss is nan at step 6;"
         " go on from the last checkpoint, or start again, with a lower learning rate"
     )
-    assert checkpoint.latest_step(tmp_path / "checkpoints") == 3
+    assert steps(tmp_path / "checkpoints") == [3]
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path, corpus, number):
-    root = Path(__file__).parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "tests/train/bigram.py", str(corpus.directory), str(tmp_path)],
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        while process.stdout.readline() != "5\n":
-            assert process.poll() is None
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, err) == (0, "")
-    ended = int(out.split()[-1])
-    assert checkpoint.latest_step(tmp_path / "checkpoints") == ended >= 5
-    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [ended]
-    line = run_to(tmp_path, corpus, ended + 1, resume=True)
-    assert line["step"] == ended + 1
+class BadBatch(BigramStep):
+    """A batch whose rows are `bad` has a loss that is no number."""
+
+    def __init__(self, bad: np.ndarray) -> None:
+        super().__init__()
+        self.bad = bad
+
+    def step(self, state: Any, tokens: np.ndarray) -> tuple[Any, dict[str, jax.Array]]:
+        state, metrics = super().step(state, tokens)
+        return state, metrics | ({"loss": metrics["loss"] * np.nan} if (tokens == self.bad).all() else {})
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 3])
+def test_a_batch_whose_loss_is_no_number_is_left_out(tmp_path, corpus, checkpoint_every):
+    """From step 0 where nothing was saved, else from the checkpoint: the others are all trained on."""
+    stream = Batches(corpus, "train", batch_sequences=8, seed=0)
+    step = BadBatch(stream.at(40))
+    with pytest.warns(UserWarning, match=rf"step 6: loss is nan; back to step {checkpoint_every}, without"):
+        line = run_to(tmp_path, corpus, 7, step, log_every=1, checkpoint_every=checkpoint_every)
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+    assert line["skipped"] == [[40, 48]] or line["skipped"] == ((40, 48),)
+    for tokens, example in zip(step.batches[-4:], [24, 32, 48, 56], strict=True):
+        np.testing.assert_array_equal(tokens, stream.at(example))
+    # A run that goes on knows what was left out.
+    resumed = begin(tmp_path, BigramStep(), corpus, resume=True)
+    assert (resumed.next_example, resumed.skipped) == (64, ((40, 48),))
+
+
+def test_a_run_whose_every_batch_fails_is_given_up(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(loop, "_MOST_SKIPPED", 2)
+    given_up = pytest.raises(MeshwrightError, match="2 batches after step 0 were left out")
+    with pytest.warns(UserWarning, match="loss is nan; back to step 0") as warned, given_up:
+        run_to(tmp_path, corpus, 7, BigramStep(fails_at=3))
+    assert len(warned) == 2
+
+
+@given(
+    next_example=st.integers(0, 50),
+    skipped=st.lists(st.tuples(st.integers(0, 100), st.integers(1, 20)), max_size=5),
+    batch=st.integers(1, 9),
+)
+def test_no_batch_holds_an_example_left_out_and_no_other_is_lost(next_example, skipped, batch):
+    ranges = tuple((first, first + size) for first, size in skipped)
+    start = Start(None, 0, next_example, 0, skipped=ranges)
+    begins = [begin for begin, _ in zip(start.examples(batch), range(30), strict=False)]
+    out = {example for first, end in ranges for example in range(first, end)}
+    taken = [example for begin in begins for example in range(begin, begin + batch)]
+    assert not out & set(taken) and taken == sorted(set(taken))
+    # What is neither taken nor left out is less than a batch before something left out.
+    for example in set(range(next_example, taken[-1])) - set(taken) - out:
+        assert out & set(range(example, example + batch))
 
 
 def test_handlers_are_put_back(tmp_path, corpus):
@@ -256,6 +286,7 @@ def test_numbers_of_a_step_are_fetched_after_the_next_is_dispatched(tmp_path, mo
         planned_step_seconds=None,
         log_every=1,
         on_step=None,
+        check=lambda line: None,
     )
     numbers: dict[str, Any] = {"loss": 1.0, "grad_norm": 1.0, "learning_rate": 1.0}
     numbers["step"] = 1
@@ -280,6 +311,7 @@ def test_step_seconds_is_the_median_without_pauses(tmp_path, monkeypatch):
         planned_step_seconds=None,
         log_every=100,
         on_step=None,
+        check=lambda line: None,
     )
     numbers: dict[str, Any] = {"loss": 1.0, "grad_norm": 1.0, "learning_rate": 1.0}
     for step in (1, 2, 3):

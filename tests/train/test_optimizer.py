@@ -1,6 +1,7 @@
 """AdamW against steps worked by hand."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -52,6 +53,33 @@ def test_two_updates_worked_by_hand():
     m, v = 0.9 * 0.1 * 0.8 - 0.1, 0.95 * 0.05 * 0.64 + 0.05
     direction = (m / (1 - 0.9**2)) / math.sqrt(v / (1 - 0.95**2))
     assert float(updates["norm"][0, 0]) == pytest.approx(-0.5 * direction, rel=1e-5)
+
+
+def test_two_updates_of_lion_worked_by_hand():
+    """g = (0.6, 0.8) after clipping, then (0, -1): the sign of 0.95 m + 0.05 g, m kept at 0.98."""
+    optimizer = make_optimizer(replace(CONFIG, optimizer="lion"))
+    params: Any = {"wq": jnp.array([[2.0]]), "norm": jnp.array([[1.0]])}
+    state: Any = optimizer.init(params)
+    for gradients, steps in (((3.0, 4.0), (-1.2, -1.0)), ((0.0, -1.0), (-1.17, 1.0))):
+        given = {"wq": jnp.array([[gradients[0]]]), "norm": jnp.array([[gradients[1]]])}
+        updates, state = optimizer.update(given, state, params)
+        rate = 0.25 if gradients[0] else 0.5
+        found: Any = updates
+        assert float(found["wq"][0, 0]) == pytest.approx(rate * steps[0], rel=1e-6)
+        assert float(found["norm"][0, 0]) == pytest.approx(rate * steps[1], rel=1e-6)
+        params = apply(params, updates)
+    assert not hasattr(optax.tree.get(state, "nu"), "items")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("wsd", [0.2, 1.0, 1.0, 1.0, 0.55, 0.1, 0.1]), ("constant", [0.2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])],
+)
+def test_other_courses_of_the_learning_rate(schedule, expected):
+    """Of 40 updates wsd falls over the last 8 to a tenth: half of the way at update 36."""
+    config = OptimizerConfig(peak_learning_rate=1.0, warmup_steps=4, total_steps=40, schedule=schedule)
+    values = [float(learning_rate(config)(count)) for count in (0, 4, 20, 32, 36, 40, 1000)]
+    assert values == pytest.approx(expected)
 
 
 def test_learning_rate_climbs_then_falls_to_a_tenth():

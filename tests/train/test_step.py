@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tests.nn.saving import save
 
 from meshwright.errors import DeviceError
 from meshwright.layout import Layout
@@ -103,7 +104,7 @@ def test_a_checkpoint_goes_on_at_another_zero_stage(
     """Moments sharded over `data` under ZeRO 1 are read onto other shards; the updates stay the same."""
     before, after = _step(data=8, zero=1), _step(**goes_on)
     state, _ = before.step(before.init(0), _TOKENS)
-    checkpoint.save(tmp_path, 1, state, {})
+    save(tmp_path, 1, state, {})
     state, _, _ = checkpoint.restore(tmp_path, after.abstract_state())
     figures = []
     for _ in range(2):

@@ -1,6 +1,7 @@
 """What the library answers with: ranked layouts, and one of them to look into, save, audit or train with."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -139,36 +140,38 @@ class PricedLayout:
 
     def train(
         self,
-        data: str | Path,
+        data: str | Path | None = None,
         *,
         run: str | Path | None = None,
         steps: int | str | None = None,
         resume: bool = False,
-        learning_rate: float = 1e-3,
-        seed: int = 0,
+        learning_rate: float | None = None,
+        seed: int | None = None,
         progress: Progress | None = None,
     ) -> "TrainingResult":
         """The outcome of training with this layout, in this process, as `mw train` does.
 
-        data: a folder, a .txt, .py, .jsonl or .parquet file, or "stdlib". run: the run's folder
-        (runs/MODEL). steps: up to this one (one epoch). JAX must see the layout's devices, so on a CPU call
-        it before JAX has started. Raises DeviceError where it does not see them.
+        data: a folder, a .txt, .py, .jsonl or .parquet file, or "stdlib"; a resumed run has its own. run:
+        the run's folder (runs/MODEL). steps: up to this one (one epoch). None is the run's setting, or the
+        command's default. JAX must see the layout's devices, so on a CPU call it before JAX has started.
+        Raises DeviceError where it does not see them.
         """
         from meshwright.nn.devices import use_devices_of
+        from meshwright.train.job import prepare_job
 
+        given = {
+            "data": None if data is None else str(data),
+            "steps": None if steps is None else parse_count(steps),
+            "learning_rate": learning_rate,
+            "seed": seed,
+        }
+        folder = Path(run) if run is not None else None
+        job = prepare_job(self.plan, json.dumps(self._document(), indent=1), folder, given, resume=resume)
+        for sentence in job.notes:
+            warnings.warn(sentence, stacklevel=2)
         use_devices_of(self.hardware)
-        from meshwright.train.run import TrainingJob, carry_out
+        from meshwright.train.run import carry_out
 
-        job = TrainingJob(
-            self.plan,
-            json.dumps(self._document(), indent=1),
-            Path(run) if run is not None else Path("runs") / self.model.name,
-            str(data),
-            None if steps is None else parse_count(steps),
-            resume,
-            learning_rate,
-            seed,
-        )
         return carry_out(job, progress or _silent)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from meshwright.errors import DeviceError
 from meshwright.hardware import catalog
 from meshwright.hardware.description import read_chip
 from meshwright.hardware.topology import Hardware
+from meshwright.nn.processes import free_port
 from meshwright.notation.mesh import Mesh
 
 _POLL_SECONDS = 0.1
@@ -81,7 +81,7 @@ def _in_processes(spec: str, task: Sweep | Calibration, num_processes: int, seco
     num_devices = _num_devices(spec, num_processes)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
-        job = Job(spec, task, num_processes, _free_port(), str(result))
+        job = Job(spec, task, num_processes, free_port(), str(result))
         workers = [_Worker.start(job, number, num_devices, Path(folder)) for number in range(num_processes)]
         try:
             _wait(workers, time.monotonic() + seconds + _STARTUP_SECONDS, cure)
@@ -105,12 +105,6 @@ def _num_devices(spec: str, num_processes: int) -> int:
             f"write cpu:{max(2, num_processes)}"
         )
     return total // num_processes
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ TRAIN_SECONDS, FAST_TRAIN_SECONDS = 90, 20
 _MIN_STEPS, _MAX_STEPS = 30, 600
 # What a demo writes, and so may remove.
 _OWN = ("machine.toml", "plan.toml", "plan.json", "config.json", "tokenizer.json", "checkpoints")
-_OWN += ("metrics.jsonl", "audit.json", "completion.json", "report.html", "data")
+_OWN += ("settings.json", "metrics.jsonl", "audit.json", "completion.json", "report.html", "data")
 _FOUND_A_PROBLEM = 1
 
 

@@ -21,6 +21,7 @@ from typer.main import get_command as to_command
 
 from meshwright import __version__
 from meshwright.errors import MeshwrightError, nearest
+from meshwright.nn.processes import COORDINATOR
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -30,6 +31,8 @@ COMMANDS = {
     "plan": "Rank the layouts to train a model on a machine.",
     "validate": "Compare the planner with what others measured.",
     "train": "Train a model with a plan's layout.",
+    "launch": "Start a command as many processes.",
+    "export": "Write a run's checkpoint for Hugging Face.",
     "audit": "Compare a plan with what the compiler makes of it.",
     "generate": "Continue a prompt with a checkpoint.",
     "serve": "Serve a checkpoint behind OpenAI's API.",
@@ -115,7 +118,12 @@ def main(args: Sequence[str]) -> int:
 
 def run() -> None:
     """The entry point of `mw` and `meshwright`."""
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if code == BAD_INPUT and COORDINATOR in os.environ:
+        # Leaving in good order would wait for the others, which wait for this process.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _fail(message: str) -> int:

@@ -1,15 +1,24 @@
 """mw train: runs a plan."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshwright.cli.common import Json, count_option, emit, note, progress
-from meshwright.errors import PlanError
+from meshwright.errors import DeviceError
 from meshwright.hardware import catalog
 from meshwright.nn.devices import use_devices_of
+from meshwright.nn.processes import num_processes
 from meshwright.plan_file import load_plan
+from meshwright.train.job import TrainingJob, prepare_job
+
+if TYPE_CHECKING:
+    from meshwright.train.run import TrainingResult
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _INTERRUPTED = 130
@@ -17,47 +26,123 @@ _INTERRUPTED = 130
 
 @app.command()
 def train(
-    data: Annotated[str, typer.Option(help="A folder, a .txt, .py, .jsonl or .parquet file, or stdlib.")],
     plan_path: Annotated[
         Path | None, typer.Argument(metavar="[PLAN.toml]", help="From mw plan. Without: that of the run.")
     ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A folder, a .txt, .py, .jsonl or .parquet file, or stdlib.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json or a folder with one. [trained on the data]")
+    ] = None,
+    bad_data: Annotated[
+        str | None, typer.Option(metavar="skip|stop", help="What to do about a damaged file or line. [stop]")
+    ] = None,
     run: Annotated[Path | None, typer.Option(help="The run's folder. [runs/MODEL]")] = None,
     steps: Annotated[int | None, count_option("--steps", help="Train up to this step. [one epoch]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
-    learning_rate: Annotated[float, typer.Option(help="At its peak, after the warm-up.")] = 1e-3,
-    seed: Annotated[int, typer.Option(min=0, help="Of the parameters and the order of the data.")] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint, with the run's settings.")
+    ] = False,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="At its peak, after the warm-up. [1e-3]")
+    ] = None,
+    schedule_steps: Annotated[
+        int | None, count_option("--schedule-steps", help="Decay the learning rate until here. [--steps]")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="cosine|wsd|constant", help="Its course after the warm-up. [cosine]")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(metavar="adamw|lion", help="[adamw]")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of the parameters and the order of the data. [0]")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, count_option("--checkpoint-every", help="Steps between checkpoints. [by time alone]")
+    ] = None,
+    checkpoint_minutes: Annotated[
+        float | None, typer.Option(help="Minutes between checkpoints. [10]")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(help="Checkpoints kept: the last, and the best validated one. [2]")
+    ] = None,
+    on_spike: Annotated[
+        str | None, typer.Option(metavar="skip|stop", help="What to do about a loss that spikes. [skip]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model with a plan's layout; the run's folder gets checkpoints and metrics.
 
-    SIGINT and SIGTERM end it after the step at hand, with a checkpoint.
+    Checkpoints are written in the background. SIGINT and SIGTERM end it after the step at hand, with
+    one. A run that goes on keeps its plan, data and settings; what is given again and differs is said.
 
     \b
     mw train plan.toml --data stdlib --run runs/demo --steps 300
+    mw train --run runs/demo --resume
     """
-    path = _plan_path(plan_path, run)
-    plan, beside = load_plan(path), path.with_suffix(".json")
-    figures = beside.read_text(encoding="utf-8") if beside.is_file() else None
-    folder = run or Path("runs") / plan.model.name
-    use_devices_of(catalog.load(plan.hardware))
-    from meshwright.train.run import TrainingJob, carry_out
-
-    job = TrainingJob(plan, figures, folder, data, steps, resume, learning_rate, seed)
-    with progress() as report:
-        result = carry_out(job, report)
-    if as_json:
+    given = {
+        "data": data,
+        "tokenizer": tokenizer,
+        "bad_data": bad_data,
+        "steps": steps,
+        "schedule_steps": schedule_steps,
+        "learning_rate": learning_rate,
+        "schedule": schedule,
+        "optimizer": optimizer,
+        "seed": seed,
+        "checkpoint_every": checkpoint_every,
+        "checkpoint_minutes": checkpoint_minutes,
+        "keep": keep,
+        "on_spike": on_spike,
+    }
+    plan = load_plan(plan_path) if plan_path is not None else None
+    job = prepare_job(plan, _figures(plan_path), run, given, resume=resume)
+    for sentence in job.notes:
+        note(f"mw: {sentence}")
+    with _own_stdout():
+        result, speaks = _carry_out(job)
+    if speaks and as_json:
         emit(result.line)
-    else:
-        for sentence in result.sentences():
-            print(sentence)
+    elif speaks:
+        print("\n".join(result.sentences()))
     if not result.finished:
         note(f"mw: stopped at step {result.line['step']}; go on with --resume")
         raise typer.Exit(_INTERRUPTED)
 
 
-def _plan_path(path: Path | None, run: Path | None) -> Path:
-    if path is not None:
-        return path
-    if run is None or not (run / "plan.toml").is_file():
-        raise PlanError("no plan: name a PLAN.toml (mw plan train ... -o PLAN.toml), or a --run that has one")
-    return run / "plan.toml"
+def _carry_out(job: TrainingJob) -> tuple["TrainingResult", bool]:
+    """The outcome, and whether this process is the one that prints it."""
+    use_devices_of(catalog.load(job.plan.hardware))
+    import jax
+
+    from meshwright.train.run import carry_out
+
+    try:
+        with progress() as report:
+            return carry_out(job, report), jax.process_index() == 0
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"process {jax.process_index()} lost the others: {reason}") from error
+
+
+@contextmanager
+def _own_stdout() -> Iterator[None]:
+    """Keeps stdout for the result: gloo (jaxlib 0.10) prints there, from C++, when processes connect."""
+    if num_processes() == 1:
+        yield
+        return
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)
+
+
+def _figures(plan_path: Path | None) -> str | None:
+    """The text of plan.json beside the plan, which a report reads."""
+    beside = plan_path.with_suffix(".json") if plan_path is not None else None
+    return beside.read_text(encoding="utf-8") if beside is not None and beside.is_file() else None

@@ -1,91 +1,204 @@
-"""Checkpoints of a training state, through Orbax, restored onto any mesh.
+"""Checkpoints of a training state through Orbax: saved while the run goes on, restored onto any mesh.
 
-    checkpoints/<step>/state        every array of the state by its name: params.wq, opt_state.0.mu.wq
-    checkpoints/<step>/data         where the data stood, as JSON
-    checkpoints/<step>/files.json   the size of every file above, written last
-
-Arrays are stored by name and not by tree, so a checkpoint outlives the classes that held it, and
-serving reads the parameters without knowing the optimizer. Orbax writes a step beside its place and
-renames it, so a killed run leaves no half of one.
+Arrays are stored by name (params.wq, opt_state.0.mu.wq) and not by tree, so a checkpoint outlives the
+classes that held it, and serving reads the parameters without knowing the optimizer. The files around
+them, and what makes a checkpoint whole, stand in checkpoint_files.py.
 """
 
 import json
+import logging
+import shutil
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
+from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, OutputError
 from meshwright.files import write_whole
+from meshwright.nn import checkpoint_files as files
 
-_FILES = "files.json"
-_KEPT = 2
+# Orbax writes what goes wrong in its threads to standard error, traceback and all, before it raises it here.
+absl_logging.set_verbosity(absl_logging.FATAL)
 
 
-def save(directory: Path, step: int, state: Any, data_position: dict[str, Any], *, keep: int = _KEPT) -> None:
-    """Writes `state` and `data_position` as checkpoint `step`, and removes all but the last `keep`."""
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
-    with ocp.CheckpointManager(directory.absolute(), options=options) as manager:
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(_by_name(state)), data=ocp.args.JsonSave(data_position)
-        )
-        manager.save(step, args=items)
-    if jax.process_index() == 0:
-        _list_files(directory / str(step))
+class Saver:
+    """Saves checkpoints into a folder in the background, one at a time.
+
+    keep: how many of the last are kept, beside the one with the lowest validation loss. Every process
+    calls the same methods in the same order. `save` returns once the arrays are copied off the devices,
+    so that the next step may overwrite them. An error of a save is raised by the next call.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self._directory, self._keep = directory.absolute(), keep
+        _quiet_failures()
+        # Trained weights do not compress: zstd took four times the writing and saved 7%.
+        handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+        self._orbax = ocp.AsyncCheckpointer(handler)
+        self._commit: threading.Thread | None = None
+        self._saving: int | None = None
+        self._error: BaseException | None = None
+        if jax.process_index() == 0:
+            shutil.rmtree(self._directory / files.SAVING, ignore_errors=True)
+
+    def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
+        """Begins to save `state` and `position` as checkpoint `step`, once the save before is done."""
+        self.wait()
+        partial = self._directory / files.SAVING / str(step)
+        self._saving = step
+        with self._errors():
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            self._orbax.save(partial / files.STATE, args=ocp.args.PyTreeSave(_by_name(state)), force=True)
+        self._commit = threading.Thread(target=self._finish, args=(partial, position), name="checkpoint")
+        self._commit.start()
+
+    def _finish(self, partial: Path, position: dict[str, Any]) -> None:
+        try:
+            self._orbax.wait_until_finished()
+            if jax.process_index() == 0:
+                write_whole(partial / files.POSITION, json.dumps(position))
+                files.seal(partial)
+                files.put_in_place(partial, self._directory)
+                files.prune(self._directory, self._keep)
+        except BaseException as error:  # raised in the thread that trains, by `check`
+            self._error = error
+
+    def check(self) -> None:
+        """Raises OutputError where a save has failed; what it wrote is removed to make room."""
+        if self._error is not None and not self.busy:
+            error, self._error = self._error, None
+            with self._errors():
+                raise error
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._commit is not None and self._commit.is_alive()
+
+    def wait(self) -> None:
+        """Returns once no save is under way, here and in process 0, which completes them."""
+        if self._commit is not None:
+            self._commit.join()
+            self._commit = None
+            self.check()
+            if jax.process_count() > 1:
+                multihost_utils.sync_global_devices("a checkpoint is complete")
+        self.check()
+
+    def close(self) -> None:
+        """Waits for the save under way, and frees what saving took."""
+        try:
+            self.wait()
+        finally:
+            self._orbax.close()
+            with suppress(OSError):  # not empty: a save has failed
+                (self._directory / files.SAVING).rmdir()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What goes wrong in writing, as OutputError with the step to go on from."""
+        try:
+            yield
+        except (OSError, ValueError, OutputError) as error:  # TensorStore raises ValueError for any status
+            shutil.rmtree(self._directory / files.SAVING, ignore_errors=True)
+            there = files.steps(self._directory)
+            cure = f"go on from step {there[-1]} with --resume" if there else "there is no earlier one"
+            path = self._directory / str(self._saving)
+            raise OutputError(
+                f"checkpoint {path}: cannot be written ({_reason(error)}); make room, then {cure}"
+            ) from error
+
+
+def _quiet_failures() -> None:
+    """Leaves a failed save to `Saver.check`: asyncio and TensorStore print each array's failure as well.
+
+    TensorStore's callbacks find the event loop closed that Orbax left at the first failure (orbax 0.12).
+    """
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if str(error) != "Event loop is closed":
+            previous(kind, error, trace)
+
+    if previous is sys.__excepthook__:
+        sys.excepthook = hook
 
 
 def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any], int]:
-    """(state, data_position, step) of the checkpoint `step`, or of the latest.
+    """(state, position, step) of the checkpoint `step`, or of the last that is sound.
 
     abstract_state: the state as jax.ShapeDtypeStruct with the shardings to restore onto (an array
     without one goes to the first device); neither the mesh nor the number of devices need be those
-    that saved. Raises CheckpointError where there is none, it is cut short, or an array differs.
+    that saved. A damaged checkpoint is passed over for the one before it, with a warning that names it.
+    Raises CheckpointError where there is none, `step` itself is damaged, or an array differs.
     """
-    step = _complete_step(directory, step)
+    step = sound_step(directory, step)
     wanted = _by_name(abstract_state)
     with _opened(directory, step) as checkpointer:
-        stored = _check(directory / str(step), wanted, checkpointer)
+        stored = _check(directory, step, wanted, checkpointer)
         for name in sorted(stored.keys() - wanted.keys()):
             raise CheckpointError(
                 f"checkpoint {directory / str(step)}: holds {name}{list(stored[name].shape)},"
                 " which this model has not; name the run of this model"
             )
-        items = ocp.args.Composite(state=_to_restore(wanted), data=ocp.args.JsonRestore())
-        restored = checkpointer.restore(_path(directory, step), args=items)
-    return _like(abstract_state, restored["state"]), restored["data"], step
+        restored = checkpointer.restore(_path(directory, step), args=_to_restore(wanted))
+    return _like(abstract_state, restored), files.read_position(directory, step), step
 
 
 def restore_params(directory: Path, abstract_params: Any, step: int | None = None) -> Any:
-    """The parameters alone of the checkpoint `step` or the latest, for serving; no more is read.
+    """The parameters alone of the checkpoint `step` or the last sound one, for serving.
 
-    They are what the saved state held under the name `params`. Errors as for `restore`; arrays are
-    cast to the type asked for.
+    They are what the saved state held under the name `params`. Warnings and errors as for `restore`;
+    arrays are cast to the type asked for.
     """
-    step = _complete_step(directory, step)
+    step = sound_step(directory, step)
     abstract = {"params": abstract_params}
     wanted = _by_name(abstract)
     with _opened(directory, step) as checkpointer:
-        _check(directory / str(step), wanted, checkpointer, cast=True)
-        items = ocp.args.Composite(state=_to_restore(wanted))
-        restored = checkpointer.restore(_path(directory, step), args=items)
-    return _like(abstract, restored["state"])["params"]
+        _check(directory, step, wanted, checkpointer, cast=True)
+        restored = checkpointer.restore(_path(directory, step), args=_to_restore(wanted))
+    return _like(abstract, restored)["params"]
 
 
-def latest_step(directory: Path) -> int | None:
-    """The last step saved in `directory`, None where there is none."""
-    return max(_steps(directory), default=None)
+def sound_step(directory: Path, step: int | None = None) -> int:
+    """`step`, or the last sound one; every process gets that of process 0, which reads the files.
 
-
-def _steps(directory: Path) -> list[int]:
-    return ocp.utils.checkpoint_steps(directory.absolute()) if directory.is_dir() else []
+    Warns of each damaged checkpoint that is passed over. Raises CheckpointError where none is sound.
+    """
+    failure, damaged = "", []
+    if jax.process_index() == 0:
+        try:
+            if step is None:
+                step, damaged = files.newest_sound(directory)
+            else:
+                files.check_sound(directory, step)
+        except CheckpointError as error:
+            failure = str(error)
+    if jax.process_count() > 1:
+        agreed = -1 if failure else step
+        step = int(multihost_utils.broadcast_one_to_all(-1 if agreed is None else agreed))
+        if step < 0 and not failure:
+            failure = f"checkpoint: process 0 finds none in {directory} that is sound"
+    if failure:
+        raise CheckpointError(failure)
+    assert step is not None
+    for sentence in damaged:
+        warnings.warn(f"{sentence}; going on from step {step}", stacklevel=2)
+    return step
 
 
 def _path(directory: Path, step: int) -> Path:
-    return directory.absolute() / str(step)
+    return directory.absolute() / str(step) / files.STATE
 
 
 def _by_name(tree: Any) -> dict[str, Any]:
@@ -114,26 +227,35 @@ def _to_restore(wanted: dict[str, Any]) -> ocp.args.PyTreeRestore:
 
 @contextmanager
 def _opened(directory: Path, step: int) -> Iterator[ocp.Checkpointer]:
-    """A reader of the checkpoint's two items, whose failures come out as CheckpointError."""
-    handler = ocp.CompositeCheckpointHandler(
-        state=ocp.PyTreeCheckpointHandler(), data=ocp.JsonCheckpointHandler()
-    )
-    with ocp.Checkpointer(handler) as checkpointer:
+    """A reader of the checkpoint's arrays, whose failures come out as CheckpointError."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         try:
             yield checkpointer
         except (CheckpointError, jax.errors.JaxRuntimeError):  # the latter: out of memory, not damage
             raise
         except Exception as error:  # Orbax and TensorStore raise bare Exception and ValueError
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise CheckpointError(_damaged(directory, step, f"cannot be read ({reason[:200]})")) from error
+            path = directory / str(step)
+            raise CheckpointError(f"checkpoint {path}: cannot be read ({_reason(error)})") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The sentence of an error that says most: the system's own where there is one."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((text for text in _DISK_ERRORS if text in str(error)), lines[0][:200])
+
+
+_DISK_ERRORS = ("No space left on device", "Disk quota exceeded", "File too large", "Read-only file system")
 
 
 def _check(
-    path: Path, wanted: dict[str, Any], checkpointer: ocp.Checkpointer, cast: bool = False
+    directory: Path, step: int, wanted: dict[str, Any], checkpointer: ocp.Checkpointer, cast: bool = False
 ) -> dict[str, Any]:
     """What the checkpoint holds by name; CheckpointError at the first array it lacks or has otherwise."""
-    items: Any = checkpointer.metadata(path.absolute()).item_metadata
-    stored: dict[str, Any] = items["state"].tree
+    path = directory / str(step)
+    metadata: Any = checkpointer.metadata(_path(directory, step)).item_metadata
+    stored: dict[str, Any] = metadata.tree
     for name, leaf in wanted.items():
         if name not in stored:
             raise CheckpointError(
@@ -151,54 +273,3 @@ def _check(
                 f" train on in {there.dtype}"
             )
     return stored
-
-
-def _list_files(path: Path) -> None:
-    sizes = {
-        file.relative_to(path).as_posix(): file.stat().st_size
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-    }
-    write_whole(path / _FILES, json.dumps(sizes, indent=0))
-
-
-def _complete_step(directory: Path, step: int | None) -> int:
-    """`step`, or the latest; CheckpointError where there is none or it is cut short."""
-    steps = _steps(directory)
-    if not steps:
-        raise CheckpointError(f"checkpoint: {directory} holds none; train first, or without --resume")
-    if step is None:
-        step = max(steps)
-    if step not in steps:
-        known = ", ".join(map(str, sorted(steps)))
-        raise CheckpointError(f"checkpoint: {directory} holds no step {step}; there: {known}")
-    _check_files(directory, step)
-    return step
-
-
-def _check_files(directory: Path, step: int) -> None:
-    """CheckpointError at the first file that is missing or has another size than when it was saved.
-
-    Done before Orbax reads anything: it finds the damage too, but in a thread of its own, with
-    tracebacks on standard error and no word of what to do.
-    """
-    path = directory / str(step)
-    try:
-        sizes: dict[str, int] = json.loads((path / _FILES).read_text())
-    except (OSError, ValueError):
-        raise CheckpointError(_damaged(directory, step, f"has no whole {_FILES}")) from None
-    for name, size_bytes in sizes.items():
-        if not (path / name).is_file():
-            raise CheckpointError(_damaged(directory, step, f"lacks {name}"))
-        found_bytes = (path / name).stat().st_size
-        if found_bytes != size_bytes:
-            raise CheckpointError(
-                _damaged(directory, step, f"{name} has {found_bytes} of {size_bytes} bytes")
-            )
-
-
-def _damaged(directory: Path, step: int, how: str) -> str:
-    """The message for a checkpoint that is cut short: how, and which earlier step to go on from."""
-    earlier = [other for other in _steps(directory) if other < step]
-    cure = f"to go on from step {max(earlier)}" if earlier else "and train again: there is no earlier step"
-    return f"checkpoint {directory / str(step)}: is cut short: {how}; delete that folder {cure}"

@@ -5,6 +5,7 @@ import re
 
 from meshwright.errors import DeviceError
 from meshwright.hardware.topology import Hardware
+from meshwright.nn.processes import join, num_processes
 
 _COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
@@ -26,12 +27,17 @@ def use_cpu_devices(num_devices: int) -> None:
 
 
 def use_devices_of(hardware: Hardware) -> None:
-    """Makes JAX see the devices that a plan is for.
+    """Makes JAX see the devices that a plan is for, those of the other processes of the run too.
 
-    Raises DeviceError where this machine has another kind: a plan for a TPU pod runs there.
+    Virtual CPU devices are shared out evenly. Raises DeviceError where this machine has another kind (a
+    plan for a TPU pod runs there), or the processes do not find each other.
     """
+    count = num_processes()
     if hardware.chip.kind == "cpu":
-        use_cpu_devices(hardware.num_chips)
+        if hardware.num_chips % count:
+            raise DeviceError(f"{count} processes cannot share the {hardware.num_chips} devices evenly")
+        use_cpu_devices(hardware.num_chips // count)
+    join(hardware.chip.kind)
     import jax
 
     kind, spec = hardware.chip.kind, hardware.spec

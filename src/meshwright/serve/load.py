@@ -17,14 +17,13 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.nn.checkpoint import restore_params
+from meshwright.nn.checkpoint_files import CHECKPOINTS
 from meshwright.nn.params import abstract_params
 from meshwright.nn.weights import load_hf
 from meshwright.serve.tokenizer import Tokenizer, load_tokenizer
 
 Params = dict[str, Any]
 LoadParams = Callable[[Layout, Mesh], Params]
-
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,15 +24,21 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from meshwright.errors import DataError
-from meshwright.train.documents import Document, read_documents, split_documents
+from meshwright.files import file_sha256
+from meshwright.train.documents import BadData, Document, divide, read_documents
 from meshwright.train.tokenizer import end_of_text_id, load_tokenizer, train_tokenizer
 
-_REPACK = "prepare it again from its text"
-_FORMAT = 1  # part of the fingerprint: raise it when the files' meaning changes
-_ENCODED_AT_ONCE = 64
+_REPACK = "delete that folder, and it is prepared again from its text"
+_FORMAT = 2  # part of the fingerprint: raise it when the files' meaning changes
+# Bounds of memory: documents and characters encoded at once, ids counted at once, text a BPE learns from.
+_ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 1 << 20
+_COUNTED_AT_ONCE = 1 << 22
+_TOKENIZER_CHARACTERS = 50_000_000
+_NPY_HEADER_BYTES = 128
 _NUM_EXAMPLES = 1 << 50
 
 Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = ("train", "validation")
 Progress = Callable[[str, float], None]  # (what is being done, fraction done)
 
 
@@ -41,8 +48,8 @@ class Corpus:
 
     num_train_tokens, num_validation_tokens: tokens in the packed rows; what does not fill the
     last row of a split is left out. vocab_size: the tokenizer's. num_bytes: UTF-8 bytes of all
-    documents. unigram_entropy: nats per validation token of a model that knows only how often
-    each token occurs in the training rows,
+    documents. sha256: of each split's file. unigram_entropy: nats per validation token of a model
+    that knows only how often each token occurs in the training rows,
 
         H = -mean_v log((count_train(v) + 1) / (num_train_tokens + vocab_size))
 
@@ -61,10 +68,11 @@ class Corpus:
     num_train_tokens: int
     num_validation_tokens: int
     unigram_entropy: float
+    sha256: dict[str, str]
 
     @classmethod
     def load(cls, directory: Path) -> "Corpus":
-        """The corpus in `directory`; DataError where there is none or a file is damaged."""
+        """The corpus in `directory`; DataError where there is none or a bit of its rows has changed."""
         try:
             record = json.loads((directory / "corpus.json").read_text())
             corpus = cls(directory=directory, **record)
@@ -76,6 +84,9 @@ class Corpus:
             raise DataError(f"corpus {directory}: is damaged ({error}); {_REPACK}") from None
         if shapes != [corpus.num_train_tokens, corpus.num_validation_tokens]:
             raise DataError(f"corpus {directory}: its rows do not match corpus.json; {_REPACK}")
+        for split, expected in corpus.sha256.items():
+            if file_sha256(directory / f"{split}.npy") != expected:
+                raise DataError(f"corpus {directory}: {split}.npy does not match its checksum; {_REPACK}")
         return corpus
 
     def rows(self, split: Split) -> np.ndarray:
@@ -84,8 +95,7 @@ class Corpus:
 
     @cached_property
     def _rows(self) -> dict[str, np.ndarray]:
-        splits = ("train", "validation")
-        return {split: np.load(self.directory / f"{split}.npy", mmap_mode="r") for split in splits}
+        return {split: np.load(self.directory / f"{split}.npy", mmap_mode="r") for split in SPLITS}
 
     @property
     def tokenizer_path(self) -> Path:
@@ -99,129 +109,229 @@ def prepare_corpus(
     vocab_size: int,
     seq_len: int,
     tokenizer: Path | None = None,
+    bad_data: BadData = "stop",
     progress: Progress | None = None,
 ) -> Corpus:
     """The corpus of `source` packed into `directory`; reused where the same one already lies there.
 
-    source: see `read_documents`. vocab_size: ids the model has; the BPE is trained (on the training
-    documents alone) to at most as many. tokenizer: a tokenizer.json to use instead.
+    source, bad_data: see `read_documents`; the text is read several times, and never held. vocab_size:
+    ids the model has; the BPE is trained (on the first 50M characters to train on) to at most as many.
+    tokenizer: a tokenizer.json to use instead.
     Raises DataError for a source without text, a tokenizer with more ids than the model, and text
     that does not fill one row of each split. `directory` is replaced as a whole or not touched.
     """
     report = progress or (lambda what, fraction: None)
     report("reading", 0.0)
-    documents = read_documents(source)
-    fingerprint = _fingerprint(documents, vocab_size, seq_len, tokenizer)
+    survey = _survey(source, bad_data, vocab_size, seq_len, tokenizer)
     existing = _existing(directory)
-    if existing is not None and existing.fingerprint == fingerprint:
+    if existing is not None and existing.fingerprint == survey.fingerprint:
         return existing
-    training, validation = split_documents(documents)
+
+    def read() -> Iterator[Document]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is left out was named by the survey
+            yield from read_documents(source, bad_data)
+
+    division = divide(read, survey.num_characters)
     report("tokenizer", 0.0)
-    bpe = load_tokenizer(tokenizer) if tokenizer else train_tokenizer(training, vocab_size)
+    if tokenizer:
+        bpe = load_tokenizer(tokenizer)
+    else:
+        texts = (piece.text for piece, is_validation in division.pieces(read()) if not is_validation)
+        bpe = train_tokenizer(_sample(texts, _TOKENIZER_CHARACTERS), vocab_size)
     if bpe.get_vocab_size() > vocab_size:
         raise DataError(
             f"tokenizer {tokenizer}: {bpe.get_vocab_size():,} ids exceed the model's vocabulary"
             f" V = {vocab_size:,}; fits: V >= {bpe.get_vocab_size():,}"
         )
     end_id = end_of_text_id(bpe, tokenizer)
-    rows = {
-        "train": _pack("train", training, bpe, end_id, seq_len, source, report),
-        "validation": _pack("validation", validation, bpe, end_id, seq_len, source, report),
-    }
-    corpus = Corpus(
-        directory=directory,
-        source=source,
-        fingerprint=fingerprint,
-        vocab_size=bpe.get_vocab_size(),
-        seq_len=seq_len,
-        end_of_text_id=end_id,
-        num_bytes=sum(len(document.text.encode()) for document in documents),
-        num_train_documents=len(training),
-        num_validation_documents=len(validation),
-        num_train_tokens=rows["train"].size,
-        num_validation_tokens=rows["validation"].size,
-        unigram_entropy=unigram_entropy(rows["train"], rows["validation"], bpe.get_vocab_size()),
-    )
-    _write(corpus, rows, bpe)
+    with _replacing(directory) as partial, ExitStack() as files:
+        dtype = np.uint16 if bpe.get_vocab_size() <= 1 << 16 else np.uint32
+        packers: dict[Split, Packer] = {
+            split: Packer(partial / f"{split}.npy", seq_len, dtype) for split in SPLITS
+        }
+        for packer in packers.values():
+            files.callback(packer.close)
+        num_documents = _pack(division.pieces(read()), bpe, end_id, packers, survey, report)
+        num_tokens = {split: packer.finish(split, source) for split, packer in packers.items()}
+        rows = {split: np.load(partial / f"{split}.npy", mmap_mode="r") for split in SPLITS}
+        bpe.encode_special_tokens = False  # saved as a server wants it: special tokens are special
+        bpe.save(str(partial / "tokenizer.json"))
+        corpus = Corpus(
+            directory=directory,
+            source=source,
+            fingerprint=survey.fingerprint,
+            vocab_size=bpe.get_vocab_size(),
+            seq_len=seq_len,
+            end_of_text_id=end_id,
+            num_bytes=survey.num_bytes,
+            num_train_documents=num_documents["train"],
+            num_validation_documents=num_documents["validation"],
+            num_train_tokens=num_tokens["train"],
+            num_validation_tokens=num_tokens["validation"],
+            unigram_entropy=unigram_entropy(rows["train"], rows["validation"], bpe.get_vocab_size()),
+            sha256={split: file_sha256(partial / f"{split}.npy") for split in SPLITS},
+        )
+        record = asdict(corpus)
+        del record["directory"]  # a run folder may be moved
+        (partial / "corpus.json").write_text(json.dumps(record, indent=2) + "\n")
     return Corpus.load(directory)
 
 
-def batches(
-    corpus: Corpus,
-    split: Split,
-    *,
-    batch_sequences: int,
-    seed: int,
-    start_example: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
-) -> Iterator[np.ndarray]:
-    """Batches int32[B, T+1] without end, shuffled anew each epoch, from a global example index on.
+class Batches:
+    """Batches int32[B / P, T+1] of one split by the global index of their first example.
 
-    The k-th batch holds examples start_example + k B to start_example + (k + 1) B of one shuffled
-    sequence that depends on the seed alone, so the position of a run is one integer, whatever the
-    batch size or the number of processes. Process p of P gets the p-th contiguous B / P of them.
+    The examples are one sequence without end, shuffled anew each epoch, that depends on the seed alone.
+    The batch at index i holds examples i to i + B of it, so the position of a run is one integer,
+    whatever the batch size or the number of processes. Process p of P gets the p-th B / P of them.
+    Raises DataError where B does not divide over the processes.
     """
-    if batch_sequences % process_count:
-        raise DataError(
-            f"batch: {batch_sequences} sequences (B) do not divide over {process_count} processes"
-        )
-    rows = corpus.rows(split)
-    # As good as without end: grain 0.2 overflows when it batches an endless dataset of 2^63 - 1.
-    num_epochs = max(1, _NUM_EXAMPLES // len(rows))
-    examples = grain.MapDataset.source(rows).shuffle(seed=seed).repeat(num_epochs)  # type: ignore[arg-type]
-    local = examples[start_example:].batch(batch_sequences // process_count)[process_index::process_count]
-    # No reader threads: the rows are mapped memory, and the loop reads while the device computes.
-    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    return (batch.astype(np.int32) for batch in local.to_iter_dataset(options))
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        split: Split,
+        *,
+        batch_sequences: int,
+        seed: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
+        if batch_sequences % process_count:
+            raise DataError(
+                f"batch: {batch_sequences} sequences (B) do not divide over {process_count} processes"
+            )
+        rows = corpus.rows(split)
+        # As good as without end: grain 0.2 overflows on an endless dataset of 2^63 - 1.
+        num_epochs = max(1, _NUM_EXAMPLES // len(rows))
+        self._examples = grain.MapDataset.source(rows).shuffle(seed=seed).repeat(num_epochs)  # type: ignore[arg-type]
+        self._local = batch_sequences // process_count
+        self._offset = process_index * self._local
+
+    def at(self, example: int) -> np.ndarray:
+        """This process's rows of the batch whose first example is `example`."""
+        first = example + self._offset
+        rows = [np.asarray(self._examples[index]) for index in range(first, first + self._local)]
+        return np.stack(rows).astype(np.int32)
 
 
 def unigram_entropy(train_rows: np.ndarray, validation_rows: np.ndarray, vocab_size: int) -> float:
     """Nats per validation token under the training frequencies; the formula stands at Corpus."""
-    train_counts = np.bincount(train_rows.ravel(), minlength=vocab_size)
-    validation_counts = np.bincount(validation_rows[:, 1:].ravel(), minlength=vocab_size)
+    train_counts = _counts(train_rows, vocab_size)
+    validation_counts = _counts(validation_rows[:, 1:], vocab_size)
     log_probabilities = np.log((train_counts + 1) / (train_rows.size + vocab_size))
     return float(-(validation_counts @ log_probabilities) / validation_counts.sum())
 
 
+def _counts(rows: np.ndarray, vocab_size: int) -> np.ndarray:
+    """How often each id occurs; a part of the rows at a time, since counting copies them as int64."""
+    counts, at_once = np.zeros(vocab_size, np.int64), max(1, _COUNTED_AT_ONCE // max(rows.shape[1], 1))
+    for start in range(0, len(rows), at_once):
+        counts += np.bincount(rows[start : start + at_once].ravel(), minlength=vocab_size)
+    return counts
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What one reading of the documents finds. fingerprint: of everything that decides the packed rows."""
+
+    fingerprint: str
+    num_characters: int
+    num_bytes: int
+
+
+def _survey(source: str, bad_data: BadData, vocab_size: int, seq_len: int, tokenizer: Path | None) -> _Survey:
+    given = tokenizer.read_bytes() if tokenizer and tokenizer.is_file() else b""
+    digest = hashlib.sha256(repr((_FORMAT, vocab_size, seq_len, hashlib.sha256(given).hexdigest())).encode())
+    num_characters = num_bytes = 0
+    for document in read_documents(source, bad_data):
+        text = document.text.encode()
+        num_characters, num_bytes = num_characters + len(document.text), num_bytes + len(text)
+        for part in (document.name.encode(), text):
+            digest.update(hashlib.sha256(part).digest())
+    return _Survey(digest.hexdigest(), num_characters, num_bytes)
+
+
+def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
+    """The first texts, of so many characters at least, or all."""
+    taken = 0
+    for text in texts:
+        if taken >= num_characters:
+            return
+        taken += len(text)
+        yield text
+
+
+class Packer:
+    """Writes token ids to a .npy of rows [num_rows, seq_len + 1] as they come, holding none of them."""
+
+    def __init__(self, path: Path, seq_len: int, dtype: type[np.unsignedinteger]) -> None:
+        self._path, self._seq_len, self._dtype = path, seq_len, np.dtype(dtype)
+        self._file = path.open("wb")
+        self._file.write(b"\0" * _NPY_HEADER_BYTES)  # until the number of rows is known
+        self._num_tokens = 0
+
+    def add(self, ids: list[int]) -> None:
+        self._file.write(np.asarray(ids, self._dtype).tobytes())
+        self._num_tokens += len(ids)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def finish(self, split: str, source: str) -> int:
+        """The tokens in whole rows; what is over is dropped. DataError where they fill no row."""
+        width = self._seq_len + 1
+        num_rows = self._num_tokens // width
+        with self._file as file:
+            if num_rows == 0:
+                raise DataError(
+                    f"corpus {source}: its {split} split has {self._num_tokens:,} tokens, less than one row"
+                    f" of T + 1 = {width:,}; give more text or a shorter sequence"
+                )
+            file.truncate(_NPY_HEADER_BYTES + num_rows * width * self._dtype.itemsize)
+            file.seek(0)
+            shape = {"descr": self._dtype.str, "fortran_order": False, "shape": (num_rows, width)}
+            np.lib.format.write_array_header_1_0(file, shape)
+            assert file.tell() == _NPY_HEADER_BYTES, "numpy pads the header of a small shape to 128 bytes"
+        return num_rows * width
+
+
 def _pack(
-    split: Split,
-    documents: list[Document],
+    pieces: Iterator[tuple[Document, bool]],
     bpe: Tokenizer,
     end_id: int,
-    seq_len: int,
-    source: str,
+    packers: dict[Split, Packer],
+    survey: _Survey,
     report: Progress,
-) -> np.ndarray:
-    """Rows [num_rows, seq_len + 1]: the documents' tokens, each document closed by the end token."""
-    dtype = np.uint16 if bpe.get_vocab_size() <= 1 << 16 else np.uint32
+) -> dict[Split, int]:
+    """How many documents of each split were written: their tokens, each closed by the end token."""
     bpe.encode_special_tokens = True  # a document that spells out the end token does not end there
     bpe.no_truncation()
     bpe.no_padding()
-    parts: list[np.ndarray] = [np.empty(0, dtype)]
-    for start in range(0, len(documents), _ENCODED_AT_ONCE):
-        report(f"packing {split}", start / len(documents))
-        texts = [document.text for document in documents[start : start + _ENCODED_AT_ONCE]]
-        for encoding in bpe.encode_batch_fast(texts, add_special_tokens=False):
-            parts.append(np.asarray([*encoding.ids, end_id], dtype))
-    tokens = np.concatenate(parts)
-    num_rows = tokens.size // (seq_len + 1)
-    if num_rows == 0:
-        raise DataError(
-            f"corpus {source}: its {split} split has {tokens.size:,} tokens, less than one row of"
-            f" T + 1 = {seq_len + 1:,}; give more text or a shorter sequence"
-        )
-    return tokens[: num_rows * (seq_len + 1)].reshape(num_rows, seq_len + 1)
+    num_documents: dict[Split, int] = {"train": 0, "validation": 0}
+    done = 0
+    for batch in _batched(pieces):
+        report("packing", done / max(survey.num_characters, 1))
+        texts = [piece.text for piece, _ in batch]
+        encodings = bpe.encode_batch_fast(texts, add_special_tokens=False)
+        for (piece, is_validation), encoding in zip(batch, encodings, strict=True):
+            split: Split = "validation" if is_validation else "train"
+            packers[split].add([*encoding.ids, end_id])
+            num_documents[split] += 1
+            done += len(piece.text)
+    return num_documents
 
 
-def _fingerprint(documents: list[Document], vocab_size: int, seq_len: int, tokenizer: Path | None) -> str:
-    """SHA-256 of everything that decides the packed rows."""
-    given = tokenizer.read_bytes() if tokenizer and tokenizer.is_file() else b""
-    digest = hashlib.sha256(repr((_FORMAT, vocab_size, seq_len, hashlib.sha256(given).hexdigest())).encode())
-    for document in documents:
-        for part in (document.name, document.text):
-            digest.update(hashlib.sha256(part.encode()).digest())
-    return digest.hexdigest()
+def _batched(pieces: Iterator[tuple[Document, bool]]) -> Iterator[list[tuple[Document, bool]]]:
+    """Batches to encode at once, of many documents or many characters."""
+    batch: list[tuple[Document, bool]] = []
+    for piece in pieces:
+        batch.append(piece)
+        if len(batch) == _ENCODED_AT_ONCE or sum(len(p.text) for p, _ in batch) > _CHARACTERS_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _existing(directory: Path) -> Corpus | None:
@@ -237,17 +347,6 @@ def _existing(directory: Path) -> Corpus | None:
         return Corpus.load(directory)
     except DataError:
         return None
-
-
-def _write(corpus: Corpus, rows: dict[str, np.ndarray], bpe: Tokenizer) -> None:
-    record = asdict(corpus)
-    del record["directory"]  # a run folder may be moved
-    with _replacing(corpus.directory) as partial:
-        for split, array in rows.items():
-            np.save(partial / f"{split}.npy", array)
-        bpe.encode_special_tokens = False  # saved as a server wants it: special tokens are special
-        bpe.save(str(partial / "tokenizer.json"))
-        (partial / "corpus.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 @contextmanager

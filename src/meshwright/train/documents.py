@@ -1,20 +1,32 @@
 """Documents of a corpus: from the standard library, a folder, text, JSONL or parquet; and their split.
 
-A document is one file (or one JSONL or parquet record). The whole text is held in memory.
+A document is one file, one JSONL or parquet record, or a piece of one that is long. Documents are read
+one by one, as often as they are needed, so that a corpus need not fit in memory.
 """
 
+import codecs
 import hashlib
 import json
 import os
 import sysconfig
-from collections.abc import Iterator
+import warnings
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from meshwright.errors import DataError
 
 STDLIB = "stdlib"
 _KINDS = "'stdlib', a folder, or a .txt, .py, .jsonl or .parquet file"
+
+# What is done about a file or line that is no text: the run stops before it starts, or goes without.
+BadData = Literal["skip", "stop"]
+
+# A longer text is cut at line ends into documents of at most so many characters.
+_LONGEST = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 # Installed packages, tests, and folders that are mostly tables or copies of other text.
 _STDLIB_SKIPPED = frozenset(
@@ -35,51 +47,83 @@ class Document:
     text: str
 
 
-def read_documents(source: str) -> list[Document]:
+def read_documents(source: str, bad_data: BadData = "stop") -> Iterator[Document]:
     """The documents of `source` in a fixed order, blank ones left out.
 
     source: "stdlib" (the running interpreter's own *.py files), a folder (every UTF-8 file in it,
     hidden ones excepted), one text file, a .jsonl (field "text" of each line) or a .parquet
-    (column "text"; needs pyarrow).
-    Raises DataError where there is no text to be had.
+    (column "text"; needs pyarrow). bad_data: "skip" leaves out a damaged file, or line of a .jsonl,
+    with a warning that names it. Raises DataError for one otherwise, and where there is no text.
     """
-    path = Path(source)
+    check_source(source)
+    path, found = Path(source), False
     if source == STDLIB:
         documents = _read_stdlib()
     elif path.is_dir():
-        documents = _read_folder(path)
-    elif path.is_file():
-        documents = list(_read_file(path, path.name))
+        documents = _read_folder(path, bad_data)
     else:
-        raise DataError(f"corpus {source}: no such file or folder; give {_KINDS}")
-    documents = [document for document in documents if document.text.strip()]
-    if not documents:
+        documents = _read_file(path, path.name, bad_data)
+    for document in documents:
+        for piece in cut(document, _LONGEST):
+            if piece.text.strip():
+                found = True
+                yield piece
+    if not found:
         raise DataError(f"corpus {source}: holds no text; give {_KINDS}")
-    return documents
 
 
-def split_documents(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """(training, validation) documents: 5 to 10% of the characters are validation.
+def check_source(source: str) -> None:
+    """Raises DataError where `source` names nothing to read; no text is read."""
+    path = Path(source)
+    if source != STDLIB and not path.exists():
+        raise DataError(f"corpus {source}: no such file or folder; give {_KINDS}")
+    if path.is_dir() and not any(_walk(path, frozenset({"__pycache__"}))):
+        raise DataError(
+            f"corpus {source}: the folder is empty; put UTF-8 text, .jsonl or .parquet files in it"
+        )
 
-    Documents are ranked by the SHA-256 of their names, so neither the order of reading nor a
-    change of text moves one; the first ones up to 5% are validation. A document longer than 5% of
-    the corpus is first cut at line ends into pieces below that, which are then ranked one by one.
+
+@dataclass(frozen=True)
+class Division:
+    """Which documents are validation: 5 to 10% of the characters.
+
+    A document longer than 5% of the corpus is cut at line ends into pieces of at most `longest`
+    characters. Pieces are ranked by the SHA-256 of their names, so neither the order of reading nor a
+    change of text moves one; those up to `last_key` are validation.
     """
-    num_characters = sum(len(document.text) for document in documents)
+
+    longest: int
+    last_key: int
+
+    def pieces(self, documents: Iterable[Document]) -> Iterator[tuple[Document, bool]]:
+        """Each piece, and whether it is validation."""
+        for document in documents:
+            for piece in cut(document, self.longest):
+                yield piece, _key(piece) <= self.last_key
+
+
+def divide(read: Callable[[], Iterable[Document]], num_characters: int) -> Division:
+    """The division of the documents that `read` gives, which together have so many characters."""
     target = max(1, int(num_characters * _VALIDATION_FRACTION))
-    pieces = [piece for document in documents for piece in _cut(document, target)]
-    validation_names: set[str] = set()
-    num_taken = 0
-    for piece in sorted(pieces, key=lambda piece: hashlib.sha256(piece.name.encode()).digest()):
+    # 16 bytes a document, whatever its length.
+    keys, lengths = array("Q"), array("Q")
+    for document in read():
+        for piece in cut(document, target):
+            keys.append(_key(piece))
+            lengths.append(len(piece.text))
+    num_taken, last_key = 0, 0
+    for key, length in sorted(zip(keys, lengths, strict=True)):
         if num_taken >= target:
             break
-        validation_names.add(piece.name)
-        num_taken += len(piece.text)
-    training = [piece for piece in pieces if piece.name not in validation_names]
-    return training, [piece for piece in pieces if piece.name in validation_names]
+        num_taken, last_key = num_taken + length, key
+    return Division(target, last_key)
 
 
-def _cut(document: Document, limit: int) -> Iterator[Document]:
+def _key(document: Document) -> int:
+    return int.from_bytes(hashlib.sha256(document.name.encode()).digest()[:8], "big")
+
+
+def cut(document: Document, limit: int) -> Iterator[Document]:
     """The document, or its pieces of at most `limit` characters, cut at line ends where there are any."""
     text, start, index = document.text, 0, 0
     if len(text) <= limit:
@@ -93,35 +137,29 @@ def _cut(document: Document, limit: int) -> Iterator[Document]:
         start, index = end, index + 1
 
 
-def _read_stdlib() -> list[Document]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    documents = []
+def _read_stdlib() -> Iterator[Document]:
+    root, found = Path(sysconfig.get_paths()["stdlib"]), False
     for path in _walk(root, _STDLIB_SKIPPED):
         # _sysconfigdata holds the flags and paths of one build, not source that anyone wrote.
-        if path.suffix != ".py" or path.name.startswith("_sysconfigdata"):
+        if path.suffix != ".py" or path.name.startswith("_sysconfigdata") or not _is_text(path):
             continue
-        text = _decode(path.read_bytes())
-        if text is not None:
-            documents.append(Document(path.relative_to(root).as_posix(), text))
-    if not documents:
+        found = True
+        yield from _read_text(path, path.relative_to(root).as_posix())
+    if not found:
         raise DataError(f"corpus stdlib: {root} holds no .py source; give a folder of text instead")
-    return documents
 
 
-def _read_folder(root: Path) -> list[Document]:
-    paths = list(_walk(root, frozenset({"__pycache__"})))
-    if not paths:
-        raise DataError(f"corpus {root}: the folder is empty; put UTF-8 text, .jsonl or .parquet files in it")
-    documents = []
-    for path in paths:
-        name = path.relative_to(root).as_posix()
-        if path.suffix in (".jsonl", ".parquet") or _decode(path.read_bytes()) is not None:
-            documents.extend(_read_file(path, name))
-    if not documents:
+def _read_folder(root: Path, bad_data: BadData) -> Iterator[Document]:
+    num_files, found = 0, False
+    for path in _walk(root, frozenset({"__pycache__"})):
+        num_files += 1
+        if path.suffix in (".jsonl", ".parquet") or _is_text(path):
+            found = True
+            yield from _read_file(path, path.relative_to(root).as_posix(), bad_data)
+    if not found:
         raise DataError(
-            f"corpus {root}: none of its {len(paths)} files is text; put UTF-8 text, .jsonl or .parquet in it"
+            f"corpus {root}: none of its {num_files} files is text; put UTF-8 text, .jsonl or .parquet in it"
         )
-    return documents
 
 
 def _walk(root: Path, skipped: frozenset[str]) -> Iterator[Path]:
@@ -134,31 +172,65 @@ def _walk(root: Path, skipped: frozenset[str]) -> Iterator[Path]:
                 yield path
 
 
-def _read_file(path: Path, name: str) -> Iterator[Document]:
+def _read_file(path: Path, name: str, bad_data: BadData) -> Iterator[Document]:
     if path.suffix == ".jsonl":
-        yield from _read_jsonl(path, name)
+        yield from _read_jsonl(path, name, bad_data)
     elif path.suffix == ".parquet":
-        yield from _read_parquet(path, name)
+        try:
+            yield from _read_parquet(path, name)
+        except DataError as error:
+            _go_without(error, bad_data)
+    elif _is_text(path):
+        yield from _read_text(path, name)
     else:
-        text = _decode(path.read_bytes())
-        if text is None:
-            raise DataError(f"corpus {path}: is not UTF-8 text; give {_KINDS}")
-        yield Document(name, text)
+        raise DataError(f"corpus {path}: is not UTF-8 text; give {_KINDS}")
 
 
-def _decode(content: bytes) -> str | None:
-    """The text, or None for what is not UTF-8 or has NUL bytes (binary files that happen to decode)."""
+def _go_without(error: DataError, bad_data: BadData) -> None:
+    if bad_data == "stop":
+        raise error
+    warnings.warn(f"{error}; it is left out", stacklevel=2)
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the file is UTF-8 without NUL bytes, which binary files that happen to decode have."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        return None if b"\0" in content else content.decode("utf-8")
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                if b"\0" in chunk:
+                    return False
+                decoder.decode(chunk)
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return None
+        return False
+    return True
 
 
-def _read_jsonl(path: Path, name: str) -> Iterator[Document]:
+def _read_text(path: Path, name: str) -> Iterator[Document]:
+    """The file, in pieces where it is long: as `cut` would, without holding all of it."""
+    with path.open(encoding="utf-8", newline="") as file:
+        text, index = file.read(_LONGEST + 1), 0
+        if len(text) <= _LONGEST:
+            yield Document(name, text)
+            return
+        while text:
+            end = text.rfind("\n", 0, _LONGEST) + 1 or _LONGEST if len(text) > _LONGEST else len(text)
+            yield Document(f"{name}#{index}", text[:end])
+            text, index = text[end:], index + 1
+            text += file.read(_LONGEST + 1 - len(text))
+
+
+def _read_jsonl(path: Path, name: str, bad_data: BadData) -> Iterator[Document]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield Document(f"{name}:{number}", _text_field(line, f"corpus {path} line {number}"))
+                try:
+                    text = _text_field(line, f"corpus {path} line {number}")
+                except DataError as error:
+                    _go_without(error, bad_data)
+                else:
+                    yield Document(f"{name}:{number}", text)
 
 
 def _text_field(line: bytes, where: str) -> str:
@@ -175,14 +247,17 @@ def _read_parquet(path: Path, name: str) -> Iterator[Document]:
     try:
         import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise DataError(f"corpus {path}: parquet needs pyarrow; run: pip install pyarrow") from None
+        raise DataError(f"corpus {path}: parquet needs pyarrow; pip install 'meshwright[parquet]'") from None
+    number = 0
     try:
-        column = parquet.read_table(path, columns=["text"]).column("text")
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["text"]):
+                for text in batch.column("text").to_pylist():
+                    if isinstance(text, str):
+                        yield Document(f"{name}:{number}", text)
+                    number += 1
     except Exception as error:  # pyarrow's errors have no common base
         raise DataError(f"corpus {path}: no column 'text' can be read ({_first_line(error)})") from None
-    for number, text in enumerate(column.to_pylist()):
-        if isinstance(text, str):
-            yield Document(f"{name}:{number}", text)
 
 
 def _first_line(error: Exception) -> str:

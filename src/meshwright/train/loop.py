@@ -1,31 +1,34 @@
 """The training loop: batches in, steps dispatched one ahead; metrics, validation and checkpoints out.
 
 run/metrics.jsonl         see `metrics`
-run/checkpoints/<step>/   see `checkpoint`
+run/checkpoints/<step>/   see `nn.checkpoint`
 """
 
-import signal
-import threading
+import math
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
 
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
-from meshwright.nn import checkpoint
-from meshwright.train.data import Corpus, batches
+from meshwright.nn import checkpoint, checkpoint_files
+from meshwright.nn.checkpoint_files import CHECKPOINTS
+from meshwright.train.data import Batches, Corpus
 from meshwright.train.metrics import Line, Reporter, read_lines, truncate
-from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.stopping import Agreement, stop_signals
+from meshwright.train.trend import LossTrend
 
 METRICS = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
 
 # Batches of a validation during the run; the one at the end reads the whole split.
 _EVAL_BATCHES = 8
+# Batches left out after one checkpoint before the run is given up: then the data is not to blame.
+_MOST_SKIPPED = 5
 
 
 class TrainStep(Protocol):
@@ -60,92 +63,257 @@ class TrainStep(Protocol):
         ...
 
 
-def train(
-    run: Path,
-    step: TrainStep,
-    corpus: Corpus,
-    optimizer_config: OptimizerConfig,
-    *,
-    num_steps: int,
-    log_every: int = 10,
-    eval_every: int = 0,
-    checkpoint_every: int = 0,
-    resume: bool = False,
-    planned_step_seconds: float | None = None,
-    on_step: Callable[[Line], None] | None = None,
-    seed: int = 0,
-) -> Line:
-    """The last line of run/metrics.jsonl, after training up to step `num_steps`.
+@dataclass(frozen=True)
+class Start:
+    """Where training begins: after `step` steps, at the example `next_example` of the data.
 
-    A line: step, loss (nats/token), grad_norm, learning_rate, step_seconds, planned_step_seconds,
-    tokens_per_second, mfu, and after a validation validation_loss. step_seconds is the median wall
-    time of the steps since the last line, without the process's first step (it compiles),
-    validation and checkpoints; None where that leaves no step. mfu = flops_per_step / (step_seconds
-    * peak_flops_per_second).
+    skipped: examples [begin, end) that are left out. trend: of the loss so far. best_loss: the lowest
+    validation loss so far.
+    """
 
-    Lines are written every log_every steps, at every validation and checkpoint and at the end;
-    on_step gets one every step. 0 for eval_every or checkpoint_every: at the end alone. The
-    validation at the end reads the whole split. resume goes on from the last checkpoint, at its
-    data position. SIGINT or SIGTERM end the run after the step at hand with a checkpoint, and the
-    line returned is of a step below num_steps.
+    state: Any
+    step: int
+    next_example: int
+    seed: int
+    trend: LossTrend = field(default_factory=LossTrend)
+    skipped: tuple[tuple[int, int], ...] = ()
+    best_loss: float = math.inf
 
-    Raises CheckpointError for a checkpoint in the way, missing or damaged, DataError for a corpus
-    that is not the plan's or the checkpoint's, MeshwrightError once the loss is not finite.
+    def examples(self, batch_sequences: int) -> Iterator[int]:
+        """The first example of each batch to come."""
+        begin = self.next_example
+        while True:
+            over = [end for first, end in self.skipped if first < begin + batch_sequences and begin < end]
+            if over:
+                begin = max(over)
+                continue
+            yield begin
+            begin += batch_sequences
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """How often things happen, in steps; 0 is at the end alone.
+
+    save_seconds: between checkpoints by the clock, beside those of checkpoint_every. keep: how many of
+    the last checkpoints are kept, beside the one with the lowest validation loss. on_spike: whether a
+    loss that is not finite, or a spike, is left out or ends the run.
+    """
+
+    log_every: int = 10
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    save_seconds: float = math.inf
+    keep: int = 2
+    on_spike: Literal["skip", "stop"] = "skip"
+
+
+def begin(run: Path, step: TrainStep, corpus: Corpus, *, seed: int = 0, resume: bool = False) -> Start:
+    """The start of a new run, or with `resume` that of its last sound checkpoint; nothing is written.
+
+    Raises DataError for a corpus that is not the plan's or the checkpoint's, CheckpointError for a
+    checkpoint in the way, and where none is sound.
     """
     if corpus.seq_len != step.seq_len:
         raise DataError(
             f"corpus {corpus.directory}: its rows are of T = {corpus.seq_len} tokens, the plan's of"
             f" {step.seq_len}; prepare it again with {step.seq_len}"
         )
-    start = _resumed(run, step, corpus) if resume else _fresh(run, step, seed)
+    if resume:
+        return _restored(run, step, corpus)
+    existing = checkpoint_files.steps(run / CHECKPOINTS)
+    if existing:
+        raise CheckpointError(
+            f"checkpoint: {run / CHECKPOINTS} already holds step {existing[-1]};"
+            " go on from there with --resume, or name another run"
+        )
+    return Start(step.init(seed), 0, 0, seed)
+
+
+def train(
+    run: Path,
+    step: TrainStep,
+    corpus: Corpus,
+    start: Start,
+    *,
+    num_steps: int,
+    rhythm: Rhythm | None = None,
+    planned_step_seconds: float | None = None,
+    on_step: Callable[[Line], None] | None = None,
+) -> Line:
+    """The last line of run/metrics.jsonl, after training up to step `num_steps`.
+
+    A line: step, loss (nats/token), grad_norm, learning_rate, step_seconds, planned_step_seconds,
+    tokens_per_second, mfu, after a validation validation_loss, and skipped where examples were left
+    out. step_seconds is the median wall time of the steps since the last line, without the process's
+    first step (it compiles), validation and saving; None where that leaves no step.
+    mfu = flops_per_step / (step_seconds * peak_flops_per_second).
+
+    Lines are written every log_every steps, at every validation and at the end; on_step gets one every
+    step. The validation at the end reads the whole split. Checkpoints are written in the background, at
+    the rhythm's times, after a validation better than all before, and at the end. Where the loss is not
+    finite or a spike, training goes back to the last checkpoint and leaves the batch out. SIGINT or
+    SIGTERM (to any process) end the run with a checkpoint, and the line returned is of a step below
+    num_steps.
+
+    Raises MeshwrightError once the loss is not finite and is not to be skipped, or still is not after
+    several batches were left out; OutputError where a file cannot be written.
+    """
     if start.step >= num_steps:
         return _finished(run, start.step, num_steps)
-    reporter = Reporter(
-        run / METRICS,
-        num_tokens=step.batch_sequences * step.seq_len,
-        flops=step.flops_per_step,
-        peak_flops_per_second=step.peak_flops_per_second,
-        planned_step_seconds=planned_step_seconds,
-        log_every=log_every,
-        on_step=on_step,
-    )
-    stream = batches(
-        corpus,
-        "train",
-        batch_sequences=step.batch_sequences,
-        seed=start.seed,
-        start_example=start.next_example,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
-    # XLA's collectives on CPU (jaxlib 0.10.2) hold threads while they wait for each other. Steps of 8
-    # virtual devices on 2 busy cores, dispatched without waiting, made XLA abort at its rendezvous
-    # time-out in every try; so there a step, and the state it begins with, is waited for.
-    one_in_flight = jax.default_backend() == "cpu"
-    state, tokens = jax.block_until_ready(start.state), next(stream)
-    with _stop_signals() as stop:
-        for number in range(start.step + 1, num_steps + 1):
+    if jax.process_index() == 0:
+        run.mkdir(parents=True, exist_ok=True)
+        checkpoint_files.set_aside(run / CHECKPOINTS, start.step)
+        truncate(run / METRICS, start.step)
+    rhythm = rhythm or Rhythm()
+    with stop_signals() as stop, closing(checkpoint.Saver(run / CHECKPOINTS, rhythm.keep)) as saver:
+        agreement = Agreement(stop, rhythm.save_seconds)
+        loop = _Loop(run, step, corpus, num_steps, rhythm, saver, agreement, planned_step_seconds, on_step)
+        while True:
+            try:
+                return loop.advance(start)
+            except _Spike as spike:
+                start = _back(run, step, corpus, saver, start, spike, rhythm)
+
+
+class _Spike(Exception):
+    """The numbers of a step that are not to be trained on. example: the first of its batch."""
+
+    def __init__(self, step: int, fault: str, example: int) -> None:
+        super().__init__(fault)
+        self.step, self.fault, self.example = step, fault, example
+
+
+class _Loop:
+    """Steps from a start to num_steps; what outlives a return to an earlier step."""
+
+    def __init__(
+        self,
+        run: Path,
+        step: TrainStep,
+        corpus: Corpus,
+        num_steps: int,
+        rhythm: Rhythm,
+        saver: checkpoint.Saver,
+        agreement: Agreement,
+        planned_step_seconds: float | None,
+        on_step: Callable[[Line], None] | None,
+    ) -> None:
+        self.step, self.corpus, self.num_steps, self.rhythm = step, corpus, num_steps, rhythm
+        self.saver, self.agreement = saver, agreement
+        self.trend = LossTrend()
+        self.first_examples: dict[int, int] = {}  # of the batches of steps not yet checked
+        self.best_loss = math.inf
+        self.reporter = Reporter(
+            run / METRICS,
+            num_tokens=step.batch_sequences * step.seq_len,
+            flops=step.flops_per_step,
+            peak_flops_per_second=step.peak_flops_per_second,
+            planned_step_seconds=planned_step_seconds,
+            log_every=rhythm.log_every,
+            on_step=on_step,
+            check=self._check,
+        )
+
+    def advance(self, start: Start) -> Line:
+        """The last line once num_steps is reached or the run was told to stop. Raises _Spike."""
+        step, reporter = self.step, self.reporter
+        self.trend, self.best_loss = start.trend, start.best_loss
+        self.first_examples.clear()
+        reporter.begin({"skipped": start.skipped} if start.skipped else {})
+        # XLA's collectives on CPU (jaxlib 0.10.2) hold threads while they wait for each other. Steps of 8
+        # virtual devices on 2 busy cores, dispatched without waiting, made XLA abort at its rendezvous
+        # time-out in every try; so there a step, and the state it begins with, is waited for.
+        one_in_flight = jax.default_backend() == "cpu"
+        batches = _batches(self.corpus, step, start.seed)
+        examples = start.examples(step.batch_sequences)
+        state, example = jax.block_until_ready(start.state), next(examples)
+        tokens = batches.at(example)
+        for number in range(start.step + 1, self.num_steps + 1):
+            self.first_examples[number] = example
             state, metrics = step.step(state, tokens)
             # The devices now compute; meanwhile the next batch is read and the last step reported.
-            tokens = next(stream)
+            example = next(examples)
+            tokens = batches.at(example)
             reporter.push(number, metrics)
             if one_in_flight:
                 jax.block_until_ready((state, metrics))
-            last, stopped = number == num_steps, stop.is_set()
-            evaluates = last or _due(number, eval_every)
-            saves = last or stopped or _due(number, checkpoint_every)
-            if evaluates or saves:
-                reporter.wait()
-                num_batches = None if last else _EVAL_BATCHES
-                loss = validation_loss(step, state, corpus, num_batches) if evaluates else None
-                reporter.report(always=True, validation_loss=loss)
-                if saves:
-                    position = start.position(number, step.batch_sequences, corpus, optimizer_config)
-                    checkpoint.save(run / CHECKPOINTS, number, state, position)
-                reporter.restart_clock()
-            if stopped:
+            if self._pause(number, state, start, example):
                 break
-    return reporter.line
+        return reporter.line
+
+    def _pause(self, number: int, state: Any, start: Start, next_example: int) -> bool:
+        """Validates and saves after step `number` where it is time; whether to stop there."""
+        rhythm, last = self.rhythm, number == self.num_steps
+        self.saver.check()
+        stopped, time_to_save = self.agreement.after(number)
+        evaluates = last or _due(number, rhythm.eval_every)
+        saves = last or stopped or time_to_save or _due(number, rhythm.checkpoint_every)
+        if not (evaluates or saves):
+            return False
+        self.reporter.wait()
+        loss = None
+        if evaluates:
+            loss = validation_loss(self.step, state, self.corpus, None if last else _EVAL_BATCHES)
+            saves, self.best_loss = saves or loss < self.best_loss, min(loss, self.best_loss)
+        self.reporter.report(always=evaluates, validation_loss=loss)
+        if saves:
+            position = {
+                "next_example": next_example,
+                "seed": start.seed,
+                "corpus": self.corpus.fingerprint,
+                "trend": self.trend.to_dict(),
+                "skipped": start.skipped,
+                "best_loss": self.best_loss,
+                "validation_loss": loss,
+            }
+            self.saver.save(number, state, position)
+            self.agreement.saved()
+        self.reporter.restart_clock()
+        return stopped
+
+    def _check(self, line: Line) -> None:
+        example = self.first_examples.pop(line["step"])
+        fault = self.trend.fault(line["loss"], line["grad_norm"])
+        if fault is not None:
+            raise _Spike(line["step"], fault, example)
+        self.trend = self.trend.after(line["loss"])
+
+
+def _back(
+    run: Path,
+    step: TrainStep,
+    corpus: Corpus,
+    saver: checkpoint.Saver,
+    start: Start,
+    spike: _Spike,
+    rhythm: Rhythm,
+) -> Start:
+    """The last checkpoint as a start, or step 0, without the batch of the spike."""
+    num_skipped = len(start.skipped)
+    saver.wait()
+    if checkpoint_files.steps(run / CHECKPOINTS):
+        back = _restored(run, step, corpus)
+    else:
+        back = Start(step.init(start.seed), 0, 0, start.seed)
+    if rhythm.on_spike == "stop" or num_skipped - len(back.skipped) >= _MOST_SKIPPED:
+        left_out = f"{num_skipped - len(back.skipped)} batches after step {back.step} were left out; "
+        raise MeshwrightError(
+            f"training diverged: {spike.fault} at step {spike.step}; "
+            f"{left_out if rhythm.on_spike == 'skip' else ''}"
+            "go on from the last checkpoint, or start again, with a lower learning rate"
+        )
+    batch = (spike.example, spike.example + step.batch_sequences)
+    # Of a start that never reached a checkpoint, what it left out is left out again.
+    skipped = tuple(sorted({*start.skipped, *back.skipped, batch}))
+    if jax.process_index() == 0:
+        truncate(run / METRICS, back.step)
+        warnings.warn(
+            f"step {spike.step}: {spike.fault}; back to step {back.step}, without the examples"
+            f" {batch[0]} to {batch[1] - 1}",
+            stacklevel=2,
+        )
+    return replace(back, skipped=skipped)
 
 
 def validation_loss(step: TrainStep, state: Any, corpus: Corpus, num_batches: int | None = None) -> float:
@@ -159,71 +327,51 @@ def validation_loss(step: TrainStep, state: Any, corpus: Corpus, num_batches: in
     local = batch // num_processes
     rows = corpus.rows("validation")[: None if num_batches is None else num_batches * batch]
     total = 0.0
-    for begin, size in _exact_chunks(len(rows), batch):
-        tokens = np.tile(rows[begin : begin + size], (batch // size, 1)).astype(np.int32)
-        # Fetched one by one, for the reason given in `train`.
+    for begin_, size in _exact_chunks(len(rows), batch):
+        tokens = np.tile(rows[begin_ : begin_ + size], (batch // size, 1)).astype(np.int32)
+        # Fetched one by one, for the reason given in `_Loop.advance`.
         total += size * float(step.evaluate(state, tokens[process * local : (process + 1) * local]))
     return total / len(rows)
 
 
 def _exact_chunks(num_rows: int, batch: int) -> Iterator[tuple[int, int]]:
     """(begin, size) of chunks that cover the rows, each size dividing the batch."""
-    begin = 0
-    while begin < num_rows:
-        size = min(batch, num_rows - begin)
+    begin_ = 0
+    while begin_ < num_rows:
+        size = min(batch, num_rows - begin_)
         while batch % size:
             size -= 1
-        yield begin, size
-        begin += size
+        yield begin_, size
+        begin_ += size
 
 
-@dataclass(frozen=True)
-class _Start:
-    """Where training begins: after `step` steps, at the example `next_example` of the data."""
-
-    state: Any
-    step: int
-    next_example: int
-    seed: int
-
-    def position(
-        self, step: int, batch_sequences: int, corpus: Corpus, config: OptimizerConfig
-    ) -> dict[str, Any]:
-        """What a checkpoint after `step` steps keeps beside the state. The optimizer is for the record."""
-        return {
-            "next_example": self.next_example + (step - self.step) * batch_sequences,
-            "seed": self.seed,
-            "corpus": corpus.fingerprint,
-            "optimizer": asdict(config),
-        }
+def _batches(corpus: Corpus, step: TrainStep, seed: int) -> Batches:
+    return Batches(
+        corpus,
+        "train",
+        batch_sequences=step.batch_sequences,
+        seed=seed,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
 
 
-def _fresh(run: Path, step: TrainStep, seed: int) -> _Start:
-    existing = checkpoint.latest_step(run / CHECKPOINTS)
-    if existing is not None:
-        raise CheckpointError(
-            f"checkpoint: {run / CHECKPOINTS} already holds step {existing};"
-            " go on from there with --resume, or name another run"
-        )
-    run.mkdir(parents=True, exist_ok=True)
-    _truncate_metrics(run, 0)
-    return _Start(state=step.init(seed), step=0, next_example=0, seed=seed)
-
-
-def _resumed(run: Path, step: TrainStep, corpus: Corpus) -> _Start:
+def _restored(run: Path, step: TrainStep, corpus: Corpus) -> Start:
     state, position, done = checkpoint.restore(run / CHECKPOINTS, step.abstract_state())
     if position["corpus"] != corpus.fingerprint:
         raise DataError(
             f"corpus {corpus.directory}: is not the one that {run / CHECKPOINTS / str(done)} was trained on;"
             " give that one, or name another run"
         )
-    _truncate_metrics(run, done)
-    return _Start(state=state, step=done, next_example=position["next_example"], seed=position["seed"])
-
-
-def _truncate_metrics(run: Path, step: int) -> None:
-    if jax.process_index() == 0:
-        truncate(run / METRICS, step)
+    return Start(
+        state,
+        done,
+        position["next_example"],
+        position["seed"],
+        LossTrend(**position["trend"]),
+        tuple((first, end) for first, end in position["skipped"]),
+        position["best_loss"],
+    )
 
 
 def _finished(run: Path, step: int, num_steps: int) -> Line:
@@ -238,32 +386,3 @@ def _finished(run: Path, step: int, num_steps: int) -> Line:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-@contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second acts as it always did.
-
-    Off the main thread, where Python allows no handlers, it is never set.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.getsignal(number) for number in signals}
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    def request(number: int, frame: object) -> None:
-        stop.set()
-        restore()
-
-    for number in signals:
-        signal.signal(number, request)
-    try:
-        yield stop
-    finally:
-        restore()

@@ -1,4 +1,4 @@
-"""AdamW with warm-up and cosine, as large models are trained."""
+"""AdamW or Lion, and the course of the learning rate, as large models are trained."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,14 +9,20 @@ import jax.numpy as jnp
 import optax
 
 from meshwright.errors import MeshwrightError
+from meshwright.train.settings import OptimizerName, ScheduleName
+
+# Arithmetic of Lion: Chen et al., arXiv:2302.06675, section 4; its usual rates for language models.
+_LION_B1, _LION_B2 = 0.95, 0.98
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW's constants. Defaults: the decay rates and clip of GPT-3 (Brown et al. 2020, appendix B).
+    """The optimizer's constants. Defaults: the decay rates and clip of GPT-3 (Brown et al. 2020, appendix B).
 
-    peak_learning_rate is reached after warmup_steps and falls along a cosine to final_fraction of
-    itself at total_steps. clip_norm bounds the global norm of the gradients.
+    peak_learning_rate is reached after warmup_steps and falls to final_fraction of itself at
+    total_steps: along a cosine, or under "wsd" in a straight line over the last decay_fraction of the
+    steps, or under "constant" not at all. clip_norm bounds the global norm of the gradients. b1, b2, eps
+    are AdamW's; Lion's decay rates are its authors'.
     """
 
     peak_learning_rate: float
@@ -28,6 +34,9 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+    optimizer: OptimizerName = "adamw"
+    schedule: ScheduleName = "cosine"
+    decay_fraction: float = 0.2
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_steps < self.total_steps:
@@ -40,43 +49,51 @@ class OptimizerConfig:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """AdamW on gradients clipped by their global norm; moments and updates are float32.
+    """The optimizer on gradients clipped by their global norm; moments and updates are float32.
 
         g  <- g * min(1, clip / |g|)
-        m  <- b1 m + (1 - b1) g           v <- b2 v + (1 - b2) g^2
-        w  <- w - lr (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay w)
+        AdamW:  m  <- b1 m + (1 - b1) g           v <- b2 v + (1 - b2) g^2
+                w  <- w - lr (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay w)
+        Lion:   w  <- w - lr (sign(b1 m + (1 - b1) g) + decay w)
+                m  <- b2 m + (1 - b2) g
 
-    decay applies to matrices alone (`decay_mask`). Source: Loshchilov & Hutter, arXiv:1711.05101.
+    decay applies to matrices alone (`decay_mask`). Lion has half of AdamW's moments, and wants a learning
+    rate three to ten times lower and a decay as much higher.
+    Sources: Loshchilov & Hutter, arXiv:1711.05101; Chen et al., arXiv:2302.06675.
     """
-    adamw = optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            learning_rate(config),
-            b1=config.b1,
-            b2=config.b2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            mask=decay_mask,
-        ),
-    )
-    return _in_float32(adamw)
+    rate, decay = learning_rate(config), config.weight_decay
+    if config.optimizer == "lion":
+        chosen = optax.lion(rate, b1=_LION_B1, b2=_LION_B2, weight_decay=decay, mask=decay_mask)
+    else:
+        chosen = optax.adamw(
+            rate, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=decay, mask=decay_mask
+        )
+    return _in_float32(optax.chain(optax.clip_by_global_norm(config.clip_norm), chosen))
 
 
 def learning_rate(config: OptimizerConfig) -> Callable[[jax.typing.ArrayLike], jax.Array]:
-    """The learning rate of update i, counted from 0: linear to the peak, then cosine.
+    """The learning rate of update i, counted from 0: linear to the peak, then as the schedule has it.
 
         i < warmup:  peak (i + 1) / (warmup + 1)
-        otherwise:   peak (f + (1 - f) (1 + cos(pi (i - warmup) / (total - warmup))) / 2)
+        cosine:      peak (f + (1 - f) (1 + cos(pi (i - warmup) / (total - warmup))) / 2)
+        wsd:         peak (f + (1 - f) min(1, (total - i) / (d total)))
+        constant:    peak
 
-    f: final_fraction. The + 1 lets the first update move; from `total` on the rate stays at peak f.
+    f: final_fraction, d: decay_fraction. The + 1 lets the first update move; from `total` on the rate
+    stays where it is. Source of wsd: Hu et al., arXiv:2404.06395.
     """
 
     def rate(count: jax.typing.ArrayLike) -> jax.Array:
         update = jnp.asarray(count, jnp.float32)
         warmup = (update + 1) / (config.warmup_steps + 1)
-        done = (update - config.warmup_steps) / (config.total_steps - config.warmup_steps)
-        cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(done, 0, 1)))
-        decayed = config.final_fraction + (1 - config.final_fraction) * cosine
+        if config.schedule == "cosine":
+            done = (update - config.warmup_steps) / (config.total_steps - config.warmup_steps)
+            left = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(done, 0, 1)))
+        elif config.schedule == "wsd":
+            left = (config.total_steps - update) / (config.decay_fraction * config.total_steps)
+        else:
+            left = jnp.ones_like(update)
+        decayed = config.final_fraction + (1 - config.final_fraction) * jnp.clip(left, 0, 1)
         return config.peak_learning_rate * jnp.where(update < config.warmup_steps, warmup, decayed)
 
     return rate

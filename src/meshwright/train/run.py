@@ -1,6 +1,7 @@
 """Training from a plan, once JAX has its devices: corpus, step, loop, and a folder that can be served.
 
 run/plan.toml        the plan, and plan.json where it lies beside it
+run/settings.json    what it is trained with
 run/config.json      the model as Hugging Face writes it
 run/tokenizer.json   the corpus's tokenizer
 run/data/            the packed corpus
@@ -9,21 +10,25 @@ run/data/            the packed corpus
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshwright.errors import CheckpointError, PlanError
+import jax
+from jax.experimental import multihost_utils
+
+from meshwright.errors import DataError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
-from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
-from meshwright.nn import checkpoint
-from meshwright.plan_file import Plan, load_plan, save_plan
+from meshwright.plan_file import save_plan
 from meshwright.train import loop
 from meshwright.train.data import Corpus, prepare_corpus
+from meshwright.train.job import PLAN, TrainingJob
 from meshwright.train.metrics import Line
 from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.settings import Settings, save_settings
 from meshwright.train.step import CompiledStep
+from meshwright.train.tokenizer import tokenizer_file
 from meshwright.units import format_count, format_seconds
 
 # Shares of the run: a tenth of it warms up; it is validated five times.
@@ -32,23 +37,6 @@ _NUM_VALIDATIONS = 5
 _LOG_EVERY = 10
 
 Progress = Callable[[str, float | None], None]  # (what is being done, fraction done or None)
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """What to train and where. source: as for `read_documents`. num_steps: None is one epoch.
-
-    figures: the text of the plan's plan.json, if there is one.
-    """
-
-    plan: Plan
-    figures: str | None
-    run: Path
-    source: str
-    num_steps: int | None
-    resume: bool
-    peak_learning_rate: float
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -82,48 +70,85 @@ class TrainingResult:
 def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
     """The outcome of training; the run's folder holds all that serving and a report need.
 
-    Raises CheckpointError where the folder holds a run and `resume` is off, PlanError where the run
-    is of another model; nothing of an earlier run is touched then.
+    A run that goes on is written to only once its checkpoint is restored and all agrees. Errors as for
+    `prepare_corpus`, `loop.begin` and `loop.train`.
     """
-    _check_folder(job)
-    plan, model = job.plan, job.plan.model
-    corpus = prepare_corpus(
-        job.source,
-        job.run / "data",
-        vocab_size=model.vocab_size,
-        seq_len=plan.workload.seq_len,
-        progress=report,
-    )
-    num_steps = job.num_steps or max(1, corpus.num_train_tokens // plan.workload.num_tokens)
+    corpus = _corpus(job, report)
+    plan, settings = job.plan, _with_length(job, corpus)
+    num_steps, schedule_steps = settings.steps, settings.schedule_steps
+    assert num_steps is not None and schedule_steps is not None, "filled in by _with_length"
     optimizer = OptimizerConfig(
-        peak_learning_rate=job.peak_learning_rate,
-        warmup_steps=min(int(num_steps * _WARMUP_SHARE), _MAX_WARMUP),
-        total_steps=num_steps,
+        peak_learning_rate=settings.learning_rate,
+        warmup_steps=min(int(schedule_steps * _WARMUP_SHARE), _MAX_WARMUP),
+        total_steps=schedule_steps,
+        optimizer=settings.optimizer,
+        schedule=settings.schedule,
     )
-    chip = catalog.load(plan.hardware).chip
     step = CompiledStep(
-        model,
+        plan.model,
         plan.layout,
         plan.workload,
         optimizer,
-        chip_flops_per_second=chip.flops(plan.layout.compute_dtype),
+        chip_flops_per_second=catalog.load(plan.hardware).chip.flops(plan.layout.compute_dtype),
     )
-    _describe(job, corpus)
+    start = loop.begin(job.run, step, corpus, seed=settings.seed, resume=job.resume)
+    if jax.process_index() == 0:
+        _describe(job, settings, corpus)
     report("compiling the step", None)
     line = loop.train(
         job.run,
         step,
         corpus,
-        optimizer,
+        start,
         num_steps=num_steps,
-        log_every=_LOG_EVERY,
-        eval_every=max(num_steps // _NUM_VALIDATIONS, 1),
-        resume=job.resume,
+        rhythm=loop.Rhythm(
+            log_every=_LOG_EVERY,
+            eval_every=max(schedule_steps // _NUM_VALIDATIONS, 1),
+            checkpoint_every=settings.checkpoint_every,
+            save_seconds=60 * settings.checkpoint_minutes,
+            keep=settings.keep,
+            on_spike=settings.on_spike,
+        ),
         planned_step_seconds=plan.planned_step_seconds,
         on_step=lambda line: report(_status(line, num_steps), line["step"] / num_steps),
-        seed=job.seed,
     )
     return TrainingResult(line, corpus, job.run, finished=line["step"] >= num_steps)
+
+
+def _corpus(job: TrainingJob, report: Progress) -> Corpus:
+    """The run's own packed data where it goes on; packed from the source otherwise, or where it is gone.
+
+    Process 0 packs and all read. Raises DataError where they do not share the folder.
+    """
+    directory = job.run / "data"
+    if not (job.resume and (directory / "corpus.json").is_file()) and jax.process_index() == 0:
+        prepare_corpus(
+            job.settings.data,
+            directory,
+            vocab_size=job.plan.model.vocab_size,
+            seq_len=job.plan.workload.seq_len,
+            tokenizer=tokenizer_file(job.settings.tokenizer) if job.settings.tokenizer else None,
+            bad_data=job.settings.bad_data,
+            progress=report,
+        )
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("the corpus is packed")
+    try:
+        return Corpus.load(directory)
+    except DataError as error:
+        if jax.process_index() == 0 or directory.exists():
+            raise
+        raise DataError(
+            f"run {job.run}: process {jax.process_index()} does not see the folder that process 0 writes;"
+            " name a --run on a file system that all share"
+        ) from error
+
+
+def _with_length(job: TrainingJob, corpus: Corpus) -> Settings:
+    """The settings with the number of steps, of one epoch where none was asked for."""
+    epoch = max(1, corpus.num_train_tokens // job.plan.workload.num_tokens)
+    steps = job.settings.steps or epoch
+    return replace(job.settings, steps=steps, schedule_steps=job.settings.schedule_steps or steps)
 
 
 def _status(line: Line, num_steps: int) -> str:
@@ -135,32 +160,10 @@ def _status(line: Line, num_steps: int) -> str:
     return text
 
 
-def _check_folder(job: TrainingJob) -> None:
-    checkpoints = job.run / loop.CHECKPOINTS
-    step = checkpoint.latest_step(checkpoints)
-    if step is not None and not job.resume:
-        raise CheckpointError(
-            f"checkpoint: {checkpoints} already holds step {step}; go on from there with --resume, "
-            "or name another --run"
-        )
-    written = job.run / "plan.toml"
-    if step is not None and written.is_file():
-        _check_same_model(job.run, load_plan(written).model, job.plan.model)
-
-
-def _check_same_model(run: Path, trained: ModelConfig, planned: ModelConfig) -> None:
-    for field in fields(ModelConfig):
-        there, here = getattr(trained, field.name), getattr(planned, field.name)
-        if there != here:
-            raise PlanError(
-                f"run {run}: its model has {field.name} = {there} and the plan's has {here}; "
-                "name another --run"
-            )
-
-
-def _describe(job: TrainingJob, corpus: Corpus) -> None:
-    """Writes what says of which model, layout and tokenizer the checkpoints are."""
-    save_plan(job.plan, job.run / "plan.toml")
+def _describe(job: TrainingJob, settings: Settings, corpus: Corpus) -> None:
+    """Writes what says of which model, layout and tokenizer the checkpoints are, and how they are trained."""
+    save_plan(job.plan, job.run / PLAN)
+    save_settings(settings, job.run)
     if job.figures:
         write_whole(job.run / "plan.json", job.figures)
     written = to_hf(job.plan.model) | {"eos_token_id": corpus.end_of_text_id}

@@ -1,11 +1,11 @@
 """The tokenizer of a run: a byte-level BPE trained on its corpus, or one given as tokenizer.json."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from meshwright.errors import DataError
-from meshwright.train.documents import Document
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -14,13 +14,9 @@ _END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _NUM_BYTES = 256
 
 
-def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A byte-level BPE: lossless on any text, since every byte is a token of its own."""
-    if vocab_size <= _NUM_BYTES:
-        raise DataError(
-            f"tokenizer: a byte-level BPE needs V >= {_NUM_BYTES + 1} ids (256 bytes and {END_OF_TEXT}),"
-            f" the model has V = {vocab_size}"
-        )
+    check_vocab_size(vocab_size)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -30,8 +26,23 @@ def train_tokenizer(documents: list[Document], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator((document.text for document in documents), trainer)
+    bpe.train_from_iterator(texts, trainer)
     return bpe
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raises DataError where a byte-level BPE has more ids than the model."""
+    if vocab_size <= _NUM_BYTES:
+        raise DataError(
+            f"tokenizer: a byte-level BPE needs V >= {_NUM_BYTES + 1} ids (256 bytes and {END_OF_TEXT}),"
+            f" the model has V = {vocab_size}"
+        )
+
+
+def tokenizer_file(given: str) -> Path:
+    """The tokenizer.json that `given` names, itself or by its folder, such as a Hugging Face model's."""
+    path = Path(given)
+    return path / "tokenizer.json" if path.is_dir() else path
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -1,0 +1,112 @@
+"""mw launch: a command as many processes, here, under SLURM or on Kubernetes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import note
+from meshwright.errors import MeshwrightError
+from meshwright.files import write_whole
+from meshwright.train.launch.job import cluster_job
+from meshwright.train.launch.k8s import jobset_yaml
+from meshwright.train.launch.local import launch_local
+from meshwright.train.launch.slurm import slurm_script
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+# What follows `--` is the command, options and all.
+_COMMAND = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+
+Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="mw train plan.toml ...")]
+
+
+@app.callback()
+def launch() -> None:
+    """Start a command as many processes that train as one.
+
+    \b
+    mw launch local -n 4 -- mw train plan.toml --data stdlib --run runs/four
+    """
+
+
+@app.command(context_settings=_COMMAND)
+def local(
+    command: Command,
+    processes: Annotated[int, typer.Option("--processes", "-n", min=1, help="How many.")],
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Start again from the last checkpoint so often, where one dies.")
+    ] = 0,
+    port: Annotated[int | None, typer.Option(help="Where process 0 listens. [a free one]")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for all to find each other.")] = 300.0,
+) -> None:
+    """Run a command as several processes of this machine, which share its devices.
+
+    Where one dies, all are ended within seconds, and the process that died is named.
+
+    \b
+    mw launch local -n 4 --restarts 3 -- mw train plan.toml --data stdlib --run runs/four
+    """
+    if not command:
+        raise MeshwrightError("no command: write it after --, as in mw launch local -n 4 -- mw train ...")
+    code = launch_local(
+        command,
+        processes,
+        restarts=restarts,
+        port=port,
+        join_seconds=timeout,
+        say=lambda text: note(f"mw: {text}"),
+    )
+    raise typer.Exit(code)
+
+
+Restarts = Annotated[int, typer.Option(min=0, help="Start again so often, where a process or a node dies.")]
+Name = Annotated[str | None, typer.Option(help="The job's name. [the model's]")]
+Output = Annotated[Path | None, typer.Option("-o", help="The file to write. [stdout]")]
+Timeout = Annotated[float, typer.Option(help="Seconds for all to find each other.")]
+
+
+@app.command(context_settings=_COMMAND)
+def slurm(
+    command: Command,
+    output: Output = None,
+    name: Name = None,
+    time: Annotated[str, typer.Option(help="SLURM's time limit.")] = "24:00:00",
+    partition: Annotated[str | None, typer.Option(help="SLURM's partition.")] = None,
+    restarts: Restarts = 100,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Write an sbatch script: one process for each GPU of the plan, queued again until the run is done.
+
+    \b
+    mw launch slurm -o job.sh -- mw train plan.toml --data corpus --run /shared/run && sbatch job.sh
+    """
+    job = cluster_job(command, name, restarts)
+    _write(slurm_script(job, time_limit=time, partition=partition, join_seconds=timeout), output)
+
+
+@app.command(context_settings=_COMMAND)
+def k8s(
+    command: Command,
+    image: Annotated[str, typer.Option(help="A container with meshwright and jax for the chips.")],
+    output: Output = None,
+    name: Name = None,
+    volume: Annotated[
+        str | None, typer.Option(help="A PersistentVolumeClaim for all pods, mounted at /runs.")
+    ] = None,
+    restarts: Restarts = 100,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Write a JobSet for GKE: one pod for each node of the plan's TPUs or GPUs.
+
+    \b
+    mw launch k8s --image IMAGE --volume runs -- mw train plan.toml --data /runs/text --run /runs/a
+    """
+    job = cluster_job(command, name, restarts)
+    _write(jobset_yaml(job, image=image, volume=volume, join_seconds=timeout), output)
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        print(text, end="")
+    else:
+        note(f"wrote {write_whole(output, text)}")

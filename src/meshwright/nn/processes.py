@@ -1,0 +1,232 @@
+"""One of several processes of a run: how it learns which it is, finds the others, and joins them in JAX.
+
+MESHWRIGHT_COORDINATOR    host:port of process 0, for the check below and for JAX after it
+MESHWRIGHT_NUM_PROCESSES  else SLURM_NTASKS
+MESHWRIGHT_PROCESS_ID     else SLURM_PROCID, or JOB_COMPLETION_INDEX of a Kubernetes job
+MESHWRIGHT_JOIN_SECONDS   how long to wait for the others
+
+`mw launch` sets them. Without, JAX's own detection is asked where a TPU pod, SLURM or Open MPI says that
+there are several processes. Nothing here imports JAX before the processes have met: where one is missing,
+JAX aborts the others without naming it.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import meshwright
+from meshwright.errors import DeviceError
+
+COORDINATOR, NUM_PROCESSES = "MESHWRIGHT_COORDINATOR", "MESHWRIGHT_NUM_PROCESSES"
+PROCESS_ID, JOIN_SECONDS = "MESHWRIGHT_PROCESS_ID", "MESHWRIGHT_JOIN_SECONDS"
+_DEFAULT_JOIN_SECONDS = 300.0
+# A process that is gone is noticed within this time, where no launcher ends the others before.
+_HEARTBEAT_SECONDS = 30
+_RETRY_SECONDS = 0.2
+_SPEAK_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is, of how many, and where process 0 listens."""
+
+    process_id: int
+    num_processes: int
+    coordinator: str
+    join_seconds: float = _DEFAULT_JOIN_SECONDS
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.coordinator.rpartition(":")
+        return host, int(port)
+
+
+def place(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place by the environment, None where no coordinator is named.
+
+    Raises DeviceError for values that are missing or make no sense.
+    """
+    coordinator = environment.get(COORDINATOR)
+    if coordinator is None:
+        return None
+    number = _integer(environment, PROCESS_ID, "SLURM_PROCID", "JOB_COMPLETION_INDEX")
+    count = _integer(environment, NUM_PROCESSES, "SLURM_NTASKS")
+    if not 0 <= number < count:
+        raise DeviceError(f"{PROCESS_ID} = {number} is not below {NUM_PROCESSES} = {count}")
+    if not coordinator.rpartition(":")[2].isdecimal() or ":" not in coordinator:
+        raise DeviceError(f"{COORDINATOR} = {coordinator!r} is not host:port")
+    return Place(number, count, coordinator, float(environment.get(JOIN_SECONDS, _DEFAULT_JOIN_SECONDS)))
+
+
+def num_processes(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes this one was started with; 1 where JAX is to find out."""
+    here = place(environment)
+    return here.num_processes if here else 1
+
+
+def join(kind: str) -> None:
+    """Joins this process with the others of its run, if any. kind: of the devices: cpu, gpu or tpu.
+
+    Call it before anything else of JAX. Raises DeviceError naming the processes that have not come in
+    time, or that run other versions.
+    """
+    here = place()
+    if here is None:
+        if not _detected_by_jax(os.environ):
+            return
+    elif here.num_processes == 1:
+        return
+    else:
+        meet(here, _versions())
+    import jax
+
+    if kind == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if here is None:
+        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
+        return
+    # On SLURM and under `mw launch local` a process has one GPU of its node; on Kubernetes all of them.
+    local = os.environ.get("MESHWRIGHT_LOCAL_ID", os.environ.get("SLURM_LOCALID"))
+    jax.distributed.initialize(
+        coordinator_address=here.coordinator,
+        num_processes=here.num_processes,
+        process_id=here.process_id,
+        local_device_ids=[int(local)] if kind == "gpu" and local is not None else None,
+        cluster_detection_method="deactivate",
+        initialization_timeout=int(here.join_seconds),
+        heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+    )
+
+
+def meet(here: Place, versions: Mapping[str, str]) -> None:
+    """Returns once all processes have reached process 0 and agree about the versions; else DeviceError."""
+    deadline = time.monotonic() + here.join_seconds
+    verdict = _receive(here, versions, deadline) if here.process_id == 0 else _reach(here, versions, deadline)
+    if verdict:
+        raise DeviceError(verdict)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _receive(here: Place, versions: Mapping[str, str], deadline: float) -> str:
+    """Process 0: takes a call from every other, then tells all of them how it went."""
+    calls: dict[int, socket.socket] = {}
+    verdict = ""
+    try:
+        with _listener(here) as listener:
+            while len(calls) < here.num_processes - 1 and not verdict:
+                listener.settimeout(max(deadline - time.monotonic(), 0.001))
+                try:
+                    call, address = listener.accept()
+                except TimeoutError:
+                    verdict = _missing(here, calls)
+                    break
+                said = _said(call)
+                if said is None:  # a port scan, or a process that died in the act
+                    call.close()
+                    continue
+                calls[said["process"]] = call
+                verdict = _disagreement(said, versions, address[0])
+    finally:
+        for call in calls.values():
+            with call:
+                call.sendall((json.dumps({"verdict": verdict}) + "\n").encode())
+    return verdict
+
+
+def _said(call: socket.socket) -> dict[str, Any] | None:
+    """What a process says of itself, None where it is none of ours."""
+    call.settimeout(_SPEAK_SECONDS)
+    try:
+        with call.makefile("r") as lines:
+            said = json.loads(lines.readline())
+        return said if isinstance(said, dict) and {"process", "host", "versions"} <= said.keys() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _listener(here: Place) -> socket.socket:
+    port = here.address[1]
+    try:
+        return socket.create_server(("", port), backlog=here.num_processes)
+    except OSError as error:
+        raise DeviceError(
+            f"process 0 cannot listen on port {port} ({os.strerror(error.errno or 0)});"
+            " choose another with --port"
+        ) from None
+
+
+def _reach(here: Place, versions: Mapping[str, str], deadline: float) -> str:
+    """Another process: calls process 0 until it answers."""
+    said = json.dumps({"process": here.process_id, "host": socket.gethostname(), "versions": dict(versions)})
+    reason = "no answer"
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection(
+                here.address, timeout=max(deadline - time.monotonic(), 0.1)
+            ) as call:
+                call.sendall((said + "\n").encode())
+                # A little longer than process 0 itself waits, so that its verdict arrives.
+                call.settimeout(max(deadline - time.monotonic(), 0) + 5)
+                with call.makefile("r") as lines:
+                    answer = lines.readline()
+                if answer:
+                    return json.loads(answer)["verdict"]
+        except OSError as error:
+            reason = error.strerror or str(error)
+        time.sleep(_RETRY_SECONDS)
+    return (
+        f"process {here.process_id} of {here.num_processes} does not reach process 0 at {here.coordinator}"
+        f" within {here.join_seconds:g} s ({reason})"
+    )
+
+
+def _missing(here: Place, calls: Mapping[int, socket.socket]) -> str:
+    missing = [str(number) for number in range(1, here.num_processes) if number not in calls]
+    word = "process" if len(missing) == 1 else "processes"
+    return (
+        f"{word} {', '.join(missing)} of {here.num_processes} did not come to {here.coordinator} within"
+        f" {here.join_seconds:g} s; see whether they run and reach that port"
+    )
+
+
+def _disagreement(said: Mapping[str, Any], versions: Mapping[str, str], host: str) -> str:
+    for name, version in versions.items():
+        other = said["versions"].get(name)
+        if other != version:
+            return (
+                f"process {said['process']} ({said['host']}, {host}) has {name} {other}, process 0 {version}"
+            )
+    return ""
+
+
+def _versions() -> dict[str, str]:
+    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib")}
+    return {"meshwright": meshwright.__version__, **libraries}
+
+
+def _integer(environment: Mapping[str, str], *names: str) -> int:
+    for name in names:
+        if name in environment:
+            if not environment[name].isdecimal():
+                raise DeviceError(f"{name} = {environment[name]!r} is no number")
+            return int(environment[name])
+    raise DeviceError(f"{COORDINATOR} is set and none of {', '.join(names)}; mw launch sets both")
+
+
+def _detected_by_jax(environment: Mapping[str, str]) -> bool:
+    """Whether a TPU pod, SLURM or Open MPI has started several processes."""
+    counts = (environment.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
+    return "," in environment.get("TPU_WORKER_HOSTNAMES", "") or any(
+        count.isdecimal() and int(count) > 1 for count in counts
+    )

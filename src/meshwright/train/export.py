@@ -1,0 +1,53 @@
+"""A run's checkpoint as a Hugging Face model."""
+
+import json
+import shutil
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from meshwright.errors import CheckpointError
+from meshwright.files import write_whole
+from meshwright.layout import Layout
+from meshwright.nn import checkpoint_files
+from meshwright.nn.checkpoint import restore_params, sound_step
+from meshwright.nn.mesh import device_mesh
+from meshwright.nn.params import abstract_params
+from meshwright.nn.weights import save_hf
+from meshwright.plan_file import load_plan
+from meshwright.train.job import PLAN
+
+
+def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool = False) -> int:
+    """The step that `folder` now holds, as config.json, safetensors and tokenizer, for transformers.
+
+    step: of the checkpoint, by default the last sound one. best: the one with the lowest validation loss.
+    Weights keep the type they were trained in. Raises CheckpointError where there is no such checkpoint,
+    it is damaged, or `folder` holds weights already.
+    """
+    if not (run / PLAN).is_file():
+        raise CheckpointError(f"run {run}: holds no {PLAN}; name the folder of a run of mw train")
+    if there := next(folder.glob("*.safetensors*"), None):
+        raise CheckpointError(f"checkpoint {folder}: holds {there.name} already; name another folder")
+    plan, checkpoints = load_plan(run / PLAN), run / checkpoint_files.CHECKPOINTS
+    if best:
+        losses = checkpoint_files.validation_losses(checkpoints)
+        if not losses:
+            raise CheckpointError(
+                f"checkpoint: {checkpoints} holds none that was validated; leave --best out"
+            )
+        step = min(losses, key=lambda step: losses[step])
+    step = sound_step(checkpoints, step)
+    layout = Layout.of(data=1, weights_dtype=plan.layout.weights_dtype)
+    params = restore_params(checkpoints, abstract_params(plan.model, layout, device_mesh(layout)), step)
+    save_hf(params, plan.model, folder)
+    _copy_tokenizer(run, folder)
+    return step
+
+
+def _copy_tokenizer(run: Path, folder: Path) -> None:
+    shutil.copyfile(run / "tokenizer.json", folder / "tokenizer.json")
+    end = json.loads((run / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
+    token = Tokenizer.from_file(str(run / "tokenizer.json")).id_to_token(end)
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": token}
+    write_whole(folder / "tokenizer_config.json", json.dumps(described, indent=2) + "\n")

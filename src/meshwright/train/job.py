@@ -1,0 +1,116 @@
+"""What is to be trained and where, with everything checked that can be without JAX or the data's text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import CheckpointError, MeshwrightError, PlanError
+from meshwright.layout.fit import check_updates
+from meshwright.layout.runs import check_runs
+from meshwright.models.config import ModelConfig
+from meshwright.nn import checkpoint_files
+from meshwright.plan_file import Plan, load_plan
+from meshwright.train.documents import check_source
+from meshwright.train.settings import Settings, changed_settings, load_settings, new_settings
+from meshwright.train.tokenizer import check_vocab_size, load_tokenizer, tokenizer_file
+
+PLAN = "plan.toml"
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A run that may begin or go on. figures: the text of the plan's plan.json, if there is one.
+
+    resume: go on from the last checkpoint, of which there is one. notes: what was asked for and is
+    other than the run had, a sentence each.
+    """
+
+    plan: Plan
+    figures: str | None
+    run: Path
+    settings: Settings
+    resume: bool
+    notes: list[str] = field(default_factory=list)
+
+
+def prepare_job(
+    plan: Plan | None, figures: str | None, run: Path | None, given: Mapping[str, Any], *, resume: bool
+) -> TrainingJob:
+    """The job that these options ask for; nothing is written, and neither JAX nor the text is loaded.
+
+    plan: None for that of the run. run: None for runs/MODEL. given: settings by name, None where the
+    run's or the usual one is to hold. resume without a checkpoint begins from step 0 and says so, so
+    that one command may be repeated until the run is done. Raises MeshwrightError, of the kind that
+    fits, for what cannot be run, for a run in the way and for settings that cannot change.
+    """
+    folder = run or (Path("runs") / plan.model.name if plan else None)
+    written = load_plan(folder / PLAN) if folder and (folder / PLAN).is_file() else None
+    chosen = plan or written
+    if folder is None or chosen is None:
+        raise PlanError("no plan: name a PLAN.toml (mw plan train ... -o PLAN.toml), or a --run that has one")
+    _check_plan(chosen)
+    checkpoints = folder / checkpoint_files.CHECKPOINTS
+    saved = checkpoint_files.steps(checkpoints)
+    if saved and not resume:
+        raise CheckpointError(
+            f"checkpoint: {checkpoints} already holds step {saved[-1]}; go on from there with --resume, "
+            "or name another --run"
+        )
+    stored = load_settings(folder) if resume else None
+    notes: list[str] = []
+    if stored is not None:
+        settings, notes = changed_settings(folder, stored, given)
+        if saved and settings.steps is not None and saved[-1] > settings.steps:
+            raise MeshwrightError(
+                f"run {folder}: is at step {saved[-1]} already, {settings.steps} were asked for; ask for more"
+            )
+    else:
+        settings = new_settings(given)
+        check_source(settings.data)
+        if settings.tokenizer is not None:
+            load_tokenizer(tokenizer_file(settings.tokenizer))
+        else:
+            check_vocab_size(chosen.model.vocab_size)
+    if saved and written is not None:
+        _check_same_model(folder, written.model, chosen.model)
+        notes += _plan_changes(written, chosen)
+    if resume and not saved:
+        notes.append(f"{checkpoints} holds no checkpoint yet: beginning at step 0")
+    return TrainingJob(chosen, figures, folder, settings, resume=bool(saved), notes=notes)
+
+
+def _check_plan(plan: Plan) -> None:
+    if plan.workload.phase != "train":
+        raise PlanError(
+            f"{plan.model.name}: the plan is of phase {plan.workload.phase!r}; training takes 'train'"
+        )
+    check_runs(plan.model, plan.layout)
+    check_updates(plan.layout, plan.model)
+
+
+def _check_same_model(run: Path, trained: ModelConfig, planned: ModelConfig) -> None:
+    for field_ in fields(ModelConfig):
+        there, here = getattr(trained, field_.name), getattr(planned, field_.name)
+        if there != here:
+            raise PlanError(
+                f"run {run}: its model has {field_.name} = {there} and the plan's has {here}; "
+                "name another --run"
+            )
+
+
+def _plan_changes(written: Plan, chosen: Plan) -> list[str]:
+    """What of the plan changes a run that goes on, a sentence each."""
+    pairs = {
+        "layout": (written.layout, chosen.layout),
+        "hardware": (written.hardware, chosen.hardware),
+        "sequences a step": (written.workload.num_sequences, chosen.workload.num_sequences),
+    }
+    if written.workload.seq_len != chosen.workload.seq_len:
+        raise MeshwrightError(
+            f"the run's rows are of T = {written.workload.seq_len} tokens and the plan's of "
+            f"{chosen.workload.seq_len}; name another --run"
+        )
+    return [
+        f"{what}: {was} until now, {now} from here on" for what, (was, now) in pairs.items() if was != now
+    ]

@@ -1,0 +1,52 @@
+"""What a cluster must start: a command on so many nodes, read off the plan that the command names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.errors import PlanError
+from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
+from meshwright.plan_file import load_plan
+
+# Process 0 listens here for the others, where no launcher can look for a free port.
+PORT = 8476
+# Time for a checkpoint between the word that a node is going and its end.
+GRACE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """A command, the machine that its plan is for, and how often it may start again.
+
+    The command goes on by itself (--resume), so that starting it again is all that a cluster must do.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    hardware: Hardware
+    restarts: int
+
+    @property
+    def chips_per_node(self) -> int:
+        return min(self.hardware.chip.chips_per_host, self.hardware.num_chips // self.hardware.num_slices)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.hardware.num_chips // self.chips_per_node
+
+
+def cluster_job(command: Sequence[str], name: str | None, restarts: int) -> ClusterJob:
+    """The job of a command such as `mw train plan.toml --data DIR --run DIR`.
+
+    Raises PlanError where it names no plan to read the machine from, or one for virtual CPU devices.
+    """
+    plans = [Path(word) for word in command if word.endswith(".toml") and Path(word).is_file()]
+    if not plans:
+        raise PlanError("the command names no PLAN.toml that is here; mw launch reads the machine from it")
+    plan = load_plan(plans[0])
+    hardware = catalog.load(plan.hardware)
+    if hardware.chip.kind == "cpu":
+        raise PlanError(f"{plans[0]}: is for {plan.hardware}, which is this machine: see mw launch local")
+    resumed = [*command, *(["--resume"] if "--resume" not in command else [])]
+    return ClusterJob(name or plan.model.name.replace(".", "-"), tuple(resumed), hardware, restarts)

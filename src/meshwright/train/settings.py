@@ -1,0 +1,135 @@
+"""What a run is trained with, kept in its folder as settings.json, so that a resumed run needs no options."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from meshwright.errors import DataError, MeshwrightError
+from meshwright.files import write_whole
+from meshwright.train.documents import BadData
+
+SETTINGS = "settings.json"
+# What decides the parameters and the data a run began with: another value would be another run.
+_FIXED = ("data", "tokenizer", "seed", "optimizer")
+OptimizerName = Literal["adamw", "lion"]
+ScheduleName = Literal["cosine", "wsd", "constant"]
+OnSpike = Literal["skip", "stop"]
+_KNOWN = {
+    name: get_args(kind)
+    for name, kind in {
+        "on_spike": OnSpike,
+        "bad_data": BadData,
+        "schedule": ScheduleName,
+        "optimizer": OptimizerName,
+    }.items()
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run.
+
+    data, bad_data: as for `read_documents`. tokenizer: a tokenizer.json, or a folder with one, to use in
+    place of one trained on the data. steps: train up to this one; None is one epoch, and is a number once
+    the corpus is packed. schedule_steps: updates until the learning rate has decayed; None is `steps`
+    as the run began, so that more steps later do not change the rate of earlier ones. learning_rate: at
+    its peak; schedule: its course from there. checkpoint_every: steps between checkpoints, 0 for none but
+    those by time, by validation and at the end. checkpoint_minutes: minutes between checkpoints. keep:
+    how many of the last are kept. on_spike: what is done about a loss that is not finite or far above
+    its trend.
+    """
+
+    data: str
+    tokenizer: str | None = None
+    bad_data: BadData = "stop"
+    steps: int | None = None
+    schedule_steps: int | None = None
+    learning_rate: float = 1e-3
+    schedule: ScheduleName = "cosine"
+    optimizer: OptimizerName = "adamw"
+    seed: int = 0
+    checkpoint_every: int = 0
+    checkpoint_minutes: float = 10.0
+    keep: int = 2
+    on_spike: OnSpike = "skip"
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("schedule_steps", 1), ("checkpoint_every", 0), ("keep", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise MeshwrightError(f"{option(name)} {value} is below {least}")
+        if not self.learning_rate > 0:
+            raise MeshwrightError(f"{option('learning_rate')} {self.learning_rate:g} is not above 0")
+        if self.checkpoint_minutes <= 0:
+            raise MeshwrightError(
+                f"{option('checkpoint_minutes')} {self.checkpoint_minutes:g} is not above 0"
+            )
+        for name, known in _KNOWN.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise MeshwrightError(f"{option(name)} {value!r} is unknown; known: {', '.join(known)}")
+
+
+def option(name: str) -> str:
+    """The command line's name of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def new_settings(given: Mapping[str, Any]) -> Settings:
+    """The settings of a run that begins. Raises DataError where no data is given."""
+    if given.get("data") is None:
+        raise DataError("no data: give --data, a folder, a .txt, .py, .jsonl or .parquet file, or stdlib")
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """The settings of a run that is resumed, and a sentence on each that the caller asks to change.
+
+    Raises MeshwrightError for a setting that is fixed when a run begins.
+    """
+    asked = {
+        name: value
+        for name, value in given.items()
+        if value is not None and not _same(name, getattr(stored, name), value)
+    }
+    for name in _FIXED:
+        if name in asked:
+            raise MeshwrightError(
+                f"run {run}: began with {option(name)} {getattr(stored, name)}, not {asked[name]};"
+                " leave the option out, or name another run"
+            )
+    changes = [
+        f"{option(name)}: {getattr(stored, name)} until now, {value} from here on"
+        for name, value in asked.items()
+    ]
+    return replace(stored, **asked), changes
+
+
+def _same(name: str, stored: Any, given: Any) -> bool:
+    if name in ("data", "tokenizer") and stored is not None:
+        return stored == given or Path(stored).resolve() == Path(given).resolve()
+    return stored == given
+
+
+def load_settings(run: Path) -> Settings | None:
+    """The settings of the run in the folder `run`, None where none has begun there."""
+    path = run / SETTINGS
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name for field in fields(Settings)}
+        if unknown := sorted(values.keys() - known):
+            raise ValueError(f"{unknown[0]!r} is unknown")
+        return Settings(**values)
+    except (OSError, ValueError, TypeError, AttributeError, MeshwrightError) as error:
+        raise MeshwrightError(
+            f"{path}: cannot be read ({error}); delete it and give the options anew"
+        ) from None
+
+
+def save_settings(settings: Settings, run: Path) -> None:
+    """Writes settings.json whole or not at all."""
+    write_whole(run / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n")

@@ -1,0 +1,75 @@
+"""When to stop and when to save, decided alike by all processes."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+# Several processes agree about this often, so that a signal to one is heard well within a grace time.
+_AGREE_SECONDS = 1.0
+
+
+class Agreement:
+    """What all processes do after a step: stop because one was told to, save because it is time.
+
+    stop: set once this process is told to stop. save_seconds: between checkpoints, by the clock of
+    process 0. One process decides for itself after every step. Several exchange their wishes after
+    steps that all of them know: how many steps on that is follows from the step time of process 0.
+    """
+
+    def __init__(self, stop: threading.Event, save_seconds: float) -> None:
+        self._stop, self._save_seconds = stop, save_seconds
+        self._saved = self._agreed = time.monotonic()
+        self._agreed_step, self._next = 0, 0
+
+    def after(self, step: int) -> tuple[bool, bool]:
+        """(stop, save) after `step`."""
+        now = time.monotonic()
+        stop, save = self._stop.is_set(), now - self._saved >= self._save_seconds
+        if jax.process_count() > 1:
+            if step < self._next:
+                return False, False
+            step_seconds = (now - self._agreed) / max(step - self._agreed_step, 1)
+            wishes = multihost_utils.process_allgather(np.asarray([stop, save, step_seconds], np.float32))
+            stop, save = bool(np.any(wishes[:, 0])), bool(wishes[0, 1])
+            self._next = step + max(1, int(_AGREE_SECONDS / max(float(wishes[0, 2]), 1e-6)))
+            self._agreed, self._agreed_step = now, step
+        return stop, save
+
+    def saved(self) -> None:
+        """Takes note that a checkpoint was begun just now."""
+        self._saved = time.monotonic()
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second acts as it always did.
+
+    Off the main thread, where Python allows no handlers, it is never set.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.getsignal(number) for number in signals}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def request(number: int, frame: object) -> None:
+        stop.set()
+        restore()
+
+    for number in signals:
+        signal.signal(number, request)
+    try:
+        yield stop
+    finally:
+        restore()

@@ -1,0 +1,124 @@
+"""What is checked of a training job before JAX or the text is loaded, and how settings are kept."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import DataError, LayoutError, MeshwrightError, ModelError, PlanError
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.presets import load_model
+from meshwright.plan_file import Plan, save_plan
+from meshwright.train.job import prepare_job
+from meshwright.train.settings import Settings, load_settings, save_settings
+
+MODEL = load_model("tiny")
+
+
+def plan(layout: Layout | None = None, **changes: Any) -> Plan:
+    return Plan(replace(MODEL, **changes), "cpu:1", Workload(16, 32), layout or Layout.of(data=1))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that was begun and saved step 8."""
+    save_plan(plan(), tmp_path / "run" / "plan.toml")
+    save_settings(Settings(data="stdlib", steps=20, schedule_steps=20), tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "8").mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def test_a_resumed_run_has_its_own_plan_and_settings(run: Path):
+    job = prepare_job(None, None, run, {"data": None, "steps": None}, resume=True)
+    assert job.settings == Settings(data="stdlib", steps=20, schedule_steps=20)
+    assert (job.plan.model, job.resume, job.notes) == (MODEL, True, [])
+
+
+def test_a_setting_given_again_is_stated_only_where_it_differs(run: Path):
+    given = {"data": "stdlib", "steps": 20, "learning_rate": 5e-4, "keep": 3}
+    job = prepare_job(plan(Layout.of(data=1, microbatches=2)), None, run, given, resume=True)
+    assert job.notes == [
+        "--learning-rate: 0.001 until now, 0.0005 from here on",
+        "--keep: 2 until now, 3 from here on",
+        f"layout: {Layout.of(data=1)} until now, {Layout.of(data=1, microbatches=2)} from here on",
+    ]
+    assert (job.settings.learning_rate, job.settings.keep, job.settings.schedule_steps) == (5e-4, 3, 20)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"tokenizer": "t.json"},
+            "began with --tokenizer None, not t.json; leave the option out, or name another run",
+        ),
+        ({"bad_data": "eat"}, "--bad-data 'eat' is unknown; known: skip, stop"),
+        ({"seed": 1}, "began with --seed 0, not 1; leave the option out, or name another run"),
+        ({"data": "."}, "began with --data stdlib, not .; leave the option out, or name another run"),
+        ({"steps": 7}, "is at step 8 already, 7 were asked for; ask for more"),
+        ({"keep": 0}, "--keep 0 is below 1"),
+        ({"checkpoint_minutes": 0.0}, "--checkpoint-minutes 0 is not above 0"),
+        ({"on_spike": "pray"}, "--on-spike 'pray' is unknown; known: skip, stop"),
+        ({"learning_rate": 0.0}, "--learning-rate 0 is not above 0"),
+    ],
+)
+def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], message: str):
+    with pytest.raises(MeshwrightError) as error:
+        prepare_job(None, None, run, given, resume=True)
+    assert str(error.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind", "message"),
+    [
+        (plan(attention_sinks=True), ModelError, "attention sinks can be planned, not yet run"),
+        (plan(vocab_size=256), DataError, "needs V >= 257 ids"),
+        (plan(Layout.of(data=1, optimizer_dtype="bf16")), LayoutError, "optimizer_dtype=bf16 can be planned"),
+        (replace(plan(), workload=Workload(16, 32, "prefill")), PlanError, "training takes 'train'"),
+    ],
+)
+def test_what_does_not_run_is_refused(tmp_path: Path, broken: Plan, kind: type[Exception], message: str):
+    with pytest.raises(kind, match=message):
+        prepare_job(broken, None, tmp_path / "run", {"data": "stdlib"}, resume=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "no data: give --data"),
+        ("nowhere", "corpus nowhere: no such file or folder"),
+    ],
+)
+def test_data_that_is_not_there_is_refused(tmp_path: Path, data: str | None, message: str):
+    with pytest.raises(DataError, match=message):
+        prepare_job(plan(), None, tmp_path / "run", {"data": data}, resume=False)
+
+
+def test_a_tokenizer_is_checked_first(tmp_path: Path):
+    with pytest.raises(DataError, match=r"tokenizer .*tokenizer\.json: no such file"):
+        prepare_job(
+            plan(), None, tmp_path / "run", {"data": "stdlib", "tokenizer": str(tmp_path)}, resume=False
+        )
+
+
+def test_settings_that_cannot_be_read_are_named(run: Path):
+    for text in ("{", json.dumps({"data": "stdlib", "colour": "red"}), "[]"):
+        (run / "settings.json").write_text(text)
+        with pytest.raises(MeshwrightError, match=r"settings\.json: cannot be read .*delete it and give"):
+            load_settings(run)
+
+
+def test_a_job_is_checked_without_jax(run: Path):
+    program = (
+        "import sys; from pathlib import Path; from meshwright.train.job import prepare_job;"
+        f"prepare_job(None, None, Path({str(run)!r}), {{}}, resume=True);"
+        "print(sorted({'jax', 'orbax', 'grain'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
