@@ -6,20 +6,19 @@ is priced by the bytes it reads and writes, fused as compilers fuse it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.layout import Layout
 from meshwright.models import transformer
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import Layer, LayerKind, ModelConfig
 from meshwright.models.parameters import parameters
-from meshwright.models.transformer import input_of
+from meshwright.models.transformer import Places, input_of, spelt_out
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.einsum import Contraction, Reshard, cotangent
+from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.operation import placed
 from meshwright.units import dtype_bytes, whole
 
@@ -70,11 +69,11 @@ class SymbolicOps(Recorder):
             )
         )
 
-    def add_positions(self, name: str, x: Value, positions: Value, table: Value) -> Value:
+    def add_positions(self, name: str, x: Value, places: Places, table: Value) -> Value:
         """x plus rows of a learned table[W, D]."""
         lookup = self.layout.contraction(name, "BTW,WD->BTD")
         rows = self.fetch(name, table, lookup.rhs_reshard)
-        return self.elementwise(name, (x, x), self.value(x.array, x.dtype), (positions, rows))
+        return self.elementwise(name, (x, x), self.value(x.array, x.dtype), (places.positions, rows))
 
     def scale(self, name: str, x: Value, factor: float) -> Value:
         """Fused with what reads it."""
@@ -103,11 +102,13 @@ class SymbolicOps(Recorder):
             name, (x,), out, (x,), forward_transfers=sums, backward_transfers=sums, unfused_bytes=steps
         )
 
-    def rope(self, name: str, x: Value, positions: Value, local: bool = False) -> Value:
+    def rope(self, name: str, x: Value, places: Places, kind: LayerKind) -> Value:
         return self.elementwise(name, (x,), self.value(x.array, x.dtype), ())
 
     def join_rope(self, name: str, k: Value, rope: Value) -> Value:
         """k[B, T, N, J] and rope[B, T, A] written beside each other."""
+        shared = self.layout.shared_by_heads("rope")
+        rope = self.reshard(name, "move", rope, shared, rope.dtype, critical=True, what="keys and values")
         array = self.layout.activation(name, "BTNH")
         return self.elementwise(name, (k, rope), self.value(array, k.dtype), ())
 
@@ -200,10 +201,10 @@ class SymbolicOps(Recorder):
         q: Value,
         k: Value,
         v: Value,
-        positions: Value,
+        places: Places,
         cache: object,
+        kind: LayerKind,
         *,
-        window: int | None = None,
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Value | None = None,
@@ -215,9 +216,29 @@ class SymbolicOps(Recorder):
         computed, and between the products each float32 score crosses memory about 5 times forward
         (written, masked, exponentiated and written, read) and 11 backward.
         """
-        k, v = self._all_positions("k", k), self._all_positions("v", v)
         out = self.value(self._like_queries(q, v), q.dtype)
-        return self._attend(name, (q,), (k, v), out, out, window), cache
+        if self.layout.passes_keys_round:
+            rounds = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
+            forward, backward = (tuple(t for one in rounds for t in one[way]) for way in range(2))
+            return self._attend(name, (q,), (k, v), out, out, kind.window, forward, backward), cache
+        k, v = self._all_positions("k", k), self._all_positions("v", v)
+        return self._attend(name, (q,), (k, v), out, out, kind.window), cache
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Value,
+        latent: Value,
+        rope: Value,
+        w: Mapping[str, Value],
+        places: Places,
+        cache: object,
+        kind: LayerKind,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Value, object]:
+        k, v = spelt_out(self, w, latent, rope)
+        return self.attention(name, q, k, v, places, cache, kind, scale=scale)
 
     def _attend(
         self,
@@ -227,6 +248,8 @@ class SymbolicOps(Recorder):
         summed: Value,
         out: Value,
         window: int | None,
+        forward_transfers: tuple[Transfer, ...] = (),
+        backward_transfers: tuple[Transfer, ...] = (),
     ) -> Value:
         """Attention of the parts of the queries over the arrays that are kept of the positions, as one node.
 
@@ -245,7 +268,14 @@ class SymbolicOps(Recorder):
         forward = Work(scores + values, traffic, shape=shape)
         backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
         node = Node(name, "attention", inputs, (out,), (*queries, *kept), (forward,), (backward,))
-        return self.add(replace(node, unfused_bytes=self._copies_of_keys(kept)))
+        return self.add(
+            replace(
+                node,
+                forward_transfers=forward_transfers,
+                backward_transfers=backward_transfers,
+                unfused_bytes=self._copies_of_keys(kept),
+            )
+        )
 
     def _copies_of_keys(self, kept: tuple[Value, ...]) -> int:
         """Bytes of keys and values for each head of the queries, as kernels without groups want them."""
@@ -278,33 +308,20 @@ class SymbolicOps(Recorder):
     def _all_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
         reshard = self.layout.keys(name, "".join(x.array.dims))
-        if self.layout.passes_keys_round and reshard.forward:
-            return self._around_the_ring(name, x, reshard)
         return self.reshard(name, "move", x, reshard, x.dtype, critical=True, what="keys and values")
 
-    def _around_the_ring(self, name: str, x: Value, reshard: Reshard) -> Value:
-        """Blocks pass from device to device while others are attended to; backward with their cotangents."""
-        (gather,) = self.transfers("keys and values", reshard.forward, name, x.dtype, critical=False)
-        rounds = self.mesh.size(gather.axes) - 1
-
-        def passed(times: int) -> tuple[Transfer, ...]:
-            return (replace(gather, op="permute", repeat=times),)
-
-        out = self.value(x.array.replace(name=f"{name}_block"), x.dtype)
-        return self.add(
-            Node(
-                name,
-                "move",
-                (x,),
-                (out,),
-                forward_transfers=passed(rounds),
-                backward_transfers=passed(2 * rounds),
-            )
-        )
+    def _rounds(self, name: str, x: Value) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        """What passes round a ring while other blocks are attended to: backward with the cotangents."""
+        reshard = self.layout.keys(name, "".join(x.array.dims))
+        gathers = self.transfers("keys and values", reshard.forward, name, x.dtype, critical=False)
+        passed = [replace(g, op="permute", repeat=self.mesh.size(g.axes) - 1) for g in gathers]
+        return tuple(passed), tuple(replace(one, repeat=2 * one.repeat) for one in passed)
 
     # Experts
 
-    def router(self, name: str, x: Value, w: Value, b: Value | None = None) -> Value:
+    def router(
+        self, name: str, x: Value, w: Value, b: Value | None = None, choice: Value | None = None
+    ) -> Value:
         """gates[B, T, E]: a product, the best k of its scores and their weights."""
         (scores,) = self.einsums(x, {name: w}, **{name: "BTD,DE->BTE"})
         if b is not None:
@@ -315,17 +332,15 @@ class SymbolicOps(Recorder):
         """d[E, C, D]: each device sorts its tokens by expert and sends them to the experts' devices."""
         sorted_rows = self.value(self.layout.routed("d"), x.dtype)
         rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, (gates,))
-        there = self.layout.activation("d", "ECD")
-        return self._exchange(name, rows, there)
+        return self._exchange(name, rows, self.layout.to_experts("d"))
 
     def combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
         """[B, T, D]: back to the tokens' devices, and summed by gate there."""
-        home = self.layout.routed("y")
-        rows = self._exchange(name, y, home)
+        rows = self._exchange(name, y, self.layout.from_experts("y"))
         out = self.value(like.array, like.dtype)
         return self.elementwise(f"{name}_sum", (rows, gates), out, (rows, gates))
 
-    def _exchange(self, name: str, rows: Value, there: ShardedArray) -> Value:
+    def _exchange(self, name: str, rows: Value, reshard: Reshard) -> Value:
         """Rows of tokens to or from the experts' devices, k of each token.
 
         With several microbatches one's rows travel beside another's compute (DeepSeek-V3, 2024).
@@ -333,7 +348,6 @@ class SymbolicOps(Recorder):
         moe, waits = self.config.moe, self.layout.microbatches == 1
         assert moe is not None, "only a mixture of experts has experts"
         before = len(self.nodes)
-        reshard = _reshard(rows.array, there)
         out = self.reshard(name, "exchange", rows, reshard, rows.dtype, critical=waits, what="tokens")
         for place in range(before, len(self.nodes)):
             self.nodes[place] = _with_copies(self.nodes[place], moe.experts_per_token)
@@ -346,21 +360,21 @@ class SymbolicOps(Recorder):
         block: Callable,
         weights: Mapping[str, Value],
         x: Value,
-        positions: Value,
+        places: Places,
         cache: object,
-        windows: tuple[int | None, ...],
+        layers: Sequence[Layer],
     ) -> tuple[Value, object]:
-        """One layer of each window is recorded and counted as often as there are."""
+        """One layer of each kind is recorded and counted as often as there are."""
         self.close("embedding", 1)
-        recorded: dict[int | None, int] = {}
-        for window, count in Counter(windows).items():
-            source, recorded[window] = x, len(self.segments)
-            x, cache = block(self, weights, source, positions, cache, window)
+        recorded: dict[LayerKind, int] = {}
+        for kind, count in Counter(layer.kind for layer in layers).items():
+            source, recorded[kind] = x, len(self.segments)
+            x, cache = block(self, weights[kind.stack], source, places, cache, kind)
             self.close("layer", count, source)
-        self.layer_segments += [recorded[window] for window in windows]
+        self.layer_segments += [recorded[layer.kind] for layer in layers]
         return x, cache
 
-    def last(self, name: str, x: Value, lengths: Value) -> Value:
+    def take(self, name: str, x: Value, indices: Value) -> Value:
         self.sizes["T"] = 1
         return self.activation_value("x", "BTD")
 
@@ -382,12 +396,6 @@ class SymbolicOps(Recorder):
         return self.add(replace(node, forward_transfers=(*reduced, *mean)))
 
 
-@lru_cache(maxsize=4096)
-def _reshard(given: ShardedArray, used: ShardedArray) -> Reshard:
-    """There, and the cotangent back the same way."""
-    return Reshard(given, used.replace(name=given.name), cotangent(used).replace(name=f"d{given.name}"))
-
-
 def _with_copies(node: Node, copies: int) -> Node:
     def copied(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
         return tuple(replace(t, copies=copies) if t.op == "all_to_all" else t for t in transfers)
@@ -404,8 +412,8 @@ def record_loss(
 ) -> Graph:
     """The graph of one microbatch's loss."""
     ops = SymbolicOps(config, layout, shape, flash_attention=flash_attention, many=many)
-    tokens, positions = ops.tokens("tokens"), ops.tokens("positions")
-    transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, positions)
+    tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
+    transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, places)
     return ops.graph()
 
 

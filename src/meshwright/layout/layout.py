@@ -26,10 +26,12 @@ from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
     Rules,
     Table,
+    both_ways,
     check_rules,
     gathered_positions,
     is_matrix,
     planned_contraction,
+    shared_by_heads,
 )
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.short import (
@@ -198,7 +200,11 @@ class Layout:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Mesh, rules, schedule and precision as tables without what is None; `from_dict` reads them back."""
-        schedule = {WORD_OF_FIELD.get(name, name): value for name, value in asdict(self.schedule).items()}
+        schedule = {
+            WORD_OF_FIELD.get(name, name): value
+            for name, value in asdict(self.schedule).items()
+            if value is not None
+        }
         precision = {name: value for name, value in asdict(self.precision).items() if value is not None}
         return {
             "mesh": dict(self.mesh.sizes),
@@ -352,6 +358,14 @@ class Layout:
         rows = tuple(sorted(taken, key=lambda axis: axis in self.expert_axes))
         return ShardedArray(name, ("E", "C", "D"), ((), rows, tokens.axes[2]))
 
+    def to_experts(self, name: str) -> Reshard:
+        """From the rows as their tokens' devices sorted them to d[E, C, D] on the experts' devices."""
+        return both_ways(self.routed(name), self.activation(name, "ECD"))
+
+    def from_experts(self, name: str) -> Reshard:
+        """The way back of `to_experts`."""
+        return both_ways(self.activation(name, "ECD"), self.routed(name))
+
     def tokens(self, name: str) -> ShardedArray:
         """The sharding of tokens, targets and positions: x[B, T]'s, but whole over axes that split heads."""
         array = self.activation(name, "BT")
@@ -363,6 +377,13 @@ class Layout:
         Every shard of the queries adds to their cotangents.
         """
         return gathered_positions(self.table, name, letters)
+
+    def shared_by_heads(self, name: str) -> Reshard:
+        """From rope[B, T, A], as projected, to where each head's key of the same token lies.
+
+        Every head adds to its cotangent.
+        """
+        return shared_by_heads(self.table, name)
 
     @property
     def passes_keys_round(self) -> bool:

@@ -5,7 +5,7 @@ of its `Contraction` (nn/execute.py): three projections of one input share its m
 the one reduction of its cotangent; a gathered weight's gradient is reduce-scattered.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,23 +16,37 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
-from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import input_of
-from meshwright.nn.attention import Scores, attend, read_cache, write_cache
+from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.count import cache_arrays
+from meshwright.models.transformer import Places, input_of, spelt_out
+from meshwright.nn.attention import (
+    Scores,
+    absorbed,
+    alibi_slopes,
+    attend,
+    cached_places,
+    read_cache,
+    visible,
+    write_cache,
+)
+from meshwright.nn.blockwise import blockwise, by_blocks
 from meshwright.nn.contract import local_product
-from meshwright.nn.elementwise import activate, along, norm, softcap
+from meshwright.nn.elementwise import activate, along, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import apply_reshard
-from meshwright.nn.flash import flash_kernel, kept
+from meshwright.nn.experts import combine, dispatch, gates_of
+from meshwright.nn.flash import flash_kernels, kept
 from meshwright.nn.gradients import Scattered, read
+from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
-from meshwright.nn.stack import scan_cached_layers, scan_layers
+from meshwright.nn.stack import KindInLoop, run_layers
 from meshwright.notation.einsum import Contraction
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
 MATMUL, OPERATION = "matmul", "operation"
+_NO_WINDOW = 1 << 30
 _policies = jax.checkpoint_policies
 _POLICIES = {
     "none": _policies.save_from_both_policies(_policies.save_only_these_names(MATMUL, OPERATION), kept),
@@ -60,10 +74,10 @@ class JaxOps:
         with jax.named_scope(name):
             return embed(tokens, table.astype(self.dtype), self.layout)
 
-    def add_positions(self, name: str, x: Array, positions: Array, table: Array) -> Array:
+    def add_positions(self, name: str, x: Array, places: Places, table: Array) -> Array:
         with jax.named_scope(name):
             return checkpoint_name(
-                x + embed_positions(positions, table.astype(self.dtype), self.layout), OPERATION
+                x + embed_positions(places.positions, table.astype(self.dtype), self.layout), OPERATION
             )
 
     def scale(self, name: str, x: Array, factor: float) -> Array:
@@ -92,15 +106,23 @@ class JaxOps:
             return checkpoint_name(y, MATMUL)
 
     def bias(self, name: str, y: Array, b: Array) -> Array:
-        """y plus b along y's last dimensions, b split as they are."""
+        """y plus b, which has the last dimensions of y, or of y[E, C, M] the first and the last."""
+        is_of_experts = (y.ndim, b.ndim) == (3, 2)
+        dims = (0, 2) if is_of_experts else tuple(range(y.ndim - b.ndim, y.ndim))
         with jax.named_scope(name):
-            split = jax.typeof(y).sharding.spec[y.ndim - b.ndim :]
-            spec = PartitionSpec(*split, reduced=jax.typeof(b).sharding.spec.reduced)
-            return checkpoint_name(y + along(y, reshard(b.astype(self.dtype), spec)), OPERATION)
+            return checkpoint_name(
+                y + along(y, self._split_as(y, dims, b.astype(self.dtype)), dims), OPERATION
+            )
 
-    def rope(self, name: str, x: Array, positions: Array, local: bool = False) -> Array:
+    def _split_as(self, x: Array, dims: Sequence[int], vector: Array) -> Array:
+        """A small weight split as the dimensions of x that it has."""
+        split = [jax.typeof(x).sharding.spec.partitions[dim] for dim in dims]
+        return reshard(vector, PartitionSpec(*split, reduced=jax.typeof(vector).sharding.spec.reduced))
+
+    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
         with jax.named_scope(name):
-            return checkpoint_name(apply_rope(x, positions, self.config, local=local), OPERATION)
+            turned = apply_rope(x, self._own(places).positions, self.config, kind)
+            return checkpoint_name(turned, OPERATION)
 
     def attention(
         self,
@@ -108,37 +130,128 @@ class JaxOps:
         q: Array,
         k: Array,
         v: Array,
-        positions: Array,
+        places: Places,
         cache: Any,
+        kind: KindInLoop,
         *,
-        window: int | None = None,
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, Any]:
-        assert sinks is None, "check_runs refuses attention sinks"
-        how = Scores(window, softcap, scale)
+        alibi = self.config.positions == "alibi"
+        how = Scores(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
         with jax.named_scope(name):
-            if cache is None:
-                k, v = self._gather_positions("k", k), self._gather_positions("v", v)
+            if cache is None and self.layout.passes_keys_round:
+                keys = self._all(places)
+            elif cache is None:
+                k, v, keys = self._gather_positions("k", k), self._gather_positions("v", v), self._all(places)
             else:
-                k, v, cache = self._cached(k, v, positions, cache)
-            # As many queries as keys are all positions from 0, as kernels take them to be.
-            whole = q.shape[1] == k.shape[1]
-            if whole and (kernel := flash_kernel(q, self.layout, how)):
-                return kernel(q, k, v), cache
-            return checkpoint_name(attend(q, k, v, positions, self.layout, how), MATMUL), cache
+                cache = self._written(cache, {"k": k, "v": v}, places)
+                (k, v), keys = self._read(cache, (k, v), places)
+            if sinks is not None:
+                sinks = along(q[..., 0], self._split_as(q, (2,), sinks.astype(jnp.float32)))
+            # As many queries as keys are the same tokens in order, as kernels take them to be.
+            same = q.shape[1] == k.shape[1] and q.shape[-1] == v.shape[-1]
+            plain = sinks is None and how.slopes is None and places.segments is None
+            if same and plain and (kernels := flash_kernels(q, self.layout, kind.windows, how)):
+                out = kernels[0](q, k, v) if kind.which is None else lax.switch(kind.which, kernels, q, k, v)
+                return out, cache
+            queries, window = self._own(places), self._window(kind)
+            if cache is None and by_blocks(self.layout):
+                out = blockwise(q, k, v, sinks, queries, keys, window, self.layout, how)
+                return checkpoint_name(out, MATMUL), cache
+            seen = visible(queries, keys, window)
+            return checkpoint_name(attend(q, k, v, sinks, seen, self.layout, how), MATMUL), cache
 
-    def _cached(self, k: Array, v: Array, positions: Array, cache: Any) -> tuple[Array, Array, Any]:
-        """All keys and values of a layer, the new ones written to the cache; and the cache."""
-        arrays, layer = cache
-        arrays = {
-            "k": write_cache(arrays["k"], k, layer, positions, self.layout),
-            "v": write_cache(arrays["v"], v, layer, positions, self.layout),
-        }
-        if k.shape[1] < arrays["k"].shape[2]:
-            k, v = (read_cache(arrays[name], layer).astype(self.dtype) for name in ("k", "v"))
-        return k, v, (arrays, layer)
+    def _window(self, kind: KindInLoop) -> Array | None:
+        """How many positions the layer sees; None where none of its loop has a window."""
+        if kind.windows == (None,):
+            return None
+        return kind.choose([jnp.int32(window or _NO_WINDOW) for window in kind.windows])
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Array,
+        latent: Array,
+        rope: Array,
+        w: Mapping[str, Array],
+        places: Places,
+        cache: Any,
+        kind: KindInLoop,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Array, Any]:
+        """Keys and values spelt out where they are the queries' own; in generation absorbed."""
+        if cache is not None:
+            cache = self._written(cache, {"latent": latent, "rope": rope}, places)
+            (latent, rope), keys = self._read(cache, (latent, rope), places)
+            if latent.shape[1] != q.shape[1]:
+                seen = visible(self._own(places), keys, self._window(kind))
+                with jax.named_scope(name):
+                    return absorbed(q, latent, rope, w, seen, self.layout, self.dtype, scale), cache
+        k, v = spelt_out(self, w, latent, rope)
+        a, _ = self.attention(name, q, k, v, places, None, kind, scale=scale)
+        return a, cache
+
+    def join_rope(self, name: str, k: Array, rope: Array) -> Array:
+        with jax.named_scope(name):
+            rope = apply_reshard(self.layout.shared_by_heads("rope"), rope)
+            shape = (*k.shape[:3], rope.shape[-1])
+            heads = repeated(rope, (0, 1, 3), shape, jax.typeof(k).sharding.spec.partitions)
+            return checkpoint_name(jnp.concatenate([k, heads], axis=-1), OPERATION)
+
+    # Experts
+
+    def router(
+        self, name: str, x: Array, w: Array, b: Array | None = None, choice: Array | None = None
+    ) -> Array:
+        assert self.config.moe is not None, "only a mixture of experts has a router"
+        (scores,) = self.einsums(x, {name: w}, **{name: "BTD,DE->BTE"})
+        if b is not None:
+            scores = self.bias(f"{name}_bias", scores, b)
+        with jax.named_scope("top_k"):
+            return checkpoint_name(gates_of(scores, choice, self.layout, self.config.moe), OPERATION)
+
+    def dispatch(self, name: str, x: Array, gates: Array) -> Array:
+        assert self.config.moe is not None, "only a mixture of experts has experts"
+        with jax.named_scope(name):
+            rows = checkpoint_name(dispatch(x, gates, self.layout, self.config.moe), OPERATION)
+            return checkpoint_name(apply_reshard(self.layout.to_experts("d"), rows), MATMUL)
+
+    def combine(self, name: str, y: Array, gates: Array, like: Array) -> Array:
+        assert self.config.moe is not None, "only a mixture of experts has experts"
+        with jax.named_scope(name):
+            rows = checkpoint_name(apply_reshard(self.layout.from_experts("y"), y), MATMUL)
+            return checkpoint_name(combine(rows, gates, self.layout, self.config.moe), OPERATION)
+
+    def _own(self, places: Places) -> Places:
+        """The places of a device's own tokens, which may have a share of the positions T alone."""
+        spec = partition_spec(self.layout.tokens("tokens"))
+        return jax.tree.map(lambda x: reshard(x, spec), places)
+
+    def _all(self, places: Places) -> Places:
+        """The places of all tokens of a device's sequences, as they are given: nothing moves."""
+        spec = partition_spec(self.layout.tokens("tokens").replace(axes={"T": ()}))
+        return jax.tree.map(lambda x: reshard(x, spec), places)
+
+    def _written(self, cache: Any, new: Mapping[str, Array], places: Places) -> Any:
+        """The cache with a layer's new arrays written to it."""
+        arrays, number = cache
+        letters = cache_arrays(self.config)
+        return {
+            name: write_cache(arrays[name], x, number, places.positions, self.layout, letters[name])
+            for name, x in new.items()
+        }, number
+
+    def _read(self, cache: Any, new: tuple[Array, Array], places: Places) -> tuple[tuple[Array, ...], Places]:
+        """A layer's arrays of all positions and where they stand; the new ones where those are all."""
+        arrays, number = cache
+        num_positions = next(iter(arrays.values())).shape[2]
+        if new[0].shape[1] == num_positions:
+            return new, places
+        read = tuple(read_cache(array, number).astype(self.dtype) for array in arrays.values())
+        return read, cached_places(places, num_positions)
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
@@ -158,29 +271,30 @@ class JaxOps:
         block: Callable,
         weights: Any,
         x: Array,
-        positions: Array,
+        places: Places,
         cache: Any,
-        windows: tuple[int | None, ...],
+        layers: Sequence[Layer],
     ) -> tuple[Array, Any]:
-        """The layers as one scan; without a cache each is rematerialised by the Layout's policy."""
+        """The layers in loops; without a cache rematerialised by the Layout's policy."""
 
-        def layer(x: Array, w: Any, window: int | None) -> Array:
-            return block(self, self.reads(w), x, positions, None, window)[0]
-
-        def cached_layer(x: Array, w: Any, cache: Any, window: int | None) -> tuple[Array, Any]:
-            x, (arrays, _) = block(self, w, x, positions, cache, window)
+        def cached(x: Array, w: Any, cache: Any, number: Any, kind: KindInLoop) -> tuple[Array, Any]:
+            x, (arrays, _) = block(self, w, x, places, (cache, number), kind)
             return x, arrays
+
+        def plain(x: Array, w: Any, cache: None, number: None, kind: KindInLoop) -> tuple[Array, None]:
+            def one(x: Array, w: Any, which: Array | None) -> Array:
+                return block(self, self.reads(w), x, places, None, kind._replace(which=which))[0]
+
+            return jax.checkpoint(one, policy=_POLICIES[self.layout.remat])(x, w, kind.which), None
 
         with jax.named_scope("layers"):
             if cache is None:
-                return scan_layers(layer, weights, x, windows, _POLICIES[self.layout.remat]), None
-            return scan_cached_layers(cached_layer, weights, x, cache, windows)
+                return run_layers(plain, weights, x, None, layers)
+            return run_layers(cached, weights, x, cache, layers)
 
-    def last(self, name: str, x: Array, lengths: Array) -> Array:
-        """x[B, 1, D]: each sequence's state at its last token."""
+    def take(self, name: str, x: Array, indices: Array) -> Array:
         with jax.named_scope(name):
-            index = (lengths - 1)[:, None, None]
-            return jnp.take_along_axis(x, index, axis=1)
+            return jnp.take_along_axis(x, indices[:, :, None], axis=1)
 
     def softcap(self, name: str, logits: Array, cap: float) -> Array:
         with jax.named_scope(name):
