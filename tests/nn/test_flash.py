@@ -1,6 +1,7 @@
 """Attention kernels: where they are taken, that they are attention, and how often each pass runs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.nn.attention import Scores, attend
-from meshwright.nn.flash import cudnn, flash_kernel, splash
+from meshwright.nn.flash import cudnn, flash_kernels, splash
 from meshwright.nn.mesh import array_type, device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params
@@ -32,29 +33,35 @@ def mesh_of(platform: str, layout: Layout = LAYOUT) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("platform", "dtype", "sizes", "how", "layout", "kernel"),
+    ("platform", "dtype", "sizes", "window", "softcap", "layout", "kernel"),
     [
-        ("tpu", "bfloat16", {}, Scores(), LAYOUT, splash),
-        ("tpu", "float32", {}, Scores(window=9, softcap=3.0), LAYOUT, splash),
-        ("tpu", "bfloat16", {"T": 200}, Scores(), LAYOUT, None),
-        ("tpu", "bfloat16", {}, Scores(), Layout.of(data=2, context=2), None),
-        ("gpu", "bfloat16", {"T": 200}, Scores(window=9), LAYOUT, cudnn),
-        ("gpu", "float32", {}, Scores(), LAYOUT, None),
-        ("gpu", "bfloat16", {}, Scores(softcap=3.0), LAYOUT, None),
-        ("gpu", "bfloat16", {"H": 256}, Scores(), LAYOUT, None),
-        ("gpu", "bfloat16", {"H": 100}, Scores(), LAYOUT, None),
-        ("cpu", "bfloat16", {}, Scores(), LAYOUT, None),
+        ("tpu", "bfloat16", {}, None, None, LAYOUT, splash),
+        ("tpu", "float32", {}, 9, 3.0, LAYOUT, splash),
+        ("tpu", "bfloat16", {"T": 200}, None, None, LAYOUT, None),
+        ("tpu", "bfloat16", {}, None, None, Layout.of(data=2, context=2), None),
+        ("gpu", "bfloat16", {"T": 200}, 9, None, LAYOUT, cudnn),
+        ("gpu", "float32", {}, None, None, LAYOUT, None),
+        ("gpu", "bfloat16", {}, None, 3.0, LAYOUT, None),
+        ("gpu", "bfloat16", {"H": 256}, None, None, LAYOUT, None),
+        ("gpu", "bfloat16", {"H": 100}, None, None, LAYOUT, None),
+        ("cpu", "bfloat16", {}, None, None, LAYOUT, None),
     ],
 )
 def test_a_kernel_is_taken_where_it_can_run(
-    platform: str, dtype: str, sizes: dict, how: Scores, layout: Layout, kernel: Callable | None
+    platform: str,
+    dtype: str,
+    sizes: dict,
+    window: int | None,
+    softcap: float | None,
+    layout: Layout,
+    kernel: Callable | None,
 ) -> None:
     mesh = mesh_of(platform, layout)
     taken: list[Callable | None] = []
 
     def look(q: Array) -> Array:
-        found = flash_kernel(q, layout, how)
-        taken.append(found and found.func)
+        found: Any = flash_kernels(q, layout, [window], Scores(softcap))
+        taken.append(found and found[0].func)
         return q
 
     with jax.sharding.use_abstract_mesh(mesh):
@@ -62,8 +69,8 @@ def test_a_kernel_is_taken_where_it_can_run(
     assert taken == [kernel]
 
 
-@pytest.mark.parametrize("how", [Scores(softcap=5.0, scale=0.3), Scores(window=100)])
-def test_splash_is_attention_with_its_gradients(how: Scores) -> None:
+@pytest.mark.parametrize(("window", "how"), [(None, Scores(softcap=5.0, scale=0.3)), (100, Scores())])
+def test_splash_is_attention_with_its_gradients(window: int | None, how: Scores) -> None:
     mesh = device_mesh(LAYOUT)
     arrays = [
         LAYOUT.activation(name, letters) for name, letters in {"q": "BTNH", "k": "BTKH", "v": "BTKH"}.items()
@@ -76,7 +83,9 @@ def test_splash_is_attention_with_its_gradients(how: Scores) -> None:
         for key, array in zip(keys, (*arrays, arrays[0]), strict=True)
     )
     whole = jnp.broadcast_to(jnp.arange(SIZES["T"]), (SIZES["B"], SIZES["T"]))
-    positions = jax.device_put(whole, named_sharding(LAYOUT.tokens("positions"), mesh))
+    places = transformer.Places(jax.device_put(whole, named_sharding(LAYOUT.tokens("positions"), mesh)))
+    run = partial(splash, layout=LAYOUT, window=window, how=how, interpret=True)
+    seen = None if window is None else jnp.int32(window)
 
     def with_gradients(attention: Callable) -> list[Array]:
         def run(q: Array, k: Array, v: Array, d_out: Array) -> tuple[Array, ...]:
@@ -86,8 +95,8 @@ def test_splash_is_attention_with_its_gradients(how: Scores) -> None:
         return list(jax.jit(run)(q, k, v, d_out))
 
     with jax.set_mesh(mesh):
-        kernel = with_gradients(lambda q, k, v: splash(q, k, v, layout=LAYOUT, how=how, interpret=True))
-        dense = with_gradients(lambda q, k, v: attend(q, k, v, positions, LAYOUT, how))
+        kernel = with_gradients(run)
+        dense = with_gradients(lambda q, k, v: attend(q, k, v, places, places, seen, LAYOUT, how))
     for ours, theirs in zip(kernel, dense, strict=True):
         assert ours.sharding == theirs.sharding
         assert jnp.max(jnp.abs(ours - theirs)) < 5e-6 * jnp.max(jnp.abs(theirs))
@@ -106,7 +115,7 @@ def test_what_a_kernel_keeps_is_not_computed_again(
     tokens = array_type(layout.tokens("tokens"), mesh, {"B": 2, "T": seq_len}, "int32")
 
     def loss(params: dict, tokens: Array) -> Array:
-        return transformer.loss(config, ops, params, tokens, tokens, tokens)
+        return transformer.loss(config, ops, params, tokens, tokens, transformer.Places(tokens))
 
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.make_jaxpr(jax.grad(loss))(params, tokens).jaxpr

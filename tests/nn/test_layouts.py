@@ -87,7 +87,9 @@ class Step:
         self.params = jax.device_put(whole, shardings(config, layout, self.mesh))
         sharding = named_sharding(layout.tokens("tokens"), self.mesh)
         positions = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
-        self.batch = [jax.device_put(x, sharding) for x in (TOKENS[:, :-1], TOKENS[:, 1:], positions)]
+        rows = named_sharding(layout.tokens("tokens").replace(axes={"T": ()}), self.mesh)
+        places = transformer.Places(jax.device_put(positions, rows))
+        self.batch = [*(jax.device_put(x, sharding) for x in (TOKENS[:, :-1], TOKENS[:, 1:])), places]
         self.run = jax.jit(jax.value_and_grad(lambda w, *batch: transformer.loss(config, ops, w, *batch)))
 
     def __call__(self) -> tuple[float, Arrays]:

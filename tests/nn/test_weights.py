@@ -40,8 +40,7 @@ def logits(params: Any, config: ModelConfig, layout: Layout) -> np.ndarray:
     positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
 
     def forward(params: Any, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        x, _ = transformer.hidden(config, ops, params, tokens, positions)
-        return transformer.logits(config, ops, params, x)
+        return transformer.logits(config, ops, params, tokens, transformer.Places(positions))[0]
 
     with jax.set_mesh(mesh):
         inputs = [jax.device_put(np.ascontiguousarray(array), placed) for array in (tokens, positions)]

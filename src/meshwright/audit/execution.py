@@ -14,10 +14,10 @@ from meshwright.audit.compare import Emitted, on_mesh
 from meshwright.audit.hlo import parse_hlo
 from meshwright.audit.job import Job
 from meshwright.audit.matching import Derived, Pair, derived, gathered_of_emitted, match
+from meshwright.audit.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.execute import contract, run_steps
 from meshwright.nn.mesh import explicit_mesh
-from meshwright.nn.windowed import windowed_contract, windowed_step
 from meshwright.notation.einsum import cotangent
 from meshwright.notation.mesh import Mesh
 

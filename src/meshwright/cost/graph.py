@@ -145,7 +145,7 @@ class StoredWeights(NamedTuple):
     """
 
     place: Place
-    layers: range = range(0)
+    layers: frozenset[int] = frozenset()
     stored: Any = 0
     accumulated: Any = 0
     updated: Any = 0

@@ -18,8 +18,9 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import LayerKind, ModelConfig
 from meshwright.models.count import cache_arrays, cache_windows, cached_positions
+from meshwright.models.transformer import Places
 from meshwright.notation.collective import reshard
 from meshwright.units import dtype_bytes
 
@@ -49,10 +50,9 @@ class _CachedOps(SymbolicOps):
         q: Value,
         k: Value,
         v: Value,
-        positions: Value,
+        places: Places,
         cache: object,
-        *,
-        window: int | None = None,
+        kind: LayerKind,
         **how: object,
     ) -> tuple[Value, object]:
         """In prefill as in training. A generate step reads what the cache keeps of every sequence.
@@ -62,15 +62,15 @@ class _CachedOps(SymbolicOps):
         and values. So scores take 2 B S N (R + A) FLOPs, and values 2 B S N R.
         """
         if self.sizes["T"] == self.sizes["S"]:
-            return super().attention(name, q, k, v, positions, cache, window=window)
+            return super().attention(name, q, k, v, places, cache, kind)
         out = self.value(self._like_queries(q, v), q.dtype)
-        kept = tuple(self.cached(1, window).values())
+        kept = tuple(self.cached(1, kind.window).values())
         if self.config.mla is None:
-            return self._attend(name, (q,), kept, out, out, window), cache
+            return self._attend(name, (q,), kept, out, out, kind.window), cache
         latent, rope = (
             self.value(self.layout.activation("q", letters), q.dtype) for letters in ("BTNR", "BTNA")
         )
-        return self._attend(name, (latent, rope), kept, latent, out, window), cache
+        return self._attend(name, (latent, rope), kept, latent, out, kind.window), cache
 
     def cached(self, num_layers: int, window: int | None) -> dict[str, Value]:
         """The arrays in the cache of so many layers with this window."""
@@ -87,9 +87,9 @@ class _CachedOps(SymbolicOps):
 def record_inference(config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V."""
     ops = _CachedOps(config, layout, shape, flash_attention=flash_attention)
-    tokens, positions = ops.tokens("tokens"), ops.tokens("positions")
+    tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
-    logits, _ = transformer.next_token_logits(config, ops, weights, tokens, positions, tokens, None)
+    logits, _ = transformer.logits(config, ops, weights, tokens, places, indices=tokens)
     steps = reshard(logits.array, logits.array.replace(axes={"V": ()}))
     gathered = ops.transfers("logits", steps, "logits", logits.dtype, critical=True)
     ops.add(Node("logits", "move", (logits,), (logits,), forward_transfers=gathered))

@@ -6,7 +6,7 @@ is priced by the bytes it reads and writes, fused as compilers fuse it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -15,9 +15,9 @@ from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.layout import Layout
 from meshwright.models import transformer
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import Layer, LayerKind, ModelConfig
 from meshwright.models.parameters import parameters
-from meshwright.models.transformer import input_of
+from meshwright.models.transformer import Places, input_of
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard, cotangent
 from meshwright.notation.operation import placed
@@ -70,11 +70,11 @@ class SymbolicOps(Recorder):
             )
         )
 
-    def add_positions(self, name: str, x: Value, positions: Value, table: Value) -> Value:
+    def add_positions(self, name: str, x: Value, places: Places, table: Value) -> Value:
         """x plus rows of a learned table[W, D]."""
         lookup = self.layout.contraction(name, "BTW,WD->BTD")
         rows = self.fetch(name, table, lookup.rhs_reshard)
-        return self.elementwise(name, (x, x), self.value(x.array, x.dtype), (positions, rows))
+        return self.elementwise(name, (x, x), self.value(x.array, x.dtype), (places.positions, rows))
 
     def scale(self, name: str, x: Value, factor: float) -> Value:
         """Fused with what reads it."""
@@ -103,7 +103,7 @@ class SymbolicOps(Recorder):
             name, (x,), out, (x,), forward_transfers=sums, backward_transfers=sums, unfused_bytes=steps
         )
 
-    def rope(self, name: str, x: Value, positions: Value, local: bool = False) -> Value:
+    def rope(self, name: str, x: Value, places: Places, kind: LayerKind) -> Value:
         return self.elementwise(name, (x,), self.value(x.array, x.dtype), ())
 
     def join_rope(self, name: str, k: Value, rope: Value) -> Value:
@@ -200,10 +200,10 @@ class SymbolicOps(Recorder):
         q: Value,
         k: Value,
         v: Value,
-        positions: Value,
+        places: Places,
         cache: object,
+        kind: LayerKind,
         *,
-        window: int | None = None,
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Value | None = None,
@@ -217,7 +217,7 @@ class SymbolicOps(Recorder):
         """
         k, v = self._all_positions("k", k), self._all_positions("v", v)
         out = self.value(self._like_queries(q, v), q.dtype)
-        return self._attend(name, (q,), (k, v), out, out, window), cache
+        return self._attend(name, (q,), (k, v), out, out, kind.window), cache
 
     def _attend(
         self,
@@ -346,21 +346,21 @@ class SymbolicOps(Recorder):
         block: Callable,
         weights: Mapping[str, Value],
         x: Value,
-        positions: Value,
+        places: Places,
         cache: object,
-        windows: tuple[int | None, ...],
+        layers: Sequence[Layer],
     ) -> tuple[Value, object]:
-        """One layer of each window is recorded and counted as often as there are."""
+        """One layer of each kind is recorded and counted as often as there are."""
         self.close("embedding", 1)
-        recorded: dict[int | None, int] = {}
-        for window, count in Counter(windows).items():
-            source, recorded[window] = x, len(self.segments)
-            x, cache = block(self, weights, source, positions, cache, window)
+        recorded: dict[LayerKind, int] = {}
+        for kind, count in Counter(layer.kind for layer in layers).items():
+            source, recorded[kind] = x, len(self.segments)
+            x, cache = block(self, weights[kind.stack], source, places, cache, kind)
             self.close("layer", count, source)
-        self.layer_segments += [recorded[window] for window in windows]
+        self.layer_segments += [recorded[layer.kind] for layer in layers]
         return x, cache
 
-    def last(self, name: str, x: Value, lengths: Value) -> Value:
+    def take(self, name: str, x: Value, indices: Value) -> Value:
         self.sizes["T"] = 1
         return self.activation_value("x", "BTD")
 
@@ -404,8 +404,8 @@ def record_loss(
 ) -> Graph:
     """The graph of one microbatch's loss."""
     ops = SymbolicOps(config, layout, shape, flash_attention=flash_attention, many=many)
-    tokens, positions = ops.tokens("tokens"), ops.tokens("positions")
-    transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, positions)
+    tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
+    transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, places)
     return ops.graph()
 
 

@@ -125,12 +125,9 @@ class Recorder:
             return "first and last" if self.config.tied_embeddings else "first"
         return "first" if name == "positions" else "last"
 
-    def _layers(self, stack: str) -> range:
-        """The layers of a stack: dense ones come first."""
-        if not stack:
-            return range(0)
-        dense, layers = self.config.num_dense_layers, self.config.num_layers
-        return range(dense) if stack == "dense_layers" else range(dense, layers)
+    def _layers(self, stack: str) -> frozenset[int]:
+        """The numbers of the layers whose weights are in the stack."""
+        return frozenset(n for n, layer in enumerate(self.config.layers) if layer.kind.stack == stack)
 
     def _whole_elements(self, array: ShardedArray) -> Any:
         """Of the largest block that a device has."""

@@ -1,8 +1,9 @@
 """The shape of a model, as data: read by `models/hf.py` and `models/files.py`, named by presets."""
 
+from collections import Counter
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from meshwright.errors import ModelError
 
@@ -11,6 +12,8 @@ Positions = Literal["rope", "learned", "none", "alibi"]
 # gelu: the tanh form; gelu_erf: the exact one; relu2: squared; clamped_silu: gpt-oss's, cut off at +-7.
 Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu"]
 RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
+# Where the weights of a layer lie: those of a mixture's dense layers are stacked apart.
+Stack = Literal["layers", "dense_layers"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,24 @@ class MLA:
         _check_fields(self, "mla")
         if self.rope_dim % 2:
             raise ModelError(f"mla: rope_dim = {self.rope_dim} is odd; rotary positions turn pairs")
+
+
+class LayerKind(NamedTuple):
+    """What sets the layers of a model apart: the stack of their weights, and the window that they see.
+
+    window: None where a layer sees all positions.
+    """
+
+    stack: Stack
+    window: int | None = None
+
+
+class Layer(NamedTuple):
+    """One layer: its weights are number `row` of its stack, its keys and values lie in cache `cache`."""
+
+    kind: LayerKind
+    row: int
+    cache: int
 
 
 @dataclass(frozen=True)
@@ -188,13 +209,24 @@ class ModelConfig:
         return f"ModelConfig({self.name}: {', '.join(f'{letter}={size}' for letter, size in sizes.items())})"
 
     @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer in the order in which a token goes through them."""
+        rows: Counter[Stack] = Counter()
+        layers: list[Layer] = []
+        for number, window in enumerate(self.windows):
+            stack: Stack = "dense_layers" if self._is_dense_among_experts(number) else "layers"
+            layers.append(Layer(LayerKind(stack, window), rows[stack], number // self.layers_per_cache))
+            rows[stack] += 1
+        return tuple(layers)
+
+    def _is_dense_among_experts(self, number: int) -> bool:
+        moe = self.moe
+        return moe is not None and (number < moe.num_dense_layers or bool((number + 1) % moe.every))
+
+    @cached_property
     def num_dense_layers(self) -> int:
         """P: the layers of a mixture of experts that have a dense feed-forward; 0 without experts."""
-        if self.moe is None:
-            return 0
-        moe = self.moe
-        layers = range(self.num_layers)
-        return sum(1 for layer in layers if layer < moe.num_dense_layers or (layer + 1) % moe.every)
+        return sum(self._is_dense_among_experts(number) for number in range(self.num_layers))
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:

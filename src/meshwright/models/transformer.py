@@ -13,14 +13,23 @@ Latent attention: Q rank of queries, R of keys and values, J a head's part witho
 rotary part (H = J + A), O head dimension of values.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import first_matrices
 
-Kind = Literal["dense", "experts"]
+
+class Places(NamedTuple):
+    """Where each token of [B, T] stands: its position, and the segment (document) that it is part of.
+
+    A query sees the keys of its own segment whose position is not beyond its own. segments: None where each
+    row is one segment. Positions must be given whole over T: every operation takes its own share of them.
+    """
+
+    positions: Any
+    segments: Any = None
 
 
 def input_of(*names: str) -> str:
@@ -38,27 +47,29 @@ class Ops(Protocol):
     norm: over the last letter; scale and bias have that letter alone. bias: b has the last letters of y,
     or of an expert's E besides. rope: the whole of H, or what `rotary_dim` says; with latent attention
     the last A of it. attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees the last
-    `window` positions, its own included. activation: `up` is None where the feed-forward is not gated.
-    layers: block on each layer, with its window.
+    positions of its layer's window, its own included. activation: `up` is None where the feed-forward is
+    not gated. layers: `block(ops, w, x, places, cache, kind)` on each of `layers`, in order; a reader that
+    runs several kinds of layers at once has its own form of `kind`, which offers `stack` as a LayerKind does.
+    take: x[B, n, D] at indices[B, n] into T.
     """
 
     def embed(self, name: str, tokens: Any, table: Any) -> Any: ...
-    def add_positions(self, name: str, x: Any, positions: Any, table: Any) -> Any: ...
+    def add_positions(self, name: str, x: Any, places: Places, table: Any) -> Any: ...
     def scale(self, name: str, x: Any, factor: float) -> Any: ...
     def norm(self, name: str, x: Any, scale: Any, bias: Any = None, *, kind: str = "rms") -> Any: ...
     def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
     def bias(self, name: str, y: Any, b: Any) -> Any: ...
-    def rope(self, name: str, x: Any, positions: Any, local: bool = False) -> Any: ...
+    def rope(self, name: str, x: Any, places: Places, kind: Any) -> Any: ...
     def attention(
         self,
         name: str,
         q: Any,
         k: Any,
         v: Any,
-        positions: Any,
+        places: Places,
         cache: Any,
+        kind: Any,
         *,
-        window: int | None = None,
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Any = None,
@@ -70,11 +81,11 @@ class Ops(Protocol):
         block: Callable,
         weights: Any,
         x: Any,
-        positions: Any,
+        places: Places,
         cache: Any,
-        windows: tuple[int | None, ...],
+        layers: Sequence[Layer],
     ) -> tuple[Any, Any]: ...
-    def last(self, name: str, x: Any, lengths: Any) -> Any: ...
+    def take(self, name: str, x: Any, indices: Any) -> Any: ...
     def softcap(self, name: str, logits: Any, cap: float) -> Any: ...
     def loss(self, name: str, logits: Any, targets: Any) -> Any: ...
 
@@ -99,30 +110,28 @@ class ExpertOps(Ops, Protocol):
 
 def _block(
     config: ModelConfig,
-    kind: Kind,
     ops: Ops,
     w: Mapping[str, Any],
     x: Any,
-    positions: Any,
+    places: Places,
     cache: Any,
-    window: int | None,
+    kind: Any,
 ) -> tuple[Any, Any]:
     """One layer: x[B, T, D] -> x[B, T, D], and the layer's cache."""
     norm = partial(_apply_norm, config, ops, w)
     h = norm("attention_norm", x)
-    local = window is not None
     if config.mla:
-        q, k, v = _latent_qkv(config, cast(LatentOps, ops), w, h, positions, local)
+        q, k, v = _latent_qkv(config, cast(LatentOps, ops), w, h, places, kind)
     else:
-        q, k, v = _qkv(config, ops, w, h, positions, local)
+        q, k, v = _qkv(config, ops, w, h, places, kind)
     a, cache = ops.attention(
         "attention",
         q,
         k,
         v,
-        positions,
+        places,
         cache,
-        window=window,
+        kind,
         softcap=config.attention_softcap,
         scale=config.query_scale,
         sinks=w.get("sinks"),
@@ -134,7 +143,7 @@ def _block(
     x = ops.residual("attention_residual", x, y)
 
     h = norm("mlp_norm", x)
-    if kind == "dense":
+    if config.moe is None or kind.stack == "dense_layers":
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     else:
         y = _mixture(config, cast(ExpertOps, ops), w, h)
@@ -154,7 +163,7 @@ def _biased(ops: Ops, w: Mapping[str, Any], name: str, y: Any) -> Any:
 
 
 def _qkv(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, positions: Any, local: bool
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, places: Places, kind: Any
 ) -> tuple[Any, Any, Any]:
     """q[B, T, N, H] and k, v[B, T, K, H] of the normed h[B, T, D]."""
     q, k, v = ops.einsums(h, w, wq="BTD,DNH->BTNH", wk="BTD,DKH->BTKH", wv="BTD,DKH->BTKH")
@@ -162,12 +171,12 @@ def _qkv(
     if config.qk_norm:
         q, k = _apply_norm(config, ops, w, "q_norm", q), _apply_norm(config, ops, w, "k_norm", k)
     if config.positions == "rope":
-        q, k = ops.rope("rope_q", q, positions, local), ops.rope("rope_k", k, positions, local)
+        q, k = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", k, places, kind)
     return q, k, v
 
 
 def _latent_qkv(
-    config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, positions: Any, local: bool
+    config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, places: Places, kind: Any
 ) -> tuple[Any, Any, Any]:
     """q, k[B, T, N, H] and v[B, T, N, O] by way of latents (DeepSeek-V2, 2024).
 
@@ -184,7 +193,7 @@ def _latent_qkv(
     else:
         q, latent, rope = ops.einsums(h, w, wq="BTD,DNH->BTNH", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA")
     latent = _apply_norm(config, ops, w, "kv_latent_norm", latent)
-    q, rope = ops.rope("rope_q", q, positions, local), ops.rope("rope_k", rope, positions, local)
+    q, rope = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", rope, places, kind)
     k, v = ops.einsums(latent, w, wk_up="BTR,RNJ->BTNJ", wv_up="BTR,RNO->BTNO")
     return q, ops.join_rope("join_rope", k, rope), v
 
@@ -213,30 +222,40 @@ def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) 
     return ops.residual("shared_residual", y, shared)
 
 
-def hidden(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, positions: Any, cache: Any = None
-) -> tuple[Any, Any]:
-    """The final hidden states x[B, T, D] of tokens[B, T], and the cache.
+# The forward pass in its cuts: what a stage of a pipeline may begin or end with
 
-    Where dense layers and those with experts alternate (moe.every), the dense ones are taken first: the
-    same work in another order.
-    """
+
+def enter(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, places: Places) -> Any:
+    """x[B, T, D] of tokens[B, T], before the first layer."""
     x = ops.embed("embed", tokens, w["embed"])
     if config.scale_embedding:
         x = ops.scale("scale_embedding", x, config.d_model**0.5)
     if config.positions == "learned":
-        x = ops.add_positions("positions", x, positions, w["positions"])
-    num_dense, kind = config.num_dense_layers, "experts" if config.moe else "dense"
-    if num_dense:
-        block, windows = partial(_block, config, "dense"), config.windows[:num_dense]
-        x, cache = ops.layers(block, w["dense_layers"], x, positions, cache, windows)
-    block, windows = partial(_block, config, kind), config.windows[num_dense:]
-    x, cache = ops.layers(block, w["layers"], x, positions, cache, windows)
-    return _apply_norm(config, ops, w, "final_norm", x), cache
+        x = ops.add_positions("positions", x, places, w["positions"])
+    return x
 
 
-def logits(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> Any:
-    """logits[B, T, V] of hidden states x[B, T, D]; a tied model reads its embedding table again."""
+def through(
+    config: ModelConfig,
+    ops: Ops,
+    w: Mapping[str, Any],
+    x: Any,
+    places: Places,
+    cache: Any,
+    layers: Sequence[Layer],
+) -> tuple[Any, Any]:
+    """x[B, T, D] after some consecutive layers of `config.layers`, and the cache."""
+    return ops.layers(partial(_block, config), w, x, places, cache, layers)
+
+
+def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: Any = None) -> Any:
+    """logits[B, T, V] of x[B, T, D] after the last layer; with `indices`[B, n] those of n positions alone."""
+    x = _apply_norm(config, ops, w, "final_norm", x)
+    return _logits(config, ops, w, x if indices is None else ops.take("take", x, indices))
+
+
+def _logits(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> Any:
+    """logits[B, T, V] of normed states x[B, T, D]; a tied model reads its embedding table again."""
     if config.tied_embeddings:
         (out,) = ops.einsums(x, w, embed="BTD,VD->BTV")
     else:
@@ -244,23 +263,29 @@ def logits(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> Any:
     return ops.softcap("logit_softcap", out, config.logit_softcap) if config.logit_softcap else out
 
 
-def loss(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, positions: Any
-) -> Any:
-    """The mean cross-entropy of targets[B, T], in nats a token."""
-    x, _ = hidden(config, ops, w, tokens, positions)
-    return ops.loss("loss", logits(config, ops, w, x), targets)
+# And whole
 
 
-def next_token_logits(
+def logits(
     config: ModelConfig,
     ops: Ops,
     w: Mapping[str, Any],
     tokens: Any,
-    positions: Any,
-    lengths: Any,
-    cache: Any,
+    places: Places,
+    cache: Any = None,
+    indices: Any = None,
 ) -> tuple[Any, Any]:
-    """logits[B, 1, V] after the last of `lengths` tokens, and the cache: prefill and generate alike."""
-    x, cache = hidden(config, ops, w, tokens, positions, cache)
-    return logits(config, ops, w, ops.last("last", x, lengths)), cache
+    """logits[B, T, V] after each of tokens[B, T], and the cache: training, prefill and generation alike.
+
+    indices[B, n]: the positions in T whose logits are wanted, [B, n, V]; all where None.
+    """
+    x = enter(config, ops, w, tokens, places)
+    x, cache = through(config, ops, w, x, places, cache, config.layers)
+    return leave(config, ops, w, x, indices), cache
+
+
+def loss(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, places: Places
+) -> Any:
+    """The mean cross-entropy of targets[B, T], in nats a token."""
+    return ops.loss("loss", logits(config, ops, w, tokens, places)[0], targets)

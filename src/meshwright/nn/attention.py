@@ -1,6 +1,5 @@
 """Causal grouped-query attention and its cache. Heads are split over `tensor`, never T or S."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,25 +9,36 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import cache_arrays
+from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
+from meshwright.models.transformer import Places
 from meshwright.nn.elementwise import softcap
 from meshwright.nn.mesh import array_type, partition_spec
 from meshwright.nn.params import JAX_DTYPES
 
 
 class Scores(NamedTuple):
-    """How a layer scores keys: window is how many positions a query sees, its own included (None: all).
+    """How a model scores keys. softcap: c in c tanh(x / c); scale: of q . k, H ** -0.5 where None."""
 
-    softcap: c in c tanh(x / c); scale: of q . k, H ** -0.5 where None.
-    """
-
-    window: int | None = None
     softcap: float | None = None
     scale: float | None = None
 
 
-def _attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout, how: Scores) -> Array:
+def visible(queries: Places, keys: Places, window: Array | None) -> Array:
+    """Whether each query sees each key: bool[B, T, S].
+
+    It sees those of its own segment whose position is not beyond its own, of these the last `window`.
+    """
+    key, query = keys.positions[:, None, :], queries.positions[:, :, None]
+    seen = key <= query
+    if window is not None:
+        seen &= key > query - window
+    if queries.segments is not None and keys.segments is not None:
+        seen &= keys.segments[:, None, :] == queries.segments[:, :, None]
+    return seen
+
+
+def _attend(q: Array, k: Array, v: Array, mask: Array, layout: Layout, how: Scores) -> Array:
     batch, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     spec = partition_spec(layout.activation("q", "BTKGH"))
@@ -38,55 +48,62 @@ def _attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout, how:
     scores *= head_dim**-0.5 if how.scale is None else how.scale
     if how.softcap:
         scores = softcap(scores, how.softcap)
-    keys, queries = jnp.arange(k.shape[1])[None, None, :], positions[:, :, None]
-    visible = keys <= queries
-    if how.window:
-        visible &= keys > queries - how.window
-    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     with jax.named_scope("v"):
         out = jnp.einsum("BKGTS,BSKH->BTKGH", weights, v)
     return jnp.reshape(
-        out, (batch, length, heads, head_dim), out_sharding=partition_spec(layout.activation("a", "BTNH"))
+        out, (batch, length, heads, v.shape[-1]), out_sharding=partition_spec(layout.activation("a", "BTNH"))
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def attend(q: Array, k: Array, v: Array, positions: Array, layout: Layout, how: Scores) -> Array:
-    """out[B, T, N, H] of q[B, T, N, H] over k, v[B, S, K, H].
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    queries: Places,
+    keys: Places,
+    window: Array | None,
+    layout: Layout,
+    how: Scores,
+) -> Array:
+    """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O].
 
         softmax(q . k / sqrt(H)) . v, each K serving G = N/K query heads
 
-    positions[B, T] are those of the queries; key s stands at position s, so a query sees the keys
-    at s <= its position, of these the last `how.window`. Scores and softmax are float32. The backward
+    queries, keys: where they stand, which says what is visible. Scores and softmax are float32. The backward
     pass computes the scores again rather than keep B N T S of them, as flash attention does (Dao et
     al., 2022).
     """
-    return _attend(q, k, v, positions, layout, how)
+
+    @jax.custom_vjp
+    def out(q: Array, k: Array, v: Array, mask: Array) -> Array:
+        return _attend(q, k, v, mask, layout, how)
+
+    def forward(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, tuple[Array, ...]]:
+        return out(q, k, v, mask), (q, k, v, mask)
+
+    def backward(saved: tuple[Array, ...], d_out: Array) -> tuple[Array | None, ...]:
+        *operands, mask = saved
+        _, pull_back = jax.vjp(lambda q, k, v: _attend(q, k, v, mask, layout, how), *operands)
+        return (*pull_back(d_out), None)
+
+    out.defvjp(forward, backward)
+    return out(q, k, v, visible(queries, keys, window))
 
 
-def _attend_forward(
-    q: Array, k: Array, v: Array, positions: Array, layout: Layout, how: Scores
-) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-    return _attend(q, k, v, positions, layout, how), (q, k, v, positions)
-
-
-def _attend_backward(
-    layout: Layout, how: Scores, saved: tuple[Array, Array, Array, Array], d_out: Array
-) -> tuple[Array, Array, Array, None]:
-    *operands, positions = saved
-    _, pull_back = jax.vjp(lambda q, k, v: _attend(q, k, v, positions, layout, how), *operands)
-    return (*pull_back(d_out), None)
-
-
-attend.defvjp(_attend_forward, _attend_backward)
+def cached_places(queries: Places, num_positions: int) -> Places:
+    """Where the keys of a cache stand: number s at position s. What is not written yet no query sees."""
+    rows = queries.positions.shape[0]
+    positions = jnp.arange(num_positions, dtype=queries.positions.dtype)
+    return Places(jnp.broadcast_to(positions[None], (rows, num_positions)))
 
 
 def abstract_cache(
     config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_sequences: int, num_positions: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Keys and values [L, B, S, K, H] of every layer, to compile for or to make."""
-    sizes = {**dimensions(config), "B": num_sequences, "S": num_positions}
+    """Keys and values [L, B, S, K, H] of every cache, to compile for or to make."""
+    sizes = {**dimensions(config), "L": len(cache_windows(config)), "B": num_sequences, "S": num_positions}
     dtype = JAX_DTYPES[layout.compute_dtype]
     return {
         name: array_type(layout.activation("cache", f"L{letters}"), mesh, sizes, dtype)

@@ -3,7 +3,12 @@
 What a compiled step runs beside each collective is in its audit (`overlaps`).
 """
 
+import warnings
+from functools import lru_cache
+from typing import Any
+
 import jax
+from jax.sharding import SingleDeviceSharding
 
 _OPTIONS: dict[str, dict[str, bool | int]] = {
     # XLA for GPU joins the gradients of a layer into one reduce-scatter, which is left to the layer's end,
@@ -22,5 +27,24 @@ _OPTIONS: dict[str, dict[str, bool | int]] = {
 
 
 def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, bool | int] | None:
-    """Of `jax.jit`, for a training step on these devices; None where the defaults do."""
-    return _OPTIONS.get(mesh.devices.flat[0].platform)
+    """Of `jax.jit`, for a training step on these devices; None where the defaults do.
+
+    An option that this version of XLA does not know is left out, with a warning.
+    """
+    device = mesh.devices.flat[0]
+    options = _OPTIONS.get(device.platform, {})
+    return {name: value for name, value in options.items() if _is_known(name, value, device)} or None
+
+
+@lru_cache
+def _is_known(name: str, value: bool | int, device: Any) -> bool:
+    """Whether the compiler takes the option: it refuses a program over one that it does not know."""
+    one = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
+    try:
+        jax.jit(lambda x: x, compiler_options={name: value}).lower(one).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        warnings.warn(f"XLA for {device.platform} does not know {name}: it is left out", stacklevel=3)
+        return False
+    return True

@@ -8,7 +8,7 @@ Sources: Dao, "FlashAttention-2", 2023; jax.experimental.pallas.ops.tpu.splash_a
 jax.nn.dot_product_attention.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import gcd
 from typing import Any
@@ -19,7 +19,7 @@ from jax import Array
 
 from meshwright.layout import Layout
 from meshwright.nn.attention import Scores
-from meshwright.nn.mesh import partition_spec
+from meshwright.nn.mesh import partition_spec, platform
 
 # Rows and lanes of a vector register's tile: blocks of splash attention are multiples of it.
 _LANES = 128
@@ -34,15 +34,16 @@ _CUDNN_HEAD_DIM = 128
 Kernel = Callable[[Array, Array, Array], Array]
 
 
-def flash_kernel(q: Array, layout: Layout, how: Scores) -> Kernel | None:
-    """The platform's kernel for out[B, T, N, H] of q[B, T, N, H] and k, v[B, T, K, H], or None.
+def flash_kernels(
+    q: Array, layout: Layout, windows: Sequence[int | None], how: Scores
+) -> list[Kernel] | None:
+    """The platform's kernel for out[B, T, N, H] of q[B, T, N, H] and k, v[B, T, K, H], for each window.
 
     None on CPUs, where T is split, and where the kernel asks for more: splash for T in multiples of 128,
     cuDNN's for 16-bit numbers, H in multiples of 8 up to 128 and no softcap. Call under `jax.set_mesh`.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
     splits_positions = layout.activation("q", "BTNH").axes_of("T")
-    platform = device.platform if device and not splits_positions else "cpu"
+    on = "cpu" if splits_positions else platform()
     length, head_dim = q.shape[1], q.shape[-1]
     fits = {
         "tpu": not length % _LANES,
@@ -51,11 +52,22 @@ def flash_kernel(q: Array, layout: Layout, how: Scores) -> Kernel | None:
         and head_dim <= _CUDNN_HEAD_DIM
         and not how.softcap,
     }
-    kernels = {"tpu": splash, "gpu": cudnn}
-    return partial(kernels[platform], layout=layout, how=how) if fits.get(platform) else None
+    if not fits.get(on):
+        return None
+    kernel = {"tpu": splash, "gpu": cudnn}[on]
+    return [partial(kernel, layout=layout, window=window, how=how) for window in windows]
 
 
-def splash(q: Array, k: Array, v: Array, *, layout: Layout, how: Scores, interpret: bool = False) -> Array:
+def splash(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    layout: Layout,
+    window: int | None,
+    how: Scores,
+    interpret: bool = False,
+) -> Array:
     """Attention by the TPU's kernel, each device with its own sequences and heads.
 
     interpret: run it in JAX, on any platform.
@@ -65,7 +77,7 @@ def splash(q: Array, k: Array, v: Array, *, layout: Layout, how: Scores, interpr
 
     length, heads, head_dim = q.shape[1:]
     shape = length, length
-    mask = masks.LocalMask(shape, (how.window - 1, 0), 0) if how.window else masks.CausalMask(shape)
+    mask = masks.LocalMask(shape, (window - 1, 0), 0) if window else masks.CausalMask(shape)
     block = gcd(length, _BLOCK)
     one_pass = length // block <= _MAX_PARTIAL_QUERIES
     apart: dict[str, Any] = {} if one_pass else {"block_q_dq": block, "block_kv_dq": block}
@@ -89,12 +101,12 @@ def splash(q: Array, k: Array, v: Array, *, layout: Layout, how: Scores, interpr
     return _on_each_device(local, layout)(scaled, k, v)
 
 
-def cudnn(q: Array, k: Array, v: Array, *, layout: Layout, how: Scores) -> Array:
+def cudnn(q: Array, k: Array, v: Array, *, layout: Layout, window: int | None, how: Scores) -> Array:
     """Attention by cuDNN, each device with its own sequences and heads."""
     local = partial(
         jax.nn.dot_product_attention,
         is_causal=True, scale=how.scale, implementation="cudnn",
-        local_window_size=(how.window - 1, 0) if how.window else None,
+        local_window_size=(window - 1, 0) if window else None,
     )  # fmt: skip
     return _on_each_device(local, layout)(q, k, v)
 

@@ -55,6 +55,12 @@ def device_grid(devices: Sequence[Any], sizes: Sequence[int]) -> np.ndarray:
     return mesh_utils.create_hybrid_device_mesh(inner, outer, devices=devices, allow_split_physical_axes=True)
 
 
+def platform() -> str:
+    """ "cpu", "gpu" or "tpu": what the mesh that is set consists of; "cpu" where it has no devices."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device else "cpu"
+
+
 def partition_spec(array: ShardedArray, reduced: Axes = ()) -> PartitionSpec:
     """`array` as JAX writes it; over `reduced` axes the cotangent will be a partial sum.
 

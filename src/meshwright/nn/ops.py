@@ -5,7 +5,7 @@ of its `Contraction` (nn/execute.py): three projections of one input share its m
 the one reduction of its cotangent; a gathered weight's gradient is reduce-scattered.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,23 +16,25 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
-from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import input_of
-from meshwright.nn.attention import Scores, attend, read_cache, write_cache
+from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.transformer import Places, input_of
+from meshwright.nn.attention import Scores, attend, cached_places, read_cache, write_cache
 from meshwright.nn.contract import local_product
 from meshwright.nn.elementwise import activate, along, norm, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import apply_reshard
-from meshwright.nn.flash import flash_kernel, kept
+from meshwright.nn.flash import flash_kernels, kept
 from meshwright.nn.gradients import Scattered, read
+from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
-from meshwright.nn.rope import apply_rope
-from meshwright.nn.stack import scan_cached_layers, scan_layers
+from meshwright.nn.rope import apply_rope, frequencies
+from meshwright.nn.stack import KindInLoop, run_layers
 from meshwright.notation.einsum import Contraction
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
 MATMUL, OPERATION = "matmul", "operation"
+_NO_WINDOW = 1 << 30
 _policies = jax.checkpoint_policies
 _POLICIES = {
     "none": _policies.save_from_both_policies(_policies.save_only_these_names(MATMUL, OPERATION), kept),
@@ -60,10 +62,10 @@ class JaxOps:
         with jax.named_scope(name):
             return embed(tokens, table.astype(self.dtype), self.layout)
 
-    def add_positions(self, name: str, x: Array, positions: Array, table: Array) -> Array:
+    def add_positions(self, name: str, x: Array, places: Places, table: Array) -> Array:
         with jax.named_scope(name):
             return checkpoint_name(
-                x + embed_positions(positions, table.astype(self.dtype), self.layout), OPERATION
+                x + embed_positions(places.positions, table.astype(self.dtype), self.layout), OPERATION
             )
 
     def scale(self, name: str, x: Array, factor: float) -> Array:
@@ -98,9 +100,10 @@ class JaxOps:
             spec = PartitionSpec(*split, reduced=jax.typeof(b).sharding.spec.reduced)
             return checkpoint_name(y + along(y, reshard(b.astype(self.dtype), spec)), OPERATION)
 
-    def rope(self, name: str, x: Array, positions: Array, local: bool = False) -> Array:
+    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
+        turning = kind.choose([frequencies(self.config, window) for window in kind.windows])
         with jax.named_scope(name):
-            return checkpoint_name(apply_rope(x, positions, self.config, local=local), OPERATION)
+            return checkpoint_name(apply_rope(x, self._own(places).positions, turning), OPERATION)
 
     def attention(
         self,
@@ -108,37 +111,53 @@ class JaxOps:
         q: Array,
         k: Array,
         v: Array,
-        positions: Array,
+        places: Places,
         cache: Any,
+        kind: KindInLoop,
         *,
-        window: int | None = None,
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, Any]:
         assert sinks is None, "check_runs refuses attention sinks"
-        how = Scores(window, softcap, scale)
+        how = Scores(softcap, scale)
         with jax.named_scope(name):
             if cache is None:
-                k, v = self._gather_positions("k", k), self._gather_positions("v", v)
+                k, v, keys = self._gather_positions("k", k), self._gather_positions("v", v), self._all(places)
             else:
-                k, v, cache = self._cached(k, v, positions, cache)
-            # As many queries as keys are all positions from 0, as kernels take them to be.
-            whole = q.shape[1] == k.shape[1]
-            if whole and (kernel := flash_kernel(q, self.layout, how)):
-                return kernel(q, k, v), cache
-            return checkpoint_name(attend(q, k, v, positions, self.layout, how), MATMUL), cache
+                k, v, keys, cache = self._cached(k, v, places, cache)
+            # As many queries as keys are the same tokens in order, as kernels take them to be.
+            whole = q.shape[1] == k.shape[1] and places.segments is None
+            if whole and (kernels := flash_kernels(q, self.layout, kind.windows, how)):
+                out = kernels[0](q, k, v) if kind.which is None else lax.switch(kind.which, kernels, q, k, v)
+                return out, cache
+            window = kind.choose([jnp.int32(window or _NO_WINDOW) for window in kind.windows])
+            window = None if kind.windows == (None,) else window
+            return checkpoint_name(
+                attend(q, k, v, self._own(places), keys, window, self.layout, how), MATMUL
+            ), cache
 
-    def _cached(self, k: Array, v: Array, positions: Array, cache: Any) -> tuple[Array, Array, Any]:
-        """All keys and values of a layer, the new ones written to the cache; and the cache."""
-        arrays, layer = cache
+    def _own(self, places: Places) -> Places:
+        """The places of a device's own tokens, which may have a share of the positions T alone."""
+        spec = partition_spec(self.layout.tokens("tokens"))
+        return jax.tree.map(lambda x: reshard(x, spec), places)
+
+    def _all(self, places: Places) -> Places:
+        """The places of all tokens of a device's sequences, as they are given: nothing moves."""
+        spec = partition_spec(self.layout.tokens("tokens").replace(axes={"T": ()}))
+        return jax.tree.map(lambda x: reshard(x, spec), places)
+
+    def _cached(self, k: Array, v: Array, places: Places, cache: Any) -> tuple[Array, Array, Places, Any]:
+        """All keys and values of a layer and where they stand, the new ones written to the cache; and it."""
+        arrays, number = cache
         arrays = {
-            "k": write_cache(arrays["k"], k, layer, positions, self.layout),
-            "v": write_cache(arrays["v"], v, layer, positions, self.layout),
+            "k": write_cache(arrays["k"], k, number, places.positions, self.layout),
+            "v": write_cache(arrays["v"], v, number, places.positions, self.layout),
         }
-        if k.shape[1] < arrays["k"].shape[2]:
-            k, v = (read_cache(arrays[name], layer).astype(self.dtype) for name in ("k", "v"))
-        return k, v, (arrays, layer)
+        if k.shape[1] == arrays["k"].shape[2]:
+            return k, v, places, (arrays, number)
+        k, v = (read_cache(arrays[name], number).astype(self.dtype) for name in ("k", "v"))
+        return k, v, cached_places(places, k.shape[1]), (arrays, number)
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
@@ -158,29 +177,30 @@ class JaxOps:
         block: Callable,
         weights: Any,
         x: Array,
-        positions: Array,
+        places: Places,
         cache: Any,
-        windows: tuple[int | None, ...],
+        layers: Sequence[Layer],
     ) -> tuple[Array, Any]:
-        """The layers as one scan; without a cache each is rematerialised by the Layout's policy."""
+        """The layers in loops; without a cache rematerialised by the Layout's policy."""
 
-        def layer(x: Array, w: Any, window: int | None) -> Array:
-            return block(self, self.reads(w), x, positions, None, window)[0]
-
-        def cached_layer(x: Array, w: Any, cache: Any, window: int | None) -> tuple[Array, Any]:
-            x, (arrays, _) = block(self, w, x, positions, cache, window)
+        def cached(x: Array, w: Any, cache: Any, number: Any, kind: KindInLoop) -> tuple[Array, Any]:
+            x, (arrays, _) = block(self, w, x, places, (cache, number), kind)
             return x, arrays
+
+        def plain(x: Array, w: Any, cache: None, number: None, kind: KindInLoop) -> tuple[Array, None]:
+            def one(x: Array, w: Any, which: Array | None) -> Array:
+                return block(self, self.reads(w), x, places, None, kind._replace(which=which))[0]
+
+            return jax.checkpoint(one, policy=_POLICIES[self.layout.remat])(x, w, kind.which), None
 
         with jax.named_scope("layers"):
             if cache is None:
-                return scan_layers(layer, weights, x, windows, _POLICIES[self.layout.remat]), None
-            return scan_cached_layers(cached_layer, weights, x, cache, windows)
+                return run_layers(plain, weights, x, None, layers)
+            return run_layers(cached, weights, x, cache, layers)
 
-    def last(self, name: str, x: Array, lengths: Array) -> Array:
-        """x[B, 1, D]: each sequence's state at its last token."""
+    def take(self, name: str, x: Array, indices: Array) -> Array:
         with jax.named_scope(name):
-            index = (lengths - 1)[:, None, None]
-            return jnp.take_along_axis(x, index, axis=1)
+            return jnp.take_along_axis(x, indices[:, :, None], axis=1)
 
     def softcap(self, name: str, logits: Array, cap: float) -> Array:
         with jax.named_scope(name):

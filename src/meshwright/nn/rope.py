@@ -7,12 +7,11 @@ from jax import Array
 from meshwright.models.config import ModelConfig
 
 
-def apply_rope(x: Array, positions: Array, config: ModelConfig, *, local: bool = False) -> Array:
-    """x[B, T, N, H] rotated by positions[B, T]; angles are float32. local: of a layer with a window.
+def apply_rope(x: Array, positions: Array, turning: Array) -> Array:
+    """x[B, T, N, H] rotated by positions[B, T] times the frequencies `turning`; angles are float32.
 
-    With `rotary_dim` the rest of each head stays as it is.
+    There are H/2 frequencies, or fewer: then the rest of each head stays as it is.
     """
-    turning = jnp.asarray(frequencies(config, local=local))
     angles = positions.astype(jnp.float32)[:, :, None] * turning[None, None, :]
     cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
     half = turning.shape[0]
@@ -23,8 +22,13 @@ def apply_rope(x: Array, positions: Array, config: ModelConfig, *, local: bool =
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
-def frequencies(config: ModelConfig, *, local: bool = False) -> np.ndarray:
-    """H/2 angular frequencies: theta ** (-2i / H), stretched where asked.
+def frequencies(config: ModelConfig, window: int | None) -> Array:
+    """H/2 angular frequencies of a layer with this window, on the device; fewer with `rotary_dim`."""
+    return jnp.asarray(_frequencies(config, local=window is not None))
+
+
+def _frequencies(config: ModelConfig, *, local: bool) -> np.ndarray:
+    """theta ** (-2i / H), stretched where asked.
 
     As LLaMA 3.1 stretches, wavelengths beyond the original context are divided by `factor`, those well
     inside stay, and between the two it is interpolated; linear scaling divides all. Local layers with a

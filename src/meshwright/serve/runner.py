@@ -22,7 +22,8 @@ from jax.sharding import Mesh, PartitionSpec, reshard
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import DEGREES, Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import next_token_logits
+from meshwright.models.transformer import Places
+from meshwright.models.transformer import logits as forward
 from meshwright.nn.attention import abstract_cache
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params
@@ -100,18 +101,15 @@ class JaxRunner:
     ) -> tuple[Array, Cache]:
         row = jax.tree.map(_zeros, self._abstract_cache(1, tokens.shape[0]))
         positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)[None]
-        logits, row = next_token_logits(
-            self._config, self._ops, params, tokens[None], positions, length[None], row
-        )
+        last = (length - 1)[None, None]
+        logits, row = forward(self._config, self._ops, params, tokens[None], Places(positions), row, last)
         return _whole(logits)[0, 0], jax.tree.map(lambda all_, one: _insert(all_, one, slot), cache, row)
 
     def _generate_step(
         self, params: Any, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Cache]:
-        one = jnp.ones_like(tokens)
-        logits, cache = next_token_logits(
-            self._config, self._ops, params, tokens[:, None], positions[:, None], one, cache
-        )
+        places = Places(positions[:, None])
+        logits, cache = forward(self._config, self._ops, params, tokens[:, None], places, cache)
         return _whole(logits)[:, 0], cache
 
     def _abstract_cache(self, num_slots: int, context: int) -> dict[str, jax.ShapeDtypeStruct]:

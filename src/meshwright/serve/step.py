@@ -19,7 +19,8 @@ from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import next_token_logits
+from meshwright.models.transformer import Places
+from meshwright.models.transformer import logits as forward
 from meshwright.nn.attention import abstract_cache
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
@@ -57,7 +58,8 @@ class InferenceStep:
     def _step(
         self, params: Any, cache: Any, tokens: Array, positions: Array, lengths: Array
     ) -> tuple[Array, Any]:
-        logits, cache = next_token_logits(self.config, self.ops, params, tokens, positions, lengths, cache)
+        last = (lengths - 1)[:, None]
+        logits, cache = forward(self.config, self.ops, params, tokens, Places(positions), cache, last)
         with jax.named_scope("logits"):
             whole = partition_spec(self.layout.activation("logits", "BTV").replace(axes={"V": ()}))
             return reshard(logits, whole).astype(jnp.float32)[:, 0], cache

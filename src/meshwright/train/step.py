@@ -18,6 +18,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
+from meshwright.models.transformer import Places
 from meshwright.nn.compiler import compiler_options
 from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
@@ -128,9 +129,9 @@ class CompiledStep:
         """Mean nats per token of rows[B, T+1]."""
         place = partial(reshard, out_shardings=partition_spec(self.layout.tokens("tokens")))
         tokens, targets = place(rows[:, :-1]), place(rows[:, 1:])
-        positions = place(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape))
+        places = Places(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape))
         weights = self.ops.reads(params)
-        return transformer.loss(self.config, self.ops, weights, tokens, targets, positions)
+        return transformer.loss(self.config, self.ops, weights, tokens, targets, places)
 
     def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
         loss, grads = self.loss_and_gradients(state.params, rows)

@@ -12,9 +12,9 @@ from tests.audit.proofs import MESH, Case, arrays_of, cases, least_sizes, planne
 
 from meshwright.audit.compare import Emitted
 from meshwright.audit.execution import emitted_by
+from meshwright.audit.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.mesh import explicit_mesh
-from meshwright.nn.windowed import windowed_contract, windowed_step
 from meshwright.notation.collective import Collective, Op
 from meshwright.notation.einsum import ChosenSteps, Contraction, Side, cotangent
 from meshwright.notation.mesh import Mesh
