@@ -84,6 +84,97 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_MLA = {
+    "head_dim": 4,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 5.0],
+}
+FAMILIES |= {
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("Qwen3Moe", _MOE | {"num_experts": 8, "norm_topk_prob": False}),
+    # Dense and expert layers alternate.
+    "alternating": (
+        "Qwen3Moe",
+        _MOE | {"num_experts": 8, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4},
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "num_hidden_layers": 4,
+            "attention_bias": True,
+            "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        _MOE
+        | _MLA
+        | {
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.0,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        _MOE
+        | _MLA
+        | {
+            "q_lora_rank": 16,
+            "n_shared_experts": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 50.0}}),
+    "yarn": ("Llama", {"rope_parameters": _YARN}),
+    # TOKENS are longer than the original length of the one, and shorter than that of the other.
+    "longrope": (
+        "Phi3",
+        {
+            "head_dim": 4,
+            "pad_token_id": None,
+            "rope_parameters": _LONGROPE,
+            "original_max_position_embeddings": 8,
+        },
+    ),
+    "short_longrope": (
+        "Phi3",
+        {
+            "head_dim": 4,
+            "pad_token_id": None,
+            "rope_parameters": _LONGROPE,
+            "original_max_position_embeddings": 48,
+        },
+    ),
+}
 MODELS = {
     "grouped": {},
     "tied": {"tie_word_embeddings": True},
@@ -105,8 +196,13 @@ def make(kind: str) -> Any:
         for name, parameter in model.named_parameters():
             if "norm" in name or ".ln_" in name:
                 parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 parameter.uniform_(-0.5, 0.5)
+            elif "experts." in name or ".gate.weight" in name or ".router.weight" in name:
+                parameter.normal_(std=config.initializer_range)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.uniform_(-0.2, 0.2)
     return model
 
 

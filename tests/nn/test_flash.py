@@ -14,7 +14,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
-from meshwright.nn.attention import Scores, attend
+from meshwright.nn.attention import Scores, attend, visible
 from meshwright.nn.flash import cudnn, flash_kernels, splash
 from meshwright.nn.mesh import array_type, device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
@@ -85,7 +85,6 @@ def test_splash_is_attention_with_its_gradients(window: int | None, how: Scores)
     whole = jnp.broadcast_to(jnp.arange(SIZES["T"]), (SIZES["B"], SIZES["T"]))
     places = transformer.Places(jax.device_put(whole, named_sharding(LAYOUT.tokens("positions"), mesh)))
     run = partial(splash, layout=LAYOUT, window=window, how=how, interpret=True)
-    seen = None if window is None else jnp.int32(window)
 
     def with_gradients(attention: Callable) -> list[Array]:
         def run(q: Array, k: Array, v: Array, d_out: Array) -> tuple[Array, ...]:
@@ -95,8 +94,9 @@ def test_splash_is_attention_with_its_gradients(window: int | None, how: Scores)
         return list(jax.jit(run)(q, k, v, d_out))
 
     with jax.set_mesh(mesh):
+        seen = visible(places, places, None if window is None else jnp.int32(window))
         kernel = with_gradients(run)
-        dense = with_gradients(lambda q, k, v: attend(q, k, v, places, places, seen, LAYOUT, how))
+        dense = with_gradients(lambda q, k, v: attend(q, k, v, None, seen, LAYOUT, how))
     for ours, theirs in zip(kernel, dense, strict=True):
         assert ours.sharding == theirs.sharding
         assert jnp.max(jnp.abs(ours - theirs)) < 5e-6 * jnp.max(jnp.abs(theirs))

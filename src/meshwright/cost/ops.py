@@ -8,7 +8,6 @@ is priced by the bytes it reads and writes, fused as compilers fuse it.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
@@ -17,9 +16,9 @@ from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig
 from meshwright.models.parameters import parameters
-from meshwright.models.transformer import Places, input_of
+from meshwright.models.transformer import Places, input_of, spelt_out
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.einsum import Contraction, Reshard, cotangent
+from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.operation import placed
 from meshwright.units import dtype_bytes, whole
 
@@ -219,6 +218,22 @@ class SymbolicOps(Recorder):
         out = self.value(self._like_queries(q, v), q.dtype)
         return self._attend(name, (q,), (k, v), out, out, kind.window), cache
 
+    def latent_attention(
+        self,
+        name: str,
+        q: Value,
+        latent: Value,
+        rope: Value,
+        w: Mapping[str, Value],
+        places: Places,
+        cache: object,
+        kind: LayerKind,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Value, object]:
+        k, v = spelt_out(self, w, latent, rope)
+        return self.attention(name, q, k, v, places, cache, kind, scale=scale)
+
     def _attend(
         self,
         name: str,
@@ -304,7 +319,9 @@ class SymbolicOps(Recorder):
 
     # Experts
 
-    def router(self, name: str, x: Value, w: Value, b: Value | None = None) -> Value:
+    def router(
+        self, name: str, x: Value, w: Value, b: Value | None = None, choice: Value | None = None
+    ) -> Value:
         """gates[B, T, E]: a product, the best k of its scores and their weights."""
         (scores,) = self.einsums(x, {name: w}, **{name: "BTD,DE->BTE"})
         if b is not None:
@@ -315,17 +332,15 @@ class SymbolicOps(Recorder):
         """d[E, C, D]: each device sorts its tokens by expert and sends them to the experts' devices."""
         sorted_rows = self.value(self.layout.routed("d"), x.dtype)
         rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, (gates,))
-        there = self.layout.activation("d", "ECD")
-        return self._exchange(name, rows, there)
+        return self._exchange(name, rows, self.layout.to_experts("d"))
 
     def combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
         """[B, T, D]: back to the tokens' devices, and summed by gate there."""
-        home = self.layout.routed("y")
-        rows = self._exchange(name, y, home)
+        rows = self._exchange(name, y, self.layout.from_experts("y"))
         out = self.value(like.array, like.dtype)
         return self.elementwise(f"{name}_sum", (rows, gates), out, (rows, gates))
 
-    def _exchange(self, name: str, rows: Value, there: ShardedArray) -> Value:
+    def _exchange(self, name: str, rows: Value, reshard: Reshard) -> Value:
         """Rows of tokens to or from the experts' devices, k of each token.
 
         With several microbatches one's rows travel beside another's compute (DeepSeek-V3, 2024).
@@ -333,7 +348,6 @@ class SymbolicOps(Recorder):
         moe, waits = self.config.moe, self.layout.microbatches == 1
         assert moe is not None, "only a mixture of experts has experts"
         before = len(self.nodes)
-        reshard = _reshard(rows.array, there)
         out = self.reshard(name, "exchange", rows, reshard, rows.dtype, critical=waits, what="tokens")
         for place in range(before, len(self.nodes)):
             self.nodes[place] = _with_copies(self.nodes[place], moe.experts_per_token)
@@ -380,12 +394,6 @@ class SymbolicOps(Recorder):
         )
         node = Node(name, "loss", (logits,), (per_token, *wide), (logits,), read, read)
         return self.add(replace(node, forward_transfers=(*reduced, *mean)))
-
-
-@lru_cache(maxsize=4096)
-def _reshard(given: ShardedArray, used: ShardedArray) -> Reshard:
-    """There, and the cotangent back the same way."""
-    return Reshard(given, used.replace(name=given.name), cotangent(used).replace(name=f"d{given.name}"))
 
 
 def _with_copies(node: Node, copies: int) -> Node:

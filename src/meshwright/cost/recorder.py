@@ -67,7 +67,7 @@ class Recorder:
         }
         if moe := config.moe:
             routed = moe.experts_per_token * shape.num_sequences * shape.query_len
-            self.sizes["C"] = routed / moe.num_experts
+            self.sizes["C"] = routed / moe.num_experts * (layout.schedule.capacity or 1)
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
         self.nodes: list[Node] = []

@@ -26,6 +26,7 @@ from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
     Rules,
     Table,
+    both_ways,
     check_rules,
     gathered_positions,
     is_matrix,
@@ -198,7 +199,11 @@ class Layout:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Mesh, rules, schedule and precision as tables without what is None; `from_dict` reads them back."""
-        schedule = {WORD_OF_FIELD.get(name, name): value for name, value in asdict(self.schedule).items()}
+        schedule = {
+            WORD_OF_FIELD.get(name, name): value
+            for name, value in asdict(self.schedule).items()
+            if value is not None
+        }
         precision = {name: value for name, value in asdict(self.precision).items() if value is not None}
         return {
             "mesh": dict(self.mesh.sizes),
@@ -351,6 +356,14 @@ class Layout:
         taken = tuple(axis for axes in tokens.axes[:2] for axis in axes)
         rows = tuple(sorted(taken, key=lambda axis: axis in self.expert_axes))
         return ShardedArray(name, ("E", "C", "D"), ((), rows, tokens.axes[2]))
+
+    def to_experts(self, name: str) -> Reshard:
+        """From the rows as their tokens' devices sorted them to d[E, C, D] on the experts' devices."""
+        return both_ways(self.routed(name), self.activation(name, "ECD"))
+
+    def from_experts(self, name: str) -> Reshard:
+        """The way back of `to_experts`."""
+        return both_ways(self.activation(name, "ECD"), self.routed(name))
 
     def tokens(self, name: str) -> ShardedArray:
         """The sharding of tokens, targets and positions: x[B, T]'s, but whole over axes that split heads."""

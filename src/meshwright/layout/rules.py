@@ -247,3 +247,9 @@ def gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
     shared = dict.fromkeys((*projected.axes_of("T"), *queries.axes_of("N")))
     partial = tuple(axis for axis in shared if axis not in whole.sharded_axes)
     return Reshard(projected, whole, cotangent(whole).replace(unreduced=partial))
+
+
+@lru_cache(maxsize=4096)
+def both_ways(given: ShardedArray, used: ShardedArray) -> Reshard:
+    """There, and the cotangent back the same way."""
+    return Reshard(given, used, cotangent(used))

@@ -34,14 +34,10 @@ def model_lacks(config: ModelConfig) -> str | None:
     """The first feature of the model that nn/ does not run yet."""
     scaling = config.rope_scaling
     features = {
-        "experts": config.moe is not None,
-        "latent attention": config.mla is not None,
-        "attention sinks": config.attention_sinks,
-        "ALiBi positions": config.positions == "alibi",
-        f"rope_scaling of kind {scaling.kind!r}" if scaling else "": scaling is not None
-        and scaling.kind not in ("llama3", "linear"),
         "layers that share a cache": config.layers_per_cache > 1,
-        f"activation {config.activation!r}": config.activation == "clamped_silu",
+        "longrope without short_factor and long_factor": scaling is not None
+        and scaling.kind == "longrope"
+        and not (scaling.short_factor and scaling.long_factor),
     }
     return next((feature for feature, used in features.items() if used), None)
 

@@ -15,7 +15,9 @@ class Schedule:
     microbatches: of one step; without stages they accumulate gradients. pipeline: the order of passes over
     the stages (layout/pipeline/). interleave: chunks of layers a stage. remat: what the backward pass
     recomputes ("none", the scores of "attention", all but "matmuls" and attention, "alternate" ones of these
-    matmuls as well, the "full" block). offload: saved activations wait in the host's memory.
+    matmuls as well, the "full" block). offload: saved activations wait in the host's memory. capacity: how
+    many times its even share of a device's tokens an expert takes at most, the others going past it (None:
+    all that choose it).
     """
 
     microbatches: int = 1
@@ -23,10 +25,15 @@ class Schedule:
     interleave: int = 1
     remat: str = "none"
     offload: bool = False
+    capacity: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("microbatches", "interleave"):
             check_positive(name, getattr(self, name))
+        if self.capacity is not None and not (isinstance(self.capacity, int | float) and self.capacity > 0):
+            raise LayoutError(
+                f"layout: capacity = {self.capacity!r}; it must be a number above 0, such as 1.25"
+            )
         for name, value, known in (("remat", self.remat, REMATS), ("schedule", self.pipeline, SCHEDULES)):
             if value not in known:
                 raise LayoutError(f"layout: {name} = {value!r}; {nearest(value, list(known))}")

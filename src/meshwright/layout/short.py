@@ -38,14 +38,25 @@ _DEFAULTS: Form = {**dict.fromkeys(DEGREES, 1), **{name: option.default for name
 
 
 def read_words(text: str) -> dict[str, object]:
-    """KEY=VALUE, ... as a dictionary; whole numbers as such."""
+    """KEY=VALUE, ... as a dictionary; numbers as such."""
     values: dict[str, object] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = item.partition("=")
         if not equals:
             raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write data=2,fsdp=4")
-        values[key.strip()] = int(value) if value.strip().isdigit() else value.strip()
+        values[key.strip()] = _number(value.strip())
     return values
+
+
+def _number(text: str) -> int | float | str:
+    """The number that the text is, or the text.
+
+    >>> _number("8"), _number("1.25"), _number("full")
+    (8, 1.25, 'full')
+    """
+    if text.isdigit():
+        return int(text)
+    return float(text) if text.replace(".", "", 1).isdigit() else text
 
 
 def clean_words(values: Mapping[str, object]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Architecture:
     traits: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    moe: Mapping[str, Key | int | bool] = field(default_factory=dict)
+    moe: Mapping[str, Key | int | bool | str] = field(default_factory=dict)
     mla: Mapping[str, Key] = field(default_factory=dict)
     local_layers: bool = False
     default_window: int | None = None
@@ -75,7 +75,7 @@ _EXPERTS = {
     "experts_per_token": _needed("num_experts_per_tok", "experts_per_token"),
     "d_ff": _needed("intermediate_size"),
 }
-_ROUTER = ("router_aux_loss_coef", "output_router_logits", "router_jitter_noise", "norm_topk_prob")
+_ROUTER = ("router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
 _NO_LOCAL_LAYERS = {"use_sliding_window": (False,)}
 _UNUSED_WINDOW = ("sliding_window", "max_window_layers", "use_mrope")
 
@@ -138,13 +138,21 @@ _DEEPSEEK_EXPERTS = {
     "d_ff": _needed("moe_intermediate_size"),
     "num_shared_experts": Key("n_shared_experts", 0),
     "num_dense_layers": Key("first_k_dense_replace", 0),
+    "num_groups": Key("n_group", 1),
+    "groups_per_token": Key("topk_group", 1),
+    "scaling": Key("routed_scaling_factor", 1.0),
 }
 _DEEPSEEK_IGNORED = (
-    *_ROUTER, "aux_loss_alpha", "ep_size", "n_group", "num_nextn_predict_layers", "routed_scaling_factor",
-    "scoring_func", "seq_aux", "topk_group", "topk_method", "rope_interleave", "head_dim", "qk_head_dim",
+    *_ROUTER, "aux_loss_alpha", "ep_size", "num_nextn_predict_layers", "seq_aux", "head_dim", "qk_head_dim",
     "mlp_bias",
 )  # fmt: skip
 _DEEPSEEK_FIXED = {"attention_bias": (False,), "moe_layer_freq": (1,)}
+_V3_EXPERTS = {
+    "score": "sigmoid",
+    "choice_bias": True,
+    "normalized": Key("norm_topk_prob", True),
+    "scaling": Key("routed_scaling_factor", 2.5),
+}
 
 ARCHITECTURES = (
     Architecture(
@@ -238,14 +246,20 @@ ARCHITECTURES = (
         traits={"qk_norm": True},
         fixed=_NO_LOCAL_LAYERS | {"mlp_only_layers": ([],)},
         ignored=(*_ROUTER, *_UNUSED_WINDOW),
-        moe=_EXPERTS | {"d_ff": _needed("moe_intermediate_size"), "every": Key("decoder_sparse_step", 1)},
+        moe=_EXPERTS
+        | {
+            "d_ff": _needed("moe_intermediate_size"),
+            "every": Key("decoder_sparse_step", 1),
+            "normalized": Key("norm_topk_prob", False),
+        },
     ),
     Architecture(
         "GptOssForCausalLM",
         "gpt_oss",
         _GPT_OSS | {"norm_eps": Key("rms_norm_eps", 1e-5)},
         traits={"attention_sinks": True, "activation": "clamped_silu"},
-        ignored=(*_ROUTER, "hidden_act", "initial_context_length", "swiglu_alpha", "swiglu_limit"),
+        fixed={"swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
+        ignored=(*_ROUTER, "hidden_act", "initial_context_length"),
         moe=_EXPERTS | {"router_bias": True, "expert_bias": True},
         local_layers=True,
         default_window=128,
@@ -256,18 +270,20 @@ ARCHITECTURES = (
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
         _SIZES,
-        fixed=_DEEPSEEK_FIXED,
-        ignored=_DEEPSEEK_IGNORED,
-        moe=_DEEPSEEK_EXPERTS,
+        # The weights of a token's experts are not normalized, whatever norm_topk_prob says.
+        fixed=_DEEPSEEK_FIXED | {"scoring_func": ("softmax",), "norm_topk_prob": (False,)},
+        ignored=(*_DEEPSEEK_IGNORED, "topk_method"),
+        moe=_DEEPSEEK_EXPERTS | {"normalized": False},
         mla=_LATENT,
     ),
     Architecture(
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
         _SIZES,
-        fixed=_DEEPSEEK_FIXED,
+        fixed=_DEEPSEEK_FIXED
+        | {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "rope_interleave": (True,)},
         ignored=_DEEPSEEK_IGNORED,
-        moe=_DEEPSEEK_EXPERTS,
+        moe=_DEEPSEEK_EXPERTS | _V3_EXPERTS,
         mla=_LATENT,
     ),
 )

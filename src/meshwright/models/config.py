@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, fields
 from functools import cached_property
+from math import log
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from meshwright.errors import ModelError
@@ -12,6 +13,7 @@ Positions = Literal["rope", "learned", "none", "alibi"]
 # gelu: the tanh form; gelu_erf: the exact one; relu2: squared; clamped_silu: gpt-oss's, cut off at +-7.
 Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu"]
 RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
+RouterScore = Literal["softmax", "sigmoid"]
 # Where the weights of a layer lie: those of a mixture's dense layers are stacked apart.
 Stack = Literal["layers", "dense_layers"]
 
@@ -22,7 +24,14 @@ class RopeScaling:
 
     kind llama3: wavelengths longer than original_max_seq_len / low_freq_factor are divided by factor,
     those shorter than original_max_seq_len / high_freq_factor stay, between them it is interpolated.
-    linear: all are divided by factor. The others can be planned, not yet run.
+    linear: all are divided by factor. dynamic: none within max_seq_len positions, and none run beyond.
+    yarn (Peng et al., 2023): those that turn less than beta_slow times within the original length are
+    divided by factor, those that turn more than beta_fast times stay, and it is interpolated by their
+    number, whose bounds are whole where `truncate`. longrope (Ding et al., 2024): divided each by its own
+    of long_factor where positions go beyond the original length, else of short_factor.
+
+    attention_factor: what yarn and longrope multiply cosines and sines by; where None it follows from
+    factor, and for yarn from mscale and mscale_all_dim, by whose square latent attention multiplies scores.
     """
 
     factor: float
@@ -30,9 +39,24 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_seq_len: int | None = None
     kind: RopeKind = "llama3"
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_fields(self, "rope_scaling")
+        for name in ("short_factor", "long_factor"):
+            factors = getattr(self, name)
+            if factors is not None and not (
+                isinstance(factors, list | tuple) and all(_is_number(f) and f > 0 for f in factors)
+            ):
+                raise ModelError(f"rope_scaling: {name} = {factors!r} must be a list of numbers above 0")
+            object.__setattr__(self, name, None if factors is None else tuple(map(float, factors)))
         if self.original_max_seq_len is None and self.kind not in ("linear", "dynamic"):
             raise ModelError(f"rope_scaling lacks original_max_seq_len, which kind {self.kind!r} needs")
         if self.low_freq_factor >= self.high_freq_factor:
@@ -50,6 +74,12 @@ class MoE:
     shared ones, each d_ff_shared wide (d_ff where None). The first num_dense_layers have a dense
     feed-forward instead; of the others every `every`-th has experts. router_bias: the router adds one to
     its scores. expert_bias: the experts' matrices have biases.
+
+    score: what a router's logits become, over all experts or each for itself. choice_bias: added to the
+    scores to choose the experts, but not to weigh them (DeepSeek-V3). num_groups: the experts lie in so many
+    groups, of which a token goes to those of the groups_per_token that score best: by their best expert, or
+    with sigmoids by their best two. normalized: the weights of a token's experts add up to 1. scaling: what
+    they are multiplied by then.
     """
 
     num_experts: int
@@ -61,9 +91,20 @@ class MoE:
     every: int = 1
     router_bias: bool = False
     expert_bias: bool = False
+    score: RouterScore = "softmax"
+    choice_bias: bool = False
+    num_groups: int = 1
+    groups_per_token: int = 1
+    normalized: bool = True
+    scaling: float = 1.0
 
     def __post_init__(self) -> None:
         _check_fields(self, "moe", may_be_zero=("num_shared_experts", "num_dense_layers"))
+        if self.num_experts % self.num_groups or self.groups_per_token > self.num_groups:
+            raise ModelError(
+                f"moe: {self.num_experts} experts (E) in {self.num_groups} groups, of which a token goes to "
+                f"{self.groups_per_token}; fits: groups that divide the experts, and at most all of them"
+            )
         if self.experts_per_token > self.num_experts:
             raise ModelError(
                 f"moe: a token cannot go through {self.experts_per_token} of {self.num_experts} experts (E)"
@@ -219,6 +260,16 @@ class ModelConfig:
             rows[stack] += 1
         return tuple(layers)
 
+    @cached_property
+    def score_scale(self) -> float | None:
+        """What q . k is multiplied by; None: d_head ** -0.5."""
+        scaling = self.rope_scaling
+        if self.mla is None or scaling is None or not scaling.mscale_all_dim:
+            return self.query_scale
+        return (self.query_scale or self.d_head**-0.5) * yarn_magnitude(
+            scaling.factor, scaling.mscale_all_dim
+        ) ** 2
+
     def _is_dense_among_experts(self, number: int) -> bool:
         moe = self.moe
         return moe is not None and (number < moe.num_dense_layers or bool((number + 1) % moe.every))
@@ -236,6 +287,11 @@ class ModelConfig:
             None if every and (layer + 1) % every == 0 else self.sliding_window
             for layer in range(self.num_layers)
         )
+
+
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
+    """How much larger scores are wanted where positions are stretched by `factor`: 0.1 m ln f + 1 (YaRN)."""
+    return 0.1 * mscale * log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _check_mla(config: ModelConfig, mla: MLA) -> None:

@@ -17,7 +17,6 @@ _ACTIVATIONS = {
     "relu": ("relu",),
     "relu2": ("relu2",),
 }
-_WRITTEN_SCALING = ("llama3", "linear")
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _WINDOW_KEYS = ("sliding_window", "layer_types")
 # What a key must be where it is there and not null, of those that are read before a ModelConfig checks them.
@@ -80,13 +79,8 @@ def _read(config: Mapping[str, Any], architecture: Architecture, name: str) -> M
 def to_hf(config: ModelConfig) -> dict[str, Any]:
     """The `config.json` of the HF model that computes the same; `from_hf` reads it back.
 
-    Raises ModelError where no HF architecture does, or where rotary positions are stretched in a way of
-    which a ModelConfig keeps too little to write it.
+    Raises ModelError where no HF architecture does.
     """
-    if config.rope_scaling and config.rope_scaling.kind not in _WRITTEN_SCALING:
-        raise ModelError(
-            f"{config.name}: rope_scaling of kind {config.rope_scaling.kind!r} cannot be written"
-        )
     for architecture in ARCHITECTURES:
         written = _write(config, architecture)
         if written is not None and _reads_back(written, architecture, config):

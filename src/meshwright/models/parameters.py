@@ -129,6 +129,8 @@ def _experts(config: ModelConfig) -> dict[str, Param]:
     params = {"router": Param("DE")}
     if config.moe.router_bias:
         params["router_bias"] = Param("E", "zeros")
+    if config.moe.choice_bias:
+        params["router_choice_bias"] = Param("E", "zeros")
     params |= {f"expert_{name}": Param("EDM") for name in first_matrices(config)}
     params["expert_out"] = Param("EMD", fan_in="M")
     if config.moe.expert_bias:

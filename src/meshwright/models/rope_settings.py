@@ -20,6 +20,27 @@ _SCALING = {
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
     "original_max_seq_len": "original_max_position_embeddings",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "attention_factor": "attention_factor",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "short_factor": "short_factor",
+    "long_factor": "long_factor",
+}
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_seq_len")
+_YARN = (
+    "factor", "original_max_seq_len", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
+    "mscale_all_dim",
+)  # fmt: skip
+# What counts of each kind.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "llama3": _LLAMA3,
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": _YARN,
+    "longrope": ("factor", "original_max_seq_len", "attention_factor", "short_factor", "long_factor"),
 }
 
 
@@ -56,9 +77,9 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     written: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_scaling": None}
     if scaling := config.rope_scaling:
         written["rope_scaling"] = {"rope_type": scaling.kind} | {
-            theirs: getattr(scaling, ours)
-            for ours, theirs in _SCALING.items()
-            if getattr(scaling, ours) is not None and (scaling.kind == "llama3" or "freq" not in ours)
+            _SCALING[ours]: list(value) if isinstance(value, tuple) else value
+            for ours in _FIELDS[scaling.kind]
+            if (value := getattr(scaling, ours)) is not None
         }
     if config.rope_theta_local is not None:
         written["rope_local_base_freq"] = config.rope_theta_local
@@ -85,13 +106,13 @@ def _scaling(
     if kind not in get_args(RopeKind):
         known = ", ".join(map(repr, ("default", *get_args(RopeKind))))
         raise ModelError(f"{name}: rope_type {kind!r} is not supported; fits: {known}")
-    given = {ours: settings.get(theirs) for ours, theirs in _SCALING.items()}
+    given = {ours: settings.get(_SCALING[ours]) for ours in _FIELDS[kind]}
     if kind in ("yarn", "longrope"):
         original = config.get("original_max_position_embeddings", fields["max_seq_len"])
         given["original_max_seq_len"] = given["original_max_seq_len"] or original
     if kind == "longrope" and given["factor"] is None:
         given["factor"] = _stretch(fields["max_seq_len"], given["original_max_seq_len"], name)
-    needed = list(_SCALING) if kind == "llama3" else ["factor"]
+    needed = {"llama3": _LLAMA3, "longrope": ("factor", "short_factor", "long_factor")}.get(kind, ("factor",))
     if missing := [_SCALING[ours] for ours in needed if given[ours] is None]:
         raise ModelError(f"{name}: rope scaling lacks {', '.join(missing)}")
     return RopeScaling(**{ours: value for ours, value in given.items() if value is not None}, kind=kind)

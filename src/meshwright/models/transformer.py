@@ -91,19 +91,37 @@ class Ops(Protocol):
 
 
 class LatentOps(Ops, Protocol):
-    """And of latent attention. join_rope: k[B,T,N,J] and rope[B,T,A], alike in all heads, to [B,T,N,H]."""
+    """And of latent attention.
+
+    join_rope: k[B,T,N,J] and rope[B,T,A], alike in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O] of
+    q[B,T,N,H] over latent[B,S,R] and rope[B,S,A], which are what a cache holds; w has wk_up and wv_up.
+    """
 
     def join_rope(self, name: str, k: Any, rope: Any) -> Any: ...
+    def latent_attention(
+        self,
+        name: str,
+        q: Any,
+        latent: Any,
+        rope: Any,
+        w: Mapping[str, Any],
+        places: Places,
+        cache: Any,
+        kind: Any,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Any, Any]: ...
 
 
 class ExpertOps(Ops, Protocol):
     """And of a mixture of experts.
 
-    router: gates[B, T, E], what each expert adds of a token, zero but for its k. dispatch: d[E, C, D] of
-    x[B, T, D]. combine: back, like `like`, weighted by the gates.
+    router: gates[B, T, E], what each expert adds of a token, zero but for its k; choice[E] is added to the
+    scores to choose them. dispatch: d[E, C, D] of x[B, T, D]. combine: back, like `like`, weighted by the
+    gates.
     """
 
-    def router(self, name: str, x: Any, w: Any, b: Any = None) -> Any: ...
+    def router(self, name: str, x: Any, w: Any, b: Any = None, choice: Any = None) -> Any: ...
     def dispatch(self, name: str, x: Any, gates: Any) -> Any: ...
     def combine(self, name: str, y: Any, gates: Any, like: Any) -> Any: ...
 
@@ -121,21 +139,9 @@ def _block(
     norm = partial(_apply_norm, config, ops, w)
     h = norm("attention_norm", x)
     if config.mla:
-        q, k, v = _latent_qkv(config, cast(LatentOps, ops), w, h, places, kind)
+        a, cache = _latent_attention(config, cast(LatentOps, ops), w, h, places, cache, kind)
     else:
-        q, k, v = _qkv(config, ops, w, h, places, kind)
-    a, cache = ops.attention(
-        "attention",
-        q,
-        k,
-        v,
-        places,
-        cache,
-        kind,
-        softcap=config.attention_softcap,
-        scale=config.query_scale,
-        sinks=w.get("sinks"),
-    )
+        a, cache = _attention(config, ops, w, h, places, cache, kind)
     (y,) = ops.einsums(a, w, wo="BTNO,NOD->BTD" if config.mla else "BTNH,NHD->BTD")
     y = _biased(ops, w, "wo", y)
     if config.post_norms:
@@ -162,28 +168,27 @@ def _biased(ops: Ops, w: Mapping[str, Any], name: str, y: Any) -> Any:
     return ops.bias(bias, y, w[bias]) if bias in w else y
 
 
-def _qkv(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, places: Places, kind: Any
-) -> tuple[Any, Any, Any]:
-    """q[B, T, N, H] and k, v[B, T, K, H] of the normed h[B, T, D]."""
+def _attention(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, places: Places, cache: Any, kind: Any
+) -> tuple[Any, Any]:
+    """a[B, T, N, H] of the normed h[B, T, D], and the cache."""
     q, k, v = ops.einsums(h, w, wq="BTD,DNH->BTNH", wk="BTD,DKH->BTKH", wv="BTD,DKH->BTKH")
     q, k, v = _biased(ops, w, "wq", q), _biased(ops, w, "wk", k), _biased(ops, w, "wv", v)
     if config.qk_norm:
         q, k = _apply_norm(config, ops, w, "q_norm", q), _apply_norm(config, ops, w, "k_norm", k)
     if config.positions == "rope":
         q, k = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", k, places, kind)
-    return q, k, v
+    scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
+    return ops.attention("attention", q, k, v, places, cache, kind, **scores)
 
 
-def _latent_qkv(
-    config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, places: Places, kind: Any
-) -> tuple[Any, Any, Any]:
-    """q, k[B, T, N, H] and v[B, T, N, O] by way of latents (DeepSeek-V2, 2024).
+def _latent_attention(
+    config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, places: Places, cache: Any, kind: Any
+) -> tuple[Any, Any]:
+    """a[B, T, N, O] of the normed h[B, T, D] by way of latents, and the cache (DeepSeek-V2, 2024).
 
     What a cache must hold of one token is the normed latent [R] and the turned rotary key [A], R + A
-    elements a layer, since keys and values follow from them. They are spelt out here, as in training and
-    prefill. In generation wk_up may be absorbed into the queries and wv_up into wo, so that attention reads
-    the latents themselves, as one KV head of R + A and R elements; that form is not written yet.
+    elements a layer, since keys and values follow from them (`spelt_out`).
     """
     if "wq_down" in w:
         down, latent, rope = ops.einsums(
@@ -194,8 +199,19 @@ def _latent_qkv(
         q, latent, rope = ops.einsums(h, w, wq="BTD,DNH->BTNH", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA")
     latent = _apply_norm(config, ops, w, "kv_latent_norm", latent)
     q, rope = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", rope, places, kind)
+    return ops.latent_attention(
+        "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale
+    )
+
+
+def spelt_out(ops: LatentOps, w: Mapping[str, Any], latent: Any, rope: Any) -> tuple[Any, Any]:
+    """k[B, T, N, H] and v[B, T, N, O] of latent[B, T, R] and rope[B, T, A], for training and prefill.
+
+    Generation may absorb wk_up into the queries and wv_up into the result instead, and so attend to the
+    latents themselves, as one KV head of R + A and R elements.
+    """
     k, v = ops.einsums(latent, w, wk_up="BTR,RNJ->BTNJ", wv_up="BTR,RNO->BTNO")
-    return q, ops.join_rope("join_rope", k, rope), v
+    return ops.join_rope("join_rope", k, rope), v
 
 
 def _feed_forward(
@@ -212,7 +228,7 @@ def _feed_forward(
 
 def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) -> Any:
     """y[B, T, D] of h[B, T, D]: each token through its k experts, and through those that all share."""
-    gates = ops.router("router", h, w["router"], w.get("router_bias"))
+    gates = ops.router("router", h, w["router"], w.get("router_bias"), w.get("router_choice_bias"))
     d = ops.dispatch("dispatch", h, gates)
     d = _feed_forward(config, ops, w, d, "expert", "ECD,EDM->ECM", "ECM,EMD->ECD")
     y = ops.combine("combine", d, gates, like=h)

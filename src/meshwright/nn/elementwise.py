@@ -1,6 +1,6 @@
 """Norms, activations and caps on arrays: what the forward pass does between its products."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
+# Of gpt-oss: swiglu_limit and swiglu_alpha.
+_CLAMP, _SLOPE = 7.0, 1.702
 
 
 def norm(x: Array, scale: Array, bias: Array | None, kind: str, config: ModelConfig) -> Array:
@@ -36,7 +38,14 @@ def norm(x: Array, scale: Array, bias: Array | None, kind: str, config: ModelCon
 
 
 def activate(gate: Array, up: Array | None, kind: str) -> Array:
-    """f(gate) * up, or f(gate) alone where the feed-forward is not gated."""
+    """f(gate) * up, or f(gate) alone where the feed-forward is not gated.
+
+    clamped_silu: gate sigmoid(1.702 gate) (up + 1), of a gate of at most 7 and an up within +-7.
+    """
+    if kind == "clamped_silu":
+        assert up is not None, "gpt-oss's activation is of gate and up"
+        gate, up = jnp.minimum(gate, _CLAMP), jnp.clip(up, -_CLAMP, _CLAMP)
+        return gate * jax.nn.sigmoid(_SLOPE * gate) * (up + 1)
     active = _ACTIVATIONS[kind](gate)
     return active if up is None else active * up
 
@@ -46,23 +55,26 @@ def softcap(x: Array, cap: float) -> Array:
     return cap * jnp.tanh(x.astype(jnp.float32) / cap)
 
 
-def along(x: Array, vector: Array) -> Array:
-    """`vector` along the last dimensions of x, repeated over the others.
+def along(x: Array, vector: Array, dims: Sequence[int] | None = None) -> Array:
+    """`vector` along the dimensions `dims` of x (its last where None), repeated over the others.
 
     Its cotangent is a sum over those, which stays partial over the axes that `vector` is typed `reduced`
     over: JAX's own rule would finish it.
     """
-    first = x.ndim - vector.ndim
+    dims = tuple(range(x.ndim - vector.ndim, x.ndim)) if dims is None else tuple(dims)
+    others = tuple(dim for dim in range(x.ndim) if dim not in dims)
     parts, kept = jax.typeof(vector).sharding.spec.partitions, jax.typeof(vector).sharding.spec.reduced
-    spec = PartitionSpec(*jax.typeof(x).sharding.spec.partitions[:first], *parts)
+    split = list(jax.typeof(x).sharding.spec.partitions)
+    for dim, part in zip(dims, parts, strict=True):
+        split[dim] = part
 
     @jax.custom_vjp
     def repeated(vector: Array) -> Array:
-        here = reshard(vector, PartitionSpec(*parts))
-        return jnp.broadcast_to(here[(None,) * first], x.shape, out_sharding=spec)
+        here = jnp.expand_dims(reshard(vector, PartitionSpec(*parts)), others)
+        return jnp.broadcast_to(here, x.shape, out_sharding=PartitionSpec(*split))
 
     def backward(_: None, d_out: Array) -> tuple[Array]:
-        return (lax.reduce_sum(d_out, range(first), out_sharding=PartitionSpec(*parts, unreduced=kept)),)
+        return (lax.reduce_sum(d_out, others, out_sharding=PartitionSpec(*parts, unreduced=kept)),)
 
     repeated.defvjp(lambda vector: (repeated(vector), None), backward)
     return repeated(vector)

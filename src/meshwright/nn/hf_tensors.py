@@ -4,22 +4,32 @@ HF stores a linear layer as [out, in] (GPT-2 as [in, out]) with its heads flatte
 ours keep every letter and stack the layers: q_proj[N·H, D] of layers 0..L-1 <-> wq[L, D, N, H].
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
+
+import numpy as np
 
 from meshwright.models.config import ModelConfig
+from meshwright.models.hf import to_hf
 from meshwright.models.parameters import parameters
 
 UNEMBED = "lm_head.weight"
 
 
+Arrangement = Literal["after", "within", "alternate"]
+
+
 @dataclass(frozen=True)
 class HfTensor:
-    """Where a parameter is stored: the tensor's name, `{}` standing for its layer, and its letters.
+    """Where a parameter is stored: the tensor's name, and its letters.
 
-    parts: where several parameters lie one after the other along `axis`, the letters of each there; ours
-    is number `index` of them.
+    In the name the first `{}` stands for the layer, and one after it for the expert, where each expert has
+    a tensor of its own. parts: where several parameters share a tensor along `axis`, the letters of each
+    there; ours is number `index` of them. arranged: the parts lie one after another; or `within` each entry
+    of their first letter, which all have; or they `alternate` element by element. pairs: the letter whose
+    last elements, as many as A has, positions turn in neighbouring pairs there, in ours as two halves.
     """
 
     name: str
@@ -27,10 +37,16 @@ class HfTensor:
     axis: int = 0
     parts: tuple[str, ...] = ()
     index: int = 0
+    arranged: Arrangement = "after"
+    pairs: str = ""
 
     @property
     def letters(self) -> str:
         return "".join(self.dims)
+
+    @property
+    def is_by_expert(self) -> bool:
+        return self.name.count("{}") > 1
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The parameter's own shape, as it is stored."""
@@ -43,10 +59,76 @@ class HfTensor:
             shape[self.axis] = sum(_flat(part, sizes) for part in self.parts)
         return tuple(shape)
 
-    def starts(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Where in that tensor it begins, along each dimension."""
-        before = sum(_flat(part, sizes) for part in self.parts[: self.index])
-        return tuple(before if axis == self.axis else 0 for axis in range(len(self.dims)))
+    def window(self, spans: Mapping[str, range], sizes: Mapping[str, int]) -> tuple[slice, ...]:
+        """The slices of the tensor that hold these spans of the letters."""
+        return tuple(self._slice(axis, spans, sizes) for axis in range(len(self.dims)))
+
+    def _slice(self, axis: int, spans: Mapping[str, range], sizes: Mapping[str, int]) -> slice:
+        """The rows of a flattened dimension such as N·H that hold a span of its first letter."""
+        dim = self.dims[axis]
+        outer, inner = dim[0], dim[1:]
+        assert all(len(spans[letter]) == sizes[letter] for letter in inner), f"{inner} of {dim} is split"
+        start, stride = 0, _flat(inner, sizes)
+        if axis == self.axis and self.parts:
+            before = [_flat(part, sizes) for part in self.parts[: self.index]]
+            if self.arranged == "after":
+                start = sum(before)
+            elif self.arranged == "within":
+                stride = sum(_flat(part[1:], sizes) for part in self.parts)
+            else:
+                stride = len(self.parts)
+        return slice(start + spans[outer].start * stride, start + spans[outer].stop * stride)
+
+    def taken(self, block: np.ndarray, spans: Mapping[str, range], sizes: Mapping[str, int]) -> np.ndarray:
+        """Of what lies in the `window` this parameter alone, a dimension a letter."""
+        shape = [len(spans[letter]) for letter in self.letters]
+        if self.arranged == "within":
+            width = [_flat(part[1:], sizes) for part in self.parts]
+            start = sum(width[: self.index])
+            outer = len(spans[self.dims[self.axis][0]])
+            block = np.reshape(
+                block, (*block.shape[: self.axis], outer, sum(width), *block.shape[self.axis + 1 :])
+            )
+            block = np.take(block, range(start, start + width[self.index]), axis=self.axis + 1)
+        if self.arranged == "alternate":
+            block = np.take(block, range(self.index, block.shape[self.axis], len(self.parts)), axis=self.axis)
+        block = np.reshape(block, shape)
+        if self.pairs:
+            axis = self.letters.index(self.pairs)
+            block = np.take(block, _halves(sizes[self.pairs], sizes["A"]), axis=axis)
+        return block
+
+    def given(self, block: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+        """The parameter, a dimension a letter, as its part of the tensor: the way back of `taken`."""
+        if self.pairs:
+            axis = self.letters.index(self.pairs)
+            block = np.take(block, np.argsort(_halves(sizes[self.pairs], sizes["A"])), axis=axis)
+        return np.ascontiguousarray(block).reshape(self.shape(sizes))
+
+
+def joined(parts: Sequence[tuple[HfTensor, np.ndarray]], sizes: Mapping[str, int]) -> np.ndarray:
+    """The tensor that these parameters, as `given`, share; or of one that has its own."""
+    tensor, first = parts[0]
+    if len(parts) == 1:
+        return first
+    arrays, axis = [array for _, array in parts], tensor.axis
+    if tensor.arranged == "after":
+        return np.concatenate(arrays, axis=axis)
+    if tensor.arranged == "alternate":
+        return np.stack(arrays, axis=axis + 1).reshape(tensor.stored_shape(sizes))
+    outer = sizes[tensor.dims[axis][0]]
+    split = [np.reshape(a, (*a.shape[:axis], outer, -1, *a.shape[axis + 1 :])) for a in arrays]
+    return np.concatenate(split, axis=axis + 1).reshape(tensor.stored_shape(sizes))
+
+
+def _halves(size: int, num_turned: int) -> list[int]:
+    """Where the elements of a head lie in the file: those before the turned ones, their evens, their odds.
+
+    >>> _halves(6, 4)
+    [0, 1, 2, 4, 3, 5]
+    """
+    start = size - num_turned
+    return [*range(start), *range(start, size, 2), *range(start + 1, size, 2)]
 
 
 def _flat(dim: str, sizes: Mapping[str, int]) -> int:
@@ -63,7 +145,22 @@ def hf_tensors(config: ModelConfig, stored: Collection[str] = ()) -> dict[str, H
         named = dict(_LLAMA) | (_GEMMA_2_NORMS if config.post_norms else {})
         if any(name.endswith("qkv_proj.weight") for name in stored):
             named |= _PHI_3_FUSED
-    return {path: named[path] for path in parameters(config)}
+        if config.mla:
+            named |= _LATENT
+        if config.moe:
+            named |= _experts(config, stored)
+    return {path: named[path.replace("dense_layers/", "layers/")] for path in parameters(config)}
+
+
+def _experts(config: ModelConfig, stored: Collection[str]) -> dict[str, HfTensor]:
+    """Where a mixture lies: gpt-oss's with biases, Mixtral's, or as all others name it."""
+    assert config.moe is not None
+    if config.moe.expert_bias:
+        return _GPT_OSS
+    if any("block_sparse_moe" in name for name in stored):
+        return _MIXTRAL
+    is_mixtral = not stored and to_hf(config)["model_type"] == "mixtral"
+    return _MIXTRAL if is_mixtral else _QWEN_MOE
 
 
 def passed_over(name: str) -> bool:
@@ -72,8 +169,7 @@ def passed_over(name: str) -> bool:
 
 
 def _renamed(tensor: HfTensor, old: str, new: str) -> HfTensor:
-    name = new + tensor.name.removeprefix(old)
-    return HfTensor(name, tensor.dims, tensor.axis, tensor.parts, tensor.index)
+    return replace(tensor, name=new + tensor.name.removeprefix(old))
 
 
 _LAYER, _ATTENTION, _MLP = "model.layers.{}", "model.layers.{}.self_attn", "model.layers.{}.mlp"
@@ -116,6 +212,59 @@ _PHI_3_FUSED = {
         f"layers/{name}": HfTensor(f"{_MLP}.gate_up_proj.weight", ("F", "D"), 0, ("F", "F"), index)
         for index, name in enumerate(("w_gate", "w_in"))
     },
+}
+_KV_UP = ("NJ", "NO")
+_LATENT = {
+    "layers/wq": HfTensor(f"{_ATTENTION}.q_proj.weight", ("NH", "D"), pairs="H"),
+    "layers/wq_down": HfTensor(f"{_ATTENTION}.q_a_proj.weight", ("Q", "D")),
+    "layers/q_latent_norm": HfTensor(f"{_ATTENTION}.q_a_layernorm.weight", ("Q",)),
+    "layers/wq_up": HfTensor(f"{_ATTENTION}.q_b_proj.weight", ("NH", "Q"), pairs="H"),
+    "layers/wkv_down": HfTensor(f"{_ATTENTION}.kv_a_proj_with_mqa.weight", ("R", "D"), 0, ("R", "A"), 0),
+    "layers/wk_rope": HfTensor(
+        f"{_ATTENTION}.kv_a_proj_with_mqa.weight", ("A", "D"), 0, ("R", "A"), 1, pairs="A"
+    ),
+    "layers/kv_latent_norm": HfTensor(f"{_ATTENTION}.kv_a_layernorm.weight", ("R",)),
+    "layers/wk_up": HfTensor(f"{_ATTENTION}.kv_b_proj.weight", ("NJ", "R"), 0, _KV_UP, 0, "within"),
+    "layers/wv_up": HfTensor(f"{_ATTENTION}.kv_b_proj.weight", ("NO", "R"), 0, _KV_UP, 1, "within"),
+    "layers/wo": HfTensor(f"{_ATTENTION}.o_proj.weight", ("D", "NO")),
+}
+_EXPERT, _SHARED = f"{_MLP}.experts.{{}}", f"{_MLP}.shared_experts"
+_QWEN_MOE = {
+    "layers/router": HfTensor(f"{_MLP}.gate.weight", ("E", "D")),
+    "layers/router_choice_bias": HfTensor(f"{_MLP}.gate.e_score_correction_bias", ("E",)),
+    "layers/expert_gate": HfTensor(f"{_EXPERT}.gate_proj.weight", ("M", "D")),
+    "layers/expert_in": HfTensor(f"{_EXPERT}.up_proj.weight", ("M", "D")),
+    "layers/expert_out": HfTensor(f"{_EXPERT}.down_proj.weight", ("D", "M")),
+    "layers/shared_gate": HfTensor(f"{_SHARED}.gate_proj.weight", ("U", "D")),
+    "layers/shared_in": HfTensor(f"{_SHARED}.up_proj.weight", ("U", "D")),
+    "layers/shared_out": HfTensor(f"{_SHARED}.down_proj.weight", ("D", "U")),
+}
+_SPARSE = f"{_LAYER}.block_sparse_moe"
+_MIXTRAL = {
+    "layers/router": HfTensor(f"{_SPARSE}.gate.weight", ("E", "D")),
+    "layers/expert_gate": HfTensor(f"{_SPARSE}.experts.{{}}.w1.weight", ("M", "D")),
+    "layers/expert_in": HfTensor(f"{_SPARSE}.experts.{{}}.w3.weight", ("M", "D")),
+    "layers/expert_out": HfTensor(f"{_SPARSE}.experts.{{}}.w2.weight", ("D", "M")),
+}
+_GATE_UP = ("M", "M")
+_GPT_OSS = {
+    "layers/sinks": HfTensor(f"{_ATTENTION}.sinks", ("N",)),
+    "layers/router": HfTensor(f"{_MLP}.router.weight", ("E", "D")),
+    "layers/router_bias": HfTensor(f"{_MLP}.router.bias", ("E",)),
+    **{
+        f"layers/expert_{name}": HfTensor(
+            f"{_MLP}.experts.gate_up_proj", ("E", "D", "M"), 2, _GATE_UP, index, "alternate"
+        )
+        for index, name in enumerate(("gate", "in"))
+    },
+    **{
+        f"layers/expert_{name}_bias": HfTensor(
+            f"{_MLP}.experts.gate_up_proj_bias", ("E", "M"), 1, _GATE_UP, index, "alternate"
+        )
+        for index, name in enumerate(("gate", "in"))
+    },
+    "layers/expert_out": HfTensor(f"{_MLP}.experts.down_proj", ("E", "M", "D")),
+    "layers/expert_out_bias": HfTensor(f"{_MLP}.experts.down_proj_bias", ("E", "D")),
 }
 _GPT_2_PREFIX = "transformer."
 _H = "transformer.h.{}"

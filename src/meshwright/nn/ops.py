@@ -17,17 +17,28 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.transformer import Places, input_of
-from meshwright.nn.attention import Scores, attend, cached_places, read_cache, write_cache
+from meshwright.models.count import cache_arrays
+from meshwright.models.transformer import Places, input_of, spelt_out
+from meshwright.nn.attention import (
+    Scores,
+    absorbed,
+    alibi_slopes,
+    attend,
+    cached_places,
+    read_cache,
+    visible,
+    write_cache,
+)
 from meshwright.nn.contract import local_product
 from meshwright.nn.elementwise import activate, along, norm, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import apply_reshard
+from meshwright.nn.experts import combine, dispatch, gates_of
 from meshwright.nn.flash import flash_kernels, kept
 from meshwright.nn.gradients import Scattered, read
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
-from meshwright.nn.rope import apply_rope, frequencies
+from meshwright.nn.rope import apply_rope
 from meshwright.nn.stack import KindInLoop, run_layers
 from meshwright.notation.einsum import Contraction
 
@@ -94,16 +105,23 @@ class JaxOps:
             return checkpoint_name(y, MATMUL)
 
     def bias(self, name: str, y: Array, b: Array) -> Array:
-        """y plus b along y's last dimensions, b split as they are."""
+        """y plus b, which has the last dimensions of y, or of y[E, C, M] the first and the last."""
+        is_of_experts = (y.ndim, b.ndim) == (3, 2)
+        dims = (0, 2) if is_of_experts else tuple(range(y.ndim - b.ndim, y.ndim))
         with jax.named_scope(name):
-            split = jax.typeof(y).sharding.spec[y.ndim - b.ndim :]
-            spec = PartitionSpec(*split, reduced=jax.typeof(b).sharding.spec.reduced)
-            return checkpoint_name(y + along(y, reshard(b.astype(self.dtype), spec)), OPERATION)
+            return checkpoint_name(
+                y + along(y, self._split_as(y, dims, b.astype(self.dtype)), dims), OPERATION
+            )
+
+    def _split_as(self, x: Array, dims: Sequence[int], vector: Array) -> Array:
+        """A small weight split as the dimensions of x that it has."""
+        split = [jax.typeof(x).sharding.spec.partitions[dim] for dim in dims]
+        return reshard(vector, PartitionSpec(*split, reduced=jax.typeof(vector).sharding.spec.reduced))
 
     def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
-        turning = kind.choose([frequencies(self.config, window) for window in kind.windows])
         with jax.named_scope(name):
-            return checkpoint_name(apply_rope(x, self._own(places).positions, turning), OPERATION)
+            turned = apply_rope(x, self._own(places).positions, self.config, kind)
+            return checkpoint_name(turned, OPERATION)
 
     def attention(
         self,
@@ -119,23 +137,86 @@ class JaxOps:
         scale: float | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, Any]:
-        assert sinks is None, "check_runs refuses attention sinks"
-        how = Scores(softcap, scale)
+        alibi = self.config.positions == "alibi"
+        how = Scores(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
         with jax.named_scope(name):
             if cache is None:
                 k, v, keys = self._gather_positions("k", k), self._gather_positions("v", v), self._all(places)
             else:
-                k, v, keys, cache = self._cached(k, v, places, cache)
+                cache = self._written(cache, {"k": k, "v": v}, places)
+                (k, v), keys = self._read(cache, (k, v), places)
+            if sinks is not None:
+                sinks = along(q[..., 0], self._split_as(q, (2,), sinks.astype(jnp.float32)))
             # As many queries as keys are the same tokens in order, as kernels take them to be.
-            whole = q.shape[1] == k.shape[1] and places.segments is None
-            if whole and (kernels := flash_kernels(q, self.layout, kind.windows, how)):
+            same = q.shape[1] == k.shape[1] and q.shape[-1] == v.shape[-1]
+            plain = sinks is None and how.slopes is None and places.segments is None
+            if same and plain and (kernels := flash_kernels(q, self.layout, kind.windows, how)):
                 out = kernels[0](q, k, v) if kind.which is None else lax.switch(kind.which, kernels, q, k, v)
                 return out, cache
-            window = kind.choose([jnp.int32(window or _NO_WINDOW) for window in kind.windows])
-            window = None if kind.windows == (None,) else window
-            return checkpoint_name(
-                attend(q, k, v, self._own(places), keys, window, self.layout, how), MATMUL
-            ), cache
+            seen = visible(self._own(places), keys, self._window(kind))
+            return checkpoint_name(attend(q, k, v, sinks, seen, self.layout, how), MATMUL), cache
+
+    def _window(self, kind: KindInLoop) -> Array | None:
+        """How many positions the layer sees; None where none of its loop has a window."""
+        if kind.windows == (None,):
+            return None
+        return kind.choose([jnp.int32(window or _NO_WINDOW) for window in kind.windows])
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Array,
+        latent: Array,
+        rope: Array,
+        w: Mapping[str, Array],
+        places: Places,
+        cache: Any,
+        kind: KindInLoop,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Array, Any]:
+        """Keys and values spelt out where they are the queries' own; in generation absorbed."""
+        if cache is not None:
+            cache = self._written(cache, {"latent": latent, "rope": rope}, places)
+            (latent, rope), keys = self._read(cache, (latent, rope), places)
+            if latent.shape[1] != q.shape[1]:
+                seen = visible(self._own(places), keys, self._window(kind))
+                with jax.named_scope(name):
+                    return absorbed(q, latent, rope, w, seen, self.layout, self.dtype, scale), cache
+        k, v = spelt_out(self, w, latent, rope)
+        a, _ = self.attention(name, q, k, v, places, None, kind, scale=scale)
+        return a, cache
+
+    def join_rope(self, name: str, k: Array, rope: Array) -> Array:
+        with jax.named_scope(name):
+            split = jax.typeof(k).sharding.spec.partitions
+            shape = (*k.shape[:3], rope.shape[-1])
+            heads = jnp.broadcast_to(rope[:, :, None, :], shape, out_sharding=PartitionSpec(*split))
+            return checkpoint_name(jnp.concatenate([k, heads], axis=-1), OPERATION)
+
+    # Experts
+
+    def router(
+        self, name: str, x: Array, w: Array, b: Array | None = None, choice: Array | None = None
+    ) -> Array:
+        assert self.config.moe is not None, "only a mixture of experts has a router"
+        (scores,) = self.einsums(x, {name: w}, **{name: "BTD,DE->BTE"})
+        if b is not None:
+            scores = self.bias(f"{name}_bias", scores, b)
+        with jax.named_scope("top_k"):
+            return checkpoint_name(gates_of(scores, choice, self.layout, self.config.moe), OPERATION)
+
+    def dispatch(self, name: str, x: Array, gates: Array) -> Array:
+        assert self.config.moe is not None, "only a mixture of experts has experts"
+        with jax.named_scope(name):
+            rows = checkpoint_name(dispatch(x, gates, self.layout, self.config.moe), OPERATION)
+            return checkpoint_name(apply_reshard(self.layout.to_experts("d"), rows), MATMUL)
+
+    def combine(self, name: str, y: Array, gates: Array, like: Array) -> Array:
+        assert self.config.moe is not None, "only a mixture of experts has experts"
+        with jax.named_scope(name):
+            rows = checkpoint_name(apply_reshard(self.layout.from_experts("y"), y), MATMUL)
+            return checkpoint_name(combine(rows, gates, self.layout, self.config.moe), OPERATION)
 
     def _own(self, places: Places) -> Places:
         """The places of a device's own tokens, which may have a share of the positions T alone."""
@@ -147,17 +228,23 @@ class JaxOps:
         spec = partition_spec(self.layout.tokens("tokens").replace(axes={"T": ()}))
         return jax.tree.map(lambda x: reshard(x, spec), places)
 
-    def _cached(self, k: Array, v: Array, places: Places, cache: Any) -> tuple[Array, Array, Places, Any]:
-        """All keys and values of a layer and where they stand, the new ones written to the cache; and it."""
+    def _written(self, cache: Any, new: Mapping[str, Array], places: Places) -> Any:
+        """The cache with a layer's new arrays written to it."""
         arrays, number = cache
-        arrays = {
-            "k": write_cache(arrays["k"], k, number, places.positions, self.layout),
-            "v": write_cache(arrays["v"], v, number, places.positions, self.layout),
-        }
-        if k.shape[1] == arrays["k"].shape[2]:
-            return k, v, places, (arrays, number)
-        k, v = (read_cache(arrays[name], number).astype(self.dtype) for name in ("k", "v"))
-        return k, v, cached_places(places, k.shape[1]), (arrays, number)
+        letters = cache_arrays(self.config)
+        return {
+            name: write_cache(arrays[name], x, number, places.positions, self.layout, letters[name])
+            for name, x in new.items()
+        }, number
+
+    def _read(self, cache: Any, new: tuple[Array, Array], places: Places) -> tuple[tuple[Array, ...], Places]:
+        """A layer's arrays of all positions and where they stand; the new ones where those are all."""
+        arrays, number = cache
+        num_positions = next(iter(arrays.values())).shape[2]
+        if new[0].shape[1] == num_positions:
+            return new, places
+        read = tuple(read_cache(array, number).astype(self.dtype) for array in arrays.values())
+        return read, cached_places(places, num_positions)
 
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""

@@ -1,51 +1,112 @@
 """Rotary position embedding (Su et al., 2021), the two halves of a head rotated together."""
 
+from math import log, pi, sqrt
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import ModelConfig, RopeScaling, yarn_magnitude
+from meshwright.nn.stack import KindInLoop
 
 
-def apply_rope(x: Array, positions: Array, turning: Array) -> Array:
-    """x[B, T, N, H] rotated by positions[B, T] times the frequencies `turning`; angles are float32.
+def apply_rope(x: Array, positions: Array, config: ModelConfig, kind: KindInLoop) -> Array:
+    """x[B, T, N, H], or one head's x[B, T, A], rotated by positions[B, T]; angles are float32.
 
-    There are H/2 frequencies, or fewer: then the rest of each head stays as it is.
+    With `rotary_dim` the rest of each head stays as it is, in latent attention the part before the last A.
     """
-    angles = positions.astype(jnp.float32)[:, :, None] * turning[None, None, :]
-    cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
-    half = turning.shape[0]
-    first, second = (x[..., part].astype(jnp.float32) for part in (slice(half), slice(half, 2 * half)))
+    turning, magnitude = _turning(positions, config, kind)
+    angles = positions.astype(jnp.float32)[:, :, None] * turning
+    angles = angles[:, :, None, :] if x.ndim == 4 else angles
+    cos, sin = jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
+    half = turning.shape[-1]
+    start = x.shape[-1] - 2 * half if config.mla else 0
+    parts = (slice(start, start + half), slice(start + half, start + 2 * half))
+    first, second = (x[..., part].astype(jnp.float32) for part in parts)
     rotated = [first * cos - second * sin, second * cos + first * sin]
-    if 2 * half < x.shape[-1]:
-        rotated.append(x[..., 2 * half :].astype(jnp.float32))
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+    before, after = (
+        x[..., part].astype(jnp.float32) for part in (slice(start), slice(start + 2 * half, None))
+    )
+    whole = [part for part in (before, *rotated, after) if part.shape[-1]]
+    return jnp.concatenate(whole, axis=-1).astype(x.dtype)
 
 
-def frequencies(config: ModelConfig, window: int | None) -> Array:
-    """H/2 angular frequencies of a layer with this window, on the device; fewer with `rotary_dim`."""
-    return jnp.asarray(_frequencies(config, local=window is not None))
+def _turning(positions: Array, config: ModelConfig, kind: KindInLoop) -> tuple[Array, float]:
+    """The frequencies, over [B, T, .] of the positions, and what cosines and sines are multiplied by.
 
-
-def _frequencies(config: ModelConfig, *, local: bool) -> np.ndarray:
-    """theta ** (-2i / H), stretched where asked.
-
-    As LLaMA 3.1 stretches, wavelengths beyond the original context are divided by `factor`, those well
-    inside stay, and between the two it is interpolated; linear scaling divides all. Local layers with a
-    theta of their own are not stretched.
+    Where a sequence goes beyond the original length, LongRoPE divides by its other factors.
     """
-    num_turned = config.rotary_dim or config.d_head
+    scaling = config.rope_scaling
+    choices = [frequencies(config, local=window is not None) for window in kind.windows]
+    turning = kind.choose([jnp.asarray(choice, jnp.float32) for choice in choices])[None, None, :]
+    if scaling is None or scaling.kind != "longrope":
+        return turning, _magnitude(scaling)
+    assert scaling.original_max_seq_len is not None
+    beyond = jnp.asarray(frequencies(config, local=False, beyond=True), jnp.float32)[None, None, :]
+    is_beyond = jnp.max(positions, axis=1) >= scaling.original_max_seq_len
+    return jnp.where(is_beyond[:, None, None], beyond, turning), _magnitude(scaling)
+
+
+def frequencies(config: ModelConfig, *, local: bool, beyond: bool = False) -> np.ndarray:
+    """theta ** (-2i / H) for H/2 pairs, stretched where asked: see RopeScaling.
+
+    local: of a layer with a window; with a theta of its own it is not stretched. beyond: of a sequence that
+    goes beyond the original length, which matters to LongRoPE alone.
+    """
+    num_turned = config.rotary_dim or (config.mla.rope_dim if config.mla else config.d_head)
     exponents = np.arange(0, num_turned, 2, dtype=np.float64) / num_turned
     if local and config.rope_theta_local is not None:
-        return (config.rope_theta_local**-exponents).astype(np.float32)
+        return config.rope_theta_local**-exponents
     base = config.rope_theta**-exponents
     scaling = config.rope_scaling
-    if scaling is None:
-        return base.astype(np.float32)
+    if scaling is None or scaling.kind == "dynamic":
+        return base
     if scaling.kind == "linear":
-        return (base / scaling.factor).astype(np.float32)
+        return base / scaling.factor
+    if scaling.kind == "longrope":
+        return base / np.asarray(scaling.long_factor if beyond else scaling.short_factor)
+    kept = (
+        _kept_by_llama3(base, scaling) if scaling.kind == "llama3" else _kept_by_yarn(base, scaling, config)
+    )
+    return base * (kept + (1 - kept) / scaling.factor)
+
+
+def _kept_by_llama3(base: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    """How much of each frequency stays as it is: 1 where it turns often within the original length."""
     assert scaling.original_max_seq_len is not None
-    turns = scaling.original_max_seq_len * base / (2 * np.pi)
+    turns = scaling.original_max_seq_len * base / (2 * pi)
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    smooth = np.clip(smooth, 0.0, 1.0)
-    return (base * (smooth + (1 - smooth) / scaling.factor)).astype(np.float32)
+    return np.clip(smooth, 0.0, 1.0)
+
+
+def _kept_by_yarn(base: np.ndarray, scaling: RopeScaling, config: ModelConfig) -> np.ndarray:
+    """The same, linear in the number of the pair between those that turn beta_fast and beta_slow times."""
+    original, pairs = scaling.original_max_seq_len, len(base)
+    assert original is not None
+
+    def number_of(turns: float) -> float:
+        return pairs * log(original / (turns * 2 * pi)) / log(config.rope_theta)
+
+    low, high = number_of(scaling.beta_fast), number_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = np.floor(low), np.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    width = high - low if high != low else 0.001
+    return 1 - np.clip((np.arange(pairs) - low) / width, 0.0, 1.0)
+
+
+def _magnitude(scaling: RopeScaling | None) -> float:
+    """What cosines and sines are multiplied by, so that scores do not fade where positions are stretched."""
+    if scaling is None or scaling.kind not in ("yarn", "longrope"):
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.kind == "longrope":
+        assert scaling.original_max_seq_len is not None
+        return (
+            sqrt(1 + log(scaling.factor) / log(scaling.original_max_seq_len)) if scaling.factor > 1 else 1.0
+        )
+    if scaling.mscale and scaling.mscale_all_dim:
+        whole = yarn_magnitude(scaling.factor, scaling.mscale_all_dim)
+        return yarn_magnitude(scaling.factor, scaling.mscale) / whole
+    return yarn_magnitude(scaling.factor)

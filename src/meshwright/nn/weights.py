@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, reshard
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -20,7 +20,7 @@ from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
 from meshwright.models.parameters import Param, dimensions, parameters
-from meshwright.nn.hf_tensors import UNEMBED, HfTensor, hf_tensors, passed_over
+from meshwright.nn.hf_tensors import UNEMBED, HfTensor, hf_tensors, joined, passed_over
 from meshwright.nn.params import abstract_params, build, flatten
 
 SINGLE_FILE = "model.safetensors"
@@ -43,7 +43,9 @@ def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> di
     with _opened(folder) as stored:
         tensors = hf_tensors(config, stored)
         _check(folder, stored, config, tensors)
-        return build(config, lambda path, param: _load(stored, tensors[path], param, config, abstract[path]))
+        return build(
+            config, lambda path, param: _load(stored, tensors[path], path, param, config, abstract[path])
+        )
 
 
 def save_hf(
@@ -63,25 +65,48 @@ def save_hf(
     tokens = {"bos_token_id": None, "eos_token_id": None}
     written = to_hf(config) | tokens | {"torch_dtype": dtype.name}
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    tensors = hf_tensors(config)
+    tensors, sizes = hf_tensors(config), dimensions(config)
     files = _split(config, tensors, dtype.itemsize, file_bytes)
     for file, names in files.items():
         content = {
-            name: _joined([(flat[p], letters[p].letters, tensors[p]) for p in paths], layer)
-            for name, (paths, layer) in names.items()
+            name: joined(
+                [
+                    (tensors[path], _to_hf(flat[path], letters[path].letters, tensors[path], place, sizes))
+                    for path in place.paths
+                ],
+                sizes,
+            )
+            for name, place in names.items()
         }
         save_file(content, folder / file, metadata={"format": "pt"})
     if len(files) > 1:
         _write_index(folder, files, sum(param.nbytes for param in flat.values()))
 
 
-def _names(config: ModelConfig, tensors: Mapping[str, HfTensor]) -> dict[str, tuple[list[str], int]]:
-    """Every HF tensor of the model by its name: our paths in it, and the layer (0 outside layers)."""
-    names: dict[str, tuple[list[str], int]] = {}
+class _Place(NamedTuple):
+    """What one tensor of HF's holds: our parameters, of a row of their stack and an expert (else 0)."""
+
+    paths: list[str]
+    row: int
+    expert: int
+
+
+def _names(config: ModelConfig, tensors: Mapping[str, HfTensor]) -> dict[str, _Place]:
+    """Every HF tensor of the model by its name."""
+    names: dict[str, _Place] = {}
     for path, tensor in tensors.items():
-        for layer in range(config.num_layers if path.startswith("layers/") else 1):
-            names.setdefault(tensor.name.format(layer), ([], layer))[0].append(path)
+        for number, row in _rows(config, path):
+            for expert in range(config.moe.num_experts if config.moe and tensor.is_by_expert else 1):
+                place = names.setdefault(tensor.name.format(number, expert), _Place([], row, expert))
+                place.paths.append(path)
     return names
+
+
+def _rows(config: ModelConfig, path: str) -> list[tuple[int, int]]:
+    """(number in the model, row of its stack) of every layer that a parameter is stacked over."""
+    stack = path.rpartition("/")[0]
+    layers = enumerate(config.layers)
+    return [(number, layer.row) for number, layer in layers if layer.kind.stack == stack] or [(0, 0)]
 
 
 @contextmanager
@@ -120,8 +145,8 @@ def _check(
     """CheckpointError at the first tensor that differs from what `config` asks for."""
     sizes = dimensions(config)
     names = _names(config, tensors)
-    for name, (paths, _) in names.items():
-        shape = list(tensors[paths[0]].stored_shape(sizes))
+    for name, place in names.items():
+        shape = list(tensors[place.paths[0]].stored_shape(sizes))
         if name not in stored:
             raise CheckpointError(f"checkpoint {folder}: has no {name}{shape}, which {config.name} needs")
         there, dtype = stored[name].get_shape(), stored[name].get_dtype()
@@ -143,6 +168,7 @@ def _check(
 def _load(
     stored: Mapping[str, Any],
     tensor: HfTensor,
+    path: str,
     param: Param,
     config: ModelConfig,
     abstract: jax.ShapeDtypeStruct,
@@ -150,7 +176,7 @@ def _load(
     """One parameter, read block by block; jax.make_array_from_callback would hold all blocks at once."""
     assert abstract.sharding is not None
     blocks = [
-        jax.device_put(_read(stored, tensor, param, config, index, abstract.dtype), device)
+        jax.device_put(_read(stored, tensor, path, param, config, index, abstract.dtype), device)
         for device, index in abstract.sharding.addressable_devices_indices_map(abstract.shape).items()
     ]
     return jax.make_array_from_single_device_arrays(abstract.shape, abstract.sharding, blocks)
@@ -159,65 +185,63 @@ def _load(
 def _read(
     stored: Mapping[str, Any],
     tensor: HfTensor,
+    path: str,
     param: Param,
     config: ModelConfig,
     index: Any,
     dtype: np.dtype,
 ) -> np.ndarray:
-    """The block `index` (a slice for each letter) of a parameter, layer by layer."""
+    """The block `index` (a slice for each letter) of a parameter, tensor by tensor."""
     sizes = dimensions(config)
     spans = {
         letter: range(*part.indices(sizes[letter])) for letter, part in zip(param.letters, index, strict=True)
     }
-    letters = param.letters.removeprefix("L")
-    starts = tensor.starts(sizes)
-    window = tuple(
-        _flat_slice(dim, start, spans, sizes) for dim, start in zip(tensor.dims, starts, strict=True)
-    )
-    axes = [tensor.letters.index(letter) for letter in letters]
     block = np.empty([len(span) for span in spans.values()], dtype)
-    for number, layer in enumerate(spans.get("L", range(1))):
-        part = stored[tensor.name.format(layer)][window]
-        part = part.reshape([len(spans[letter]) for letter in tensor.letters]).transpose(axes)
-        block[number if "L" in spans else ...] = part
+    stacked = [letter for letter in "LP" if letter in spans]
+    apart = [*stacked, *("E" if tensor.is_by_expert else "")]
+    letters = [letter for letter in param.letters if letter not in apart]
+    axes = [tensor.letters.index(letter) for letter in letters]
+    window = tensor.window(spans, sizes)
+    numbers = {row: number for number, row in _rows(config, path)}
+    for place in np.ndindex(*(len(spans[letter]) for letter in apart)):
+        at = {letter: spans[letter][i] for letter, i in zip(apart, place, strict=True)}
+        name = tensor.name.format(numbers[at[stacked[0]]] if stacked else 0, at.get("E", 0))
+        block[place] = tensor.taken(stored[name][window], spans, sizes).transpose(axes)
     return block
 
 
-def _flat_slice(dim: str, start: int, spans: Mapping[str, range], sizes: Mapping[str, int]) -> slice:
-    """The rows, from `start`, of a flattened dimension such as N·H that hold a span of its first letter."""
-    outer, inner = dim[0], dim[1:]
-    assert all(len(spans[letter]) == sizes[letter] for letter in inner), f"{inner} of {dim} is split"
-    stride = prod(sizes[letter] for letter in inner)
-    return slice(start + spans[outer].start * stride, start + spans[outer].stop * stride)
+def _to_hf(
+    array: jax.Array, letters: str, tensor: HfTensor, place: _Place, sizes: Mapping[str, int]
+) -> np.ndarray:
+    """One parameter of one layer and expert as HF stores it, whole on the host."""
+    assert isinstance(array.sharding, NamedSharding) and isinstance(array.sharding.mesh, Mesh)
+    with jax.set_mesh(array.sharding.mesh):
+        if letters[0] in "LP":
+            array, letters = _one_of(array, place.row), letters[1:]
+        if tensor.is_by_expert:
+            array, letters = _one_of(array, place.expert), letters[1:]
+        whole = np.asarray(array)
+    turned = whole.transpose([letters.index(letter) for letter in tensor.letters])
+    return tensor.given(turned, sizes)
 
 
-def _joined(parts: list[tuple[jax.Array, str, HfTensor]], layer: int) -> np.ndarray:
-    """One tensor as HF stores it, of the parameters that lie in it one after the other."""
-    arrays = [_to_hf(array, letters, tensor, layer) for array, letters, tensor in parts]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=parts[0][2].axis)
-
-
-def _to_hf(array: jax.Array, letters: str, tensor: HfTensor, layer: int) -> np.ndarray:
-    """One parameter of one layer as HF stores it, whole on the host."""
-    if letters.startswith("L"):
-        assert isinstance(array.sharding, NamedSharding) and isinstance(array.sharding.mesh, Mesh)
-        with jax.set_mesh(array.sharding.mesh):
-            array = lax.dynamic_index_in_dim(array, layer, keepdims=False)
-    letters = letters.removeprefix("L")
-    sizes = dict(zip(letters, array.shape, strict=True))
-    turned = np.asarray(array).transpose([letters.index(letter) for letter in tensor.letters])
-    return np.ascontiguousarray(turned).reshape(tensor.shape(sizes))
+def _one_of(array: jax.Array, index: int) -> jax.Array:
+    """array[index], of which every device has a copy first where it is split over that dimension."""
+    spec = array.sharding.spec  # pyright: ignore[reportAttributeAccessIssue]
+    if spec[:1] != (None,) and spec:
+        array = reshard(array, PartitionSpec(None, *spec[1:]))
+    return lax.dynamic_index_in_dim(array, index, keepdims=False)
 
 
 def _split(
     config: ModelConfig, tensors: Mapping[str, HfTensor], itemsize: int, file_bytes: int
-) -> dict[str, dict[str, tuple[list[str], int]]]:
+) -> dict[str, dict[str, _Place]]:
     """The tensors of every file, in order, as many in each as fit."""
     sizes = dimensions(config)
-    groups: list[dict[str, tuple[list[str], int]]] = [{}]
+    groups: list[dict[str, _Place]] = [{}]
     filled_bytes = 0
     for name, place in _names(config, tensors).items():
-        tensor_bytes = prod(tensors[place[0][0]].stored_shape(sizes)) * itemsize
+        tensor_bytes = prod(tensors[place.paths[0]].stored_shape(sizes)) * itemsize
         if groups[-1] and filled_bytes + tensor_bytes > file_bytes:
             groups.append({})
             filled_bytes = 0

@@ -160,7 +160,7 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
 
 def _insert(cache: Array, row: Array, slot: Array) -> Array:
     """cache[L, B, S, K, H] with row[L, 1, T, K, H] as the first positions of `slot`."""
-    return lax.dynamic_update_slice(cache, row, (0, slot, 0, 0, 0))
+    return lax.dynamic_update_slice(cache, row, (0, slot, *[0] * (cache.ndim - 2)))
 
 
 def _whole(logits: Array) -> Array:

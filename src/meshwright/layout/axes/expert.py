@@ -89,4 +89,4 @@ def _usual(degrees: list[int]) -> list[int]:
     return list(dict.fromkeys([degrees[0], *degrees[-5:]]))
 
 
-EXPERT = Expert("expert", runs=False)
+EXPERT = Expert("expert")

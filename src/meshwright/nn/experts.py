@@ -1,0 +1,113 @@
+"""A mixture of experts: which experts a token goes to, and its way to them and back.
+
+    gates[B, T, E]   what each expert adds of a token, zero but for its k
+    d[E, C, D]       for every expert the tokens that it takes, of each device C in its own order
+    y[E, C, D]       what the experts made of them, summed by gate at home
+
+Between them the rows travel as the Layout says (`Layout.to_experts`). Shapes are fixed. Without a capacity
+every expert has room for all tokens of each device: none is ever dropped, and rows that chose other experts
+are multiplied by a gate of zero, as in XLA's grouped products on CPUs and GPUs. With a capacity an expert
+takes so many times its even share, and later tokens go past it.
+
+Sources: Shazeer et al., 2017; DeepSeek-V3, 2024, for scores by sigmoids and the choice by groups.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from meshwright.layout import Layout
+from meshwright.models.config import MoE
+from meshwright.nn.mesh import partition_spec
+
+_SCORES = {"softmax": lambda logits: jax.nn.softmax(logits, axis=-1), "sigmoid": jax.nn.sigmoid}
+# Of a group's experts, how many scores say how good it is.
+_BEST = {"softmax": 1, "sigmoid": 2}
+
+
+def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> Array:
+    """gates f32[B, T, E] of a router's logits; choice[E] is added to the scores only to choose."""
+    spec = _spec(layout, "gates", "BTE")
+    local = partial(_gates, moe=moe)
+    return jax.shard_map(local, in_specs=(spec, PartitionSpec()), out_specs=spec)(logits, choice)
+
+
+def _gates(logits: Array, choice: Array | None, moe: MoE) -> Array:
+    scores = _SCORES[moe.score](logits.astype(jnp.float32))
+    chosen = lax.stop_gradient(_chosen(scores if choice is None else scores + choice[None, None, :], moe))
+    gates = jnp.where(chosen, scores, 0.0)
+    if moe.normalized:
+        gates /= jnp.sum(gates, axis=-1, keepdims=True)
+    return gates * moe.scaling
+
+
+def _chosen(scores: Array, moe: MoE) -> Array:
+    """bool[B, T, E]: the best k experts of the best groups."""
+    if moe.num_groups > 1:
+        groups = jnp.reshape(scores, (*scores.shape[:-1], moe.num_groups, -1))
+        best = jnp.sum(lax.top_k(groups, _BEST[moe.score])[0], axis=-1)
+        allowed = _among_the_best(best, moe.groups_per_token)[..., None]
+        scores = jnp.reshape(jnp.where(allowed, groups, -jnp.inf), scores.shape)
+    return _among_the_best(scores, moe.experts_per_token)
+
+
+def _among_the_best(scores: Array, count: int) -> Array:
+    """Which of the last dimension are the `count` largest; of equals the first."""
+    places = lax.top_k(scores, count)[1]
+    numbers = lax.broadcasted_iota(places.dtype, (1,) * places.ndim + (scores.shape[-1],), places.ndim)
+    return jnp.any(places[..., None] == numbers, axis=-2)
+
+
+def rows_of(num_tokens: int, moe: MoE, capacity: float | None) -> int:
+    """Rows of an expert for the tokens of one device: `capacity` times its even share of them, or all."""
+    if capacity is None:
+        return num_tokens
+    share = moe.experts_per_token * num_tokens / moe.num_experts
+    return min(num_tokens, max(1, round(capacity * share)))
+
+
+def dispatch(x: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
+    """d[E, C, D], still on the tokens' devices: for each expert its tokens, in the order of the sequence."""
+
+    def local(x: Array, gates: Array) -> Array:
+        tokens = jnp.reshape(x, (-1, x.shape[-1]))
+        return tokens[_tokens_of_experts(gates, layout, moe)]
+
+    specs = _spec(layout, "x", "BTD"), _spec(layout, "gates", "BTE")
+    out = partition_spec(layout.routed("d"))
+    return jax.shard_map(local, in_specs=specs, out_specs=out)(x, lax.stop_gradient(gates))
+
+
+def combine(y: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
+    """[B, T, D] of y[E, C, D], back on the tokens' devices: what experts made of a token, times its gates."""
+    letters = "BTD"
+
+    def local(y: Array, gates: Array) -> Array:
+        tokens = _tokens_of_experts(gates, layout, moe)
+        by_expert = jnp.reshape(gates, (-1, moe.num_experts)).T
+        weighted = y * jnp.take_along_axis(by_expert, tokens, axis=1)[..., None].astype(y.dtype)
+        total = jnp.zeros((by_expert.shape[1], y.shape[-1]), y.dtype)
+        total = total.at[tokens].add(weighted)
+        return jnp.reshape(total, (*gates.shape[:2], y.shape[-1]))
+
+    specs = partition_spec(layout.routed("y")), _spec(layout, "gates", "BTE")
+    out = _spec(layout, "x", letters)
+    return jax.shard_map(local, in_specs=specs, out_specs=out)(y, gates)
+
+
+def _tokens_of_experts(gates: Array, layout: Layout, moe: MoE) -> Array:
+    """The numbers of each expert's tokens, [E, C]: first those that chose it, in order."""
+    by_expert = jnp.reshape(gates, (-1, moe.num_experts)).T
+    num_rows = rows_of(by_expert.shape[1], moe, layout.schedule.capacity)
+    if num_rows == by_expert.shape[1]:
+        return jnp.broadcast_to(
+            lax.broadcasted_iota(jnp.int32, (1, num_rows), 1), (moe.num_experts, num_rows)
+        )
+    return jnp.argsort(by_expert == 0, axis=1, stable=True)[:, :num_rows]
+
+
+def _spec(layout: Layout, name: str, letters: str) -> PartitionSpec:
+    return partition_spec(layout.activation(name, letters))
