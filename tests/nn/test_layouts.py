@@ -16,7 +16,7 @@ import pytest
 
 from meshwright.layout import Layout
 from meshwright.models import transformer
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
@@ -64,7 +64,46 @@ GPT = replace(
     attention_out_bias=True,
     mlp_bias=True,
 )  # Without rotations a bias of the keys adds the same to all scores of a query, which no softmax sees.
-WITHOUT_GRADIENT = {("gpt", "layers/wk_bias")}
+# No gradient reaches what experts are chosen by.
+WITHOUT_GRADIENT = {("gpt", "layers/wk_bias"), ("mixture", "layers/router_choice_bias")}
+# Experts with a bias to choose by, in groups, beside shared ones and a dense layer; and alternating with dense.
+MIXTURE = replace(
+    TINY,
+    name="mixture",
+    num_layers=3,
+    moe=MoE(
+        num_experts=8,
+        experts_per_token=2,
+        d_ff=16,
+        num_shared_experts=1,
+        num_dense_layers=1,
+        score="sigmoid",
+        choice_bias=True,
+        num_groups=4,
+        groups_per_token=2,
+        scaling=1.5,
+    ),
+)
+OSS = replace(
+    TINY,
+    name="oss",
+    num_layers=4,
+    sliding_window=5,
+    global_every=2,
+    attention_sinks=True,
+    activation="clamped_silu",
+    qkv_bias=True,
+    attention_out_bias=True,
+    moe=MoE(num_experts=8, experts_per_token=2, d_ff=16, every=2, router_bias=True, expert_bias=True),
+)
+LATENT = replace(
+    TINY,
+    name="latent",
+    num_kv_heads=8,
+    d_head=12,
+    mla=MLA(kv_rank=16, nope_dim=8, rope_dim=4, value_dim=6, q_rank=24),
+)
+ALIBI = replace(TINY, name="alibi", num_heads=4, positions="alibi")
 B, T = 8, 16
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (B, T + 1), dtype=np.int32)
 
@@ -175,6 +214,34 @@ def test_a_tied_table_collects_both_gradients(text: str) -> None:
     ],
 )
 def test_other_families_agree(config: ModelConfig, text: str) -> None:
+    assert_agrees(config, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true"),
+        (OSS, "data=4,expert=2,tensor=2,remat=full"),
+        (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        *(
+            pytest.param(config, text, marks=pytest.mark.slow)
+            for config, text in [
+                (MIXTURE, "data=8,expert=8"),
+                (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls"),
+                (MIXTURE, "fsdp=2,tensor=4,sequence_parallel=true,expert=8,remat=full"),
+                (MIXTURE, "context=2,fsdp=2,tensor=2,expert=2,sequence_parallel=true"),
+                (MIXTURE, "data=2,tensor=4"),
+                (OSS, "fsdp=8,expert=8"),
+                (OSS, "fsdp=4,tensor=2,sequence_parallel=true,expert=4"),
+                (LATENT, "context=2,fsdp=2,tensor=2,remat=full"),
+                (LATENT, "fsdp=8"),
+                (ALIBI, "context=2,fsdp=2,tensor=2"),
+            ]
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
+)
+def test_experts_and_latents_agree(config: ModelConfig, text: str) -> None:
     assert_agrees(config, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
 
 

@@ -88,8 +88,11 @@ def generate_alone(runner: JaxRunner, slot: int, prompt: list[int]) -> list[int]
     [
         pytest.param("local", marks=pytest.mark.slow),
         pytest.param("gemma2", marks=pytest.mark.slow),
+        pytest.param("gpt2", marks=pytest.mark.slow),
+        pytest.param("mixtral", marks=pytest.mark.slow),
+        pytest.param("gpt_oss", marks=pytest.mark.slow),
         "gemma3",
-        "gpt2",
+        "deepseek_v2",
     ],
 )
 def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:

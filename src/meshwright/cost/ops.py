@@ -107,6 +107,8 @@ class SymbolicOps(Recorder):
 
     def join_rope(self, name: str, k: Value, rope: Value) -> Value:
         """k[B, T, N, J] and rope[B, T, A] written beside each other."""
+        shared = self.layout.shared_by_heads("rope")
+        rope = self.reshard(name, "move", rope, shared, rope.dtype, critical=True, what="keys and values")
         array = self.layout.activation(name, "BTNH")
         return self.elementwise(name, (k, rope), self.value(array, k.dtype), ())
 

@@ -31,6 +31,7 @@ from meshwright.layout.rules import (
     gathered_positions,
     is_matrix,
     planned_contraction,
+    shared_by_heads,
 )
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.short import (
@@ -376,6 +377,13 @@ class Layout:
         Every shard of the queries adds to their cotangents.
         """
         return gathered_positions(self.table, name, letters)
+
+    def shared_by_heads(self, name: str) -> Reshard:
+        """From rope[B, T, A], as projected, to where each head's key of the same token lies.
+
+        Every head adds to its cotangent.
+        """
+        return shared_by_heads(self.table, name)
 
     @property
     def passes_keys_round(self) -> bool:

@@ -250,6 +250,15 @@ def gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
 
 
 @lru_cache(maxsize=4096)
+def shared_by_heads(activations: Table, name: str) -> Reshard:
+    """An array [B, T, A] that is alike in all heads, brought to where the heads are."""
+    projected, heads = activations.split(name, "BTA"), activations.split(name, "BTNA")
+    used = projected.replace(axes={"T": heads.axes_of("T")})
+    partial = tuple(axis for axis in heads.axes_of("N") if axis not in used.sharded_axes)
+    return Reshard(projected, used, cotangent(used).replace(unreduced=partial))
+
+
+@lru_cache(maxsize=4096)
 def both_ways(given: ShardedArray, used: ShardedArray) -> Reshard:
     """There, and the cotangent back the same way."""
     return Reshard(given, used, cotangent(used))

@@ -1,6 +1,7 @@
 """Norms, activations and caps on arrays: what the forward pass does between its products."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,25 +57,29 @@ def softcap(x: Array, cap: float) -> Array:
 
 
 def along(x: Array, vector: Array, dims: Sequence[int] | None = None) -> Array:
-    """`vector` along the dimensions `dims` of x (its last where None), repeated over the others.
+    """`vector` along the dimensions `dims` of x (its last where None), repeated over the others."""
+    dims = tuple(range(x.ndim - vector.ndim, x.ndim)) if dims is None else tuple(dims)
+    return repeated(vector, dims, x.shape, jax.typeof(x).sharding.spec.partitions)
+
+
+def repeated(vector: Array, dims: Sequence[int], shape: Sequence[int], split: Sequence[Any]) -> Array:
+    """`vector` as the dimensions `dims` of an array of this shape, split so over the others.
 
     Its cotangent is a sum over those, which stays partial over the axes that `vector` is typed `reduced`
     over: JAX's own rule would finish it.
     """
-    dims = tuple(range(x.ndim - vector.ndim, x.ndim)) if dims is None else tuple(dims)
-    others = tuple(dim for dim in range(x.ndim) if dim not in dims)
+    others = tuple(dim for dim in range(len(shape)) if dim not in dims)
     parts, kept = jax.typeof(vector).sharding.spec.partitions, jax.typeof(vector).sharding.spec.reduced
-    split = list(jax.typeof(x).sharding.spec.partitions)
-    for dim, part in zip(dims, parts, strict=True):
-        split[dim] = part
+    own = dict(zip(dims, parts, strict=True))
+    spec = PartitionSpec(*(own.get(dim, axes) for dim, axes in enumerate(split)))
 
     @jax.custom_vjp
-    def repeated(vector: Array) -> Array:
+    def out(vector: Array) -> Array:
         here = jnp.expand_dims(reshard(vector, PartitionSpec(*parts)), others)
-        return jnp.broadcast_to(here, x.shape, out_sharding=PartitionSpec(*split))
+        return jnp.broadcast_to(here, shape, out_sharding=spec)
 
     def backward(_: None, d_out: Array) -> tuple[Array]:
         return (lax.reduce_sum(d_out, others, out_sharding=PartitionSpec(*parts, unreduced=kept)),)
 
-    repeated.defvjp(lambda vector: (repeated(vector), None), backward)
-    return repeated(vector)
+    out.defvjp(lambda vector: (out(vector), None), backward)
+    return out(vector)

@@ -30,7 +30,7 @@ from meshwright.nn.attention import (
     write_cache,
 )
 from meshwright.nn.contract import local_product
-from meshwright.nn.elementwise import activate, along, norm, softcap
+from meshwright.nn.elementwise import activate, along, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import apply_reshard
 from meshwright.nn.experts import combine, dispatch, gates_of
@@ -189,9 +189,9 @@ class JaxOps:
 
     def join_rope(self, name: str, k: Array, rope: Array) -> Array:
         with jax.named_scope(name):
-            split = jax.typeof(k).sharding.spec.partitions
+            rope = apply_reshard(self.layout.shared_by_heads("rope"), rope)
             shape = (*k.shape[:3], rope.shape[-1])
-            heads = jnp.broadcast_to(rope[:, :, None, :], shape, out_sharding=PartitionSpec(*split))
+            heads = repeated(rope, (0, 1, 3), shape, jax.typeof(k).sharding.spec.partitions)
             return checkpoint_name(jnp.concatenate([k, heads], axis=-1), OPERATION)
 
     # Experts
