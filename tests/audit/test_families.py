@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.nn.test_layouts import GPT, LOCAL
+from tests.nn.test_layouts import GPT, LATENT, LOCAL, MIXTURE, OSS
 
 from meshwright.audit.audit import audit_plan
 from meshwright.layout import Layout
@@ -33,3 +33,22 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
     assert audit["verdict"] == "match"
     assert (audit["unplanned"], audit["missing"]) == ([], [])
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=full"),
+        (LATENT, "fsdp=2,tensor=4"),
+        # With room for an even share alone what is multiplied and sent is what is planned.
+        (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,capacity=1"),
+        (OSS, "fsdp=4,tensor=2,sequence_parallel=true,expert=2,capacity=1"),
+    ],
+    ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
+)
+def test_latents_and_experts(config: ModelConfig, text: str) -> None:
+    layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+    audit = audit_plan(Plan(config, "cpu:8", Workload(16, 64), layout), "cpu", use_cache=False)
+    assert audit["verdict"] == "match"
+    assert (audit["unplanned"], audit["missing"]) == ([], [])
+    assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.05)

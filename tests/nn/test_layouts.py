@@ -66,7 +66,7 @@ GPT = replace(
 )  # Without rotations a bias of the keys adds the same to all scores of a query, which no softmax sees.
 # No gradient reaches what experts are chosen by.
 WITHOUT_GRADIENT = {("gpt", "layers/wk_bias"), ("mixture", "layers/router_choice_bias")}
-# Experts with a bias to choose by, in groups, beside shared ones and a dense layer; and alternating with dense.
+# Experts chosen in groups, by a bias, beside shared ones and a dense layer; and alternating with dense ones.
 MIXTURE = replace(
     TINY,
     name="mixture",

@@ -1,0 +1,74 @@
+"""Routing against a loop over tokens, and the rows of experts with and without a capacity."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.layout import Layout
+from meshwright.models.config import MoE
+from meshwright.nn.experts import combine, dispatch, gates_of, rows_of
+from meshwright.nn.mesh import device_mesh
+
+B, T, D, E = 2, 6, 4, 8
+LOGITS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
+CHOICE = np.random.default_rng(1).normal(size=E).astype(np.float32)
+X = np.random.default_rng(2).normal(size=(B, T, D)).astype(np.float32)
+
+
+def by_hand(logits: np.ndarray, choice: np.ndarray, moe: MoE) -> np.ndarray:
+    """Gates of one token: its groups, then its experts, then their weights."""
+    scores = 1 / (1 + np.exp(-logits)) if moe.score == "sigmoid" else np.exp(logits) / np.exp(logits).sum()
+    wanted, size = scores + choice, E // moe.num_groups
+    best = 2 if moe.score == "sigmoid" else 1
+    worth = [np.sort(wanted[g * size : (g + 1) * size])[-best:].sum() for g in range(moe.num_groups)]
+    groups = np.argsort(worth)[-moe.groups_per_token :]
+    allowed = [e for e in range(E) if e // size in groups]
+    chosen = sorted(allowed, key=lambda e: -wanted[e])[: moe.experts_per_token]
+    gates = np.zeros(E)
+    gates[chosen] = scores[chosen]
+    return moe.scaling * (gates / gates.sum() if moe.normalized else gates)
+
+
+@pytest.mark.parametrize(
+    "moe",
+    [
+        MoE(E, 2, 8),
+        MoE(E, 3, 8, num_groups=4, groups_per_token=2, normalized=False, scaling=3.0),
+        MoE(E, 2, 8, score="sigmoid", num_groups=2, scaling=2.5),
+        MoE(E, 1, 8, score="sigmoid", normalized=False),
+    ],
+)
+def test_gates_are_those_of_a_loop_over_tokens(moe: MoE) -> None:
+    layout = Layout.of()
+    with jax.set_mesh(device_mesh(layout)):
+        found = np.asarray(jax.jit(lambda x, b: gates_of(x, b, layout, moe))(LOGITS, CHOICE))
+    expected = [[by_hand(LOGITS[b, t], CHOICE, moe) for t in range(T)] for b in range(B)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("capacity", [None, 1.0, 2.0, 0.5])
+def test_each_expert_takes_the_first_tokens_that_chose_it(capacity: float | None) -> None:
+    """On one device, where expert e multiplies by e + 1; what it has no room for it does not see."""
+    moe = MoE(E, 2, 8)
+    layout = Layout.of().replace(capacity=capacity)
+    gates = np.array(
+        [[by_hand(LOGITS[b, t], 0 * CHOICE, moe) for t in range(T)] for b in range(B)], np.float32
+    )
+
+    def through(x: jax.Array, gates: jax.Array) -> jax.Array:
+        rows = dispatch(x, gates, layout, moe)
+        assert rows.shape == (E, rows_of(B * T, moe, capacity), D)
+        return combine(rows * (1 + jnp.arange(E, dtype=rows.dtype))[:, None, None], gates, layout, moe)
+
+    with jax.set_mesh(device_mesh(layout)):
+        found = np.asarray(jax.jit(through)(X, gates)).reshape(-1, D)
+    room, left = rows_of(B * T, moe, capacity), np.zeros(E, int)
+    expected = np.zeros((B * T, D))
+    for token, (x, gate) in enumerate(zip(X.reshape(-1, D), gates.reshape(-1, E), strict=True)):
+        for expert in np.flatnonzero(gate):
+            if left[expert] < room:
+                expected[token] += gate[expert] * (expert + 1) * x
+            left[expert] += 1
+    assert (left > room).any() == (capacity in (1.0, 0.5))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
