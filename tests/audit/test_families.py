@@ -38,11 +38,11 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=full"),
+        (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (LATENT, "fsdp=2,tensor=4"),
         # With room for an even share alone what is multiplied and sent is what is planned.
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,capacity=1"),
-        (OSS, "fsdp=4,tensor=2,sequence_parallel=true,expert=2,capacity=1"),
+        (OSS, "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1"),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )

@@ -168,6 +168,7 @@ def assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLERA
         "fsdp=4,tensor=2,sequence_parallel=true,remat=matmuls",
         "context=4,fsdp=2,remat=matmuls",
         "context=2,tensor=2,fsdp=2,sequence_parallel=true,remat=full",
+        "context=4,fsdp=2,context_method=ring",
         "tensor=4,kv_replicas=2,sequence_parallel=true",
     ],
 )
@@ -236,6 +237,9 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (LATENT, "context=2,fsdp=2,tensor=2,remat=full"),
                 (LATENT, "fsdp=8"),
                 (ALIBI, "context=2,fsdp=2,tensor=2"),
+                (ALIBI, "context=2,fsdp=2,tensor=2,context_method=ring"),
+                (OSS, "context=2,fsdp=2,tensor=2,context_method=ring,remat=full"),
+                (LATENT, "context=4,tensor=2,context_method=ring"),
             ]
         ),
     ],

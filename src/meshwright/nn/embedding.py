@@ -41,16 +41,16 @@ def _own(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> A
 
 
 def _gathered(table_local: Array, stored: ShardedArray, used: ShardedArray) -> Array:
-    """A table's shard as it is used: rows and columns gathered, the innermost axis first."""
+    """A table's shard as it is used: columns gathered, then rows."""
     rows, columns = (
-        [axis for axis in reversed(stored.axes[dim]) if axis not in used.axes[dim]] for dim in range(2)
+        tuple(axis for axis in stored.axes[dim] if axis not in used.axes[dim]) for dim in range(2)
     )
-    for axis in columns:
+    if columns:
         # [V, n, D/n]: so that its gradient stays a reduce-scatter (see scatter.py).
-        parts = lax.all_gather(table_local, axis, axis=1)
+        parts = lax.all_gather(table_local, columns, axis=1)
         table_local = jnp.reshape(parts, (parts.shape[0], -1))
-    for axis in rows:
-        parts = lax.all_gather(table_local, axis, axis=0)
+    if rows:
+        parts = lax.all_gather(table_local, rows, axis=0)
         table_local = jnp.reshape(parts, (-1, parts.shape[-1]))
     return table_local
 

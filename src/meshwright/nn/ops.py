@@ -29,6 +29,7 @@ from meshwright.nn.attention import (
     visible,
     write_cache,
 )
+from meshwright.nn.blockwise import blockwise
 from meshwright.nn.contract import local_product
 from meshwright.nn.elementwise import activate, along, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
@@ -36,7 +37,7 @@ from meshwright.nn.execute import apply_reshard
 from meshwright.nn.experts import combine, dispatch, gates_of
 from meshwright.nn.flash import flash_kernels, kept
 from meshwright.nn.gradients import Scattered, read
-from meshwright.nn.mesh import partition_spec
+from meshwright.nn.mesh import partition_spec, platform
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
 from meshwright.nn.stack import KindInLoop, run_layers
@@ -140,7 +141,9 @@ class JaxOps:
         alibi = self.config.positions == "alibi"
         how = Scores(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
         with jax.named_scope(name):
-            if cache is None:
+            if cache is None and self.layout.passes_keys_round:
+                keys = self._all(places)
+            elif cache is None:
                 k, v, keys = self._gather_positions("k", k), self._gather_positions("v", v), self._all(places)
             else:
                 cache = self._written(cache, {"k": k, "v": v}, places)
@@ -153,7 +156,11 @@ class JaxOps:
             if same and plain and (kernels := flash_kernels(q, self.layout, kind.windows, how)):
                 out = kernels[0](q, k, v) if kind.which is None else lax.switch(kind.which, kernels, q, k, v)
                 return out, cache
-            seen = visible(self._own(places), keys, self._window(kind))
+            queries, window = self._own(places), self._window(kind)
+            if cache is None and (self.layout.passes_keys_round or platform() != "cpu"):
+                out = blockwise(q, k, v, sinks, queries, keys, window, self.layout, how)
+                return checkpoint_name(out, MATMUL), cache
+            seen = visible(queries, keys, window)
             return checkpoint_name(attend(q, k, v, sinks, seen, self.layout, how), MATMUL), cache
 
     def _window(self, kind: KindInLoop) -> Array | None:

@@ -38,9 +38,6 @@ class Context(Axis):
             f"{text}, and the pieces' chips share what ZeRO shards" if layout.word("zero_context") else text
         )
 
-    def why_not(self, layout: "Layout") -> str | None:
-        return "context_method=ring" if layout.word("context_method") == "ring" else None
-
 
 def splits(seq_len: int, context: int) -> bool:
     """Whether the shards of a sequence divide and are long enough for a search to try."""

@@ -1,0 +1,335 @@
+"""Attention block by block, in memory linear in the positions, on one device or round a ring of them.
+
+A block of queries meets one block of keys after another and keeps a running maximum, sum and result, so that
+no score outlives its block; blocks that no query sees are passed over. For the backward pass the result and
+the log-sum-exp of each query are kept, and scores are computed again (FlashAttention-2, Dao 2023).
+
+Where keys are split by position over n devices they go round them (ring attention, Liu et al., 2023): n - 1
+transfers forward, each under the product with the block before; backward as many again, and as many of the
+gradients of keys and values, which begin at their neighbour and end at home.
+"""
+
+from functools import partial
+from math import gcd
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout import Layout
+from meshwright.models.transformer import Places
+from meshwright.nn.attention import Scores
+from meshwright.nn.mesh import partition_spec
+from meshwright.notation.array import Axes
+
+_BLOCK = 512
+_HIDDEN = -1e30  # of scores that are not seen: finite, so that a block without any makes no NaN
+
+
+class _Seen(NamedTuple):
+    """What decides which keys a query sees: where both stand, all keys of the sequence; and the window."""
+
+    queries: Places
+    keys: Places
+    window: Array | None
+    slopes: Array | None
+
+
+class _Running(NamedTuple):
+    """Of queries that have met some of their keys: the largest score, the sum of weights, the weighted values."""
+
+    peak: Array  # [B, K, G, T]
+    total: Array  # [B, K, G, T]
+    out: Array  # [B, K, G, T, O]
+
+
+def blockwise(
+    q: Array,
+    k: Array,
+    v: Array,
+    sinks: Array | None,
+    queries: Places,
+    keys: Places,
+    window: Array | None,
+    layout: Layout,
+    how: Scores,
+) -> Array:
+    """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend`, without its memory.
+
+    Where S of k and v is split, they pass round a ring. queries: split as q over T; keys: of all positions.
+    """
+    ring = layout.activation("q", "BTNH").axes_of("T") if layout.passes_keys_round else ()
+    heads, own = layout.activation("q", "BTNH"), partition_spec(layout.tokens("tokens"))
+    held = layout.activation("k", "BTKH")
+    q_spec, kv_spec = partition_spec(heads), partition_spec(held if ring else held.replace(axes={"T": ()}))
+    whole = PartitionSpec(own[0], None)
+    slopes = None
+    if how.slopes:
+        slopes = reshard(jnp.asarray(how.slopes, jnp.float32), PartitionSpec(q_spec[2]))
+    operands = (q, k, v, sinks, _Seen(queries, keys, window, slopes))
+    no_segments = None if queries.segments is None else own, None if keys.segments is None else whole
+    specs = (
+        q_spec,
+        kv_spec,
+        kv_spec,
+        None if sinks is None else PartitionSpec(*q_spec[:3]),
+        _Seen(
+            Places(own, no_segments[0]),
+            Places(whole, no_segments[1]),
+            None if window is None else PartitionSpec(),
+            None if slopes is None else PartitionSpec(q_spec[2]),
+        ),
+    )
+    local = partial(_attend, how=how, ring=ring)
+    # The loops' carries begin as constants; what varies over which axes is not tracked through them.
+    return jax.shard_map(local, in_specs=specs, out_specs=q_spec, check_vma=False)(*operands)
+
+
+def _attend(
+    q: Array, k: Array, v: Array, sinks: Array | None, seen: _Seen, *, how: Scores, ring: Axes
+) -> Array:
+    """The result of a device's own queries."""
+
+    @jax.custom_vjp
+    def attended(q: Array, k: Array, v: Array, sinks: Array | None, seen: _Seen) -> Array:
+        return forward(q, k, v, sinks, seen)[0]
+
+    def forward(q: Array, k: Array, v: Array, sinks: Array | None, seen: _Seen) -> tuple[Array, Any]:
+        out, log_sum = _forward(q, k, v, sinks, seen, how, ring)
+        return out, (q, k, v, sinks, seen, out, log_sum)
+
+    def backward(saved: Any, d_out: Array) -> tuple[Any, ...]:
+        q, k, v, sinks, seen, out, log_sum = saved
+        gradients = _backward(q, k, v, sinks, seen, out, log_sum, d_out, how, ring)
+        return (*gradients, jax.tree.map(lambda _: None, seen))
+
+    attended.defvjp(forward, backward)
+    return attended(q, k, v, sinks, seen)
+
+
+def _forward(
+    q: Array, k: Array, v: Array, sinks: Array | None, seen: _Seen, how: Scores, ring: Axes
+) -> tuple[Array, Array]:
+    """The result, and the log-sum-exp of the scores of each query [B, K, G, T]."""
+    grouped = _grouped(q, k.shape[2])
+    shape = _scores_shape(grouped)
+    if sinks is None:
+        peak, total = jnp.full(shape, _HIDDEN), jnp.zeros(shape)
+    else:
+        peak, total = _by_group(sinks, k.shape[2]), jnp.ones(shape)
+    running = _Running(peak, total, jnp.zeros((*shape, v.shape[-1])))
+    for step in range(_size(ring)):
+        if step:
+            k, v = _from_the_one_before((k, v), ring)
+        running = _meet(grouped, k, v, running, _of_block(seen, k.shape[1], step, ring), how)
+    out = running.out / running.total[..., None]
+    log_sum = running.peak + jnp.log(running.total)
+    return _flat(out).astype(q.dtype), log_sum
+
+
+def _backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    sinks: Array | None,
+    seen: _Seen,
+    out: Array,
+    log_sum: Array,
+    d_out: Array,
+    how: Scores,
+    ring: Axes,
+) -> tuple[Array, Array, Array, Array | None]:
+    num_kv, size = k.shape[2], _size(ring)
+    grouped = _grouped(q, num_kv), _grouped(d_out, num_kv)
+    delta = _by_group(jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1), num_kv)
+    d_q = jnp.zeros(grouped[0].shape, jnp.float32)
+    d_kv = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
+    home = k, v
+    for step in range(1, size + 1):
+        # Those of the neighbours first, a device's own last: so the gradients' last transfer brings them home.
+        k, v = home if step == size else _from_the_one_before((k, v), ring)
+        d_kv = d_kv if step == 1 else _from_the_one_before(d_kv, ring)
+        here = _of_block(seen, k.shape[1], step % size, ring)
+        more_q, more_kv = _gradients(*grouped, k, v, log_sum, delta, here, how)
+        d_q, d_kv = d_q + more_q, tuple(a + b for a, b in zip(d_kv, more_kv, strict=True))
+    d_sinks = None
+    if sinks is not None:
+        weight = jnp.exp(_by_group(sinks, num_kv) - log_sum)
+        d_sinks = _flat((-weight * delta)[..., None])[..., 0].astype(sinks.dtype)
+    d_k, d_v = (d.astype(x.dtype) for d, x in zip(d_kv, home, strict=True))
+    return jnp.reshape(d_q, q.shape).astype(q.dtype), d_k, d_v, d_sinks
+
+
+# The ring
+
+
+def _size(ring: Axes) -> int:
+    return lax.axis_size(ring) if ring else 1
+
+
+def _from_the_one_before(arrays: Any, ring: Axes) -> Any:
+    size = lax.axis_size(ring)
+    return jax.tree.map(lambda x: lax.ppermute(x, ring, [(i, (i + 1) % size) for i in range(size)]), arrays)
+
+
+def _of_block(seen: _Seen, length: int, step: int, ring: Axes) -> _Seen:
+    """With the places of the keys that are here after so many transfers."""
+    if not ring:
+        return seen
+    number = (lax.axis_index(ring) - step) % lax.axis_size(ring)
+    keys = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, number * length, length, 1), seen.keys)
+    return seen._replace(keys=keys)
+
+
+# Blocks of queries by blocks of keys, on one device
+
+
+def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores) -> _Running:
+    """What the queries have after these keys as well."""
+
+    def of_queries(_: None, block: Any) -> tuple[None, _Running]:
+        q, queries, running = block
+
+        def of_keys(running: _Running, block: Any) -> tuple[_Running, None]:
+            k, v, keys = block
+            here = seen._replace(queries=queries, keys=keys)
+
+            def more(running: _Running) -> _Running:
+                mask, scores, _ = _scored(q, k, here, how)
+                peak = jnp.maximum(running.peak, jnp.max(scores, axis=-1))
+                weights = jnp.where(mask, jnp.exp(scores - peak[..., None]), 0.0)
+                shrink = jnp.exp(running.peak - peak)
+                values = jnp.einsum("BKGTS,BSKO->BKGTO", weights.astype(v.dtype), v)
+                return _Running(
+                    peak,
+                    running.total * shrink + jnp.sum(weights, axis=-1),
+                    running.out * shrink[..., None] + values.astype(jnp.float32),
+                )
+
+            return lax.cond(_sees_any(here), more, lambda running: running, running), None
+
+        return None, lax.scan(of_keys, running, keys_in_blocks)[0]
+
+    keys_in_blocks = _blocks(k, 1), _blocks(v, 1), _places_in_blocks(seen.keys)
+    parts = _Running(_blocks(running.peak, 3), _blocks(running.total, 3), _blocks(running.out, 3))
+    _, found = lax.scan(of_queries, None, (_blocks(q, 1), _places_in_blocks(seen.queries), parts))
+    return _Running(*(_joined(x, 3) for x in found))
+
+
+def _gradients(
+    q: Array,
+    d_out: Array,
+    k: Array,
+    v: Array,
+    log_sum: Array,
+    delta: Array,
+    seen: _Seen,
+    how: Scores,
+) -> tuple[Array, tuple[Array, Array]]:
+    """What these keys add to d_q, and the queries to d_k and d_v."""
+
+    def of_queries(d_kv: Any, block: Any) -> tuple[Any, Array]:
+        q, d_out, log_sum, delta, queries = block
+
+        def of_keys(d_q: Array, block: Any) -> tuple[Array, Any]:
+            k, v, keys = block
+            here = seen._replace(queries=queries, keys=keys)
+
+            def more() -> tuple[Array, Array, Array]:
+                mask, scores, slope = _scored(q, k, here, how)
+                weights = jnp.where(mask, jnp.exp(scores - log_sum[..., None]), 0.0)
+                d_v = jnp.einsum("BKGTS,BTKGO->BSKO", weights.astype(v.dtype), d_out)
+                d_weights = jnp.einsum("BTKGO,BSKO->BKGTS", d_out, v, preferred_element_type=jnp.float32)
+                d_scores = (weights * (d_weights - delta[..., None]) * slope).astype(k.dtype)
+                d_q = jnp.einsum("BKGTS,BSKH->BTKGH", d_scores, k)
+                d_k = jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, q)
+                return tuple(x.astype(jnp.float32) for x in (d_q, d_k, d_v))
+
+            def none() -> tuple[Array, Array, Array]:
+                return tuple(jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
+
+            more_q, *more_kv = lax.cond(_sees_any(here), more, none)
+            return d_q + more_q, tuple(more_kv)
+
+        d_q, more_kv = lax.scan(of_keys, jnp.zeros(q.shape, jnp.float32), keys_in_blocks)
+        return jax.tree.map(jnp.add, d_kv, more_kv), d_q
+
+    keys_in_blocks = _blocks(k, 1), _blocks(v, 1), _places_in_blocks(seen.keys)
+    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in keys_in_blocks[:2])
+    queries_in_blocks = (
+        _blocks(q, 1), _blocks(d_out, 1), _blocks(log_sum, 3), _blocks(delta, 3),
+        _places_in_blocks(seen.queries),
+    )  # fmt: skip
+    d_kv, d_q = lax.scan(of_queries, zeros, queries_in_blocks)
+    return _joined(d_q, 1), tuple(_joined(x, 1) for x in d_kv)
+
+
+def _scored(q: Array, k: Array, seen: _Seen, how: Scores) -> tuple[Array, Array, Array]:
+    """(mask, scores, what a score's gradient is multiplied by on its way to q . k), of one pair of blocks."""
+    scale = q.shape[-1] ** -0.5 if how.scale is None else how.scale
+    scores = scale * jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32)
+    slope = jnp.float32(scale)
+    if how.softcap:
+        tanh = jnp.tanh(scores / how.softcap)
+        scores, slope = how.softcap * tanh, scale * (1 - tanh * tanh)
+    if seen.slopes is not None:
+        steep = jnp.reshape(seen.slopes, (1, *q.shape[2:4], 1, 1))
+        scores += steep * seen.keys.positions.astype(jnp.float32)[:, None, None, None, :]
+    mask = _mask(seen)[:, None, None]
+    return mask, jnp.where(mask, scores, _HIDDEN), slope
+
+
+def _mask(seen: _Seen) -> Array:
+    key, query = seen.keys.positions[:, None, :], seen.queries.positions[:, :, None]
+    mask = key <= query
+    if seen.window is not None:
+        mask &= key > query - seen.window
+    if seen.queries.segments is not None and seen.keys.segments is not None:
+        mask &= seen.keys.segments[:, None, :] == seen.queries.segments[:, :, None]
+    return mask
+
+
+def _sees_any(seen: _Seen) -> Array:
+    return jnp.any(_mask(seen))
+
+
+def _places_in_blocks(places: Places) -> Places:
+    return jax.tree.map(lambda x: _blocks(x, 1), places)
+
+
+def _blocks(x: Array, dim: int) -> Array:
+    """x with dimension `dim` cut into blocks, which come first: at least two, as halves of a zig-zag are."""
+    length = x.shape[dim]
+    block = gcd(length // 2, _BLOCK) if length % 2 == 0 and length > 1 else length
+    cut = jnp.reshape(x, (*x.shape[:dim], length // block, block, *x.shape[dim + 1 :]))
+    return jnp.moveaxis(cut, dim, 0)
+
+
+def _joined(x: Array, dim: int) -> Array:
+    """The way back of `_blocks`."""
+    moved = jnp.moveaxis(x, 0, dim)
+    return jnp.reshape(moved, (*moved.shape[:dim], -1, *moved.shape[dim + 2 :]))
+
+
+def _grouped(x: Array, num_kv: int) -> Array:
+    """x[B, T, N, H] as [B, T, K, G, H]."""
+    return jnp.reshape(x, (*x.shape[:2], num_kv, -1, x.shape[-1]))
+
+
+def _by_group(x: Array, num_kv: int) -> Array:
+    """x[B, T, N] as [B, K, G, T]."""
+    return jnp.transpose(jnp.reshape(x, (*x.shape[:2], num_kv, -1)), (0, 2, 3, 1))
+
+
+def _flat(x: Array) -> Array:
+    """x[B, K, G, T, O] as [B, T, N, O]."""
+    moved = jnp.transpose(x, (0, 3, 1, 2, 4))
+    return jnp.reshape(moved, (*moved.shape[:2], -1, moved.shape[-1]))
+
+
+def _scores_shape(q: Array) -> tuple[int, int, int, int]:
+    """[B, K, G, T] of q[B, T, K, G, H]."""
+    batch, length, num_kv, group, _ = q.shape
+    return batch, num_kv, group, length
