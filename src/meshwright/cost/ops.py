@@ -216,8 +216,12 @@ class SymbolicOps(Recorder):
         computed, and between the products each float32 score crosses memory about 5 times forward
         (written, masked, exponentiated and written, read) and 11 backward.
         """
-        k, v = self._all_positions("k", k), self._all_positions("v", v)
         out = self.value(self._like_queries(q, v), q.dtype)
+        if self.layout.passes_keys_round:
+            rounds = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
+            forward, backward = (tuple(t for one in rounds for t in one[way]) for way in range(2))
+            return self._attend(name, (q,), (k, v), out, out, kind.window, forward, backward), cache
+        k, v = self._all_positions("k", k), self._all_positions("v", v)
         return self._attend(name, (q,), (k, v), out, out, kind.window), cache
 
     def latent_attention(
@@ -244,6 +248,8 @@ class SymbolicOps(Recorder):
         summed: Value,
         out: Value,
         window: int | None,
+        forward_transfers: tuple[Transfer, ...] = (),
+        backward_transfers: tuple[Transfer, ...] = (),
     ) -> Value:
         """Attention of the parts of the queries over the arrays that are kept of the positions, as one node.
 
@@ -262,7 +268,14 @@ class SymbolicOps(Recorder):
         forward = Work(scores + values, traffic, shape=shape)
         backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
         node = Node(name, "attention", inputs, (out,), (*queries, *kept), (forward,), (backward,))
-        return self.add(replace(node, unfused_bytes=self._copies_of_keys(kept)))
+        return self.add(
+            replace(
+                node,
+                forward_transfers=forward_transfers,
+                backward_transfers=backward_transfers,
+                unfused_bytes=self._copies_of_keys(kept),
+            )
+        )
 
     def _copies_of_keys(self, kept: tuple[Value, ...]) -> int:
         """Bytes of keys and values for each head of the queries, as kernels without groups want them."""
@@ -295,29 +308,14 @@ class SymbolicOps(Recorder):
     def _all_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
         reshard = self.layout.keys(name, "".join(x.array.dims))
-        if self.layout.passes_keys_round and reshard.forward:
-            return self._around_the_ring(name, x, reshard)
         return self.reshard(name, "move", x, reshard, x.dtype, critical=True, what="keys and values")
 
-    def _around_the_ring(self, name: str, x: Value, reshard: Reshard) -> Value:
-        """Blocks pass from device to device while others are attended to; backward with their cotangents."""
-        (gather,) = self.transfers("keys and values", reshard.forward, name, x.dtype, critical=False)
-        rounds = self.mesh.size(gather.axes) - 1
-
-        def passed(times: int) -> tuple[Transfer, ...]:
-            return (replace(gather, op="permute", repeat=times),)
-
-        out = self.value(x.array.replace(name=f"{name}_block"), x.dtype)
-        return self.add(
-            Node(
-                name,
-                "move",
-                (x,),
-                (out,),
-                forward_transfers=passed(rounds),
-                backward_transfers=passed(2 * rounds),
-            )
-        )
+    def _rounds(self, name: str, x: Value) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        """What passes round a ring while other blocks are attended to: backward with the cotangents."""
+        reshard = self.layout.keys(name, "".join(x.array.dims))
+        gathers = self.transfers("keys and values", reshard.forward, name, x.dtype, critical=False)
+        passed = [replace(g, op="permute", repeat=self.mesh.size(g.axes) - 1) for g in gathers]
+        return tuple(passed), tuple(replace(one, repeat=2 * one.repeat) for one in passed)
 
     # Experts
 

@@ -16,14 +16,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.models.transformer import Places
 from meshwright.nn.attention import Scores
-from meshwright.nn.mesh import partition_spec
+from meshwright.nn.mesh import partition_spec, platform
 from meshwright.notation.array import Axes
 
+# What a remat policy may keep of a kernel.
+KEPT = "attention"
 _BLOCK = 512
 _HIDDEN = -1e30  # of scores that are not seen: finite, so that a block without any makes no NaN
 
@@ -38,11 +41,22 @@ class _Seen(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """Of queries that have met some of their keys: the largest score, the sum of weights, the weighted values."""
+    """Of queries that have met some of their keys: largest score, sum of weights, weighted values."""
 
     peak: Array  # [B, K, G, T]
     total: Array  # [B, K, G, T]
     out: Array  # [B, K, G, T, O]
+
+
+def by_blocks(layout: Layout) -> bool:
+    """Whether attention without a cache goes by blocks where no kernel of the platform takes it.
+
+    Round a ring it must. Elsewhere a plan assumes so for accelerators; not where keys are gathered, or shared by
+    devices that split their queries, whose cotangents are partial sums.
+    """
+    if layout.passes_keys_round:
+        return True
+    return platform() != "cpu" and not layout.keys("k").yielded.unreduced
 
 
 def blockwise(
@@ -60,50 +74,41 @@ def blockwise(
 
     Where S of k and v is split, they pass round a ring. queries: split as q over T; keys: of all positions.
     """
-    ring = layout.activation("q", "BTNH").axes_of("T") if layout.passes_keys_round else ()
-    heads, own = layout.activation("q", "BTNH"), partition_spec(layout.tokens("tokens"))
-    held = layout.activation("k", "BTKH")
-    q_spec, kv_spec = partition_spec(heads), partition_spec(held if ring else held.replace(axes={"T": ()}))
-    whole = PartitionSpec(own[0], None)
+    heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
+    ring = heads.axes_of("T") if layout.passes_keys_round else ()
+    shared = tuple(axis for axis in heads.axes_of("N") if axis not in held.axes_of("K"))
+    own, grouped = partition_spec(layout.tokens("tokens")), partition_spec(layout.activation("q", "BTKGH"))
+    of_q, of_k = partition_spec(heads), partition_spec(held if ring else held.replace(axes={"T": ()}))
+    of_log_sum = PartitionSpec(grouped[0], grouped[2], grouped[3], grouped[1])
+    of_sinks = None if sinks is None else PartitionSpec(*of_q[:3])
     slopes = None
     if how.slopes:
-        slopes = reshard(jnp.asarray(how.slopes, jnp.float32), PartitionSpec(q_spec[2]))
-    operands = (q, k, v, sinks, _Seen(queries, keys, window, slopes))
-    no_segments = None if queries.segments is None else own, None if keys.segments is None else whole
-    specs = (
-        q_spec,
-        kv_spec,
-        kv_spec,
-        None if sinks is None else PartitionSpec(*q_spec[:3]),
-        _Seen(
-            Places(own, no_segments[0]),
-            Places(whole, no_segments[1]),
-            None if window is None else PartitionSpec(),
-            None if slopes is None else PartitionSpec(q_spec[2]),
-        ),
+        slopes = reshard(jnp.asarray(how.slopes, jnp.float32), PartitionSpec(of_q[2]))
+    seen = _Seen(queries, keys, window, slopes)
+    of_seen: Any = _Seen(  # pyright: ignore[reportArgumentType]
+        jax.tree.map(lambda _: own, queries),
+        jax.tree.map(lambda _: PartitionSpec(own[0], None), keys),
+        None if window is None else PartitionSpec(),
+        None if slopes is None else PartitionSpec(of_q[2]),
     )
-    local = partial(_attend, how=how, ring=ring)
-    # The loops' carries begin as constants; what varies over which axes is not tracked through them.
-    return jax.shard_map(local, in_specs=specs, out_specs=q_spec, check_vma=False)(*operands)
-
-
-def _attend(
-    q: Array, k: Array, v: Array, sinks: Array | None, seen: _Seen, *, how: Scores, ring: Axes
-) -> Array:
-    """The result of a device's own queries."""
+    inputs = (of_q, of_k, of_k, of_sinks, of_seen)
 
     @jax.custom_vjp
-    def attended(q: Array, k: Array, v: Array, sinks: Array | None, seen: _Seen) -> Array:
-        return forward(q, k, v, sinks, seen)[0]
+    def attended(*operands: Any) -> Array:
+        return forward(*operands)[0]
 
-    def forward(q: Array, k: Array, v: Array, sinks: Array | None, seen: _Seen) -> tuple[Array, Any]:
-        out, log_sum = _forward(q, k, v, sinks, seen, how, ring)
-        return out, (q, k, v, sinks, seen, out, log_sum)
+    def forward(*operands: Any) -> tuple[Array, Any]:
+        local = partial(_forward, how=how, ring=ring)
+        run = jax.shard_map(local, in_specs=inputs, out_specs=(of_q, of_log_sum), check_vma=False)
+        # Named for the policies of remat: with these two the backward pass needs no second ring.
+        out, log_sum = (checkpoint_name(x, KEPT) for x in run(*operands))
+        return out, (*operands, out, log_sum)
 
     def backward(saved: Any, d_out: Array) -> tuple[Any, ...]:
-        q, k, v, sinks, seen, out, log_sum = saved
-        gradients = _backward(q, k, v, sinks, seen, out, log_sum, d_out, how, ring)
-        return (*gradients, jax.tree.map(lambda _: None, seen))
+        local = partial(_backward, how=how, ring=ring, shared=shared)
+        given, taken = (*inputs, of_q, of_log_sum, of_q), (of_q, of_k, of_k, of_sinks)
+        run = jax.shard_map(local, in_specs=given, out_specs=taken, check_vma=False)
+        return (*run(*saved, d_out), jax.tree.map(lambda _: None, seen))
 
     attended.defvjp(forward, backward)
     return attended(q, k, v, sinks, seen)
@@ -140,7 +145,9 @@ def _backward(
     d_out: Array,
     how: Scores,
     ring: Axes,
+    shared: Axes,
 ) -> tuple[Array, Array, Array, Array | None]:
+    """The gradients. shared: axes over which queries of one KV head are split, which add to its own."""
     num_kv, size = k.shape[2], _size(ring)
     grouped = _grouped(q, num_kv), _grouped(d_out, num_kv)
     delta = _by_group(jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1), num_kv)
@@ -148,7 +155,7 @@ def _backward(
     d_kv = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
     home = k, v
     for step in range(1, size + 1):
-        # Those of the neighbours first, a device's own last: so the gradients' last transfer brings them home.
+        # Those of neighbours first, a device's own last: then the last transfer brings gradients home.
         k, v = home if step == size else _from_the_one_before((k, v), ring)
         d_kv = d_kv if step == 1 else _from_the_one_before(d_kv, ring)
         here = _of_block(seen, k.shape[1], step % size, ring)
@@ -159,19 +166,39 @@ def _backward(
         weight = jnp.exp(_by_group(sinks, num_kv) - log_sum)
         d_sinks = _flat((-weight * delta)[..., None])[..., 0].astype(sinks.dtype)
     d_k, d_v = (d.astype(x.dtype) for d, x in zip(d_kv, home, strict=True))
+    if shared:
+        d_k, d_v = lax.psum((d_k, d_v), shared)
     return jnp.reshape(d_q, q.shape).astype(q.dtype), d_k, d_v, d_sinks
 
 
 # The ring
 
 
+def zigzag(x: Array, num_shards: int) -> Array:
+    """x[B, T] in the order in which shards have alike many early and late positions.
+
+    Of 2n pieces the first shard has the first and the last, the next the second and the one before the last:
+    under a causal mask all have as many keys to see.
+    """
+    if num_shards == 1 or x.shape[1] % (2 * num_shards):
+        return x
+    pieces = jnp.split(x, 2 * num_shards, axis=1)
+    order = [piece for i in range(num_shards) for piece in (i, 2 * num_shards - 1 - i)]
+    return jnp.concatenate([pieces[piece] for piece in order], axis=1)
+
+
 def _size(ring: Axes) -> int:
     return lax.axis_size(ring) if ring else 1
 
 
-def _from_the_one_before(arrays: Any, ring: Axes) -> Any:
+def _from_the_one_before(arrays: tuple[Array, ...], ring: Axes) -> tuple[Array, ...]:
+    """k and v, or their gradients, of the device before in the ring."""
     size = lax.axis_size(ring)
-    return jax.tree.map(lambda x: lax.ppermute(x, ring, [(i, (i + 1) % size) for i in range(size)]), arrays)
+    moved: list[Array] = []
+    for name, x in zip("kv", arrays, strict=True):
+        with jax.named_scope(name):
+            moved.append(lax.ppermute(x, ring, [(i, (i + 1) % size) for i in range(size)]))
+    return tuple(moved)
 
 
 def _of_block(seen: _Seen, length: int, step: int, ring: Axes) -> _Seen:
@@ -227,7 +254,7 @@ def _gradients(
     delta: Array,
     seen: _Seen,
     how: Scores,
-) -> tuple[Array, tuple[Array, Array]]:
+) -> tuple[Array, tuple[Array, ...]]:
     """What these keys add to d_q, and the queries to d_k and d_v."""
 
     def of_queries(d_kv: Any, block: Any) -> tuple[Any, Array]:
@@ -237,7 +264,7 @@ def _gradients(
             k, v, keys = block
             here = seen._replace(queries=queries, keys=keys)
 
-            def more() -> tuple[Array, Array, Array]:
+            def more() -> tuple[Array, ...]:
                 mask, scores, slope = _scored(q, k, here, how)
                 weights = jnp.where(mask, jnp.exp(scores - log_sum[..., None]), 0.0)
                 d_v = jnp.einsum("BKGTS,BTKGO->BSKO", weights.astype(v.dtype), d_out)
@@ -247,7 +274,7 @@ def _gradients(
                 d_k = jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, q)
                 return tuple(x.astype(jnp.float32) for x in (d_q, d_k, d_v))
 
-            def none() -> tuple[Array, Array, Array]:
+            def none() -> tuple[Array, ...]:
                 return tuple(jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
 
             more_q, *more_kv = lax.cond(_sees_any(here), more, none)

@@ -19,6 +19,7 @@ from jax import Array
 
 from meshwright.layout import Layout
 from meshwright.nn.attention import Scores
+from meshwright.nn.blockwise import KEPT
 from meshwright.nn.mesh import partition_spec, platform
 
 # Rows and lanes of a vector register's tile: blocks of splash attention are multiples of it.
@@ -26,7 +27,6 @@ _LANES = 128
 _BLOCK = 512
 # The one backward kernel adds to dQ once a block of keys: so many partial dQ lie in memory at once.
 _MAX_PARTIAL_QUERIES = 8
-_KEPT = "attention"
 _CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 _CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
 _CUDNN_HEAD_DIM = 128
@@ -88,7 +88,7 @@ def splash(
     heads_local = heads // layout.mesh.size(layout.activation("q", "BTNH").axes_of("N"))
     kernel = kernels.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * (heads_local)), block_sizes=blocks,
-        attn_logits_soft_cap=how.softcap, residual_checkpoint_name=_KEPT, interpret=interpret,
+        attn_logits_soft_cap=how.softcap, residual_checkpoint_name=KEPT, interpret=interpret,
     )  # fmt: skip
 
     def local(q: Array, k: Array, v: Array) -> Array:
@@ -113,7 +113,7 @@ def cudnn(q: Array, k: Array, v: Array, *, layout: Layout, window: int | None, h
 
 def kept(primitive: Any, *_: Any, **params: Any) -> bool:
     """A remat policy: what a kernel keeps for its backward pass, which saves running it twice."""
-    return primitive.name == _CUDNN_FORWARD or params.get("name") == _KEPT
+    return primitive.name == _CUDNN_FORWARD or params.get("name") == KEPT
 
 
 def _on_each_device(local: Kernel, layout: Layout) -> Kernel:

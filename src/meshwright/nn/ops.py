@@ -29,7 +29,7 @@ from meshwright.nn.attention import (
     visible,
     write_cache,
 )
-from meshwright.nn.blockwise import blockwise
+from meshwright.nn.blockwise import blockwise, by_blocks
 from meshwright.nn.contract import local_product
 from meshwright.nn.elementwise import activate, along, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
@@ -37,7 +37,7 @@ from meshwright.nn.execute import apply_reshard
 from meshwright.nn.experts import combine, dispatch, gates_of
 from meshwright.nn.flash import flash_kernels, kept
 from meshwright.nn.gradients import Scattered, read
-from meshwright.nn.mesh import partition_spec, platform
+from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
 from meshwright.nn.stack import KindInLoop, run_layers
@@ -157,7 +157,7 @@ class JaxOps:
                 out = kernels[0](q, k, v) if kind.which is None else lax.switch(kind.which, kernels, q, k, v)
                 return out, cache
             queries, window = self._own(places), self._window(kind)
-            if cache is None and (self.layout.passes_keys_round or platform() != "cpu"):
+            if cache is None and by_blocks(self.layout):
                 out = blockwise(q, k, v, sinks, queries, keys, window, self.layout, how)
                 return checkpoint_name(out, MATMUL), cache
             seen = visible(queries, keys, window)

@@ -19,6 +19,7 @@ from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
 from meshwright.models.transformer import Places
+from meshwright.nn.blockwise import zigzag
 from meshwright.nn.compiler import compiler_options
 from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
@@ -126,10 +127,12 @@ class CompiledStep:
         return jax.jit(self.loss)
 
     def loss(self, params: Any, rows: Array) -> Array:
-        """Mean nats per token of rows[B, T+1]."""
-        place = partial(reshard, out_shardings=partition_spec(self.layout.tokens("tokens")))
-        tokens, targets = place(rows[:, :-1]), place(rows[:, 1:])
-        places = Places(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape))
+        """Mean nats per token of rows[B, T+1], dealt so that shards of T have equal work."""
+        split = self.layout.tokens("tokens")
+        deal = partial(zigzag, num_shards=self.layout.mesh.size(split.axes_of("T")))
+        place = partial(reshard, out_shardings=partition_spec(split))
+        tokens, targets = place(deal(rows[:, :-1])), place(deal(rows[:, 1:]))
+        places = Places(deal(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape)))
         weights = self.ops.reads(params)
         return transformer.loss(self.config, self.ops, weights, tokens, targets, places)
 
