@@ -57,7 +57,7 @@ def test_it_is_attention_with_its_gradients(
 
 
 def test_its_memory_is_linear_in_the_positions() -> None:
-    """At T = 8192 forward and backward, an eighth of what scores of [T, T] take, by the compiler's figures."""
+    """At T = 8192, forward and backward, under an eighth of the dense form, by the compiler's figures."""
     long = 8192
     places = Places(jnp.arange(long)[None])
     shape = jax.ShapeDtypeStruct((1, long, 1, 64), jnp.float32)

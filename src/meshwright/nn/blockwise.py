@@ -32,12 +32,15 @@ _HIDDEN = -1e30  # of scores that are not seen: finite, so that a block without 
 
 
 class _Seen(NamedTuple):
-    """What decides which keys a query sees: where both stand, all keys of the sequence; and the window."""
+    """What decides which keys a query sees, and how well: arrays, or how they are split.
+
+    queries, keys: the places of a device's own queries, and of all keys. slopes: of ALiBi, one a head.
+    """
 
     queries: Places
     keys: Places
-    window: Array | None
-    slopes: Array | None
+    window: Any
+    slopes: Any
 
 
 class _Running(NamedTuple):
@@ -51,8 +54,8 @@ class _Running(NamedTuple):
 def by_blocks(layout: Layout) -> bool:
     """Whether attention without a cache goes by blocks where no kernel of the platform takes it.
 
-    Round a ring it must. Elsewhere a plan assumes so for accelerators; not where keys are gathered, or shared by
-    devices that split their queries, whose cotangents are partial sums.
+    Round a ring it must. Elsewhere a plan assumes so for accelerators; not where keys are gathered, or shared
+    by devices that split their queries, whose cotangents are partial sums.
     """
     if layout.passes_keys_round:
         return True
@@ -85,7 +88,7 @@ def blockwise(
     if how.slopes:
         slopes = reshard(jnp.asarray(how.slopes, jnp.float32), PartitionSpec(of_q[2]))
     seen = _Seen(queries, keys, window, slopes)
-    of_seen: Any = _Seen(  # pyright: ignore[reportArgumentType]
+    of_seen = _Seen(
         jax.tree.map(lambda _: own, queries),
         jax.tree.map(lambda _: PartitionSpec(own[0], None), keys),
         None if window is None else PartitionSpec(),
@@ -105,7 +108,7 @@ def blockwise(
         return out, (*operands, out, log_sum)
 
     def backward(saved: Any, d_out: Array) -> tuple[Any, ...]:
-        local = partial(_backward, how=how, ring=ring, shared=shared)
+        local: Any = partial(_backward, how=how, ring=ring, shared=shared)
         given, taken = (*inputs, of_q, of_log_sum, of_q), (of_q, of_k, of_k, of_sinks)
         run = jax.shard_map(local, in_specs=given, out_specs=taken, check_vma=False)
         return (*run(*saved, d_out), jax.tree.map(lambda _: None, seen))
