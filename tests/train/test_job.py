@@ -76,7 +76,7 @@ def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("broken", "kind", "message"),
     [
-        (plan(attention_sinks=True), ModelError, "attention sinks can be planned, not yet run"),
+        (plan(layers_per_cache=2), ModelError, "layers that share a cache can be planned, not yet run"),
         (plan(vocab_size=256), DataError, "needs V >= 257 ids"),
         (plan(Layout.of(data=1, optimizer_dtype="bf16")), LayoutError, "optimizer_dtype=bf16 can be planned"),
         (replace(plan(), workload=Workload(16, 32, "prefill")), PlanError, "training takes 'train'"),

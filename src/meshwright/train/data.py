@@ -31,9 +31,9 @@ from meshwright.train.tokenizer import end_of_text_id, load_tokenizer, train_tok
 _REPACK = "delete that folder, and it is prepared again from its text"
 _FORMAT = 2  # part of the fingerprint: raise it when the files' meaning changes
 # Bounds of memory: documents and characters encoded at once, ids counted at once, text a BPE learns from.
-_ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 1 << 20
+_ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 1 << 18
 _COUNTED_AT_ONCE = 1 << 22
-_TOKENIZER_CHARACTERS = 50_000_000
+_TOKENIZER_CHARACTERS = 20_000_000
 _NPY_HEADER_BYTES = 128
 _NUM_EXAMPLES = 1 << 50
 
@@ -115,7 +115,7 @@ def prepare_corpus(
     """The corpus of `source` packed into `directory`; reused where the same one already lies there.
 
     source, bad_data: see `read_documents`; the text is read several times, and never held. vocab_size:
-    ids the model has; the BPE is trained (on the first 50M characters to train on) to at most as many.
+    ids the model has; the BPE is trained (on the first 20M characters to train on) to at most as many.
     tokenizer: a tokenizer.json to use instead.
     Raises DataError for a source without text, a tokenizer with more ids than the model, and text
     that does not fill one row of each split. `directory` is replaced as a whole or not touched.

@@ -25,7 +25,7 @@ _KINDS = "'stdlib', a folder, or a .txt, .py, .jsonl or .parquet file"
 BadData = Literal["skip", "stop"]
 
 # A longer text is cut at line ends into documents of at most so many characters.
-_LONGEST = 1 << 20
+_LONGEST = 1 << 18
 _CHUNK_BYTES = 1 << 20
 
 # Installed packages, tests, and folders that are mostly tables or copies of other text.
