@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from meshwright.audit.audit import audit_plan
-from meshwright.audit.collectives import Collective
-from meshwright.audit.compare import Emitted, line_up
-from meshwright.audit.compile import compile_plan
-from meshwright.audit.groups import DeviceGroups
-from meshwright.audit.op_names import phase_of
-from meshwright.audit.targets import Target
+from meshwright.audit.compare.line_up import line_up
+from meshwright.audit.compile.compile import compile_plan
+from meshwright.audit.compile.targets import Target
+from meshwright.audit.facts.collectives import Collective
+from meshwright.audit.facts.emitted import Emitted
+from meshwright.audit.facts.groups import DeviceGroups
+from meshwright.audit.hlo.op_names import phase_of
 from meshwright.cost.priced import PricedCollective
 from meshwright.errors import AuditError
 from meshwright.layout import Layout

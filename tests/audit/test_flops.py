@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshwright.audit.flops import dot_flops
-from meshwright.audit.gaps import not_understood
-from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.facts.flops import dot_flops
+from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.hlo.parse import parse_hlo
 
 
 def flops(line: str, left: str, right: str) -> float:

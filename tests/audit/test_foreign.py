@@ -8,9 +8,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshwright
+from meshwright.audit.facts.groups import DeviceGroups, inferred_mesh
 from meshwright.audit.foreign import audit_file, audit_program
-from meshwright.audit.groups import DeviceGroups, inferred_mesh
-from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.errors import AuditError, HardwareError
 from meshwright.notation.mesh import Mesh
 

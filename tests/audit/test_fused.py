@@ -5,11 +5,12 @@ from typing import Literal
 import pytest
 from tests.audit.hlo_text import HEAD
 
-from meshwright.audit.collectives import Collective, collectives
-from meshwright.audit.compare import line_up, on_mesh
-from meshwright.audit.findings import findings
-from meshwright.audit.hlo import parse_hlo
-from meshwright.audit.prices import step_prices
+from meshwright.audit.compare.findings import findings
+from meshwright.audit.compare.line_up import line_up
+from meshwright.audit.facts.collectives import Collective, collectives
+from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.prices import step_prices
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.catalog import load
 from meshwright.notation.mesh import Mesh

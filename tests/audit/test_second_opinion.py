@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from meshwright.audit import second_opinion as module
-from meshwright.audit.compile import CompiledProgram
+from meshwright.audit.compile.compile import CompiledProgram
 from meshwright.audit.second_opinion import MAX_AUDITED, NUM_AUDITED, bytes_refused, second_opinion
 from meshwright.errors import AuditError, DeviceError
 from meshwright.hardware.catalog import load
@@ -90,6 +90,6 @@ def test_another_chips_compiler_is_not_asked(found: Search, monkeypatch: pytest.
     monkeypatch.setattr(module, "TARGETS", ("cpu", "tpu"))
     with pytest.raises(AuditError, match="--audit knows no compiler for a gpu; it has those of cpu, tpu"):
         second_opinion(CONFIG, load("h100:8"), found)
-    monkeypatch.setattr("meshwright.audit.targets.is_installed", lambda name: False)
+    monkeypatch.setattr("meshwright.audit.compile.targets.is_installed", lambda name: False)
     with pytest.raises(DeviceError, match="which is not installed: pip install"):
         second_opinion(CONFIG, load("v5e:2x4"), found)

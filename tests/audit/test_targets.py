@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.audit import cache, compile, targets
-from meshwright.audit.cache import content_key, fetch, one_at_a_time, store
-from meshwright.audit.compile import CompiledProgram, compile_plan
-from meshwright.audit.targets import Target, choose_target
+from meshwright.audit.compile import cache, compile, targets
+from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
+from meshwright.audit.compile.compile import CompiledProgram, compile_plan
+from meshwright.audit.compile.targets import Target, choose_target
 from meshwright.errors import AuditError, DeviceError, LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -119,7 +119,7 @@ def test_a_second_audit_waits_for_the_lock(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     held = (
-        "from meshwright.audit.cache import one_at_a_time\n"
+        "from meshwright.audit.compile.cache import one_at_a_time\n"
         "with one_at_a_time(lambda: None): print('held', flush=True); input()"
     )
     other = subprocess.Popen(

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable, Sequence
 
-from meshwright.audit.buffers import peak
-from meshwright.audit.collectives import located
-from meshwright.audit.compare import DIFFERENT, Emitted, Row, line_up, on_mesh
-from meshwright.audit.compile import compile_plan
-from meshwright.audit.compiler_log import compiler_warnings, replicates
-from meshwright.audit.findings import findings
-from meshwright.audit.flops import dot_flops
-from meshwright.audit.gaps import not_understood
-from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.compare.findings import findings
+from meshwright.audit.compare.line_up import DIFFERENT, Row, line_up
+from meshwright.audit.compile.compile import compile_plan
+from meshwright.audit.compile.log import compiler_warnings, replicates
+from meshwright.audit.compile.programs import planned_step
+from meshwright.audit.compile.targets import choose_target
+from meshwright.audit.facts.buffers import peak
+from meshwright.audit.facts.collectives import located
+from meshwright.audit.facts.emitted import Emitted, on_mesh
+from meshwright.audit.facts.flops import dot_flops
+from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.facts.overlap import Schedule, overlaps
+from meshwright.audit.facts.prices import Prices, step_prices
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.audit.numerics import check_numerics
-from meshwright.audit.overlap import Schedule, overlaps
-from meshwright.audit.prices import Prices, step_prices
-from meshwright.audit.programs import planned_step
-from meshwright.audit.targets import choose_target
 from meshwright.cost.priced import PricedCollective
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load

@@ -8,20 +8,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.audit.accidents import accidents
-from meshwright.audit.buffers import peak
-from meshwright.audit.collectives import located
-from meshwright.audit.compare import on_mesh
-from meshwright.audit.compiler_log import compiler_warnings, replicates
-from meshwright.audit.flops import dot_flops
-from meshwright.audit.gaps import not_understood
-from meshwright.audit.groups import inferred_mesh
-from meshwright.audit.hlo import Program, parse_hlo
-from meshwright.audit.overlap import Schedule, overlaps
-from meshwright.audit.prices import Prices
-from meshwright.audit.repeated import repeated_products
-from meshwright.audit.replicas import replicated_state
-from meshwright.audit.sent import Sent
+from meshwright.audit.compile.log import compiler_warnings, replicates
+from meshwright.audit.facts.buffers import peak
+from meshwright.audit.facts.collectives import located
+from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.flops import dot_flops
+from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.facts.groups import inferred_mesh
+from meshwright.audit.facts.overlap import Schedule, overlaps
+from meshwright.audit.facts.prices import Prices
+from meshwright.audit.facts.sent import Sent
+from meshwright.audit.hlo.parse import Program, parse_hlo
+from meshwright.audit.remarks.accidents import accidents
+from meshwright.audit.remarks.repeated import repeated_products
+from meshwright.audit.remarks.replicas import replicated_state
 from meshwright.errors import AuditError
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.audit.compile import compile_plan
-from meshwright.audit.targets import TARGETS, Target, choose_target
+from meshwright.audit.compile.compile import compile_plan
+from meshwright.audit.compile.targets import TARGETS, Target, choose_target
 from meshwright.errors import AuditError, MeshwrightError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
