@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.audit.facts.flops import dot_flops
+from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.hlo.parse import parse_hlo
 

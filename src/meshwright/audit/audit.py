@@ -2,20 +2,24 @@
 
 from collections.abc import Callable, Sequence
 
-from meshwright.audit.compare.findings import findings
-from meshwright.audit.compare.line_up import DIFFERENT, Row, line_up
-from meshwright.audit.compile.compile import compile_plan
+from meshwright.audit.compare.findings import Finding, findings, product_findings, wide_findings
+from meshwright.audit.compare.line_up import Row, line_up
+from meshwright.audit.compare.memory import compare_memory
+from meshwright.audit.compare.products import compare_products, wider_products
+from meshwright.audit.compare.rules import Side
+from meshwright.audit.compare.weigh import weighed
+from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.log import compiler_warnings, replicates
-from meshwright.audit.compile.programs import planned_step
-from meshwright.audit.compile.targets import choose_target
-from meshwright.audit.facts.buffers import peak
+from meshwright.audit.compile.programs import PlannedStep, planned_step
+from meshwright.audit.compile.targets import Target, choose_target
+from meshwright.audit.facts.buffers import input_bytes, peak
 from meshwright.audit.facts.collectives import located
 from meshwright.audit.facts.emitted import Emitted, on_mesh
-from meshwright.audit.facts.flops import dot_flops
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.overlap import Schedule, overlaps
 from meshwright.audit.facts.prices import Prices, step_prices
-from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.facts.products import dot_flops, products
+from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
 from meshwright.cost.priced import PricedCollective
 from meshwright.errors import PlanError
@@ -34,35 +38,47 @@ def audit_plan(
     """The audit of the step of `plan`, of whatever phase: the keys of `mw audit`.
 
     numerics: also run the layout with a tiny model beside one device (see `numerics.check_numerics`).
-    target: "cpu" or "tpu", whose compiler to ask; by default that of the plan's hardware where it is
-    installed, else the CPU's. verdict: `match` if every collective is planned or equivalent, everything
-    was understood, and the compiler replicated nothing of its own. Raises AuditError where the step does
-    not compile.
+    target: "cpu", "tpu" or "gpu", whose compiler to ask; by default that of the plan's hardware where it is
+    installed, else the CPU's. Raises AuditError where the step does not compile.
     """
-    hardware = load(plan.hardware)
     chosen = choose_target(plan.hardware, plan.layout, target)
-    planned = planned_step(plan, hardware)
     compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
+    checked = _numerics(plan, progress) if numerics else None
+    return judged(plan, chosen, compiled, checked)
+
+
+def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict | None = None) -> dict:
+    """The audit of a compiled step. verdict: `match` if every collective is planned or equivalent, products
+    and memory are as planned, everything was understood, and the compiler replicated nothing of its own.
+
+    checked: the numerics' report, if they were asked for.
+    """
+    hardware, on_cpu = load(plan.hardware), target.name == "cpu"
+    planned = planned_step(plan, hardware)
     program = parse_hlo(compiled.hlo)
-    found = [(value, on_mesh(one, plan.layout.mesh)) for value, one in located(program)]
+    found = [(value, on_mesh(one, plan.layout.mesh, widened=on_cpu)) for value, one in located(program)]
     emitted = [one for _, one in found]
-    beside = overlaps(Schedule(program), found, can_overlap=chosen.name != "cpu")
-    rows = line_up(planned.collectives, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
+    beside = overlaps(Schedule(program), found, can_overlap=not on_cpu)
     prices = step_prices(hardware, plan.layout.mesh)
+    side = Side(target.has_reduce_scatter, plan.layout.microbatches)
+    rows = weighed(line_up(planned.collectives, emitted, side), prices, planned.seconds)
+    differences = _differences(planned, program, rows, prices, on_cpu=on_cpu)
+    if compiled.memory_bytes:
+        capacity = hardware.chip.hbm_bytes if target.name == hardware.chip.kind != "cpu" else None
+        inputs = input_bytes(program)
+        differences += compare_memory(planned, compiled.memory_bytes, inputs, capacity, on_cpu=on_cpu)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
-    checked = _numerics(plan, progress) if numerics else None
-    bad = any(row.status in DIFFERENT for row in rows) or bool(gaps) or replicates(said)
-    bad = bad or (checked is not None and not checked["agrees"])
+    bad = bool(differences or gaps) or replicates(said) or (checked is not None and not checked["agrees"])
     memory, largest = compiled.memory_bytes, peak(program)
     return {
         "verdict": "differs" if bad else "match",
-        "target": chosen.name,
-        "compiler": chosen.compiler,
+        "target": target.name,
+        "compiler": target.compiler,
         "layout": str(plan.layout),
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
-        "findings": [one.to_dict() for one in findings(rows, prices)],
+        "findings": [one.to_dict() for one in differences],
         **({"numerics": checked} if checked else {}),
         "compiler_warnings": [one.to_dict() for one in said],
         "planned": [p.to_dict() for row in rows for p in row.planned],
@@ -80,6 +96,10 @@ def audit_plan(
                 e.bytes_per_step for e in emitted if e.op != "all_gather" or not e.collective.follows_sum
             ),
         },
+        "sent": {
+            "planned": round(sum(map(prices.planned_sent, planned.collectives))),
+            "compiled": sum(map(prices.sent, emitted)),
+        },
         "flops": {"planned": planned.flops, "compiled": dot_flops(program)},
         "memory": {
             "planned": planned.memory_total,
@@ -89,6 +109,20 @@ def audit_plan(
             "peak": largest and largest.to_dict(),
         },
     }
+
+
+def _differences(
+    planned: PlannedStep, program: Program, rows: Sequence[Row], prices: Prices, *, on_cpu: bool
+) -> list[Finding]:
+    """Of collectives, products and their types, the costliest first."""
+    computed = list(products(program))
+    wide = wider_products(computed, program, planned.matmul_dtype, widened=on_cpu)
+    found = [
+        *findings(rows, prices),
+        *product_findings(compare_products(planned.products, computed), prices, planned.matmul_dtype),
+        *wide_findings(wide, planned.matmul_dtype, planned.flops, prices),
+    ]
+    return sorted(found, key=lambda one: (-abs(one.extra_seconds or 0.0), -one.extra_bytes))
 
 
 def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
@@ -104,7 +138,9 @@ def _row_dict(row: Row, prices: Prices) -> dict:
     seconds = [prices.seconds(e) for e in row.emitted]
     if planned:
         planned["seconds"] = sum(p.step_seconds for p in row.planned)
+        planned["sent"] = round(sum(map(prices.planned_sent, row.planned)))
     if emitted:
+        emitted["sent"] = sum(map(prices.sent, row.emitted))
         emitted["seconds"] = None if None in seconds else sum(s for s in seconds if s is not None)
     return {
         "tensor": row.tensor,
@@ -121,7 +157,7 @@ def _planned_summary(planned: Sequence[PricedCollective]) -> dict | None:
 
 
 def _emitted_summary(emitted: Sequence[Emitted]) -> dict | None:
-    return _summary([(e.op, e.axes, e.collective.source_bytes, e.collective.count or 1) for e in emitted])
+    return _summary([(e.op, e.axes, e.num_bytes, e.runs) for e in emitted])
 
 
 def _summary(parts: Sequence[tuple[str, tuple[str, ...], int, float]]) -> dict | None:

@@ -12,11 +12,11 @@ from meshwright.audit.compile.log import compiler_warnings, replicates
 from meshwright.audit.facts.buffers import peak
 from meshwright.audit.facts.collectives import located
 from meshwright.audit.facts.emitted import on_mesh
-from meshwright.audit.facts.flops import dot_flops
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
 from meshwright.audit.facts.overlap import Schedule, overlaps
 from meshwright.audit.facts.prices import Prices
+from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.facts.sent import Sent
 from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.remarks.accidents import accidents
@@ -137,7 +137,6 @@ def _to_dict(one: Sent, prices: Prices, *, named: bool) -> dict:
     found = emitted.to_dict(one.tensor)
     return found | {
         "axes": found["axes"] if named else [],
-        "dtype": emitted.collective.source_dtype,
         "group_size": emitted.collective.groups.size,
         "seconds": prices.seconds(emitted),
         "note": emitted.note if named else "",

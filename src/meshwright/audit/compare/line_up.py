@@ -1,11 +1,8 @@
 """Lines up the planned collectives with those that the compiler emitted.
 
-Both sides are joined per tensor and pass by what they mean: gathers over axes, or sums over axes.
-An all-reduce over data and fsdp of which each device keeps its own fsdp slice is what XLA:CPU
-makes of a planned reduce-scatter and all-reduce; there it is equivalent, and said so. A compiler
-that has a reduce-scatter did not use it then: twice the bytes, so the program differs. So it does
-where it gathers by a sum of shards in zeros. Bytes are summed over a step, so that combined or split
-instructions compare.
+Both sides are joined per tensor and pass by what they mean: gathers over axes, or sums over axes. Each such
+row is a match if the bytes of a step are the same on every axis, and equivalent if they are what a named form of
+it sends (see `rules`). Bytes are summed over a step, so that combined or split instructions compare.
 """
 
 from collections import Counter, defaultdict
@@ -13,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, REDUCTIONS, Emitted, pass_of
+from meshwright.audit.compare.rules import Question, Side, emitted_bytes, meets, planned_bytes, why_equivalent
+from meshwright.audit.facts.emitted import REDUCTIONS, Emitted, pass_of
 from meshwright.cost.collectives import Op
 from meshwright.cost.priced import PricedCollective
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import Axes
-from meshwright.units import dtype_bytes
 
 # The statuses of a row that make the verdict `differs`.
 DIFFERENT = ("unplanned", "missing", "differs")
@@ -39,14 +36,16 @@ class Row:
     note: str = ""
 
 
-def line_up(
-    planned: Iterable[PricedCollective], emitted: Iterable[Emitted], *, has_reduce_scatter: bool = False
-) -> list[Row]:
-    """One row for each tensor and pass that either side knows.
+_NO_SIDE = Side()
 
-    has_reduce_scatter: the compiler can emit one, so a sum that does the work of one, or of a gather,
-    is another thing.
-    """
+
+def line_up(
+    planned: Iterable[PricedCollective], emitted: Iterable[Emitted], side: Side = _NO_SIDE
+) -> list[Row]:
+    """One row for each tensor and pass that either side knows."""
+    planned = tuple(planned)
+    weights = {p.tensor for p in planned if p.op in REDUCTIONS and pass_of(p.direction) == "backward"}
+    side = replace(side, num_weights=len(weights))
     planned_by_key: dict[tuple[str, str], list[PricedCollective]] = defaultdict(list)
     for one in planned:
         planned_by_key[one.tensor, pass_of(one.direction)].append(one)
@@ -65,7 +64,7 @@ def line_up(
     rows = []
     for key in [*planned_by_key, *(key for key in emitted_by_key if key not in planned_by_key)]:
         found = emitted_by_key.get(key, [])
-        rows += _rows_of(*key, planned_by_key.get(key, []), found, has_reduce_scatter)
+        rows += _rows_of(*key, planned_by_key.get(key, []), found, side)
     return _told_together(rows)
 
 
@@ -87,7 +86,7 @@ def _told_together(rows: list[Row]) -> list[Row]:
                 some
                 for count in range(1, min(len(missing), _MOST_TOGETHER) + 1)
                 for some in combinations(missing, count)
-                if planned_bytes(p for i in (index, *some) for p in rows[i].planned) == emitted
+                if meets(emitted, planned_bytes(p for i in (index, *some) for p in rows[i].planned))
             ),
             (),
         )
@@ -139,14 +138,10 @@ def _key_by_size(
 
     def lacks(key: tuple[str, str]) -> bool:
         same = [p for p in planned[key] if _kind(p.op, p.axes, p.gathered_bytes) == kind]
-        had = [
-            e.collective.count or 1
-            for e in emitted.get(key, ())
-            if _kind(e.op, e.axes, e.collective.source_bytes) == kind
-        ]
-        return sum(p.count for p in same) - sum(had) >= (found.collective.count or 1)
+        had = [e.runs for e in emitted.get(key, ()) if _kind(e.op, e.axes, e.num_bytes) == kind]
+        return sum(p.count for p in same) - sum(had) >= (found.runs)
 
-    kind = _kind(found.op, found.axes, found.collective.source_bytes)
+    kind = _kind(found.op, found.axes, found.num_bytes)
     candidates = [key for key in planned if lacks(key)]
     parameter = found.collective.parameter or ""
     return max(candidates, key=lambda key: f"['{key[0]}']" in parameter, default=None)
@@ -167,7 +162,7 @@ def _likeness(found: Emitted, planned: list[PricedCollective]) -> tuple[bool, bo
     alike = [p for p in planned if (p.op in REDUCTIONS) == reduces]
     axes = {axis for p in alike for axis in p.axes}
     sizes = {p.gathered_bytes for p in alike}
-    return bool(axes & set(found.axes)), found.collective.source_bytes in sizes, len(axes & set(found.axes))
+    return bool(axes & set(found.axes)), found.num_bytes in sizes, len(axes & set(found.axes))
 
 
 def _rows_of(
@@ -175,7 +170,7 @@ def _rows_of(
     phase: str,
     planned: list[PricedCollective],
     emitted: list[Emitted],
-    has_reduce_scatter: bool,
+    side: Side,
 ) -> list[Row]:
     """Gathers with gathers and sums with sums; an exact pair is a match."""
     rows = []
@@ -183,138 +178,24 @@ def _rows_of(
         plans = [p for p in planned if (p.op in REDUCTIONS) == reduces]
         found = [e for e in emitted if e.reduces == reduces]
         if plans or found:
-            rows.append(_judge(tensor, phase, tuple(plans), tuple(found), has_reduce_scatter))
+            rows.append(_judge(tensor, phase, tuple(plans), tuple(found), side))
     return rows
 
 
 def _judge(
-    tensor: str,
-    phase: str,
-    planned: tuple[PricedCollective, ...],
-    emitted: tuple[Emitted, ...],
-    has_reduce_scatter: bool,
+    tensor: str, phase: str, planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...], side: Side
 ) -> Row:
     def row(status: str, note: str = "") -> Row:
         return Row(tensor, phase, planned, emitted, status, note)
 
-    gathered_as_sum = has_reduce_scatter and any(e.collective.gathers for e in emitted)
-    scattered_as_sum = has_reduce_scatter and any(e.op == "all_reduce" and e.kept for e in emitted)
-    largest = max([p.gathered_bytes for p in planned] + [e.collective.source_bytes for e in emitted])
-    if planned_bytes(planned) == emitted_bytes(emitted) and _joins_all(emitted) and not gathered_as_sum:
-        return row("match")
-    if largest <= NEGLIGIBLE_BYTES:
-        return row("negligible", "sums of single numbers")
+    note = why_equivalent(Question(planned, emitted, side))
+    if note is not None:
+        return row("equivalent", note) if note else row("match")
     if not planned:
         return row("unplanned", _unplanned_note(emitted))
     if not emitted:
         return row("missing", "planned and not found in the program")
-    as_planned = _joins_all(emitted) and not gathered_as_sum and not scattered_as_sum
-    if as_planned and (note := _equivalence(planned, emitted)):
-        return row("equivalent", note)
     return row("differs", _difference(planned, emitted))
-
-
-def _joins_all(emitted: tuple[Emitted, ...]) -> bool:
-    """Whether steps over parts of axes join all their devices together, as 4 in a slice by 2 slices do 8."""
-    steps = [e for e in emitted if not e.collective.follows_sum]
-    mesh = next((e.mesh for e in steps if e.is_part), None)
-    if mesh is None:
-        return True
-    groups = [set(group) for one in {e.collective.groups for e in steps} for group in one.members]
-    joined = {0}
-    while more := {device for group in groups if group & joined for device in group} - joined:
-        joined |= more
-    return len(joined) == mesh.size(tuple(dict.fromkeys(axis for e in steps for axis in e.axes)))
-
-
-def planned_bytes(planned: Iterable[PricedCollective]) -> Counter:
-    """Bytes a step by operation and axes."""
-    total: Counter = Counter()
-    for p in planned:
-        total[p.op, frozenset(p.axes)] += round(p.step_bytes)
-    return total
-
-
-def emitted_bytes(emitted: Iterable[Emitted]) -> Counter:
-    """Bytes a step by operation and axes, in the narrowest type that the numbers had."""
-    total: Counter = Counter()
-    for e in emitted:
-        total[e.op, frozenset(e.axes)] += e.bytes_per_step
-    return total
-
-
-def _equivalence(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> str:
-    """Why what was emitted does what was planned, or "" if it does not.
-
-    The same axes are gathered or summed, the same ones end scattered, and nothing larger than the
-    whole planned array moves, counted in the planned type.
-    """
-    sums = tuple(e for e in emitted if not e.collective.follows_sum)
-    if kept := _kept_note(planned, emitted):
-        return kept
-    if {a for p in planned for a in p.axes} != {a for e in emitted for a in e.axes} or not sums:
-        return ""
-    notes = [*_type_note(planned, sums), *_padding_note(emitted)]
-    scattered = {a for p in planned if p.op == "reduce_scatter" for a in p.axes}
-    kept = {a for e in sums for a in (e.axes if e.op == "reduce_scatter" else e.kept)}
-    kept -= {a for e in emitted if e.op == "all_gather" and e.collective.follows_sum for a in e.axes}
-    elements = _most(((p.op, frozenset(p.axes)), _elements_per_step(p)) for p in planned)
-    steps = _most(((e.op, frozenset(e.axes), e.collective.groups), e.elements_per_step) for e in sums)
-    if scattered != kept or steps > elements:
-        return ""
-    if any(e.op == "all_reduce" and e.kept for e in sums):
-        notes.append(
-            f"an all-reduce of which each device keeps its slice over {'·'.join(sorted(scattered))}: "
-            "a reduce-scatter as XLA:CPU writes it, moving more bytes"
-        )
-    elif any(e.is_part for e in sums):
-        notes.append("summed within each slice and across slices")
-    elif {p.op for p in planned} != {e.op for e in sums} or len(planned) != len(sums):
-        if not sums[0].reduces:
-            return ""
-        notes.append("the same sums in another order")
-    return "; ".join(notes) or "the same sums in another order"
-
-
-def _elements_per_step(planned: PricedCollective) -> float:
-    return planned.step_bytes / dtype_bytes(planned.dtype)
-
-
-def _most(elements: Iterable[tuple[object, float]]) -> float:
-    """Elements a step of what moves most, an operation over some devices, of all layers together."""
-    total: dict[object, float] = defaultdict(float)
-    for over, count in elements:
-        total[over] += count
-    return max(total.values())
-
-
-def _kept_note(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> str:
-    """What a compiler says that moves a gather out of the loop over the microbatches, or ""."""
-    wanted, found = planned_bytes(planned), emitted_bytes(emitted)
-    sizes = {p.gathered_bytes for p in planned}
-    alike = wanted.keys() == found.keys() and {op for op, _ in found} == {"all_gather"}
-    whole = {e.collective.source_bytes for e in emitted} <= sizes
-    total_planned, total_found = wanted.total(), found.total()
-    if not (alike and whole) or not total_found < total_planned or total_planned % total_found:
-        return ""
-    return f"gathered once and kept for {total_planned // total_found:.0f} uses: fewer bytes, more memory"
-
-
-def _type_note(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> list[str]:
-    wanted = planned[0].dtype
-    others = [e.collective.source_dtype for e in emitted if e.collective.source_dtype != wanted]
-    return [f"sent as {others[0]} where {wanted} was planned"] if others else []
-
-
-def _padding_note(emitted: tuple[Emitted, ...]) -> list[str]:
-    """What a padded reduce-scatter sends beside the array."""
-    if not any(e.collective.padding_bytes for e in emitted):
-        return []
-    whole = sum(e.bytes_per_step for e in emitted if not e.collective.follows_sum)
-    padding = sum(e.collective.padding_bytes * (e.collective.count or 1) for e in emitted)
-    moved = sum(e.bytes_per_step for e in emitted if e.op == "permute" and e.collective.follows_sum)
-    then = f", then {moved:,} B a step permuted to where they belong" if moved else ""
-    return [f"padded by {padding / whole:.1%} to whole tiles{then}"]
 
 
 def _difference(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> str:

@@ -72,6 +72,12 @@ def peak(program: Program) -> Peak | None:
     return Peak(num_bytes, tuple(found))
 
 
+def input_bytes(program: Program) -> int:
+    """Bytes of the program's inputs that are whole numbers: tokens, positions, counters, keys of randomness."""
+    shapes = (shape for one in program.main.parameters for shape in one.shapes)
+    return sum(shape.allocated_bytes for shape in shapes if re.match(r"[su](32|64)|pred", shape.dtype))
+
+
 class _Schedule:
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -27,7 +27,8 @@ class Collective:
     name, index: the HLO instruction, and which of its operands, of which one may be several tensors laid
     end to end.
     dtype: what travels; source_dtype: the narrowest type that the same numbers had before (bf16
-    where XLA:CPU widened bf16 to f32 to send it).
+    where XLA:CPU widened bf16 to f32 to send it). uncast_dtype: the same since the program's own last cast,
+    so that what the program widens is not taken for the compiler's doing.
     gathered_bytes: V, bytes of the gathered array on one device, in dtype: the result of an
     all-gather, the operand of all others. padding_bytes: what is sent beside, to fill tiles.
     count: how often it runs in one step; None where a loop's trip count is unknown.
@@ -61,6 +62,7 @@ class Collective:
     operand_op_name: str
     parameter: str | None
     source_dtype: str
+    uncast_dtype: str = ""
     reduction: str | None = None
     conditional: bool = False
     scattered: bool = False
@@ -75,11 +77,15 @@ class Collective:
     @property
     def source_bytes(self) -> int:
         """V in source_dtype: what a compiler that sends the narrow type would have moved."""
-        return (
-            self.gathered_bytes
-            * dtype_bits(_hlo_dtype(self.source_dtype))
-            // dtype_bits(_hlo_dtype(self.dtype))
-        )
+        return self._bytes_in(self.source_dtype)
+
+    @property
+    def uncast_bytes(self) -> int:
+        """V in uncast_dtype."""
+        return self._bytes_in(self.uncast_dtype or self.source_dtype)
+
+    def _bytes_in(self, dtype: str) -> int:
+        return self.gathered_bytes * bits_of(dtype) // bits_of(self.dtype)
 
 
 def collectives(program: Program) -> list[Collective]:
@@ -193,6 +199,7 @@ def _one(
         operand_op_name=operand_op_name,
         parameter=_parameter(origin[-1]),
         source_dtype=_narrowest(origin, sent[0].dtype),
+        uncast_dtype=_narrowest(_since_cast(origin, phase_of(op_name, differentiated)), sent[0].dtype),
         reduction=_reduction(program, instruction),
         conditional=value.place.is_conditional,
         scattered=offsets is not None,
@@ -287,6 +294,30 @@ def narrowest_dtype(program: Program, value: Value) -> str:
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
 
+def uncast_dtype(program: Program, value: Value, op_name: str) -> str:
+    """The narrowest since the program's own last cast, in the pass of `op_name`."""
+    origin = _since_cast(list(history(program, value, MOVED)), phase_of(op_name, differentiated=True))
+    return _narrowest(origin, value.instruction.shapes[0].dtype)
+
+
+def _since_cast(origin: list[Value], phase: Phase) -> list[Value]:
+    """A value's forms back to the program's own last cast, that included.
+
+    A compiler's casts have no name, or that of a cast of another pass with which they were merged.
+    """
+    casts = (
+        i
+        for i, one in enumerate(origin)
+        if is_cast(one.instruction) and phase_of(one.instruction.op_name, True) == phase
+    )
+    return origin[: next(casts, len(origin)) + 1]
+
+
+def is_cast(instruction: Instruction) -> bool:
+    """Whether an instruction is a conversion that the program asks for."""
+    return instruction.opcode == "convert" and primitive_of(instruction.op_name) == "convert_element_type"
+
+
 def _narrowest(origin: list[Value], dtype: str) -> str:
     """The narrowest type among the forms that the numbers had on their way here."""
     shapes = [v.instruction.shape for v in origin]
@@ -334,6 +365,15 @@ def _reduction(program: Program, instruction: Instruction) -> str | None:
 
 def _short(dtype: str) -> str:
     return "fp8" if dtype.startswith("f8") else _DTYPES.get(dtype, dtype)
+
+
+def bits_of(dtype: str) -> int:
+    """Bits of one element of a type by our name.
+
+    >>> bits_of("fp8"), bits_of("bf16")
+    (8, 16)
+    """
+    return dtype_bits(_hlo_dtype(dtype))
 
 
 def _hlo_dtype(dtype: str) -> str:

@@ -21,7 +21,8 @@ REDUCTIONS = ("all_reduce", "reduce_scatter")
 class Emitted:
     """A collective of the program on the mesh: a scattered all-reduce is a reduction that keeps `kept`.
 
-    mesh: of the axes, of whose devices its groups may join a part.
+    mesh: of the axes, of whose devices its groups may join a part. widened: by a compiler that sends 16 bits
+    as 32 (XLA:CPU), so that bytes count in the type that the numbers had.
     """
 
     collective: Collective
@@ -29,6 +30,7 @@ class Emitted:
     kept: Axes
     note: str
     mesh: Mesh | None = None
+    widened: bool = True
 
     @property
     def op(self) -> Op:
@@ -47,35 +49,51 @@ class Emitted:
         return self.mesh is not None and not groups.is_permute and groups.size < self.mesh.size(self.axes)
 
     @property
+    def num_bytes(self) -> int:
+        """V of one run, as it travels; where the compiler widens, in the type that the program sends."""
+        return self.collective.uncast_bytes if self.widened else self.collective.gathered_bytes
+
+    @property
+    def dtype(self) -> str:
+        c = self.collective
+        return (c.uncast_dtype or c.source_dtype) if self.widened else c.dtype
+
+    @property
+    def runs(self) -> int:
+        """How often it runs in a step; once where that is unknown, which the gaps tell."""
+        return self.collective.count or 1
+
+    @property
     def bytes_per_step(self) -> int:
-        return self.collective.source_bytes * (self.collective.count or 1)
+        return self.num_bytes * self.runs
 
     @property
     def elements_per_step(self) -> float:
-        return self.bytes_per_step / dtype_bytes(self.collective.source_dtype)
+        return self.bytes_per_step / dtype_bytes(self.dtype)
 
     def to_dict(self, tensor: str) -> dict:
-        """The keys of `mw audit`; bytes are of one run, in the narrowest type the numbers had."""
+        """The keys of `mw audit`; bytes and dtype of one run, as they travel (see `num_bytes`)."""
         c = self.collective
         return {
             "op": self.op,
             "axes": list(self.axes),
             "tensor": tensor,
             "direction": pass_of(c.phase),
-            "bytes": c.source_bytes,
+            "bytes": self.num_bytes,
+            "dtype": self.dtype,
             "count": c.count,
             "instruction": c.name,
             "source": c.op_name,
         }
 
 
-def on_mesh(collective: Collective, mesh: Mesh) -> Emitted:
+def on_mesh(collective: Collective, mesh: Mesh, *, widened: bool = True) -> Emitted:
     """`collective` with its groups as mesh axes; of no axes where they follow none."""
     found = group_axes(collective.groups, mesh)
     changing = axes_that_change(collective.slice_offsets, mesh) if collective.slice_offsets else ()
     axes = found.axes or ()
     kept = tuple(axis for axis in changing if axis in axes)
-    return Emitted(collective, axes, kept, found.note, mesh)
+    return Emitted(collective, axes, kept, found.note, mesh, widened)
 
 
 def pass_of(direction: str) -> str:

@@ -1,36 +1,12 @@
-"""FLOPs of the matrix products in a compiled program."""
+"""FLOPs of one matrix product, from its shapes."""
 
 import re
-from collections.abc import Iterator
 from math import prod
 
-from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
-from meshwright.audit.hlo.parse import Computation, Instruction, Program, Shape
-from meshwright.audit.hlo.trace import Place, Value, places, run_count
+from meshwright.audit.facts.kernels import is_attention_kernel
+from meshwright.audit.hlo.parse import Computation, Instruction, Shape
 
 MATMUL_TARGETS = ("__onednn$matmul", "__cublas$gemm", "__cublas$lt$matmul")
-
-
-def dot_flops(program: Program) -> float:
-    """FLOPs of one device's dots, convolutions, library matmuls and attention kernels in one step.
-
-    Each multiply-add is 2; loop bodies count by their trips, or once where these are unknown, and
-    every branch of a conditional counts. `gaps.not_understood` names what is missing.
-    """
-    total = 0.0
-    for place in places(program):
-        if flops := sum(_flops_at(program, place)):
-            count = run_count(program, place)
-            total += flops * (1 if count is None else count)
-    return total
-
-
-def _flops_at(program: Program, place: Place) -> Iterator[int]:
-    for instruction in place.computation.instructions.values():
-        if is_attention_kernel(instruction):
-            yield attention_flops(program, Value(instruction, place)) or 0
-        else:
-            yield flops_of(instruction, place.computation)
 
 
 def multiplies(instruction: Instruction, computation: Computation) -> bool:

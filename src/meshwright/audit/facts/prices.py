@@ -56,7 +56,7 @@ class Prices:
         if placement is None or not axes:
             return None
         price = collective_seconds(e.collective.op, self.gathered(e), axes, placement)
-        return price.seconds * (e.collective.count or 1)
+        return price.seconds * e.runs
 
     def _over(self, e: Emitted) -> tuple[Axes, Placement | None]:
         """The axes that a collective is over, and their placement; of the cut mesh if it is over a part."""
@@ -73,11 +73,11 @@ class Prices:
         """Bytes that each device sends in a step."""
         groups = e.collective.groups
         n = self.mesh.size(e.axes) if e.axes and not e.is_part else max(map(len, groups.members), default=1)
-        return round(sent_bytes(e.collective.op, self.gathered(e), n) * (e.collective.count or 1))
+        return round(sent_bytes(e.collective.op, self.gathered(e), n) * e.runs)
 
     def gathered(self, e: Emitted) -> int:
         """V of one run, padding included; a permute's operand is one block of it."""
-        whole = e.collective.source_bytes + e.collective.padding_bytes
+        whole = e.num_bytes + e.collective.padding_bytes
         return gathered_of_block("permute", whole, self.mesh.size(e.axes)) if e.op == "permute" else whole
 
     def read_seconds(self, num_bytes: float) -> float | None:

@@ -39,8 +39,7 @@ class Sent:
 
     @property
     def runs(self) -> int:
-        """How often it runs in a step; once where that is unknown, which the gaps tell."""
-        return self.collective.count or 1
+        return self.emitted.runs
 
     @property
     def is_written(self) -> bool:

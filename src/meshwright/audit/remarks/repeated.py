@@ -6,20 +6,20 @@ differ over an axis is computed as often as the axis is long.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from meshwright.audit.facts.collectives import groups_of, narrowest_dtype, unreadable_groups
 from meshwright.audit.facts.devices import device_values
-from meshwright.audit.facts.flops import flops_of
 from meshwright.audit.facts.groups import axes_that_change, group_axes
+from meshwright.audit.facts.kernels import is_attention_kernel
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.prices import Prices
+from meshwright.audit.facts.products import Product, products
 from meshwright.audit.hlo.dependence import chain_of, sources
 from meshwright.audit.hlo.op_names import primitive_of, scope_of
 from meshwright.audit.hlo.parse import Program
 from meshwright.audit.hlo.shardings import copied_over
-from meshwright.audit.hlo.trace import Value, places, run_count
+from meshwright.audit.hlo.trace import Value
 from meshwright.audit.remarks.accident import Accident
 from meshwright.notation.mesh import Mesh
 
@@ -30,52 +30,45 @@ _SAME_ON_ALL = ("all_gather", "all_reduce")
 
 
 @dataclass(frozen=True)
-class Product:
-    """A product of which `copies` devices, over `axes`, compute the same; flops: of one device in a step."""
+class Alike:
+    """A product of which `copies` devices, over `axes`, compute the same."""
 
-    value: Value
-    flops: float
+    product: Product
     axes: tuple[str, ...]
     copies: int
 
     @property
     def excess_flops(self) -> float:
-        return self.flops * (1 - 1 / self.copies)
+        return self.product.flops * (1 - 1 / self.copies)
 
 
 def repeated_products(program: Program, prices: Prices) -> list[Accident]:
     """A warning for each set of axes over which a good part of the program's products is alike."""
-    found, total = _products(program, prices.mesh)
-    by_axes: dict[tuple[str, ...], list[Product]] = {}
-    for product in found:
-        by_axes.setdefault(product.axes, []).append(product)
+    found, total = _alike(program, prices.mesh)
+    by_axes: dict[tuple[str, ...], list[Alike]] = {}
+    for one in found:
+        by_axes.setdefault(one.axes, []).append(one)
     return [
-        _warning(products, program, prices)
-        for products in by_axes.values()
-        if sum(one.excess_flops for one in products) > _SHARE * total
+        _warning(alike, program, prices)
+        for alike in by_axes.values()
+        if sum(one.excess_flops for one in alike) > _SHARE * total
     ]
 
 
-def _products(program: Program, mesh: Mesh) -> tuple[list[Product], float]:
+def _alike(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
     """The products that devices compute alike, and the FLOPs of all products of one device."""
     axes = tuple(axis for axis, size in mesh.sizes.items() if size > 1)
     differing = [_Differing(program, mesh, axis) for axis in axes]
     found, total = [], 0.0
-    for value, flops in _all_products(program):
-        total += flops
+    for product in products(program):
+        if is_attention_kernel(product.value.instruction):
+            continue
+        value, total = product.value, total + product.flops
         operands = [value.operand(index) for index in range(len(value.instruction.operands))]
         alike = tuple(one.axis for one in differing if not any(map(one.differs, operands)))
         if alike:
-            found.append(Product(value, flops, alike, mesh.size(alike)))
+            found.append(Alike(product, alike, mesh.size(alike)))
     return found, total
-
-
-def _all_products(program: Program) -> Iterator[tuple[Value, float]]:
-    """Each product where it stands, with its FLOPs in a step."""
-    for place in places(program):
-        for instruction in place.computation.instructions.values():
-            if flops := flops_of(instruction, place.computation):
-                yield Value(instruction, place), flops * (run_count(program, place) or 1)
 
 
 @dataclass
@@ -131,14 +124,14 @@ def _key(value: Value) -> tuple[object, ...]:
     return value.instruction.name, chain_of(value.place), value.path
 
 
-def _warning(products: list[Product], program: Program, prices: Prices) -> Accident:
-    largest = max(products, key=lambda one: one.excess_flops)
-    instruction = largest.value.instruction
+def _warning(alike: list[Alike], program: Program, prices: Prices) -> Accident:
+    largest = max(alike, key=lambda one: one.excess_flops)
+    instruction = largest.product.value.instruction
     scope = scope_of(instruction.op_name)
     name = scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name
-    over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in products)
-    others = f" and {len(products) - 1} more" if len(products) > 1 else ""
-    dtype = narrowest_dtype(program, largest.value.operand(0))
+    over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in alike)
+    others = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+    dtype = narrowest_dtype(program, largest.product.value.operand(0))
     return Accident(
         "computed_repeatedly",
         name,

@@ -1,8 +1,8 @@
 """Accidents of transfers: sums kept whole, waits that nothing hides, numbers sent in a wide type."""
 
+from meshwright.audit.facts.collectives import is_cast
 from meshwright.audit.facts.devices import own_slices
 from meshwright.audit.facts.sent import Sent
-from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.parse import Program
 from meshwright.audit.hlo.trace import MOVES, Value, history
 from meshwright.audit.remarks.rules import Context, Fault
@@ -72,8 +72,7 @@ def widened(one: Sent, context: Context) -> Fault | None:
 def _is_cast(one: Sent, program: Program) -> bool:
     """Whether the user's own cast made it wide."""
     past = (value.instruction for value in history(program, one.operand(), MOVES))
-    casts = (each.op_name for each in past if each.opcode == "convert" and each.shapes[0].dtype == "f32")
-    return any(primitive_of(name) == "convert_element_type" for name in casts)
+    return any(is_cast(each) and each.shapes[0].dtype == "f32" for each in past)
 
 
 def _dtypes_on_the_way(program: Program, user: Value, at: int) -> set[str]:
