@@ -13,7 +13,7 @@ from meshwright.audit.compile.log import compiler_warnings, replicates
 from meshwright.audit.compile.programs import PlannedStep, planned_step
 from meshwright.audit.compile.targets import Target, choose_target
 from meshwright.audit.facts.buffers import input_bytes, peak
-from meshwright.audit.facts.collectives import located
+from meshwright.audit.facts.collectives import is_differentiated, located
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.overlap import Schedule, overlaps
@@ -60,7 +60,11 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     emitted = [one for _, one in found]
     beside = overlaps(Schedule(program), found, can_overlap=not on_cpu)
     prices = step_prices(hardware, plan.layout.mesh)
-    side = Side(target.has_reduce_scatter, plan.layout.microbatches)
+    side = Side(
+        has_reduce_scatter=target.has_reduce_scatter,
+        num_microbatches=plan.layout.microbatches,
+        gradients_dtype=plan.layout.gradients_dtype or plan.layout.compute_dtype,
+    )
     rows = weighed(line_up(planned.collectives, emitted, side), prices, planned.seconds)
     differences = _differences(planned, program, rows, prices, on_cpu=on_cpu)
     if compiled.memory_bytes:
@@ -117,9 +121,10 @@ def _differences(
     """Of collectives, products and their types, the costliest first."""
     computed = list(products(program))
     wide = wider_products(computed, program, planned.matmul_dtype, widened=on_cpu)
+    different = compare_products(planned.products, computed, differentiated=is_differentiated(program))
     found = [
         *findings(rows, prices),
-        *product_findings(compare_products(planned.products, computed), prices, planned.matmul_dtype),
+        *product_findings(different, prices, planned.matmul_dtype),
         *wide_findings(wide, planned.matmul_dtype, planned.flops, prices),
     ]
     return sorted(found, key=lambda one: (-abs(one.extra_seconds or 0.0), -one.extra_bytes))

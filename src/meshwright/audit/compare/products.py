@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 from meshwright.audit.facts.emitted import pass_of
 from meshwright.audit.facts.products import Product
@@ -29,39 +30,69 @@ class ProductDifference:
     planned: float
     compiled: float
     where: str
-    what: str
 
     @property
     def extra_flops(self) -> float:
         return self.compiled - self.planned
 
+    @property
+    def what(self) -> str:
+        if not self.planned:
+            return f"{self.tensor}: {self.compiled:.3g} FLOPs {self.direction} that are not planned"
+        if not self.compiled:
+            return (
+                f"{self.tensor}: {self.planned:.3g} FLOPs {self.direction} are planned and not in the program"
+            )
+        times = f"{self.compiled / self.planned:.2f} times the planned {self.planned:.3g}"
+        return f"{self.tensor}: {self.compiled:.3g} FLOPs {self.direction}, {times}"
 
-def compare_products(planned: Mapping[Key, float], found: Iterable[Product]) -> list[ProductDifference]:
+
+def compare_products(
+    planned: Mapping[Key, float], found: Iterable[Product], *, differentiated: bool
+) -> list[ProductDifference]:
     """Those whose FLOPs differ from the plan's, the largest difference first.
 
-    Recomputed products count with the backward pass's: which of both has one is the compiler's choice. A
-    product that XLA merged of several counts with the first of its names that the plan has.
+    differentiated: the program holds a gradient. Recomputed products count with the backward pass's: which of
+    both has one is the compiler's choice.
     """
     total = sum(planned.values())
-    wanted, compiled = _by_pass(planned.items()), defaultdict(float)
-    where: dict[Key, Product] = {}
+    wanted = _by_pass(planned.items())
+    compiled: dict[Key, float] = defaultdict(float)
+    where: dict[Key, str] = {}
     for product in found:
-        key = _key(product, wanted)
+        key = _key(product, wanted, differentiated)
         compiled[key] += product.flops
-        where.setdefault(key, product)
-    differing = []
-    for tensor, direction in wanted.keys() | compiled.keys():
-        key = tensor, direction
-        before, after = wanted.get(key, 0.0), compiled.get(key, 0.0)
-        allowed = max(TOLERANCE * total, ATTENTION_TOLERANCE * before if tensor == "attention" else 0.0)
-        if abs(after - before) > allowed:
-            name = where[key].op_name if key in where else ""
-            differing.append(
-                ProductDifference(
-                    tensor, direction, before, after, name, _words(tensor, direction, before, after)
-                )
-            )
+        where.setdefault(key, product.op_name)
+    keys = wanted.keys() | compiled.keys()
+    differences = {key: compiled.get(key, 0.0) - wanted.get(key, 0.0) for key in keys}
+    differing = [
+        ProductDifference(*key, wanted.get(key, 0.0), compiled.get(key, 0.0), where.get(key, ""))
+        for key, extra in _without_merged(differences).items()
+        if abs(extra) > _allowed(key, wanted, total)
+    ]
     return sorted(differing, key=lambda one: -abs(one.extra_flops))
+
+
+def _allowed(key: Key, wanted: Mapping[Key, float], total: float) -> float:
+    of_attention = ATTENTION_TOLERANCE * wanted.get(key, 0.0) if key[0] == "attention" else 0.0
+    return max(TOLERANCE * total, of_attention)
+
+
+def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
+    """The differences without those of products that XLA for GPU computes at once.
+
+    They have the name of one, which has too many FLOPs, of the same pass as those that have too few.
+    """
+    left = {key: extra for key, extra in differences.items() if extra}
+    for key in [key for key, extra in left.items() if extra > 0]:
+        fewer = [one for one, extra in left.items() if extra < 0 and one[1] == key[1]]
+        some = (part for count in (1, 2) for part in combinations(fewer, count))
+        merged = next(
+            (part for part in some if abs(left[key] + sum(left[one] for one in part)) < 0.01 * left[key]), ()
+        )
+        for one in (key, *merged) if merged else ():
+            del left[one]
+    return left
 
 
 def wider_products(found: Iterable[Product], program: Program, dtype: str, *, widened: bool) -> list[Product]:
@@ -76,20 +107,12 @@ def _by_pass(flops: Iterable[tuple[Key, float]]) -> dict[Key, float]:
     return dict(total)
 
 
-def _key(product: Product, wanted: Mapping[Key, float]) -> Key:
+def _key(product: Product, wanted: Mapping[Key, float], differentiated: bool) -> Key:
     names = split_op_name(product.op_name)
     for name in names:
-        direction = pass_of(phase_of(name, differentiated=True))
+        direction = pass_of(phase_of(name, differentiated))
         for scope in reversed(scope_of(name)):
             if (scope, direction) in wanted:
                 return scope, direction
     scopes = scope_of(names[0])
-    return scopes[-1] if scopes else names[0], pass_of(phase_of(names[0], differentiated=True))
-
-
-def _words(tensor: str, direction: str, planned: float, compiled: float) -> str:
-    if not planned:
-        return f"{tensor}: {compiled:.3g} FLOPs {direction} that are not planned"
-    if not compiled:
-        return f"{tensor}: {planned:.3g} FLOPs {direction} are planned and not in the program"
-    return f"{tensor}: {compiled:.3g} FLOPs {direction}, {compiled / planned:.2f} times the planned {planned:.3g}"
+    return scopes[-1] if scopes else names[0], pass_of(phase_of(names[0], differentiated))

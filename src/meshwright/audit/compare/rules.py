@@ -4,11 +4,12 @@ A row is what was planned of one tensor in one pass beside what was emitted of i
 and mesh axes. Each rule whose form is seen in the emitted rewrites the expected bytes; what was emitted must then
 be what is expected on every axis, within TOLERANCE, neither more nor less.
 
-    tied_sums       gradients of a table that is read twice: added, then summed once
+    tied            a table that is read twice: gathered once, its gradients added before their sum
     kept_gathers    a weight gathered once for all microbatches, and kept
     joined          collectives over X, then over Y, of one array: at once over X and Y
     scattered_sums  XLA:CPU has no reduce-scatter: an all-reduce of which each device keeps its slice
     lookups         XLA:CPU looks up and scatters rows of 16-bit tables in float32
+    narrowed        gradients of norms, summed in float32, are sent in the type to which they are converted
     sums_apart      XLA:CPU sums each number of a norm by itself
     rings           a gather or scatter in steps: permutes of blocks round a ring
     padded          a reduce-scatter padded to whole tiles; its slices are permuted home
@@ -41,7 +42,7 @@ Key = tuple[str, frozenset[str]]
 
 @dataclass(frozen=True)
 class Side:
-    """What rules are told beside a row. num_weights: how many gradients the plan has.
+    """What rules are told beside a row. num_weights: how many gradients the plan has, in gradients_dtype.
 
     has_reduce_scatter: the compiler can emit one; XLA:CPU cannot, and widens what it looks up.
     """
@@ -49,6 +50,7 @@ class Side:
     has_reduce_scatter: bool = False
     num_microbatches: int = 1
     num_weights: int = 0
+    gradients_dtype: str = "f32"
 
 
 class Question(NamedTuple):
@@ -99,19 +101,23 @@ def why_equivalent(question: Question) -> str | None:
     return "; ".join(filter(None, notes)) if meets(found, expected) and _joins_all(question) else None
 
 
-def tied_sums(expected: Counter[Key], q: Question) -> Rewritten | None:
-    """Half of the bytes of sums that the plan has twice."""
-    twice = Counter(
-        (p.op, frozenset(p.axes), p.gathered_bytes, p.count) for p in q.planned if p.op in REDUCTIONS
-    )
-    again = [key for key, count in twice.items() if count == 2]
-    found = sum(e.bytes_per_step for e in q.emitted if e.reduces)
-    if not again or found > (1 - 1 / 4) * sum(expected.values()):
-        return None
-    less = expected.copy()
-    for op, axes, size, count in again:
-        less[op, axes] -= round(size * count)
-    return less, "two gradients of one table, added before they are summed"
+def tied(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """Half of the bytes of what the plan moves twice, on the axes where less was emitted."""
+    twice = Counter((p.op, frozenset(p.axes), p.gathered_bytes, p.count) for p in q.planned)
+    found, less, notes = emitted_bytes(q.emitted), expected.copy(), []
+    for (op, axes, size, count), times in twice.items():
+        if times == 2 and found[op, axes] < _HALF * expected[op, axes]:
+            less[op, axes] -= round(size * count)
+            notes.append(_TIED["all_gather" if op == "all_gather" else "sum"])
+    return (less, "; ".join(dict.fromkeys(notes))) if notes else None
+
+
+# Between one and two.
+_HALF = 0.75
+_TIED = {
+    "all_gather": "one table gathered once for both of its uses: fewer bytes, more memory",
+    "sum": "two gradients of one table, added before they are summed",
+}
 
 
 def kept_gathers(expected: Counter[Key], q: Question) -> Rewritten | None:
@@ -188,6 +194,20 @@ def lookups(expected: Counter[Key], q: Question) -> Rewritten | None:
     return (
         Counter({key: round(size * factor) for key, size in expected.items()}),
         f"sent as f32 where {dtype} was planned: XLA:CPU looks rows up and adds them in f32",
+    )
+
+
+def narrowed(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """The bytes in the type of the other gradients, where the plan sums those of small weights in float32."""
+    dtype = q.side.gradients_dtype
+    is_wide = all(p.dtype == "f32" and p.op == "all_reduce" and p.what == "gradients" for p in q.planned)
+    is_narrow = all(e.dtype == dtype for e in q.emitted)
+    if not q.side.has_reduce_scatter or dtype == "f32" or not is_wide or not is_narrow:
+        return None
+    factor = dtype_bytes(dtype) / dtype_bytes("f32")
+    return (
+        Counter({key: round(size * factor) for key, size in expected.items()}),
+        f"summed in {dtype}, to which XLA converts before it sends",
     )
 
 
@@ -285,5 +305,5 @@ def _axes_of(emitted: Iterable[Emitted]) -> Axes:
 
 
 RULES: tuple[Rule, ...] = (
-    tied_sums, kept_gathers, scattered_sums, joined, lookups, sums_apart, rings, padded, across_slices,
+    tied, kept_gathers, scattered_sums, joined, lookups, narrowed, sums_apart, rings, padded, across_slices,
 )  # fmt: skip

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from meshwright.audit.compare.line_up import DIFFERENT, Row
+from meshwright.audit.compare.words import summed_whole
 from meshwright.audit.facts.prices import Prices
 
-# Of the planned step; all negligible differences together may take ten times as much of it.
-NEGLIGIBLE_SHARE = 1e-4
-_TOGETHER = 10
+# Of the planned step, and at most: all negligible differences together.
+NEGLIGIBLE_SHARE = 1e-3
+NEGLIGIBLE_SECONDS = 5e-4
 # Two numbers: what a loss or a norm is.
 _SINGLE_NUMBERS = 8
 
@@ -19,10 +20,11 @@ def weighed(rows: Sequence[Row], prices: Prices, step_seconds: float) -> list[Ro
     What is summed over fewer axes than planned, or not at all, gives other numbers, and is never negligible
     unless it is a single number, which compilers sum under another's name.
     """
-    limit = NEGLIGIBLE_SHARE * step_seconds
-    small = {i: seconds for i, row in enumerate(rows) if (seconds := _small(row, prices)) <= limit}
-    if sum(small.values()) > _TOGETHER * limit:
-        return list(rows)
+    limit = min(NEGLIGIBLE_SHARE * step_seconds, NEGLIGIBLE_SECONDS)
+    small: dict[int, float] = {}
+    for seconds, i in sorted((_small(row, prices), i) for i, row in enumerate(rows)):
+        if sum(small.values()) + seconds <= limit:
+            small[i] = seconds
     return [_negligible(row, small[i]) if i in small else row for i, row in enumerate(rows)]
 
 
@@ -50,5 +52,7 @@ def _axes(side: Iterable) -> set[str]:
 
 
 def _negligible(row: Row, seconds: float) -> Row:
-    what = row.note or "sums of single numbers"
-    return replace(row, status="negligible", note=f"{seconds * 1e6:.2g} us a step: {what}")
+    what = summed_whole(row)
+    return replace(
+        row, status="negligible", note=f"{seconds * 1e6:.1f} us a step: {what[0] if what else row.note}"
+    )

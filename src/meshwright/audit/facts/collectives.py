@@ -31,6 +31,7 @@ class Collective:
     so that what the program widens is not taken for the compiler's doing.
     gathered_bytes: V, bytes of the gathered array on one device, in dtype: the result of an
     all-gather, the operand of all others. padding_bytes: what is sent beside, to fill tiles.
+    together_bytes: what the instruction sends in one go, this tensor and those combined with it; 0 where alone.
     count: how often it runs in one step; None where a loop's trip count is unknown.
     conditional: it stands in a branch, and runs only if that is taken.
     parameter: the program's input that is sent, as JAX names it (`w['w_in']`), if it is sent as is.
@@ -69,6 +70,7 @@ class Collective:
     slice_offsets: Offsets | None = None
     gathers: bool = False
     padding_bytes: int = 0
+    together_bytes: int = 0
     follows_sum: bool = False
     num_rings: int | None = None
     source_file: str = ""
@@ -206,11 +208,22 @@ def _one(
         slice_offsets=offsets,
         gathers=reduces and not fused and is_shard_in_zeros(program, operands[0]),
         padding_bytes=padding,
+        together_bytes=_together_bytes(value, op, share),
         follows_sum=_follows_sum(program, op, operands[0]),
         num_rings=_num_rings(instruction),
         source_file=named.source_file,
         source_line=named.source_line,
     )
+
+
+def _together_bytes(value: Value, op: Op, share: Fraction) -> int:
+    """Bytes of all tensors that an instruction combines; 0 where it sends one."""
+    count = _num_tensors(value.instruction, op)
+    if count == 1 and share == 1:
+        return 0
+    operands = [value.operand(i) for i in range(count)]
+    sent = [one.instruction.shapes[one.path[0] if one.path else 0] for one in operands]
+    return sum(shape.num_bytes for shape in (_results(value, op) if op == "all_gather" else sent))
 
 
 def groups_of(instruction: Instruction, num_devices: int) -> DeviceGroups:

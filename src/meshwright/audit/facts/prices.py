@@ -49,14 +49,19 @@ class Prices:
     parts_placement: Placement | None = None
 
     def seconds(self, e: Emitted) -> float | None:
-        """Seconds a step, hidden or not; None without hardware, or where groups follow no axes."""
+        """Seconds a step, hidden or not; None without hardware, or where groups follow no axes.
+
+        Of what is combined with other tensors its share by bytes: they wait for the first hop together.
+        """
         if self.placement is None or not e.axes:
             return 0.0 if self.placement and e.collective.groups.size == 1 else None
         axes, placement = self._over(e)
         if placement is None or not axes:
             return None
-        price = collective_seconds(e.collective.op, self.gathered(e), axes, placement)
-        return price.seconds * e.runs
+        own = self.gathered(e)
+        together = max(own, own * e.collective.together_bytes // max(e.collective.gathered_bytes, 1))
+        price = collective_seconds(e.collective.op, together, axes, placement)
+        return price.seconds * e.runs * (own / together if together else 1.0)
 
     def _over(self, e: Emitted) -> tuple[Axes, Placement | None]:
         """The axes that a collective is over, and their placement; of the cut mesh if it is over a part."""
