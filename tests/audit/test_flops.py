@@ -2,8 +2,8 @@
 
 import pytest
 
-from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.hlo.parse import parse_hlo
 
 

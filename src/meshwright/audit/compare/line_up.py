@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from meshwright.audit.compare.rules import Question, Side, emitted_bytes, meets, planned_bytes, why_equivalent
-from meshwright.audit.facts.emitted import REDUCTIONS, Emitted, pass_of
+from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, UPDATE, Emitted, pass_of
+from meshwright.audit.hlo.op_names import scope_of
 from meshwright.cost.collectives import Op
 from meshwright.cost.priced import PricedCollective
 from meshwright.models.transformer import input_of
@@ -120,10 +121,12 @@ def _key_by_name(
 
 
 def _key_unplanned(found: Emitted) -> tuple[str, str]:
-    phase, scopes = pass_of(found.collective.phase), found.collective.scope
-    if phase == "update":
-        return "grad_norm", "update"
-    return (scopes[-1] if scopes else found.collective.primitive, phase)
+    """The tensor that it names: by its innermost scope, that of its operand, or as an input of the program."""
+    c, phase = found.collective, pass_of(found.collective.phase)
+    scopes = [scope for scope in (*scope_of(c.operand_op_name), *c.scope) if scope != UPDATE]
+    if phase == UPDATE and not scopes and not c.parameter and found.num_bytes <= SINGLE_NUMBER:
+        return "grad_norm", phase
+    return (scopes[-1] if scopes else c.parameter or c.primitive), phase
 
 
 def _key_by_size(

@@ -96,8 +96,13 @@ def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def wider_products(found: Iterable[Product], program: Program, dtype: str, *, widened: bool) -> list[Product]:
-    """The products whose operands are wider than `dtype`, in which the plan computes."""
-    return [one for one in found if one.bits(program, widened=widened) > 8 * dtype_bytes(dtype)]
+    """The products whose operands are wider than `dtype`, in which the plan computes; attention has its own."""
+    return [
+        one
+        for one in found
+        if "attention" not in scope_of(one.op_name)
+        and one.bits(program, widened=widened) > 8 * dtype_bytes(dtype)
+    ]
 
 
 def _by_pass(flops: Iterable[tuple[Key, float]]) -> dict[Key, float]:

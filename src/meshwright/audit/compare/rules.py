@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from meshwright.audit.facts.emitted import REDUCTIONS, Emitted
+from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, Emitted
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.cost.priced import PricedCollective
 from meshwright.notation.array import Axes
@@ -31,8 +31,6 @@ from meshwright.units import dtype_bytes
 # Beyond this share on any axis, more or less, what was emitted is not what was planned. What a rule expects is
 # exact but for the tiles that a compiler fills.
 TOLERANCE = 0.02
-# Sums of one number, or of two.
-_ONE_NUMBER = 8
 
 # What a look-up is made of in JAX: rows taken, those of other shards masked, and its transpose.
 _LOOKUPS = ("gather", "select_n", "scatter-add", "scatter")
@@ -218,7 +216,7 @@ def _is_lookup(e: Emitted) -> bool:
 
 def sums_apart(expected: Counter[Key], q: Question) -> Rewritten | None:
     """A sum of one number for each weight, once for the clipping and once for the metrics, on each of the axes."""
-    singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= _ONE_NUMBER]
+    singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
     if (
         q.side.has_reduce_scatter
         or len(singles) < len(q.emitted)
@@ -235,7 +233,7 @@ def sums_apart(expected: Counter[Key], q: Question) -> Rewritten | None:
 
 
 def _is_number(p: PricedCollective) -> bool:
-    return p.op == "all_reduce" and p.gathered_bytes <= _ONE_NUMBER
+    return p.op == "all_reduce" and p.gathered_bytes <= SINGLE_NUMBER
 
 
 def rings(expected: Counter[Key], q: Question) -> Rewritten | None:

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 from meshwright.audit.compare.line_up import DIFFERENT, Row
 from meshwright.audit.compare.words import summed_whole
+from meshwright.audit.facts.emitted import SINGLE_NUMBER
 from meshwright.audit.facts.prices import Prices
 
 # Of the planned step, and at most: all negligible differences together.
 NEGLIGIBLE_SHARE = 1e-3
 NEGLIGIBLE_SECONDS = 5e-4
-# Two numbers: what a loss or a norm is.
-_SINGLE_NUMBERS = 8
 
 
 def weighed(rows: Sequence[Row], prices: Prices, step_seconds: float) -> list[Row]:
@@ -41,7 +40,7 @@ def _small(row: Row, prices: Prices) -> float:
     seconds = extra_seconds(row, prices) if row.status in DIFFERENT else None
     if seconds is None:
         return float("inf")
-    singles = all(p.gathered_bytes <= _SINGLE_NUMBERS for p in row.planned)
+    singles = all(p.gathered_bytes <= SINGLE_NUMBER for p in row.planned)
     if not singles and not _axes(row.planned) <= _axes(row.emitted):
         return float("inf")
     return abs(seconds) if not (singles and not row.emitted) else 0.0

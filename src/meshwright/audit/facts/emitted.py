@@ -12,6 +12,11 @@ from meshwright.units import dtype_bytes
 # Sums of a few numbers (the loss, a norm of gradients) are listed and never decide the verdict.
 NEGLIGIBLE_BYTES = 64
 
+# Bytes of a loss or a norm, in float32 or as two numbers.
+SINGLE_NUMBER = 8
+# The pass of a step, and its scope, in which the optimizer runs.
+UPDATE = "update"
+
 # The passes of a step that are told apart; a recomputed gather may be emitted in either backward pass.
 _PASS_OF = {"recompute": "backward", "remat": "backward"}
 REDUCTIONS = ("all_reduce", "reduce_scatter")
