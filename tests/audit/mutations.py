@@ -6,7 +6,7 @@ operations that do, and edits of the compiled text. A way that does not apply to
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -366,7 +366,7 @@ OPERATIONS: dict[str, type[JaxOps]] = {
 
 
 def _edited(text: str, wanted: str, old: str, new: str) -> str | None:
-    """The text with `old` made `new` in the first line that has `wanted` and `old`; None where there is none."""
+    """The text with `old` made `new` in the first line that has `wanted` too; None where none has both."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         if re.search(wanted, line) and re.search(old, line):
@@ -431,13 +431,3 @@ def broken(kind: str, layout: str) -> CompiledProgram | None:
         return compiled(Broken(plan, OPERATIONS[kind]))
     text = EDITS[kind]((given := unbroken(layout)).hlo)
     return None if text is None else replace(given, hlo=text)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Whether a broken step was flagged; findings: what was said of it."""
-
-    kind: str
-    layout: str
-    flagged: bool
-    findings: tuple[str, ...]

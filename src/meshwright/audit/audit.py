@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from meshwright.audit.compare.findings import Finding, findings, product_findings, wide_findings
 from meshwright.audit.compare.line_up import Row, line_up
-from meshwright.audit.compare.memory import compare_memory
+from meshwright.audit.compare.memory import compare_memory, too_large
 from meshwright.audit.compare.products import compare_products, wider_products
 from meshwright.audit.compare.rules import Side
 from meshwright.audit.compare.weigh import weighed
@@ -22,7 +22,7 @@ from meshwright.audit.facts.products import dot_flops, products
 from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
 from meshwright.cost.priced import PricedCollective
-from meshwright.errors import PlanError
+from meshwright.errors import OutOfMemoryError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.plan_file import Plan
 
@@ -42,7 +42,10 @@ def audit_plan(
     installed, else the CPU's. Raises AuditError where the step does not compile.
     """
     chosen = choose_target(plan.hardware, plan.layout, target)
-    compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
+    try:
+        compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
+    except OutOfMemoryError as error:
+        return refused(plan, chosen, error)
     checked = _numerics(plan, progress) if numerics else None
     return judged(plan, chosen, compiled, checked)
 
@@ -111,6 +114,44 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
             "planned_by_cause": dict(planned.memory),
             "compiled_by_cause": memory,
             "peak": largest and largest.to_dict(),
+        },
+    }
+
+
+def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
+    """The audit of a step for which a chip has no room: what the compiler wants, beside the plan's memory."""
+    hardware = load(plan.hardware)
+    planned = planned_step(plan, hardware)
+    capacity = hardware.chip.hbm_bytes
+    what = too_large(error.num_bytes, capacity, str(error))
+    largest = [
+        {"bytes": size, "tensor": "", "instruction": "", "shape": "", "what": said}
+        for size, said in error.buffers
+    ]
+    return {
+        "verdict": "differs",
+        "target": target.name,
+        "compiler": target.compiler,
+        "layout": str(plan.layout),
+        "compile_seconds": None,
+        "cached": False,
+        "findings": [what.to_dict()],
+        "compiler_warnings": [],
+        "planned": [p.to_dict() for p in planned.collectives],
+        "emitted": [],
+        "unplanned": [],
+        "missing": [],
+        "rows": [],
+        "not_understood": [],
+        "bytes": {"planned": sum(p.step_bytes for p in planned.collectives), "compiled": None},
+        "sent": {"planned": None, "compiled": None},
+        "flops": {"planned": planned.flops, "compiled": None},
+        "memory": {
+            "planned": planned.memory_total,
+            "compiled": error.num_bytes,
+            "planned_by_cause": dict(planned.memory),
+            "compiled_by_cause": None,
+            "peak": {"bytes": error.num_bytes, "buffers": largest} if largest else None,
         },
     }
 

@@ -1,12 +1,11 @@
 """A search's best layouts, ranked again by the memory that the hardware's own compiler says they take."""
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import TARGETS, Target, choose_target
-from meshwright.errors import AuditError, MeshwrightError
+from meshwright.errors import AuditError, MeshwrightError, OutOfMemoryError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -17,9 +16,6 @@ from meshwright.plan.train import Search
 
 # How many of the best are compiled, and how many more until one of them fits.
 NUM_AUDITED, MAX_AUDITED = 3, 6
-# As libtpu words it: of the whole program, or of its temporaries where these alone are too much.
-_USED = re.compile(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
@@ -84,13 +80,8 @@ def _asked(
         else:
             reason = f"{target.compiler} gives no figure"
     except MeshwrightError as error:
-        compiled, reason = bytes_refused(str(error)), str(error)
+        compiled = error.num_bytes if isinstance(error, OutOfMemoryError) else None
+        reason = str(error)
     asked = replace(candidate, compiled_bytes=compiled)
     layout, planned = str(candidate.layout), candidate.memory.total
     return asked, Opinion(layout, planned, compiled, asked.fits, target.compiler, reason)
-
-
-def bytes_refused(message: str) -> int | None:
-    """The bytes that a program wants of a chip that has less, from the compiler's message; else None."""
-    used = _USED.search(message)
-    return round(float(used[1]) * _UNITS[used[2]]) if used else None

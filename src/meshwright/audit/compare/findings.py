@@ -20,9 +20,9 @@ WIDE_SHARE = 0.01
 class Finding:
     """A difference. kind: collective, product, dtype or memory.
 
-    extra_bytes: what each device sends, or holds, beyond the plan in a step. extra_seconds: the time of that on
-    the links or of the products, hidden or not; None where it has none: of memory, and where the devices that
-    talk follow no mesh axes. change: what mends it, "" where nothing is known.
+    extra_bytes: what each device sends, or holds, beyond the plan in a step. extra_seconds: the time of that
+    on the links or of the products, hidden or not; None where it has none: of memory, and where the devices
+    that talk follow no mesh axes. change: what mends it, "" where nothing is known.
     """
 
     kind: str
@@ -76,7 +76,7 @@ def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Pri
             "dtype",
             scopes[-1] if scopes else "products",
             "",
-            f"{len(wide)} products, {flops / total:.0%} of the FLOPs, are computed in a wider type than {dtype}",
+            f"{len(wide)} products, {flops / total:.0%} of the FLOPs, are in a wider type than {dtype}",
             largest.op_name,
             f"cast both operands to {dtype} before the product",
             0,

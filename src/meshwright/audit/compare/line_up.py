@@ -1,8 +1,8 @@
 """Lines up the planned collectives with those that the compiler emitted.
 
 Both sides are joined per tensor and pass by what they mean: gathers over axes, or sums over axes. Each such
-row is a match if the bytes of a step are the same on every axis, and equivalent if they are what a named form of
-it sends (see `rules`). Bytes are summed over a step, so that combined or split instructions compare.
+row is a match if the bytes of a step are the same on every axis, and equivalent if they are what a named
+form of it sends (see `rules`). Bytes are summed over a step, so that combined or split instructions compare.
 """
 
 from collections import Counter, defaultdict
@@ -121,7 +121,7 @@ def _key_by_name(
 
 
 def _key_unplanned(found: Emitted) -> tuple[str, str]:
-    """The tensor that it names: by its innermost scope, that of its operand, or as an input of the program."""
+    """The tensor that it names: its innermost scope, its operand's, or the program's input that it is."""
     c, phase = found.collective, pass_of(found.collective.phase)
     scopes = [scope for scope in (*scope_of(c.operand_op_name), *c.scope) if scope != UPDATE]
     if phase == UPDATE and not scopes and not c.parameter and found.num_bytes <= SINGLE_NUMBER:

@@ -20,7 +20,8 @@ def compare_memory(
     """What of the compiled memory is not as planned.
 
     compiled: `arguments`, `outputs` (those that reuse no argument), `temporaries` and their `total`. inputs:
-    bytes of the arguments that are no state (tokens). capacity: of the chip; None where another is compiled for.
+    bytes of the arguments that are no state (tokens). capacity: of the chip; None where another is compiled
+    for.
     """
     total, state = compiled["total"], planned.state_bytes
     held = compiled["arguments"] + compiled["outputs"] - inputs
@@ -32,8 +33,8 @@ def compare_memory(
         found.append(
             _finding(
                 "temporaries",
-                f"the program takes {format_bytes(total)}, {total / planned.memory_total:.2f} times the planned "
-                f"{format_bytes(planned.memory_total)}; its largest buffers are in memory.peak",
+                f"the program takes {format_bytes(total)}, {total / planned.memory_total:.2f} times the "
+                f"planned {format_bytes(planned.memory_total)}; its largest buffers are in memory.peak",
                 "",
                 total - planned.memory_total,
             )
@@ -43,11 +44,12 @@ def compare_memory(
     return found
 
 
-def too_large(total: int, capacity: int) -> Finding:
-    """A program that a chip has no room for."""
-    what = f"the program takes {format_bytes(total)} and a chip has {format_bytes(capacity)}"
+def too_large(total: int | None, capacity: int, said: str = "") -> Finding:
+    """A program that a chip has no room for; said: the compiler's own words, where it refused."""
+    takes = f"the program takes {format_bytes(total)} and" if total else "the program does not fit:"
+    what = f"{takes} a chip has {format_bytes(capacity)}" + (f" ({said})" if said else "")
     change = "shard more of it, recompute more (remat), or take more microbatches"
-    return _finding("memory", what, change, total - capacity)
+    return _finding("memory", what, change, total - capacity if total else 0)
 
 
 def _state(held: int, state: int, outputs: int) -> Finding:

@@ -96,7 +96,7 @@ def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def wider_products(found: Iterable[Product], program: Program, dtype: str, *, widened: bool) -> list[Product]:
-    """The products whose operands are wider than `dtype`, in which the plan computes; attention has its own."""
+    """The products whose operands are wider than `dtype`; attention has a type of its own."""
     return [
         one
         for one in found

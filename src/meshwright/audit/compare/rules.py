@@ -1,8 +1,8 @@
 """The forms in which a compiler may write what was planned: named rules, each with what it expects.
 
-A row is what was planned of one tensor in one pass beside what was emitted of it, as bytes a step by operation
-and mesh axes. Each rule whose form is seen in the emitted rewrites the expected bytes; what was emitted must then
-be what is expected on every axis, within TOLERANCE, neither more nor less.
+A row is what was planned of one tensor in one pass beside what was emitted of it, as bytes a step by
+operation and mesh axes. Each rule whose form is seen in the emitted rewrites the expected bytes; what was
+emitted must then be what is expected on every axis, within TOLERANCE, neither more nor less.
 
     tied            a table that is read twice: gathered once, its gradients added before their sum
     kept_gathers    a weight gathered once for all microbatches, and kept
@@ -28,9 +28,9 @@ from meshwright.cost.priced import PricedCollective
 from meshwright.notation.array import Axes
 from meshwright.units import dtype_bytes
 
-# Beyond this share on any axis, more or less, what was emitted is not what was planned. What a rule expects is
-# exact but for the tiles that a compiler fills.
-TOLERANCE = 0.02
+# Beyond this share on any axis, more or less, what was emitted is not what was planned. What a rule expects
+# is exact but for the tiles that a compiler fills.
+TOLERANCE = 0.005
 
 # What a look-up is made of in JAX: rows taken, those of other shards masked, and its transpose.
 _LOOKUPS = ("gather", "select_n", "scatter-add", "scatter")
@@ -130,7 +130,7 @@ def kept_gathers(expected: Counter[Key], q: Question) -> Rewritten | None:
 
 
 def joined(expected: Counter[Key], q: Question) -> Rewritten | None:
-    """One collective in place of several of the same kind over parts of its axes: its V is the largest of theirs."""
+    """One collective in place of several of its kind over parts of its axes: its V is their largest."""
     rewritten = expected.copy()
     for (op, axes), size in emitted_bytes(q.emitted).items():
         for parts in _partitions(axes, op, rewritten) if (op, axes) not in expected else ():
@@ -155,7 +155,7 @@ def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tupl
 
 
 def scattered_sums(expected: Counter[Key], q: Question) -> Rewritten | None:
-    """An all-reduce over X and Y keeping X: V of the planned scatter over X, and no sum of the slices over Y."""
+    """An all-reduce over X and Y that keeps X: V of the scatter over X, without the sum of slices over Y."""
     kept = [e for e in q.emitted if e.collective.op == "all_reduce" and e.kept and not e.collective.gathers]
     if q.side.has_reduce_scatter or not kept:
         return None
@@ -215,7 +215,7 @@ def _is_lookup(e: Emitted) -> bool:
 
 
 def sums_apart(expected: Counter[Key], q: Question) -> Rewritten | None:
-    """A sum of one number for each weight, once for the clipping and once for the metrics, on each of the axes."""
+    """A sum of one number for each weight and axis, for the clipping and again for the metrics."""
     singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
     if (
         q.side.has_reduce_scatter
@@ -269,19 +269,20 @@ def padded(expected: Counter[Key], q: Question) -> Rewritten | None:
 
 
 def across_slices(expected: Counter[Key], q: Question) -> Rewritten | None:
-    """V in steps: within each slice, and V or a slice's part of it across."""
-    parts = [e for e in q.emitted if e.is_part and not e.collective.follows_sum]
-    if not parts:
-        return None
+    """V within each slice, then across: V again after an all-reduce, one part of it after a scatter."""
     rewritten = expected.copy()
-    for (op, axes), size in emitted_bytes(q.emitted).items():
+    for axes in {frozenset(e.axes) for e in q.emitted if e.is_part and not e.collective.follows_sum}:
+        parts = [e for e in q.emitted if frozenset(e.axes) == axes and not e.collective.follows_sum]
         whole = sum(expected[kind, axes] for kind in REDUCTIONS)
-        within = max((e.bytes_per_step for e in parts if frozenset(e.axes) == axes), default=0)
-        if not whole or op not in REDUCTIONS or abs(within - whole) > TOLERANCE * whole:
+        first = max(parts, key=lambda e: e.num_bytes)
+        then = next((e.op for e in parts if e.collective.groups != first.collective.groups), "")
+        if not whole or not {first.op, then} <= set(REDUCTIONS):
             continue
         for kind in REDUCTIONS:
             rewritten.pop((kind, axes), None)
-        rewritten[op, axes] = size
+        shares = first.collective.groups.size if first.op == "reduce_scatter" else 1
+        rewritten[first.op, axes] += whole
+        rewritten[then, axes] += round(whole / shares)
     return None if rewritten == expected else (rewritten, "summed within each slice and across slices")
 
 

@@ -22,7 +22,7 @@ from meshwright.audit.compile.log import warning_lines
 from meshwright.audit.compile.printed import program_text
 from meshwright.audit.compile.programs import traced_step
 from meshwright.audit.compile.targets import Target, target_mesh
-from meshwright.errors import AuditError
+from meshwright.errors import AuditError, OutOfMemoryError
 from meshwright.hardware.description import host_memory_bytes
 from meshwright.plan_file import Plan, load_plan, save_plan
 from meshwright.units import format_bytes
@@ -106,7 +106,7 @@ def _run(folder: Path, plan: Plan, target: Target) -> None:
         raise AuditError(f"{plan.layout}: compiling took over {excess}")
     if process.returncode:
         log = (folder / _LOG).read_text(errors="replace")
-        raise AuditError(f"{plan.layout} does not compile: {error_line(log, process.returncode)}")
+        raise refusal(str(plan.layout), log, process.returncode)
 
 
 def _watch(process: subprocess.Popen) -> str:
@@ -141,6 +141,31 @@ def error_line(log: str, code: int) -> str:
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [found[1] for line in lines if (found := _ERROR_LINE.match(line))]
     return (errors or lines or [f"exit code {code}"])[-1]
+
+
+# As libtpu words it: of the whole program, or of its temporaries where these alone are too much.
+_USED = re.compile(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])")
+# Of each of the largest: "Size: 4.00G", then its operator, shape and instruction, each on a line.
+_LARGEST = re.compile(r"^\s*Size: ([\d.]+)([KMGT])\s*$(.*?)(?=^\s*=====|\Z)", re.M | re.S)
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def refusal(layout: str, log: str, code: int) -> AuditError:
+    """The error of a compile that failed; an OutOfMemoryError where a chip has no room for the program."""
+    line = error_line(log, code)
+    message = f"{layout} does not compile: {line}"
+    used = _USED.search(line)
+    if "RESOURCE_EXHAUSTED" not in line and not used:
+        return AuditError(message)
+    buffers = tuple(
+        (_bytes(size, unit), "; ".join(part.strip() for part in said.splitlines() if part.strip()))
+        for size, unit, said in _LARGEST.findall(log)
+    )
+    return OutOfMemoryError(message, _bytes(*used.groups()) if used else None, buffers)
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit])
 
 
 def _compile_here(folder: Path) -> None:

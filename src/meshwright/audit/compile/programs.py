@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class PlannedStep:
     """The planned side of an audit; FLOPs are a device's, memory is bytes on one chip, by cause.
 
-    products: FLOPs by tensor and pass (forward, recompute, backward). state_bytes: of what enters the step and
-    stays: weights, moments, caches. matmul_dtype: of the operands of products.
+    products: FLOPs by tensor and pass (forward, recompute, backward). state_bytes: of what enters the step
+    and stays: weights, moments, caches. matmul_dtype: of the operands of products.
     """
 
     collectives: tuple[PricedCollective, ...]

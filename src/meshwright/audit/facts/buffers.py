@@ -73,7 +73,7 @@ def peak(program: Program) -> Peak | None:
 
 
 def input_bytes(program: Program) -> int:
-    """Bytes of the program's inputs that are whole numbers: tokens, positions, counters, keys of randomness."""
+    """Bytes of the program's inputs that are whole numbers: tokens, positions, counters, random keys."""
     shapes = (shape for one in program.main.parameters for shape in one.shapes)
     return sum(shape.allocated_bytes for shape in shapes if re.match(r"[su](32|64)|pred", shape.dtype))
 

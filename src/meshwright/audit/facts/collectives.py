@@ -31,8 +31,8 @@ class Collective:
     so that what the program widens is not taken for the compiler's doing.
     gathered_bytes: V, bytes of the gathered array on one device, in dtype: the result of an
     all-gather, the operand of all others. padding_bytes: what is sent beside, to fill tiles.
-    together_bytes: what the instruction sends in one go, this tensor and those combined with it; 0 where alone.
-    count: how often it runs in one step; None where a loop's trip count is unknown.
+    together_bytes: what the instruction sends in one go, this tensor and those combined with it; 0 where
+    alone. count: how often it runs in one step; None where a loop's trip count is unknown.
     conditional: it stands in a branch, and runs only if that is taken.
     parameter: the program's input that is sent, as JAX names it (`w['w_in']`), if it is sent as is.
     operand_op_name: the op_name of what computed the operand.

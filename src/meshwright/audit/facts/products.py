@@ -12,7 +12,7 @@ from meshwright.audit.hlo.trace import Place, Value, places, run_count
 
 @dataclass(frozen=True)
 class Product:
-    """A dot, convolution, library call or attention kernel where it stands. flops: of one device in a step."""
+    """A dot, convolution, library call or attention kernel at its place. flops: of one device in a step."""
 
     value: Value
     flops: float
@@ -22,7 +22,7 @@ class Product:
         return self.value.instruction.op_name
 
     def bits(self, program: Program, *, widened: bool) -> int:
-        """Bits of a number of its wider operand; of what a compiler widened (XLA:CPU), as the program has it."""
+        """Bits of a number of its wider operand; of what a compiler widened, as the program has it."""
         instruction = self.value.instruction
         operands = [self.value.operand(i) for i in range(min(2, len(instruction.operands)))]
         if widened:
