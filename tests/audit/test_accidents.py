@@ -63,7 +63,7 @@ SUM = """\
   %start = s32[] multiply(%at, %rows)
   %sum = f32[64,128]{1,0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add, metadata={op_name="jit(f)/psum"}
   %mine = f32[16,128]{1,0} dynamic-slice(%sum, %start, %zero), dynamic_slice_sizes={16,128}
-"""
+"""  # noqa: E501
 
 
 def test_a_sum_that_a_user_wrote_and_only_slices_is_told() -> None:

@@ -33,7 +33,7 @@ ENTRY %main (w: bf16[128,64], x: bf16[8,256]) -> f32[8,64] {
   %y = f32[8,64]{1,0} dot(%x, %whole), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/y"}
   ROOT %z = f32[8,64]{1,0} all-reduce(%y), replica_groups={{0,2},{1,3}}, to_apply=%add, metadata={op_name="jit(f)/z"}
 }
-"""
+"""  # noqa: E501
 
 
 def test_the_keys_are_those_of_a_plans_audit() -> None:

@@ -184,7 +184,7 @@ def test_a_compile_that_takes_too_long_or_too_much_is_ended(monkeypatch: pytest.
 
 
 LIBTPU_REFUSES = """
-jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.50G of 15.75G hbm.
+jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.50G of 15.75G.
 Largest program allocations in hbm:
 
   Size: 4.00G
