@@ -2,7 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from meshwright.audit.compare.findings import Finding, findings, product_findings, wide_findings
+from meshwright.audit.compare.findings import (
+    Finding,
+    exposure_findings,
+    findings,
+    product_findings,
+    wide_findings,
+)
 from meshwright.audit.compare.line_up import Row, line_up
 from meshwright.audit.compare.memory import compare_memory, too_large
 from meshwright.audit.compare.products import compare_products, wider_products
@@ -19,6 +25,7 @@ from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.overlap import Schedule, overlaps
 from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops, products
+from meshwright.audit.facts.timeline import Timeline, timeline
 from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
 from meshwright.cost.priced import PricedCollective
@@ -74,6 +81,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         capacity = hardware.chip.hbm_bytes if target.name == hardware.chip.kind != "cpu" else None
         inputs = input_bytes(program)
         differences += compare_memory(planned, compiled.memory_bytes, inputs, capacity, on_cpu=on_cpu)
+    line = timeline(program, hardware.chip, prices, found) if target.name == hardware.chip.kind else None
+    differences += exposure_findings(rows, line, planned.seconds)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
     bad = bool(differences or gaps) or replicates(said) or (checked is not None and not checked["agrees"])
@@ -89,12 +98,17 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         **({"numerics": checked} if checked else {}),
         "compiler_warnings": [one.to_dict() for one in said],
         "planned": [p.to_dict() for row in rows for p in row.planned],
-        "emitted": [e.to_dict(row.tensor) | {"overlaps": beside[id(e)]} for row in rows for e in row.emitted],
+        "emitted": [
+            e.to_dict(row.tensor)
+            | {"overlaps": beside[id(e)], "exposed_seconds": line and line.exposed[id(e)]}
+            for row in rows
+            for e in row.emitted
+        ],
         "unplanned": [
             e.to_dict(row.tensor) for row in rows if row.status == "unplanned" for e in row.emitted
         ],
         "missing": [p.to_dict() for row in rows if row.status == "missing" for p in row.planned],
-        "rows": [_row_dict(row, prices) for row in rows],
+        "rows": [_row_dict(row, prices, line) for row in rows],
         "not_understood": gaps,
         "bytes": {
             "planned": sum(p.step_bytes for p in planned.collectives),
@@ -107,6 +121,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
             "planned": round(sum(map(prices.planned_sent, planned.collectives))),
             "compiled": sum(map(prices.sent, emitted)),
         },
+        "step_seconds": {"planned": planned.seconds, "scheduled": line and line.seconds},
         "flops": {"planned": planned.flops, "compiled": dot_flops(program)},
         "memory": {
             "planned": planned.memory_total,
@@ -145,6 +160,7 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
         "not_understood": [],
         "bytes": {"planned": sum(p.step_bytes for p in planned.collectives), "compiled": None},
         "sent": {"planned": None, "compiled": None},
+        "step_seconds": {"planned": planned.seconds, "scheduled": None},
         "flops": {"planned": planned.flops, "compiled": None},
         "memory": {
             "planned": planned.memory_total,
@@ -178,14 +194,16 @@ def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
     return check_numerics(plan)
 
 
-def _row_dict(row: Row, prices: Prices) -> dict:
-    """Both sides of a row, each with its seconds a step, hidden or not; None where unavailable."""
+def _row_dict(row: Row, prices: Prices, line: Timeline | None) -> dict:
+    """Both sides of a row, each with its seconds a step, in all and exposed; None where unavailable."""
     planned, emitted = _planned_summary(row.planned), _emitted_summary(row.emitted)
     seconds = [prices.seconds(e) for e in row.emitted]
     if planned:
         planned["seconds"] = sum(p.step_seconds for p in row.planned)
+        planned["exposed_seconds"] = sum(p.exposed_seconds for p in row.planned)
         planned["sent"] = round(sum(map(prices.planned_sent, row.planned)))
     if emitted:
+        emitted["exposed_seconds"] = line and sum(line.exposed[id(e)] for e in row.emitted)
         emitted["sent"] = sum(map(prices.sent, row.emitted))
         emitted["seconds"] = None if None in seconds else sum(s for s in seconds if s is not None)
     return {

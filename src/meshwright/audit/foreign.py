@@ -18,6 +18,7 @@ from meshwright.audit.facts.overlap import Schedule, overlaps
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.facts.sent import Sent
+from meshwright.audit.facts.timeline import timeline
 from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.remarks.accidents import accidents
 from meshwright.audit.remarks.repeated import repeated_products
@@ -64,7 +65,7 @@ def audit_program(
     mesh: Mesh | None = None,
     compiler_log: Iterable[str] | None = None,
 ) -> dict:
-    """emitted[], warnings[], not_understood[], bytes, flops and the verdict of a program.
+    """emitted[], warnings[], not_understood[], step_seconds, bytes, flops and the verdict of a program.
 
     hardware: prices the collectives; a chip alone (`v5p`) stands for as many as the program has devices.
     mesh: names their axes, device ids row-major. compiler_log: its warnings; None where there is none, and
@@ -76,6 +77,10 @@ def audit_program(
     prices = reading.prices
     largest, schedule = peak(program), Schedule(program)
     beside = overlaps(schedule, [(one.value, one.emitted) for one in reading.sent])
+    line = None
+    if machine and machine.chip.kind == program.compiler:
+        found = [(one.value, one.emitted) for one in reading.sent]
+        line = timeline(program, machine.chip, prices, found)
     warnings = [
         *accidents(schedule, reading.sent, prices),
         *replicated_state(program, prices),
@@ -90,12 +95,17 @@ def audit_program(
         "hardware": machine.spec if machine else None,
         "mesh": dict(mesh.sizes) if mesh else None,
         "emitted": [
-            _to_dict(one, reading.prices, named=mesh is not None) | {"overlaps": beside[id(one.emitted)]}
+            _to_dict(one, reading.prices, named=mesh is not None)
+            | {
+                "overlaps": beside[id(one.emitted)],
+                "exposed_seconds": line and line.exposed[id(one.emitted)],
+            }
             for one in reading.sent
         ],
         "warnings": [one.to_dict() for one in warnings],
         "compiler_warnings": None if said is None else [one.to_dict() for one in said],
         "not_understood": gaps,
+        "step_seconds": {"planned": None, "scheduled": line and line.seconds},
         "bytes": {"planned": None, "compiled": sum(one.emitted.bytes_per_step for one in reading.sent)},
         "flops": {"planned": None, "compiled": dot_flops(program)},
         "memory": {"planned": None, "compiled": None, "peak": largest and largest.to_dict()},
@@ -113,7 +123,8 @@ def read(program: Program, machine: Hardware | None = None, mesh: Mesh | None = 
         )
     found = list(located(program))
     axes = mesh or inferred_mesh([c.groups for _, c in found], program.num_partitions)
-    sent = tuple(Sent(value, on_mesh(collective, axes)) for value, collective in found)
+    widened = program.compiler == "cpu"
+    sent = tuple(Sent(value, on_mesh(collective, axes, widened=widened)) for value, collective in found)
     return Reading(
         program, sent, Prices(axes, machine and machine.place(axes), machine and machine.chip, mesh)
     )

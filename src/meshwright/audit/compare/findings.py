@@ -10,15 +10,19 @@ from meshwright.audit.compare.words import summed_whole
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
+from meshwright.audit.facts.timeline import Timeline
 from meshwright.audit.hlo.op_names import scope_of
 
 # Products in a wider type than planned are told of where they are more than this of all FLOPs.
 WIDE_SHARE = 0.01
+# A tensor for which the schedule waits longer than planned is told of where that is more than this of the
+# step.
+EXPOSED_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference. kind: collective, product, dtype or memory.
+    """A difference. kind: collective, product, dtype, exposure or memory.
 
     extra_bytes: what each device sends, or holds, beyond the plan in a step. extra_seconds: the time of that
     on the links or of the products, hidden or not; None where it has none: of memory, and where the devices
@@ -82,6 +86,29 @@ def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Pri
             0,
             slower - planned if slower is not None and planned is not None else None,
         )
+    ]
+
+
+def exposure_findings(rows: Iterable[Row], line: Timeline | None, step_seconds: float) -> list[Finding]:
+    """A finding for each row for which the schedule waits much longer than planned."""
+    if line is None:
+        return []
+    return [
+        Finding(
+            "exposure",
+            row.tensor,
+            row.direction,
+            f"{row.tensor}: compute waits {waits:.3g} s for it, {planned:.3g} s planned",
+            _where(row.emitted[0]),
+            "let it start earlier, or run it in steps under a product (nn/compiler.py has XLA's options)",
+            0,
+            waits - planned,
+        )
+        for row in rows
+        if row.emitted
+        and (waits := sum(line.exposed[id(e)] for e in row.emitted))
+        - (planned := sum(p.exposed_seconds for p in row.planned))
+        > EXPOSED_SHARE * step_seconds
     ]
 
 

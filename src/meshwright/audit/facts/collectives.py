@@ -12,7 +12,7 @@ from meshwright.audit.facts.naming import MOVED, laid_end_to_end, origin_name, r
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.slices import crossing_groups, received
 from meshwright.audit.hlo.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
-from meshwright.audit.hlo.parse import Instruction, Program, Shape, dtype_bits, leaves
+from meshwright.audit.hlo.parse import Computation, Instruction, Program, Shape, dtype_bits, leaves
 from meshwright.audit.hlo.trace import COPIES, Place, Value, history, places, run_count
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError
@@ -102,16 +102,44 @@ def collectives(program: Program) -> list[Collective]:
 def located(program: Program) -> Iterator[tuple[Value, Collective]]:
     """The same, each with its instruction where it stands."""
     differentiated = is_differentiated(program)
+    started = {chain[:2] for chain, place in _pieces(program) if is_start(place.computation)}
     chains: set[tuple[object, ...]] = set()
     for place in places(program):
         for instruction in place.computation.instructions.values():
             if op_of(instruction) is None or unreadable_groups(instruction, program.num_partitions):
                 continue
             chain = piece_of(instruction, place)
-            if chain is None or chain not in chains:
+            # Counted where it starts, also if it is done in another loop; once where no start is printed.
+            again = chain is not None and (
+                not is_start(place.computation) if chain[:2] in started else chain in chains
+            )
+            if not again:
                 value = Value(instruction, place)
                 yield from ((value, one) for one in _read(program, value, differentiated))
             chains |= {chain} if chain else set()
+
+
+def _pieces(program: Program) -> Iterator[tuple[tuple[object, ...], Place]]:
+    for place in places(program):
+        for instruction in place.computation.instructions.values():
+            if op_of(instruction) and (chain := piece_of(instruction, place)):
+                yield chain, place
+
+
+def is_start(computation: Computation) -> bool:
+    """Whether a fusion's computation is where XLA for TPU starts an asynchronous collective."""
+    return _calls(computation, "AsyncCollectiveStart")
+
+
+def is_done(computation: Computation) -> bool:
+    """Whether it is where one is waited for."""
+    return _calls(computation, "AsyncCollectiveDone")
+
+
+def _calls(computation: Computation, target: str) -> bool:
+    return any(
+        target in one.attributes.get("custom_call_target", "") for one in computation.instructions.values()
+    )
 
 
 def is_differentiated(program: Program) -> bool:

@@ -12,23 +12,22 @@ XLA for TPU cuts a collective into pieces, fused with products: the first is its
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from meshwright.audit.facts.collectives import piece_of
+from meshwright.audit.facts.collectives import is_done, is_start, piece_of
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.work import Work
-from meshwright.audit.hlo.parse import Computation, Instruction, Program
+from meshwright.audit.hlo.parse import Instruction, Program
 from meshwright.audit.hlo.trace import Place, Value, called_by, trip_count
 from meshwright.hardware.chip import Chip
 
 _WRAPPERS = ("fusion", "async-start")
-_START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """seconds: of a step. compute_seconds: of these, computing. exposed: seconds a step that compute stands still
-    for each collective, by its identity.
+    """seconds: of a step. compute_seconds: of these, computing. exposed: seconds a step for which compute
+    stands still for each collective, by its identity.
     """
 
     seconds: float
@@ -38,7 +37,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class _Clocks:
-    """Seconds since the program began. flying: when each collective under way will have arrived, and its part."""
+    """Seconds since the program began. flying: when each collective under way arrives, and what it is."""
 
     compute: float = 0.0
     links: float = 0.0
@@ -85,21 +84,26 @@ class _Walk:
         if instruction.opcode == "while":
             return self._loop(value, clocks, weight)
         if instruction.opcode == "conditional":
-            branches = [self.run(place.enter(instruction, c), clocks, 0.0) for c in called_by(self.program, instruction)]
-            longest = max(range(len(branches)), key=lambda i: branches[i].compute, default=None)
-            if longest is None:
-                return clocks
-            return self.run(place.enter(instruction, called_by(self.program, instruction)[longest]), clocks, weight)
+            return self._longest_branch(value, clocks, weight)
         if instruction.opcode == "call":
             for called in called_by(self.program, instruction):
                 clocks = self.run(place.enter(instruction, called), clocks, weight)
             return clocks
         for piece in self._collectives(value):
             clocks = self._communicates(instruction, piece, clocks, weight)
-        seconds = 0.0 if op_of(instruction) or instruction.opcode.endswith("-done") else self.work.seconds(value)
+        seconds = (
+            0.0 if op_of(instruction) or instruction.opcode.endswith("-done") else self.work.seconds(value)
+        )
         self.computing += weight * seconds
         clocks = replace(clocks, compute=clocks.compute + seconds)
         return self._arrivals(value, clocks, weight)
+
+    def _longest_branch(self, value: Value, clocks: _Clocks, weight: float) -> _Clocks:
+        branches = [
+            value.place.enter(value.instruction, one) for one in called_by(self.program, value.instruction)
+        ]
+        longest = max(branches, key=lambda place: self.run(place, clocks, 0.0).compute)
+        return self.run(longest, clocks, weight)
 
     def _loop(self, loop: Value, clocks: _Clocks, weight: float) -> _Clocks:
         body = self.program.computations[loop.instruction.attributes["body"].lstrip("%")]
@@ -126,15 +130,11 @@ class _Walk:
             inside += [Value(one, place) for one in called.instructions.values() if op_of(one)]
         return inside
 
-    def _communicates(
-        self, outer: Instruction, piece: Value, clocks: _Clocks, weight: float
-    ) -> _Clocks:
+    def _communicates(self, outer: Instruction, piece: Value, clocks: _Clocks, weight: float) -> _Clocks:
         sent = tuple(self._sent.get(_key(piece), ()))
         chain = piece_of(piece.instruction, piece.place)
         if chain is not None:
-            if chain in clocks.flying or not _has_call(piece.place.computation, _START):
-                return clocks
-            return self._starts(chain, sent, clocks)
+            return self._starts(chain[:2], sent, clocks) if is_start(piece.place.computation) else clocks
         if outer.opcode.endswith("-start") or outer.opcode == "send":
             return self._starts(outer.name, sent, clocks)
         seconds = self._seconds(sent)
@@ -154,9 +154,9 @@ class _Walk:
             keys = list(instruction.operands)
         elif instruction.opcode == "fusion":
             keys = [
-                piece_of(piece.instruction, piece.place)
+                chain[:2]
                 for piece in self._collectives(value)
-                if _has_call(piece.place.computation, _DONE)
+                if is_done(piece.place.computation) and (chain := piece_of(piece.instruction, piece.place))
             ]
         for key in keys:
             if key in clocks.flying:
@@ -181,9 +181,3 @@ def _key(value: Value) -> object:
     """What tells a collective where it stands from all others; the pieces of one have the same."""
     whole = piece_of(value.instruction, value.place)
     return whole or (value.instruction.name, tuple(frame.caller.name for frame in value.place.frames))
-
-
-def _has_call(computation: Computation, target: str) -> bool:
-    return any(
-        target in one.attributes.get("custom_call_target", "") for one in computation.instructions.values()
-    )

@@ -1,17 +1,18 @@
-"""Seconds that each instruction of a compiled program computes, by the compiler's estimate or by its roofline.
+"""Seconds that each instruction of a compiled program computes, by the compiler's estimate or by its
+roofline.
 
 XLA for TPU prints the cycles that it reckons with for each fusion:
 
     seconds = estimated_cycles / clock
 
-Of kernels, and of everything that XLA for GPU prints, the time is that of a roofline at what whole steps reach of
-the chip's ratings (the chip's `[step]`):
+Of kernels, and of everything that XLA for GPU prints, the time is that of a roofline at what whole steps
+reach of the chip's ratings (the chip's `[step]`):
 
     seconds = max(FLOPs / FLOPs a second, bytes / HBM bytes a second) + seconds of a kernel
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from meshwright.audit.facts.flops import flops_of
 from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
@@ -22,15 +23,17 @@ from meshwright.hardware.chip import Chip
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # XLA's word for "not known".
 _NO_CYCLES = 2**62
-# Systolic arrays of a chip, each of matrix_unit x matrix_unit multiply-adds a cycle: with the peak they give the
-# clock, 1.05, 1.5, 1.75 and 1.75 GHz. Source: How to Scale Your Model, TPUs; of v6e Google's clock is not
+# Systolic arrays of a chip, each of matrix_unit x matrix_unit multiply-adds a cycle: with the peak they give
+# the clock, 1.05, 1.5, 1.75 and 1.75 GHz. Source: How to Scale Your Model, TPUs; of v6e Google's clock is not
 # published, and four arrays give the same 1.75 GHz as v5p.
 _ARRAYS: Mapping[str, int] = {"v4p": 8, "v5e": 4, "v5p": 8, "v6e": 4}
-# What takes no time of its own: names, tuples, what is only seen otherwise, and calls whose bodies are walked.
+# What takes no time of its own: names, tuples, what is only seen otherwise, and calls whose bodies are
+# walked.
 _FREE = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
     "iota", "opt-barrier", "add-dependency", "while", "conditional", "call", "copy-start", "copy-done",
-    "slice-start", "slice-done", "async-start", "async-update", "async-done", "send", "send-done", "recv", "recv-done",
+    "slice-start", "slice-done", "async-start", "async-update", "async-done", "send", "send-done", "recv",
+    "recv-done",
 })  # fmt: skip
 
 
@@ -49,7 +52,7 @@ def has_cycles(program: Program) -> bool:
 
 
 class Work:
-    """The seconds of instructions of one program on one chip. Raises nothing: what is not known takes none."""
+    """The seconds of instructions of one program on one chip; what is not known takes none."""
 
     def __init__(self, program: Program, chip: Chip) -> None:
         self.program, self.chip = program, chip
@@ -80,9 +83,16 @@ class Work:
         flops = sum(flops_of(one, c) for c in called for one in c.instructions.values())
         flops += flops_of(instruction, computation)
         num_bytes = _touched(instruction, computation, called)
-        dtype = "f32" if any(shape.dtype == "f32" for shape in _operands(instruction, computation)[:2]) else "bf16"
+        dtype = (
+            "f32"
+            if any(shape.dtype == "f32" for shape in _operands(instruction, computation)[:2])
+            else "bf16"
+        )
         computing = flops / self.chip.matmul_flops_per_second(dtype) if flops else 0.0
-        return max(computing, num_bytes / self.chip.memory_bytes_per_second("bf16")) + self.chip.step.kernel_seconds
+        return (
+            max(computing, num_bytes / self.chip.memory_bytes_per_second("bf16"))
+            + self.chip.step.kernel_seconds
+        )
 
 
 def _operands(instruction: Instruction, computation: Computation) -> list[Shape]:
@@ -98,17 +108,32 @@ def _touched(instruction: Instruction, computation: Computation, called: list[Co
         return written + sum(shape.num_bytes for shape in _operands(instruction, computation))
     fused = called[0]
     read = sum(_read(fused, parameter) for parameter in fused.parameters)
-    updates = [one for one in fused.instructions.values() if one.opcode == "dynamic-update-slice"]
-    for update in updates:
-        whole, part = (fused.instructions[name].shapes[0].num_bytes for name in update.operands[:2])
+    for update in (one for one in fused.instructions.values() if one.opcode in _UPDATES):
+        whole = update.shapes[0].num_bytes
+        part = fused.instructions[update.operands[_UPDATES[update.opcode]]].shapes[0].num_bytes
         written -= whole - part if written >= whole else 0
     return read + written
 
 
+# What writes a part of its first operand in place, and which operand that part is.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+_SLICES = ("dynamic-slice", "slice", "gather")
+
+
 def _read(fused: Computation, parameter: Instruction) -> int:
-    users = fused.users[parameter.name]
-    if users and all(user.opcode in ("dynamic-slice", "slice", "gather") for user in users):
-        return sum(shape.num_bytes for user in users for shape in user.shapes)
-    if users and all(u.opcode == "dynamic-update-slice" and u.operands[0] == parameter.name for u in users):
+    """Bytes that a fusion reads of one of its operands."""
+    users = list(_users(fused, parameter))
+    if users and all(user.opcode in _SLICES for user, _ in users):
+        return sum(shape.num_bytes for user, _ in users for shape in user.shapes)
+    if users and all(user.opcode in _UPDATES and at == 0 for user, at in users):
         return 0
     return sum(shape.num_bytes for shape in parameter.shapes)
+
+
+def _users(fused: Computation, one: Instruction) -> Iterator[tuple[Instruction, int]]:
+    """What reads an instruction's numbers, past bitcasts, and as which operand."""
+    for user in fused.users[one.name]:
+        if user.opcode == "bitcast":
+            yield from _users(fused, user)
+        else:
+            yield user, user.operands.index(one.name)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from meshwright.audit.hlo.stack_frames import StackFrames
 from meshwright.errors import AuditError
@@ -23,6 +23,9 @@ _END = re.compile(r"\}(,|$)")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|<=|[()\[\]{},]')
 _METADATA = re.compile(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\d+))')
+_GPU = re.compile(
+    r"operation_queue_id|block_level_fusion_config|gemm_backend_config|collective_backend_config"
+)
 _INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 
 
@@ -139,6 +142,15 @@ class Program:
     @property
     def main(self) -> Computation:
         return self.computations[self.entry]
+
+    @cached_property
+    def compiler(self) -> Literal["tpu", "gpu", "cpu"]:
+        """Whose XLA printed it: a TPU's lays arrays out in tiles, a GPU's notes queues and block sizes."""
+        instructions = [one for c in self.computations.values() for one in c.instructions.values()]
+        if any(re.search(r"T\(\d", shape.layout or "") for one in instructions for shape in one.shapes):
+            return "tpu"
+        is_gpu = any(_GPU.search(one.attributes.get("backend_config", "")) for one in instructions)
+        return "gpu" if is_gpu else "cpu"
 
 
 def dtype_bits(dtype: str) -> int:
