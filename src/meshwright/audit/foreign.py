@@ -15,7 +15,7 @@ from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
 from meshwright.audit.facts.overlap import Schedule, overlaps
-from meshwright.audit.facts.prices import Prices
+from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.facts.sent import Sent
 from meshwright.audit.facts.timeline import timeline
@@ -80,7 +80,7 @@ def audit_program(
     line = None
     if machine and machine.chip.kind == program.compiler:
         found = [(one.value, one.emitted) for one in reading.sent]
-        line = timeline(program, machine.chip, prices, found)
+        line = timeline(program, machine.chip, step_prices(machine, prices.mesh), found)
     warnings = [
         *accidents(schedule, reading.sent, prices),
         *replicated_state(program, prices),

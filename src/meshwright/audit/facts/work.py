@@ -1,5 +1,4 @@
-"""Seconds that each instruction of a compiled program computes, by the compiler's estimate or by its
-roofline.
+"""Seconds that each instruction of a compiled program computes: the compiler's estimate or a roofline.
 
 XLA for TPU prints the cycles that it reckons with for each fusion:
 
@@ -27,13 +26,12 @@ _NO_CYCLES = 2**62
 # the clock, 1.05, 1.5, 1.75 and 1.75 GHz. Source: How to Scale Your Model, TPUs; of v6e Google's clock is not
 # published, and four arrays give the same 1.75 GHz as v5p.
 _ARRAYS: Mapping[str, int] = {"v4p": 8, "v5e": 4, "v5p": 8, "v6e": 4}
-# What takes no time of its own: names, tuples, what is only seen otherwise, and calls whose bodies are
-# walked.
+# What takes no time of its own: names, tuples, and calls whose bodies are walked.
 _FREE = frozenset({
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
-    "iota", "opt-barrier", "add-dependency", "while", "conditional", "call", "copy-start", "copy-done",
-    "slice-start", "slice-done", "async-start", "async-update", "async-done", "send", "send-done", "recv",
-    "recv-done",
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+    "replica-id", "iota", "opt-barrier", "add-dependency", "while", "conditional", "call", "copy-start",
+    "copy-done", "slice-start", "slice-done", "async-start", "async-update", "async-done", "send",
+    "send-done", "recv", "recv-done",
 })  # fmt: skip
 
 
@@ -123,7 +121,7 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 def _read(fused: Computation, parameter: Instruction) -> int:
     """Bytes that a fusion reads of one of its operands."""
     users = list(_users(fused, parameter))
-    if users and all(user.opcode in _SLICES for user, _ in users):
+    if users and all(user.opcode in _SLICES and at == 0 for user, at in users):
         return sum(shape.num_bytes for user, _ in users for shape in user.shapes)
     if users and all(user.opcode in _UPDATES and at == 0 for user, at in users):
         return 0
