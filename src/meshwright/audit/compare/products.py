@@ -119,5 +119,5 @@ def _key(product: Product, wanted: Mapping[Key, float], differentiated: bool) ->
         for scope in reversed(scope_of(name)):
             if (scope, direction) in wanted:
                 return scope, direction
-    scopes = scope_of(names[0])
+    scopes = [scope for scope in scope_of(names[0]) if "->" not in scope]  # an einsum is no name
     return scopes[-1] if scopes else names[0], pass_of(phase_of(names[0], differentiated))
