@@ -78,7 +78,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     rows = weighed(line_up(planned.collectives, emitted, side), prices, planned.seconds)
     differences = _differences(planned, program, rows, prices, on_cpu=on_cpu)
     if compiled.memory_bytes:
-        capacity = hardware.chip.hbm_bytes if target.name == hardware.chip.kind != "cpu" else None
+        capacity = hardware.chip.program_bytes if target.name == hardware.chip.kind != "cpu" else None
         inputs = input_bytes(program)
         differences += compare_memory(planned, compiled.memory_bytes, inputs, capacity, on_cpu=on_cpu)
     line = timeline(program, hardware.chip, prices, found) if target.name == hardware.chip.kind else None
@@ -137,7 +137,7 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
     """The audit of a step for which a chip has no room: what the compiler wants, beside the plan's memory."""
     hardware = load(plan.hardware)
     planned = planned_step(plan, hardware)
-    capacity = hardware.chip.hbm_bytes
+    capacity = hardware.chip.program_bytes
     what = too_large(error.num_bytes, capacity, str(error))
     largest = [
         {"bytes": size, "tensor": "", "instruction": "", "shape": "", "what": said}
