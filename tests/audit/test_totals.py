@@ -23,7 +23,8 @@ PLANNED = {
 }
 
 
-def _product(scope: str, phase: str, flops: float) -> Product:
+def _product(name: str, flops: float) -> Product:
+    scope, phase = name.split()
     prefix = {"forward": "jit(f)/jvp(layers)", "backward": "jit(f)/transpose(jvp(layers))"}[phase]
     one = Instruction(
         "dot", Shape("f32", (1,)), "dot", (), {}, op_name=f"{prefix}/{scope}/BTD,DF->BTF/dot_general"
@@ -35,7 +36,7 @@ def _found(**changed: float) -> list[tuple[str, str, float]]:
     """What differs of the planned products, some of which have other FLOPs."""
     flops = {"wq forward": 40.0, "wk forward": 10.0, "wv forward": 10.0, "attention forward": 4.0,
              "wq backward": 80.0, "w_out forward": 100.0, "w_out backward": 300.0} | changed  # fmt: skip
-    made = [_product(*name.split(), number) for name, number in flops.items()]
+    made = [_product(name, number) for name, number in flops.items()]
     return [
         (one.tensor, one.direction, one.extra_flops)
         for one in compare_products(PLANNED, made, differentiated=True)

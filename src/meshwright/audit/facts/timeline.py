@@ -21,7 +21,7 @@ from meshwright.audit.hlo.parse import Instruction, Program
 from meshwright.audit.hlo.trace import Place, Value, called_by, trip_count
 from meshwright.hardware.chip import Chip
 
-# What steps on TPUs take of the sum of XLA's estimates and of the links' prices: the median of three published
+# What steps on TPUs take of the sum of XLA's estimates and of the links' prices: the median of three
 # steps of MaxText on v5e and v6e (benchmarks/results/scheduled.json). Fitted on one of the chips alone, the
 # steps of the other are 0 to 6% off.
 TPU_SHARE = 0.87
