@@ -1,9 +1,9 @@
 """The compiled schedule's price of published TPU steps, beside what was measured and planned.
 
-    python benchmarks/scheduled.py published/training.csv   # writes benchmarks/results/scheduled.json; needs [tpu]
+    python benchmarks/scheduled.py published/training.csv   # writes results/scheduled.json; needs [tpu]
 
-The rows are those that this program runs as published, with float32 weights, and that its compiler fits into the
-chips. `share_without` is `timeline.TPU_SHARE` as the rows of all other chips would have it.
+The rows are those that this program runs as published, with float32 weights, and that its compiler fits into
+the chips. `share_without` is `timeline.TPU_SHARE` as the rows of all other chips would have it.
 """
 
 import importlib.metadata

@@ -8,8 +8,6 @@ from meshwright.audit.audit import audit_plan
 from meshwright.audit.compare.line_up import line_up
 from meshwright.audit.compare.rules import Side
 from meshwright.audit.compare.weigh import weighed
-from meshwright.audit.compile.compile import compile_plan
-from meshwright.audit.compile.targets import Target
 from meshwright.audit.facts.collectives import Collective
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.groups import DeviceGroups
@@ -277,12 +275,8 @@ def test_a_gather_kept_for_all_microbatches_is_said() -> None:
     )
 
 
-def _audit(planned: Layout, monkeypatch: pytest.MonkeyPatch | None = None, ran: Layout | None = None) -> dict:
+def _audit(planned: Layout) -> dict:
     plan = Plan(load_model("tiny"), "cpu:8", Workload(16, 64), planned)
-    if monkeypatch and ran:
-        other = Plan(plan.model, plan.hardware, plan.workload, ran)
-        compiled = compile_plan(other, Target("cpu"), use_cache=False)
-        monkeypatch.setattr("meshwright.audit.audit.compile_plan", lambda *_, **__: compiled)
     return audit_plan(plan, "cpu", use_cache=False)
 
 
@@ -293,7 +287,7 @@ def _layout(**values: object) -> Layout:
 @pytest.mark.parametrize(
     "layout",
     [
-        _layout(data=2, fsdp=2, tensor=2),
+        pytest.param(_layout(data=2, fsdp=2, tensor=2), marks=pytest.mark.slow),
         pytest.param(_layout(data=8), marks=pytest.mark.slow),
         pytest.param(
             _layout(fsdp=2, context=2, tensor=2, sequence_parallel=True, remat="full"), marks=pytest.mark.slow
@@ -326,13 +320,6 @@ def test_the_compiled_step_is_the_planned_one(layout: Layout) -> None:
     assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.04)
     if layout.remat == "none":
         assert audit["flops"]["compiled"] == audit["flops"]["planned"]
-
-
-def test_a_program_of_another_layout_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planned with the weights gathered over fsdp, run with them replicated over data."""
-    audit = _audit(_layout(fsdp=8), monkeypatch, ran=_layout(data=8))
-    assert audit["verdict"] == "differs"
-    assert "wq" in {entry["tensor"] for entry in audit["missing"]}
 
 
 def test_a_mesh_too_large_for_the_cpu_is_refused() -> None:

@@ -1,7 +1,4 @@
-"""Every way to break a step is flagged, and no unbroken step is: forty kinds on four layouts.
-
-`python -m tests.audit.test_mutations` prints the rate that docs/audit.md tells.
-"""
+"""Every way to break a step is flagged, and no unbroken step is: forty kinds on four layouts."""
 
 import random
 
@@ -14,7 +11,7 @@ from meshwright.audit.compile.targets import Target
 
 # By a fixed seed: some that take no compile of their own, and one that does.
 _CHANCE = random.Random(1)
-SAMPLE = [*_CHANCE.sample([*EDITS], 3), _CHANCE.choice([kind for kind in KINDS if kind not in EDITS])]
+SAMPLE = [*_CHANCE.sample([*EDITS], 2), _CHANCE.choice([kind for kind in KINDS if kind not in EDITS])]
 SAMPLE_LAYOUT = LAYOUTS[2]
 
 

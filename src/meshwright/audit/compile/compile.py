@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
 from meshwright.audit.compile.log import warning_lines
@@ -31,7 +32,7 @@ TIMEOUT_SECONDS = 900
 # A compiler that takes more of the host than this is ended before the host swaps or kills others.
 MEMORY_SHARE = 0.8
 # Of XLA:CPU, how well LLVM optimises: the program is the same text, in half of the time.
-UNOPTIMIZED = {"xla_backend_optimization_level": 0}
+UNOPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 0}
 _POLL_SECONDS = 0.1
 _PROGRAM, _FIGURES, _TARGET, _PLAN, _LOG = "program.hlo", "figures.json", "target.json", "plan.toml", "log"
 _ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
