@@ -71,7 +71,7 @@ def audit_program(
     mesh: names their axes, device ids row-major. compiler_log: its warnings; None where there is none, and
     then they are None, unavailable. Raises AuditError where either has other devices.
     """
-    machine = _machine(hardware, program.num_partitions)
+    machine = _machine(hardware, program.num_devices)
     reading = read(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
@@ -91,7 +91,7 @@ def audit_program(
     return {
         "verdict": "differs" if gaps or warnings or replicates(said or ()) else "match",
         "program": program.name,
-        "devices": program.num_partitions,
+        "devices": program.num_devices,
         "hardware": machine.spec if machine else None,
         "mesh": dict(mesh.sizes) if mesh else None,
         "emitted": [
@@ -115,14 +115,14 @@ def audit_program(
 
 def read(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:
     """The collectives of a program on `mesh`, or on one inferred from their groups."""
-    if mesh and mesh.num_devices != program.num_partitions:
+    if mesh and mesh.num_devices != program.num_devices:
         sizes = ",".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
         raise AuditError(
-            f"the mesh {sizes} has {mesh.num_devices} devices and the program {program.num_partitions}; "
-            f"the axes must multiply to {program.num_partitions}"
+            f"the mesh {sizes} has {mesh.num_devices} devices and the program {program.num_devices}; "
+            f"the axes must multiply to {program.num_devices}"
         )
     found = list(located(program))
-    axes = mesh or inferred_mesh([c.groups for _, c in found], program.num_partitions)
+    axes = mesh or inferred_mesh([c.groups for _, c in found], program.num_devices)
     widened = program.compiler == "cpu"
     sent = tuple(Sent(value, on_mesh(collective, axes, widened=widened)) for value, collective in found)
     return Reading(

@@ -106,7 +106,7 @@ def located(program: Program) -> Iterator[tuple[Value, Collective]]:
     chains: set[tuple[object, ...]] = set()
     for place in places(program):
         for instruction in place.computation.instructions.values():
-            if op_of(instruction) is None or unreadable_groups(instruction, program.num_partitions):
+            if op_of(instruction) is None or unreadable_groups(instruction, program.num_devices):
                 continue
             chain = piece_of(instruction, place)
             # Counted where it starts, also if it is done in another loop; once where no start is printed.
@@ -200,7 +200,7 @@ def _one(
     sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
     first, share = piece or (operands[0], _share_of_tile(program, operands[0]))
     origin = list(history(program, first, MOVED))
-    groups = groups_of(instruction, program.num_partitions)
+    groups = groups_of(instruction, program.num_devices)
     reduces = op == "all_reduce" and instruction.opcode != "send" and not piece
     fused = fused_scatter(program, _result(value, index), operands[0]) if reduces else None
     offsets = kept_slices(program, value, index, groups) if reduces and not fused else None

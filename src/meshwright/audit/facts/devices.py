@@ -35,13 +35,12 @@ def device_values(program: Program, value: Value) -> tuple[int, ...] | None:
     """
     found = resolve(program, value, _MOVED)
     instruction = found.instruction
-    if instruction.opcode == "partition-id":
-        return tuple(range(program.num_partitions))
-    if instruction.opcode == "replica-id" and program.num_replicas == 1:
-        return (0,) * program.num_partitions
+    if instruction.opcode in ("partition-id", "replica-id"):
+        counts = {"partition-id": program.num_partitions, "replica-id": program.num_replicas}
+        return _numbers(counts.pop(instruction.opcode), *counts.values())
     if instruction.opcode == "constant":
         table = _table(instruction.literal)
-        return table * program.num_partitions if len(table) == 1 else None
+        return table * program.num_devices if len(table) == 1 else None
     if instruction.opcode == "dynamic-slice" and len(instruction.operands) == 2:
         return _looked_up(program, found)
     if instruction.opcode == "clamp":
@@ -54,6 +53,13 @@ def device_values(program: Program, value: Value) -> tuple[int, ...] | None:
         calculate = _ARITHMETIC[instruction.opcode]
         return left and right and tuple(map(calculate, left, right))
     return None
+
+
+def _numbers(own: int, other: int) -> tuple[int, ...] | None:
+    """Each device's partition or replica; None where a program has several of both."""
+    if own > 1:
+        return tuple(range(own)) if other == 1 else None
+    return (0,) * other
 
 
 def slice_offsets(program: Program, piece: Value, first: int) -> Offsets | None:

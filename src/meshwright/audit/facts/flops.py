@@ -18,6 +18,8 @@ def flops_of(instruction: Instruction, computation: Computation) -> int:
     """FLOPs of one instruction, 0 if it is not a matrix product."""
     if instruction.opcode == "dot":
         return _dot(instruction, computation)
+    if instruction.opcode == "ragged-dot":
+        return _ragged_dot(instruction, computation)
     if instruction.opcode == "convolution":
         return _convolution(instruction, computation)
     return _library_matmul(instruction, computation) if is_library_matmul(instruction) else 0
@@ -38,6 +40,13 @@ def _dot(instruction: Instruction, computation: Computation) -> int:
     left = _operand(instruction, computation, 0)
     contracting = re.findall(r"\d+", instruction.attributes.get("lhs_contracting_dims", ""))
     return 2 * instruction.shapes[0].num_elements * prod(left.dims[int(d)] for d in contracting)
+
+
+def _ragged_dot(instruction: Instruction, computation: Computation) -> int:
+    """As of a dot: each row meets one group. Where the rows are summed, each sum is of one group's rows."""
+    flops, named = _dot(instruction, computation), instruction.attributes
+    summed = named.get("lhs_ragged_dims") == named.get("lhs_contracting_dims")
+    return flops // instruction.shapes[0].dims[0] if summed else flops
 
 
 def _library_matmul(instruction: Instruction, computation: Computation) -> int:

@@ -41,6 +41,9 @@ _KNOWN = frozenset(_OPCODES.split())
 def not_understood(program: Program) -> list[str]:
     """A line for each loop, custom call and collective that the counts leave out or count once."""
     found: dict[str, None] = {}
+    if program.num_partitions > 1 < program.num_replicas:
+        both = f"{program.num_replicas} replicas of {program.num_partitions} partitions"
+        found[f"{both}: which devices the groups join is not understood"] = None
     for place in places(program):
         matters = False
         for instruction in place.computation.instructions.values():
@@ -55,7 +58,7 @@ def not_understood(program: Program) -> list[str]:
 def _problem(program: Program, value: Value) -> str:
     instruction = value.instruction
     opcode = instruction.opcode.removesuffix("-start")
-    if op_of(instruction) and (why := unreadable_groups(instruction, program.num_partitions)):
+    if op_of(instruction) and (why := unreadable_groups(instruction, program.num_devices)):
         return f"{_named(instruction)}: {why}"
     if instruction.opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update") not in _KNOWN:
         return (

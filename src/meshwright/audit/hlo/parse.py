@@ -143,6 +143,11 @@ class Program:
     def main(self) -> Computation:
         return self.computations[self.entry]
 
+    @property
+    def num_devices(self) -> int:
+        """Devices that its groups number: partitions (jit, pjit) or replicas (pmap, torch/XLA)."""
+        return self.num_partitions if self.num_partitions > 1 else self.num_replicas
+
     @cached_property
     def compiler(self) -> Literal["tpu", "gpu", "cpu"]:
         """Whose XLA printed it: a TPU's lays arrays out in tiles, a GPU's notes queues and block sizes."""

@@ -111,9 +111,9 @@ class _Differing:
 
     def _after(self, value: Value, op: str) -> bool | None:
         """The same as `_begins`, of a collective."""
-        if unreadable_groups(value.instruction, self.program.num_partitions):
+        if unreadable_groups(value.instruction, self.program.num_devices):
             return True
-        groups = groups_of(value.instruction, self.program.num_partitions)
+        groups = groups_of(value.instruction, self.program.num_devices)
         joined = group_axes(groups, self.mesh)
         if joined.axes is None or self.axis not in joined.axes:
             return True if joined.axes is None else None

@@ -26,8 +26,7 @@ def replicated_state(program: Program, prices: Prices) -> list[Accident]:
     found = [
         (one, copies)
         for one in chosen
-        if (copies := copies_of(one, program.num_partitions)) > 1
-        and one.shapes[0].num_bytes >= _SHARE * total
+        if (copies := copies_of(one, program.num_devices)) > 1 and one.shapes[0].num_bytes >= _SHARE * total
     ]
     if not found:
         return []
