@@ -43,6 +43,20 @@ def test_what_fits_keeps_its_rank(found: Search, monkeypatch: pytest.MonkeyPatch
     assert again.best.to_dict()["compiled_bytes_per_chip"] == 10**6
 
 
+def test_those_that_fit_are_ranked_by_their_compiled_schedules(
+    found: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is the fastest by its schedule, and the first does not fit."""
+    _compiler(monkeypatch, lambda n: {"total": 10**15 if n == 0 else 10**6})
+    taken = {str(one.layout): 1.0 - 0.1 * n for n, one in enumerate(found.candidates)}
+    monkeypatch.setattr("meshwright.audit.audit.scheduled_seconds", lambda plan, *_: taken[str(plan.layout)])
+    again, opinions = second_opinion(CONFIG, HARDWARE, found)
+    order = [one.layout for one in again.candidates]
+    first, second, third, fourth = (one.layout for one in found.candidates[:4])
+    assert order[:3] == [third, second, fourth] and order[-1] == first
+    assert [one.scheduled_seconds for one in opinions] == pytest.approx([1.0, 0.9, 0.8])
+
+
 def test_what_the_compiler_says_does_not_fit_is_refused(
     found: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:

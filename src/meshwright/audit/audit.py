@@ -133,6 +133,17 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     }
 
 
+def scheduled_seconds(plan: Plan, target: Target, compiled: CompiledProgram) -> float | None:
+    """Seconds of a step by its compiled schedule; None where nothing tells them (XLA:CPU)."""
+    hardware = load(plan.hardware)
+    if target.name == "cpu" or target.name != hardware.chip.kind:
+        return None
+    program, mesh = parse_hlo(compiled.hlo), plan.layout.mesh
+    found = [(value, on_mesh(one, mesh, widened=False)) for value, one in located(program)]
+    line = timeline(program, hardware.chip, step_prices(hardware, mesh), found)
+    return line and line.seconds
+
+
 def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
     """The audit of a step for which a chip has no room: what the compiler wants, beside the plan's memory."""
     hardware = load(plan.hardware)
