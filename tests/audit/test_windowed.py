@@ -12,7 +12,7 @@ from tests.audit.proofs import MESH, Case, arrays_of, cases, least_sizes, planne
 
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.shard.execution import emitted_by
-from meshwright.audit.windowed import windowed_contract, windowed_step
+from meshwright.audit.shard.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.mesh import explicit_mesh
 from meshwright.notation.collective import Collective, Op

@@ -14,7 +14,7 @@ from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.audit.shard.job import Job
 from meshwright.audit.shard.matching import Derived, Pair, derived, gathered_of_emitted, match
-from meshwright.audit.windowed import windowed_contract, windowed_step
+from meshwright.audit.shard.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.execute import contract, run_steps
 from meshwright.nn.mesh import explicit_mesh
