@@ -115,9 +115,11 @@ def audited(case: Case) -> dict:
     said += [one["what"] for one in found["compiler_warnings"]] + found["not_understood"]
     ratios = {
         name: found[name]["compiled"] / found[name]["planned"]
-        for name in ("bytes", "flops", "memory")
+        for name in ("bytes", "sent", "flops", "memory")
         if found[name]["compiled"] and found[name]["planned"]
     }
+    if seconds := found["step_seconds"]["scheduled"]:
+        ratios["step"] = seconds / found["step_seconds"]["planned"]
     return {
         **asdict(case),
         "verdict": found["verdict"],
@@ -161,13 +163,14 @@ def _write(cases: list[dict]) -> None:
 def table(cases: list[dict]) -> str:
     """Markdown: a row a case, differences below."""
     lines = [
-        "| model | step | hardware | layout | verdict | bytes moved | FLOPs | memory | compiled in |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | step | hardware | layout | verdict | moved | sent | FLOPs | memory | time | compiled in |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     notes: list[str] = []
     for case in cases:
         ratios = case.get("compiled_over_planned", {})
-        cells = [f"{ratios[name]:.3f}" if name in ratios else "–" for name in ("bytes", "flops", "memory")]
+        names = ("bytes", "sent", "flops", "memory", "step")
+        cells = [f"{ratios[name]:.3f}" if name in ratios else "–" for name in names]
         remarks = _grouped(case.get("differences", [])) or ([case["why"]] if "why" in case else [])
         if remarks and (said := "; ".join(remarks)) not in notes:
             notes.append(said)

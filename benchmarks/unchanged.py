@@ -222,7 +222,7 @@ def here(part: str, src: Path) -> Iterator[tuple[str, dict]]:
 
 def collectives() -> Iterator[tuple[str, dict]]:
     """How often a step runs each collective, by what it is."""
-    from meshwright.audit.programs import planned_step
+    from meshwright.audit.compile.programs import planned_step
     from meshwright.errors import MeshwrightError
     from meshwright.hardware.catalog import load
     from meshwright.layout import Layout

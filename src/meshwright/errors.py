@@ -11,6 +11,7 @@
     ├── OutputError            a file that cannot be written
     ├── DeviceError            fewer devices than the plan asks for, a port in use
     ├── AuditError             the compiler refused the program
+    │   └── OutOfMemoryError   a chip has less memory than the program takes
     └── RequestError           an HTTP request the server cannot serve (4xx)
 
 The command line prints the message and exits 2; HTTP wraps it in the OpenAI error object.
@@ -62,6 +63,20 @@ class DeviceError(MeshwrightError):
 
 class AuditError(MeshwrightError):
     """A program that the compiler refused."""
+
+
+class OutOfMemoryError(AuditError):
+    """A program for which the compiler finds no room on a chip.
+
+    num_bytes: what it takes; None where the compiler does not say. buffers: (bytes, what the compiler says of
+    them) of the largest.
+    """
+
+    def __init__(
+        self, message: str, num_bytes: int | None, buffers: tuple[tuple[int, str], ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.num_bytes, self.buffers = num_bytes, buffers
 
 
 class RequestError(MeshwrightError):

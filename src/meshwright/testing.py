@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from meshwright.audit.compare import NEGLIGIBLE_BYTES
+from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
+from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.facts.sent import Sent
 from meshwright.audit.foreign import read
-from meshwright.audit.gaps import not_understood
 from meshwright.audit.jitted import compiled_program
-from meshwright.audit.sent import Sent
 from meshwright.notation.collective import TITLES
 from meshwright.notation.mesh import Mesh
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.audit.buffers import peak
-from meshwright.audit.hlo import parse_hlo
-from meshwright.audit.printed import program_text
+from meshwright.audit.compile.printed import program_text
+from meshwright.audit.facts.buffers import peak
+from meshwright.audit.hlo.parse import parse_hlo
 
 MIB = 2**20
 # %a and %c are never live together; the loop writes slices into %stack and holds %row as it turns.

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 
-from meshwright.audit.collectives import Collective, collectives
-from meshwright.audit.flops import dot_flops
-from meshwright.audit.gaps import not_understood
-from meshwright.audit.groups import axes_that_change, mesh_axes_of
-from meshwright.audit.hlo import Program, parse_hlo
+from meshwright.audit.facts.collectives import Collective, collectives
+from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.facts.groups import axes_that_change, mesh_axes_of
+from meshwright.audit.facts.products import dot_flops
+from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.notation.mesh import Mesh
 
 P = PartitionSpec

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshwright
 from meshwright.audit.audit import audit_plan
-from meshwright.audit.compiler_log import captured_stderr, compiler_warnings, warning_lines
+from meshwright.audit.compile.log import captured_stderr, compiler_warnings, warning_lines
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -93,7 +93,7 @@ def test_a_plan_brings_the_log_of_its_compile(monkeypatch: pytest.MonkeyPatch) -
     """Also where the program was compiled before."""
     plan = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout.of(data=2))
     assert audit_plan(plan, "cpu")["compiler_warnings"] == []
-    monkeypatch.setattr("meshwright.audit.compile.warning_lines", lambda log: warning_lines(LOG))
+    monkeypatch.setattr("meshwright.audit.compile.compile.warning_lines", lambda log: warning_lines(LOG))
     found = audit_plan(plan, "cpu")
     assert (found["cached"], found["verdict"]) == (True, "differs")
     assert [one["tensor"] for one in found["compiler_warnings"]] == ["h", ""]

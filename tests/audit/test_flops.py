@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshwright.audit.flops import dot_flops
-from meshwright.audit.gaps import not_understood
-from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.facts.products import dot_flops
+from meshwright.audit.hlo.parse import parse_hlo
 
 
 def flops(line: str, left: str, right: str) -> float:
@@ -109,3 +109,22 @@ backend_config={{"cudnn_fmha_backend_config": {{{notes}}}}}
     program = parse_hlo(text)
     assert dot_flops(program) == products * 2 * (2 * 4) * pairs * 64
     assert not_understood(program) == []
+
+
+@pytest.mark.parametrize(
+    ("result", "lhs", "rhs", "dims"),
+    [
+        ("f32[64,32]", "f32[64,16]", "f32[4,16,32]", "lhs_contracting_dims={1}, lhs_ragged_dims={0}"),
+        ("f32[4,16,32]", "f32[64,16]", "f32[64,32]", "lhs_contracting_dims={0}, lhs_ragged_dims={0}"),
+    ],
+)
+def test_a_ragged_dot_multiplies_each_row_with_one_group(result: str, lhs: str, rhs: str, dims: str) -> None:
+    text = f"""HloModule m
+ENTRY %main (x: {lhs}, w: {rhs}, n: s32[4]) -> {result} {{
+  %x = {lhs} parameter(0)
+  %w = {rhs} parameter(1)
+  %n = s32[4] parameter(2)
+  ROOT %y = {result} ragged-dot(%x, %w, %n), {dims}
+}}
+"""
+    assert dot_flops(parse_hlo(text)) == 2 * 64 * 16 * 32

@@ -8,9 +8,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshwright
+from meshwright.audit.facts.groups import DeviceGroups, inferred_mesh
 from meshwright.audit.foreign import audit_file, audit_program
-from meshwright.audit.groups import DeviceGroups, inferred_mesh
-from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.errors import AuditError, HardwareError
 from meshwright.notation.mesh import Mesh
 
@@ -53,6 +53,7 @@ def test_the_keys_are_those_of_a_plans_audit() -> None:
         "seconds": gather["seconds"],
         "note": "",
         "overlaps": None,
+        "exposed_seconds": None,
     }
     assert (total["op"], total["axes"], total["bytes"]) == ("all_reduce", ["data"], 8 * 64 * 4)
     assert found["bytes"] == {"planned": None, "compiled": 256 * 64 * 2 + 8 * 64 * 4}
@@ -167,3 +168,31 @@ def test_a_function_that_does_not_compile_says_why() -> None:
     with pytest.raises(AuditError, match=r"product does not compile: .*dot_general") as caught:
         meshwright.audit(product, jax.ShapeDtypeStruct((4, 4), "float32"))
     assert "\n" not in str(caught.value)
+
+
+REPLICAS = """HloModule step, replica_count=4
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+ENTRY %main (x: f32[1024]) -> f32[1024] {
+  %x = f32[1024] parameter(0)
+  ROOT %y = f32[1024] all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%add
+}
+"""
+
+
+def test_a_program_of_replicas_is_read_as_one_of_partitions() -> None:
+    """As pmap and torch/XLA make them."""
+    found = audit_program(parse_hlo(REPLICAS), "v5e", Mesh({"data": 2, "tensor": 2}))
+    assert (found["devices"], found["not_understood"]) == (4, [])
+    assert [(one["op"], one["axes"], one["bytes"]) for one in found["emitted"]] == [
+        ("all_reduce", ["tensor"], 4096)
+    ]
+
+
+def test_replicas_of_partitions_are_never_a_match() -> None:
+    found = audit_program(parse_hlo(REPLICAS.replace("replica_count=4", "replica_count=2, num_partitions=2")))
+    assert found["verdict"] == "differs"
+    assert "2 replicas of 2 partitions" in found["not_understood"][0]

@@ -5,11 +5,13 @@ from typing import Literal
 import pytest
 from tests.audit.hlo_text import HEAD
 
-from meshwright.audit.collectives import Collective, collectives
-from meshwright.audit.compare import line_up, on_mesh
-from meshwright.audit.findings import findings
-from meshwright.audit.hlo import parse_hlo
-from meshwright.audit.prices import step_prices
+from meshwright.audit.compare.findings import findings
+from meshwright.audit.compare.line_up import line_up
+from meshwright.audit.compare.rules import Side
+from meshwright.audit.facts.collectives import Collective, collectives
+from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.prices import step_prices
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.catalog import load
 from meshwright.notation.mesh import Mesh
@@ -143,13 +145,13 @@ def test_a_sum_without_a_name_has_that_of_what_it_sums() -> None:
 
 
 def test_a_padded_scatter_is_equivalent_and_no_finding() -> None:
-    rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(PADDED)], has_reduce_scatter=True)
+    rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(PADDED)], Side(has_reduce_scatter=True))
     assert [(row.tensor, row.direction, row.status) for row in rows] == [("w_in", "backward", "equivalent")]
     assert findings(rows, step_prices(load("v5e:2x2"), MESH)) == []
 
 
 def test_a_gradient_summed_whole_is_found_priced_and_mended() -> None:
-    rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(WHOLE)], has_reduce_scatter=True)
+    rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(WHOLE)], Side(has_reduce_scatter=True))
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
     assert found.what.startswith("w_in is all-reduced over fsdp where a reduce-scatter is planned")
     assert found.change.startswith("sum it with the scattered dimension split into [fsdp, rest]")
@@ -164,7 +166,7 @@ def test_a_sum_round_more_rings_than_a_reduce_scatter_has_no_cure() -> None:
     rings = """backend_config={"strategy":"UniDirectionNDRingStrategy","debug":"UniDirectionNDRingStrategy\
 {colors:6 phases:3 cores:{4 4 4}}"}"""
     text = WHOLE.replace(f"all-reduce(%gradient), {GROUPS}", f"all-reduce(%gradient), {GROUPS}, {rings}")
-    rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
+    rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(text)], Side(has_reduce_scatter=True))
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
     assert found.what.endswith("round 6 rings at once, in 67% of the time of a reduce-scatter round one ring")
     assert found.change == ""
@@ -185,7 +187,7 @@ def test_a_gather_written_as_a_sum_costs_what_the_sum_sends() -> None:
   %gradient = bf16[40,128] dynamic-update-slice(%empty, %shard, %from, %zero.1)""",
     )
     planned = _planned("all_gather")
-    rows = line_up([planned], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
+    rows = line_up([planned], [on_mesh(one, MESH) for one in _read(text)], Side(has_reduce_scatter=True))
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
     assert found.what.startswith("w_in is gathered over fsdp by a sum of shards in zeros")
     assert found.extra_bytes == 40 * 128 * 2 * 3 // 4
@@ -193,7 +195,7 @@ def test_a_gather_written_as_a_sum_costs_what_the_sum_sends() -> None:
 
 def test_a_difference_over_no_mesh_axes_has_no_time() -> None:
     text = WHOLE.replace("{{0,1,2,3}}", "{{0,1},{2},{3}}")
-    rows = line_up([], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
+    rows = line_up([], [on_mesh(one, MESH) for one in _read(text)], Side(has_reduce_scatter=True))
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
     assert found.extra_seconds is None
 

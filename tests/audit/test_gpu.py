@@ -6,7 +6,7 @@ Needs the [cuda12] extra; without it the CPU's compiler stands in (test_compare.
 import pytest
 
 from meshwright.audit.audit import audit_plan
-from meshwright.audit.targets import is_installed
+from meshwright.audit.compile.targets import is_installed
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model

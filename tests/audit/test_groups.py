@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.audit.groups import (
+from meshwright.audit.facts.groups import (
     DeviceGroups,
     GroupAxes,
     axes_that_change,

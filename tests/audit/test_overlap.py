@@ -2,10 +2,10 @@
 
 import pytest
 
-from meshwright.audit.collectives import located
-from meshwright.audit.compare import on_mesh
-from meshwright.audit.hlo import parse_hlo
-from meshwright.audit.overlap import Schedule, overlaps
+from meshwright.audit.facts.collectives import located
+from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.overlap import Schedule, overlaps
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.notation.mesh import Mesh
 
 HEAD = """HloModule test, is_scheduled=true, num_partitions=4

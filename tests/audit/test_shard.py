@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from tests.audit.proofs import MESH, SIZES, planned, random
 
-from meshwright.audit.execution import emitted_by, execute
-from meshwright.audit.job import Job
-from meshwright.audit.matching import derived, match
-from meshwright.audit.shard import run_contraction, run_reshard, run_strategy
+from meshwright.audit.shard.execution import emitted_by, execute
+from meshwright.audit.shard.job import Job
+from meshwright.audit.shard.matching import derived, match
+from meshwright.audit.shard.run import run_contraction, run_reshard, run_strategy
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import Question
 from meshwright.errors import AuditError

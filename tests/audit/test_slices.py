@@ -3,10 +3,12 @@
 import pytest
 from tests.audit.hlo_text import HEAD
 
-from meshwright.audit.collectives import Collective, collectives
-from meshwright.audit.compare import line_up, on_mesh
-from meshwright.audit.hlo import parse_hlo
-from meshwright.audit.prices import step_prices
+from meshwright.audit.compare.line_up import line_up
+from meshwright.audit.compare.rules import Side
+from meshwright.audit.facts.collectives import Collective, collectives
+from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.prices import step_prices
+from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.catalog import load
 from meshwright.notation.mesh import Mesh
@@ -70,14 +72,14 @@ def test_every_step_of_a_sum_has_the_name_of_what_is_summed() -> None:
 
 def test_a_sum_in_slices_and_across_them_is_the_planned_one() -> None:
     emitted = [on_mesh(one, MESH) for one in _read(IN_STEPS)]
-    (row,) = line_up([_planned()], emitted, has_reduce_scatter=True)
+    (row,) = line_up([_planned()], emitted, Side(has_reduce_scatter=True))
     assert (row.status, row.note) == ("equivalent", "summed within each slice and across slices")
 
 
 @pytest.mark.parametrize("kept", [("reduce_scatter", "all_gather"), ("all_reduce",)])
 def test_a_sum_that_leaves_devices_out_differs(kept: tuple[str, ...]) -> None:
     emitted = [on_mesh(one, MESH) for one in _read(IN_STEPS) if one.op in kept]
-    (row,) = line_up([_planned()], emitted, has_reduce_scatter=True)
+    (row,) = line_up([_planned()], emitted, Side(has_reduce_scatter=True))
     assert row.status == "differs"
 
 
@@ -85,7 +87,7 @@ def test_a_sum_of_all_bytes_over_part_of_an_axis_is_no_match() -> None:
     text = IN_STEPS.partition("  %mine =")[0] + (
         f"  ROOT %whole = bf16[64,128] all-reduce(%gradient), {GROUPS}\n}}\n"
     )
-    (row,) = line_up([_planned()], [on_mesh(one, MESH) for one in _read(text)], has_reduce_scatter=True)
+    (row,) = line_up([_planned()], [on_mesh(one, MESH) for one in _read(text)], Side(has_reduce_scatter=True))
     assert row.status == "differs"
 
 

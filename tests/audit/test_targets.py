@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.audit import cache, compile, targets
-from meshwright.audit.cache import content_key, fetch, one_at_a_time, store
-from meshwright.audit.compile import CompiledProgram, compile_plan
-from meshwright.audit.targets import Target, choose_target
-from meshwright.errors import AuditError, DeviceError, LayoutError
+from meshwright.audit.audit import audit_plan
+from meshwright.audit.compile import cache, compile, targets
+from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
+from meshwright.audit.compile.compile import CompiledProgram, compile_plan
+from meshwright.audit.compile.targets import Target, choose_target
+from meshwright.errors import AuditError, DeviceError, LayoutError, OutOfMemoryError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -119,7 +120,7 @@ def test_a_second_audit_waits_for_the_lock(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     held = (
-        "from meshwright.audit.cache import one_at_a_time\n"
+        "from meshwright.audit.compile.cache import one_at_a_time\n"
         "with one_at_a_time(lambda: None): print('held', flush=True); input()"
     )
     other = subprocess.Popen(
@@ -180,3 +181,43 @@ def test_a_compile_that_takes_too_long_or_too_much_is_ended(monkeypatch: pytest.
     monkeypatch.setattr(compile, "MEMORY_SHARE", 1e-9)
     with pytest.raises(AuditError, match=r"compiling took over .* of this host's memory"):
         _compile("import time; time.sleep(60)", monkeypatch)
+
+
+LIBTPU_REFUSES = """
+jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.50G of 15.75G.
+Largest program allocations in hbm:
+
+  Size: 4.00G
+  Operator: op_name="jit(_step)/jvp(unembed)/dot_general"
+  Shape: bf16[32,4096,16384]{2,1,0}
+  ==========================
+
+  Size: 512.0M
+  Shape: bf16[256]{0}
+  ==========================
+"""
+
+
+def test_out_of_memory_is_a_result_with_the_plans_memory_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = compile.refusal("fsdp=16", LIBTPU_REFUSES, 1)
+    assert isinstance(error, OutOfMemoryError)
+    assert error.num_bytes == round(21.5 * 2**30)
+    assert [size for size, _ in error.buffers] == [4 * 2**30, 512 * 2**20]
+    assert "unembed" in error.buffers[0][1]
+
+    def compile_plan(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("meshwright.audit.audit.compile_plan", compile_plan)
+    plan = Plan(load_model("tiny"), "cpu:8", Workload(16, 64), Layout.of(fsdp=8))
+    document = audit_plan(plan, "cpu")
+    assert document["verdict"] == "differs" and document["findings"][0]["kind"] == "memory"
+    memory = document["memory"]
+    assert (
+        memory["compiled"] == error.num_bytes
+        and sum(memory["planned_by_cause"].values()) == memory["planned"]
+    )
+    temporaries = "the total memory required for HLO temporaries (19.86G) exceeds available HBM (15.75G)."
+    found = compile.refusal("fsdp=16", f"JaxRuntimeError: {temporaries}", 1)
+    assert isinstance(found, OutOfMemoryError) and found.num_bytes == round(19.86 * 2**30)
+    assert not isinstance(compile.refusal("fsdp=16", "ValueError: another message", 1), OutOfMemoryError)

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from meshwright.audit.audit import audit_plan
-from meshwright.audit.cache import one_at_a_time
-from meshwright.audit.targets import choose_target, is_installed
+from meshwright.audit.compile.cache import one_at_a_time
+from meshwright.audit.compile.targets import choose_target, is_installed
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -28,9 +28,9 @@ import json, sys
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P, reshard
-from meshwright.audit.collectives import collectives
-from meshwright.audit.hlo import parse_hlo
-from meshwright.audit.targets import choose_target, target_mesh
+from meshwright.audit.facts.collectives import collectives
+from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.compile.targets import choose_target, target_mesh
 from meshwright.layout import Layout
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.scatter import reduce_scatter

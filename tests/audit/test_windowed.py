@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.audit.proofs import MESH, Case, arrays_of, cases, least_sizes, planned, random
 
-from meshwright.audit.compare import Emitted
-from meshwright.audit.execution import emitted_by
-from meshwright.audit.windowed import windowed_contract, windowed_step
+from meshwright.audit.facts.emitted import Emitted
+from meshwright.audit.shard.execution import emitted_by
+from meshwright.audit.shard.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.mesh import explicit_mesh
 from meshwright.notation.collective import Collective, Op

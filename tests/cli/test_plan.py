@@ -313,7 +313,7 @@ def test_no_size_that_fits_exits_1_and_says_why(capsys):
 
 def test_the_compiler_is_asked_for_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     """A compiler that says 1 TB of the best and 1 MB of the next."""
-    from meshwright.audit.compile import CompiledProgram
+    from meshwright.audit.compile.compile import CompiledProgram
 
     answers = iter([10**12, 10**6, 10**6])
     monkeypatch.setattr(

@@ -2,22 +2,34 @@
 
 from collections.abc import Callable, Sequence
 
-from meshwright.audit.buffers import peak
-from meshwright.audit.collectives import located
-from meshwright.audit.compare import DIFFERENT, Emitted, Row, line_up, on_mesh
-from meshwright.audit.compile import compile_plan
-from meshwright.audit.compiler_log import compiler_warnings, replicates
-from meshwright.audit.findings import findings
-from meshwright.audit.flops import dot_flops
-from meshwright.audit.gaps import not_understood
-from meshwright.audit.hlo import parse_hlo
+from meshwright.audit.compare.findings import (
+    Finding,
+    exposure_findings,
+    findings,
+    product_findings,
+    wide_findings,
+)
+from meshwright.audit.compare.line_up import Row, line_up
+from meshwright.audit.compare.memory import compare_memory, too_large
+from meshwright.audit.compare.products import compare_products, wider_products
+from meshwright.audit.compare.rules import Side
+from meshwright.audit.compare.weigh import weighed
+from meshwright.audit.compile.compile import CompiledProgram, compile_plan
+from meshwright.audit.compile.log import compiler_warnings, replicates
+from meshwright.audit.compile.programs import PlannedStep, planned_step
+from meshwright.audit.compile.targets import Target, choose_target
+from meshwright.audit.facts.buffers import input_bytes, peak
+from meshwright.audit.facts.collectives import is_differentiated, located
+from meshwright.audit.facts.emitted import Emitted, on_mesh
+from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.facts.overlap import Schedule, overlaps
+from meshwright.audit.facts.prices import Prices, step_prices
+from meshwright.audit.facts.products import dot_flops, products
+from meshwright.audit.facts.timeline import Timeline, timeline
+from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
-from meshwright.audit.overlap import Schedule, overlaps
-from meshwright.audit.prices import Prices, step_prices
-from meshwright.audit.programs import planned_step
-from meshwright.audit.targets import choose_target
 from meshwright.cost.priced import PricedCollective
-from meshwright.errors import PlanError
+from meshwright.errors import OutOfMemoryError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.plan_file import Plan
 
@@ -33,44 +45,70 @@ def audit_plan(
     """The audit of the step of `plan`, of whatever phase: the keys of `mw audit`.
 
     numerics: also run the layout with a tiny model beside one device (see `numerics.check_numerics`).
-    target: "cpu" or "tpu", whose compiler to ask; by default that of the plan's hardware where it is
-    installed, else the CPU's. verdict: `match` if every collective is planned or equivalent, everything
-    was understood, and the compiler replicated nothing of its own. Raises AuditError where the step does
-    not compile.
+    target: "cpu", "tpu" or "gpu", whose compiler to ask; by default that of the plan's hardware where it is
+    installed, else the CPU's. Raises AuditError where the step does not compile.
     """
-    hardware = load(plan.hardware)
     chosen = choose_target(plan.hardware, plan.layout, target)
+    try:
+        compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
+    except OutOfMemoryError as error:
+        return refused(plan, chosen, error)
+    checked = _numerics(plan, progress) if numerics else None
+    return judged(plan, chosen, compiled, checked)
+
+
+def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict | None = None) -> dict:
+    """The audit of a compiled step. verdict: `match` if every collective is planned or equivalent, products
+    and memory are as planned, everything was understood, and the compiler replicated nothing of its own.
+
+    checked: the numerics' report, if they were asked for.
+    """
+    hardware, on_cpu = load(plan.hardware), target.name == "cpu"
     planned = planned_step(plan, hardware)
-    compiled = compile_plan(plan, chosen, progress, use_cache=use_cache)
     program = parse_hlo(compiled.hlo)
-    found = [(value, on_mesh(one, plan.layout.mesh)) for value, one in located(program)]
+    found = [(value, on_mesh(one, plan.layout.mesh, widened=on_cpu)) for value, one in located(program)]
     emitted = [one for _, one in found]
-    beside = overlaps(Schedule(program), found, can_overlap=chosen.name != "cpu")
-    rows = line_up(planned.collectives, emitted, has_reduce_scatter=chosen.has_reduce_scatter)
+    beside = overlaps(Schedule(program), found, can_overlap=not on_cpu)
     prices = step_prices(hardware, plan.layout.mesh)
+    side = Side(
+        has_reduce_scatter=target.has_reduce_scatter,
+        num_microbatches=plan.layout.microbatches,
+        gradients_dtype=plan.layout.gradients_dtype or plan.layout.compute_dtype,
+    )
+    rows = weighed(line_up(planned.collectives, emitted, side), prices, planned.seconds)
+    differences = _differences(planned, program, rows, prices, on_cpu=on_cpu)
+    if compiled.memory_bytes:
+        capacity = hardware.chip.program_bytes if target.name == hardware.chip.kind != "cpu" else None
+        inputs = input_bytes(program)
+        differences += compare_memory(planned, compiled.memory_bytes, inputs, capacity, on_cpu=on_cpu)
+    line = timeline(program, hardware.chip, prices, found) if target.name == hardware.chip.kind else None
+    differences += exposure_findings(rows, line, planned.seconds)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
-    checked = _numerics(plan, progress) if numerics else None
-    bad = any(row.status in DIFFERENT for row in rows) or bool(gaps) or replicates(said)
-    bad = bad or (checked is not None and not checked["agrees"])
+    bad = bool(differences or gaps) or replicates(said) or (checked is not None and not checked["agrees"])
     memory, largest = compiled.memory_bytes, peak(program)
     return {
         "verdict": "differs" if bad else "match",
-        "target": chosen.name,
-        "compiler": chosen.compiler,
+        "target": target.name,
+        "compiler": target.compiler,
         "layout": str(plan.layout),
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
-        "findings": [one.to_dict() for one in findings(rows, prices)],
+        "findings": [one.to_dict() for one in differences],
         **({"numerics": checked} if checked else {}),
         "compiler_warnings": [one.to_dict() for one in said],
         "planned": [p.to_dict() for row in rows for p in row.planned],
-        "emitted": [e.to_dict(row.tensor) | {"overlaps": beside[id(e)]} for row in rows for e in row.emitted],
+        "emitted": [
+            e.to_dict(row.tensor)
+            | {"overlaps": beside[id(e)], "exposed_seconds": line and line.exposed[id(e)]}
+            for row in rows
+            for e in row.emitted
+        ],
         "unplanned": [
             e.to_dict(row.tensor) for row in rows if row.status == "unplanned" for e in row.emitted
         ],
         "missing": [p.to_dict() for row in rows if row.status == "missing" for p in row.planned],
-        "rows": [_row_dict(row, prices) for row in rows],
+        "rows": [_row_dict(row, prices, line) for row in rows],
         "not_understood": gaps,
         "bytes": {
             "planned": sum(p.step_bytes for p in planned.collectives),
@@ -79,6 +117,11 @@ def audit_plan(
                 e.bytes_per_step for e in emitted if e.op != "all_gather" or not e.collective.follows_sum
             ),
         },
+        "sent": {
+            "planned": round(sum(map(prices.planned_sent, planned.collectives))),
+            "compiled": sum(map(prices.sent, emitted)),
+        },
+        "step_seconds": {"planned": planned.seconds, "scheduled": line and line.seconds},
         "flops": {"planned": planned.flops, "compiled": dot_flops(program)},
         "memory": {
             "planned": planned.memory_total,
@@ -90,6 +133,71 @@ def audit_plan(
     }
 
 
+def scheduled_seconds(plan: Plan, target: Target, compiled: CompiledProgram) -> float | None:
+    """Seconds of a step by its compiled schedule; None where nothing tells them (XLA:CPU)."""
+    hardware = load(plan.hardware)
+    if target.name == "cpu" or target.name != hardware.chip.kind:
+        return None
+    program, mesh = parse_hlo(compiled.hlo), plan.layout.mesh
+    found = [(value, on_mesh(one, mesh, widened=False)) for value, one in located(program)]
+    line = timeline(program, hardware.chip, step_prices(hardware, mesh), found)
+    return line and line.seconds
+
+
+def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
+    """The audit of a step for which a chip has no room: what the compiler wants, beside the plan's memory."""
+    hardware = load(plan.hardware)
+    planned = planned_step(plan, hardware)
+    capacity = hardware.chip.program_bytes
+    what = too_large(error.num_bytes, capacity, str(error))
+    largest = [
+        {"bytes": size, "tensor": "", "instruction": "", "shape": "", "what": said}
+        for size, said in error.buffers
+    ]
+    return {
+        "verdict": "differs",
+        "target": target.name,
+        "compiler": target.compiler,
+        "layout": str(plan.layout),
+        "compile_seconds": None,
+        "cached": False,
+        "findings": [what.to_dict()],
+        "compiler_warnings": [],
+        "planned": [p.to_dict() for p in planned.collectives],
+        "emitted": [],
+        "unplanned": [],
+        "missing": [],
+        "rows": [],
+        "not_understood": [],
+        "bytes": {"planned": sum(p.step_bytes for p in planned.collectives), "compiled": None},
+        "sent": {"planned": None, "compiled": None},
+        "step_seconds": {"planned": planned.seconds, "scheduled": None},
+        "flops": {"planned": planned.flops, "compiled": None},
+        "memory": {
+            "planned": planned.memory_total,
+            "compiled": error.num_bytes,
+            "planned_by_cause": dict(planned.memory),
+            "compiled_by_cause": None,
+            "peak": {"bytes": error.num_bytes, "buffers": largest} if largest else None,
+        },
+    }
+
+
+def _differences(
+    planned: PlannedStep, program: Program, rows: Sequence[Row], prices: Prices, *, on_cpu: bool
+) -> list[Finding]:
+    """Of collectives, products and their types, the costliest first."""
+    computed = list(products(program))
+    wide = wider_products(computed, program, planned.matmul_dtype, widened=on_cpu)
+    different = compare_products(planned.products, computed, differentiated=is_differentiated(program))
+    found = [
+        *findings(rows, prices),
+        *product_findings(different, prices, planned.matmul_dtype),
+        *wide_findings(wide, planned.matmul_dtype, planned.flops, prices),
+    ]
+    return sorted(found, key=lambda one: (-abs(one.extra_seconds or 0.0), -one.extra_bytes))
+
+
 def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
     if plan.workload.phase != "train":
         raise PlanError(f"--numerics compares training steps; the plan is of phase {plan.workload.phase!r}")
@@ -97,13 +205,17 @@ def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
     return check_numerics(plan)
 
 
-def _row_dict(row: Row, prices: Prices) -> dict:
-    """Both sides of a row, each with its seconds a step, hidden or not; None where unavailable."""
+def _row_dict(row: Row, prices: Prices, line: Timeline | None) -> dict:
+    """Both sides of a row, each with its seconds a step, in all and exposed; None where unavailable."""
     planned, emitted = _planned_summary(row.planned), _emitted_summary(row.emitted)
     seconds = [prices.seconds(e) for e in row.emitted]
     if planned:
         planned["seconds"] = sum(p.step_seconds for p in row.planned)
+        planned["exposed_seconds"] = sum(p.exposed_seconds for p in row.planned)
+        planned["sent"] = round(sum(map(prices.planned_sent, row.planned)))
     if emitted:
+        emitted["exposed_seconds"] = line and sum(line.exposed[id(e)] for e in row.emitted)
+        emitted["sent"] = sum(map(prices.sent, row.emitted))
         emitted["seconds"] = None if None in seconds else sum(s for s in seconds if s is not None)
     return {
         "tensor": row.tensor,
@@ -120,7 +232,7 @@ def _planned_summary(planned: Sequence[PricedCollective]) -> dict | None:
 
 
 def _emitted_summary(emitted: Sequence[Emitted]) -> dict | None:
-    return _summary([(e.op, e.axes, e.collective.source_bytes, e.collective.count or 1) for e in emitted])
+    return _summary([(e.op, e.axes, e.num_bytes, e.runs) for e in emitted])
 
 
 def _summary(parts: Sequence[tuple[str, tuple[str, ...], int, float]]) -> dict | None:

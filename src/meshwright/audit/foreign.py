@@ -8,20 +8,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.audit.accidents import accidents
-from meshwright.audit.buffers import peak
-from meshwright.audit.collectives import located
-from meshwright.audit.compare import on_mesh
-from meshwright.audit.compiler_log import compiler_warnings, replicates
-from meshwright.audit.flops import dot_flops
-from meshwright.audit.gaps import not_understood
-from meshwright.audit.groups import inferred_mesh
-from meshwright.audit.hlo import Program, parse_hlo
-from meshwright.audit.overlap import Schedule, overlaps
-from meshwright.audit.prices import Prices
-from meshwright.audit.repeated import repeated_products
-from meshwright.audit.replicas import replicated_state
-from meshwright.audit.sent import Sent
+from meshwright.audit.compile.log import compiler_warnings, replicates
+from meshwright.audit.facts.buffers import peak
+from meshwright.audit.facts.collectives import located
+from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.gaps import not_understood
+from meshwright.audit.facts.groups import inferred_mesh
+from meshwright.audit.facts.overlap import Schedule, overlaps
+from meshwright.audit.facts.prices import Prices, step_prices
+from meshwright.audit.facts.products import dot_flops
+from meshwright.audit.facts.sent import Sent
+from meshwright.audit.facts.timeline import timeline
+from meshwright.audit.hlo.parse import Program, parse_hlo
+from meshwright.audit.remarks.accidents import accidents
+from meshwright.audit.remarks.repeated import repeated_products
+from meshwright.audit.remarks.replicas import replicated_state
 from meshwright.errors import AuditError
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
@@ -64,18 +65,22 @@ def audit_program(
     mesh: Mesh | None = None,
     compiler_log: Iterable[str] | None = None,
 ) -> dict:
-    """emitted[], warnings[], not_understood[], bytes, flops and the verdict of a program.
+    """emitted[], warnings[], not_understood[], step_seconds, bytes, flops and the verdict of a program.
 
     hardware: prices the collectives; a chip alone (`v5p`) stands for as many as the program has devices.
     mesh: names their axes, device ids row-major. compiler_log: its warnings; None where there is none, and
     then they are None, unavailable. Raises AuditError where either has other devices.
     """
-    machine = _machine(hardware, program.num_partitions)
+    machine = _machine(hardware, program.num_devices)
     reading = read(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
     largest, schedule = peak(program), Schedule(program)
     beside = overlaps(schedule, [(one.value, one.emitted) for one in reading.sent])
+    line = None
+    if machine and machine.chip.kind == program.compiler:
+        found = [(one.value, one.emitted) for one in reading.sent]
+        line = timeline(program, machine.chip, step_prices(machine, prices.mesh), found)
     warnings = [
         *accidents(schedule, reading.sent, prices),
         *replicated_state(program, prices),
@@ -86,16 +91,21 @@ def audit_program(
     return {
         "verdict": "differs" if gaps or warnings or replicates(said or ()) else "match",
         "program": program.name,
-        "devices": program.num_partitions,
+        "devices": program.num_devices,
         "hardware": machine.spec if machine else None,
         "mesh": dict(mesh.sizes) if mesh else None,
         "emitted": [
-            _to_dict(one, reading.prices, named=mesh is not None) | {"overlaps": beside[id(one.emitted)]}
+            _to_dict(one, reading.prices, named=mesh is not None)
+            | {
+                "overlaps": beside[id(one.emitted)],
+                "exposed_seconds": line and line.exposed[id(one.emitted)],
+            }
             for one in reading.sent
         ],
         "warnings": [one.to_dict() for one in warnings],
         "compiler_warnings": None if said is None else [one.to_dict() for one in said],
         "not_understood": gaps,
+        "step_seconds": {"planned": None, "scheduled": line and line.seconds},
         "bytes": {"planned": None, "compiled": sum(one.emitted.bytes_per_step for one in reading.sent)},
         "flops": {"planned": None, "compiled": dot_flops(program)},
         "memory": {"planned": None, "compiled": None, "peak": largest and largest.to_dict()},
@@ -105,15 +115,16 @@ def audit_program(
 
 def read(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:
     """The collectives of a program on `mesh`, or on one inferred from their groups."""
-    if mesh and mesh.num_devices != program.num_partitions:
+    if mesh and mesh.num_devices != program.num_devices:
         sizes = ",".join(f"{axis}={size}" for axis, size in mesh.sizes.items())
         raise AuditError(
-            f"the mesh {sizes} has {mesh.num_devices} devices and the program {program.num_partitions}; "
-            f"the axes must multiply to {program.num_partitions}"
+            f"the mesh {sizes} has {mesh.num_devices} devices and the program {program.num_devices}; "
+            f"the axes must multiply to {program.num_devices}"
         )
     found = list(located(program))
-    axes = mesh or inferred_mesh([c.groups for _, c in found], program.num_partitions)
-    sent = tuple(Sent(value, on_mesh(collective, axes)) for value, collective in found)
+    axes = mesh or inferred_mesh([c.groups for _, c in found], program.num_devices)
+    widened = program.compiler == "cpu"
+    sent = tuple(Sent(value, on_mesh(collective, axes, widened=widened)) for value, collective in found)
     return Reading(
         program, sent, Prices(axes, machine and machine.place(axes), machine and machine.chip, mesh)
     )
@@ -137,7 +148,6 @@ def _to_dict(one: Sent, prices: Prices, *, named: bool) -> dict:
     found = emitted.to_dict(one.tensor)
     return found | {
         "axes": found["axes"] if named else [],
-        "dtype": emitted.collective.source_dtype,
         "group_size": emitted.collective.groups.size,
         "seconds": prices.seconds(emitted),
         "note": emitted.note if named else "",

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.audit.compiler_log import captured_stderr, warning_lines
+from meshwright.audit.compile.log import captured_stderr, warning_lines
+from meshwright.audit.compile.printed import program_text
 from meshwright.audit.foreign import audit_program
-from meshwright.audit.hlo import Program, parse_hlo
-from meshwright.audit.printed import program_text
+from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.errors import AuditError
 from meshwright.notation.mesh import Mesh
 

@@ -17,7 +17,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from meshwright.audit.compile import error_line
+from meshwright.audit.compile.compile import error_line
 from meshwright.errors import AuditError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload

@@ -1,12 +1,11 @@
-"""A search's best layouts, ranked again by the memory that the hardware's own compiler says they take."""
+"""A search's best layouts, ranked again by what the hardware's own compiler makes of them."""
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.audit.compile import compile_plan
-from meshwright.audit.targets import TARGETS, Target, choose_target
-from meshwright.errors import AuditError, MeshwrightError
+from meshwright.audit.compile.compile import compile_plan
+from meshwright.audit.compile.targets import TARGETS, Target, choose_target
+from meshwright.errors import AuditError, MeshwrightError, OutOfMemoryError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -17,14 +16,15 @@ from meshwright.plan.train import Search
 
 # How many of the best are compiled, and how many more until one of them fits.
 NUM_AUDITED, MAX_AUDITED = 3, 6
-# As libtpu words it: of the whole program, or of its temporaries where these alone are too much.
-_USED = re.compile(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """Memory of one layout on one chip, planned and compiled; reason: why the latter is None."""
+    """Memory of one layout on one chip, and its step's seconds, planned and compiled.
+
+    reason: why there is no compiled memory. scheduled_seconds: of the compiled schedule; None where it has no
+    price.
+    """
 
     layout: str
     planned_bytes: int
@@ -32,6 +32,8 @@ class Opinion:
     fits: bool
     compiler: str
     reason: str = ""
+    planned_seconds: float | None = None
+    scheduled_seconds: float | None = None
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -44,7 +46,8 @@ def second_opinion(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Search, tuple[Opinion, ...]]:
-    """The search with the compiled memory of its best, which refuses those that do not fit.
+    """The search with the compiled memory of its best, which refuses those that do not fit, and ranks those
+    that do by the seconds of their compiled schedules where these are known.
 
     The NUM_AUDITED best are compiled, and the next, up to MAX_AUDITED, until one fits. Raises AuditError
     where the compiler of the hardware's chips is not there.
@@ -56,7 +59,15 @@ def second_opinion(
             break
         candidates[at], opinion = _asked(config, hardware, found.workload, candidate, target, progress)
         opinions.append(opinion)
-    return replace(found, candidates=tuple(ranked(candidates))), tuple(opinions)
+    return replace(found, candidates=tuple(_by_schedule(ranked(candidates), opinions))), tuple(opinions)
+
+
+def _by_schedule(candidates: list[Candidate], opinions: list[Opinion]) -> list[Candidate]:
+    """The candidates, those first whose compiled schedules fit and are priced, by the seconds of these."""
+    seconds = {one.layout: one.scheduled_seconds for one in opinions if one.fits}
+    priced = [one for one in candidates if seconds.get(str(one.layout)) is not None]
+    priced.sort(key=lambda one: seconds[str(one.layout)] or 0.0)
+    return priced + [one for one in candidates if not any(one is first for first in priced)]
 
 
 def _own_compiler(hardware: Hardware, best: Candidate) -> Target:
@@ -75,22 +86,22 @@ def _asked(
     target: Target,
     progress: Callable[[str], None],
 ) -> tuple[Candidate, Opinion]:
-    reason, compiled = "", None
+    from meshwright.audit.audit import scheduled_seconds  # reading programs is not needed to plan
+
+    reason, compiled, scheduled = "", None, None
     try:
         plan = plan_of(config, hardware, workload, candidate)
-        memory = compile_plan(plan, target, progress).memory_bytes
+        program = compile_plan(plan, target, progress)
+        memory, scheduled = program.memory_bytes, scheduled_seconds(plan, target, program)
         if memory:
             compiled = memory["total"]
         else:
             reason = f"{target.compiler} gives no figure"
     except MeshwrightError as error:
-        compiled, reason = bytes_refused(str(error)), str(error)
+        compiled = error.num_bytes if isinstance(error, OutOfMemoryError) else None
+        reason = str(error)
     asked = replace(candidate, compiled_bytes=compiled)
     layout, planned = str(candidate.layout), candidate.memory.total
-    return asked, Opinion(layout, planned, compiled, asked.fits, target.compiler, reason)
-
-
-def bytes_refused(message: str) -> int | None:
-    """The bytes that a program wants of a chip that has less, from the compiler's message; else None."""
-    used = _USED.search(message)
-    return round(float(used[1]) * _UNITS[used[2]]) if used else None
+    return asked, Opinion(
+        layout, planned, compiled, asked.fits, target.compiler, reason, candidate.step_seconds, scheduled
+    )

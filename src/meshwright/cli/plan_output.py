@@ -68,6 +68,9 @@ def _opinion(opinion: dict) -> str:
     if compiled is None:
         return f"{start}unavailable, {opinion['reason']}"
     fits = "fits" if opinion["fits"] else "does not fit"
+    if opinion["scheduled_seconds"]:
+        scheduled, priced = (format_seconds(opinion[f"{key}_seconds"]) for key in ("scheduled", "planned"))
+        fits += f"; its schedule takes {scheduled}, planned {priced}"
     return (
         f"{start}{format_bytes(compiled)} a chip by {opinion['compiler']}, {compiled / planned:.0%} of the "
         f"planned {format_bytes(planned)}: {fits}"

@@ -135,7 +135,7 @@ def _reshard(
         note(f"wrote {svg}")
     ran: dict = {}
     if run:
-        from meshwright.audit.shard import run_reshard
+        from meshwright.audit.shard.run import run_reshard
 
         ran = run_reshard(found, mesh, sizes, dtype)
     if as_json:
@@ -145,7 +145,7 @@ def _reshard(
 
 
 def _ran(strategy: Strategy, *, gradients: bool) -> dict:
-    from meshwright.audit.shard import run_strategy  # the audit reads HLO, which planning need not
+    from meshwright.audit.shard.run import run_strategy  # the audit reads HLO, which planning need not
 
     return run_strategy(strategy, gradients=gradients)
 

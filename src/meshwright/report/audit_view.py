@@ -54,14 +54,21 @@ def rows(audit: Document) -> list[AuditRow]:
 
 def totals(audit: Document) -> list[tuple[str, str, str, str]]:
     """Name, planned, compiled and their ratio; what the compiler does not tell is "unavailable"."""
-    formats = {"bytes": format_bytes, "flops": format_count, "memory": format_bytes}
-    names = {"bytes": "bytes moved", "flops": "FLOPs", "memory": "memory per device"}
+    formats = {
+        "bytes": ("bytes moved", format_bytes),
+        "sent": ("bytes sent", format_bytes),
+        "flops": ("FLOPs", format_count),
+        "memory": ("memory per device", format_bytes),
+        "step_seconds": ("step, as scheduled", format_seconds),
+    }
     rows = []
-    for key, write in formats.items():
-        sides = audit.get(key) or {}
-        planned, compiled = sides.get("planned"), sides.get("compiled")
+    for key, (name, write) in formats.items():
+        if key not in audit:
+            continue
+        sides = audit[key] or {}
+        planned, compiled = sides.get("planned"), sides.get("compiled", sides.get("scheduled"))
         texts = ["unavailable" if value is None else write(value) for value in (planned, compiled)]
-        rows.append((names[key], *texts, f"{compiled / planned:.2f}×" if planned and compiled else ABSENT))
+        rows.append((name, *texts, f"{compiled / planned:.2f}×" if planned and compiled else ABSENT))
     return rows
 
 

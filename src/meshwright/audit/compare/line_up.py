@@ -1,0 +1,219 @@
+"""Lines up the planned collectives with those that the compiler emitted.
+
+Both sides are joined per tensor and pass by what they mean: gathers over axes, or sums over axes. Each such
+row is a match if the bytes of a step are the same on every axis, and equivalent if they are what a named
+form of it sends (see `rules`). Bytes are summed over a step, so that combined or split instructions compare.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from meshwright.audit.compare.rules import Question, Side, emitted_bytes, meets, planned_bytes, why_equivalent
+from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, UPDATE, Emitted, pass_of
+from meshwright.audit.hlo.op_names import scope_of
+from meshwright.cost.collectives import Op
+from meshwright.cost.priced import PricedCollective
+from meshwright.models.transformer import input_of
+from meshwright.notation.array import Axes
+
+# The statuses of a row that make the verdict `differs`.
+DIFFERENT = ("unplanned", "missing", "differs")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor in one pass: what was planned beside what was emitted.
+
+    status: match, equivalent, unplanned, missing, differs or negligible. note: why, in words.
+    """
+
+    tensor: str
+    direction: str
+    planned: tuple[PricedCollective, ...]
+    emitted: tuple[Emitted, ...]
+    status: str
+    note: str = ""
+
+
+_NO_SIDE = Side()
+
+
+def line_up(
+    planned: Iterable[PricedCollective], emitted: Iterable[Emitted], side: Side = _NO_SIDE
+) -> list[Row]:
+    """One row for each tensor and pass that either side knows."""
+    planned = tuple(planned)
+    weights = {p.tensor for p in planned if p.op in REDUCTIONS and pass_of(p.direction) == "backward"}
+    side = replace(side, num_weights=len(weights))
+    planned_by_key: dict[tuple[str, str], list[PricedCollective]] = defaultdict(list)
+    for one in planned:
+        planned_by_key[one.tensor, pass_of(one.direction)].append(one)
+    emitted_by_key: dict[tuple[str, str], list[Emitted]] = defaultdict(list)
+    nameless: list[Emitted] = []
+    for found in emitted:
+        key = _key_by_name(found, planned_by_key)
+        if key:
+            emitted_by_key[key].append(found)
+        else:
+            nameless.append(found)
+    for found in nameless:
+        # What has a name of its own is nobody else's.
+        by_size = None if found.collective.scope else _key_by_size(found, planned_by_key, emitted_by_key)
+        emitted_by_key[by_size or _key_unplanned(found)].append(found)
+    rows = []
+    for key in [*planned_by_key, *(key for key in emitted_by_key if key not in planned_by_key)]:
+        found = emitted_by_key.get(key, [])
+        rows += _rows_of(*key, planned_by_key.get(key, []), found, side)
+    return _told_together(rows)
+
+
+def _told_together(rows: list[Row]) -> list[Row]:
+    """Rows of tensors that travel as one: a compiler that merges products or sums names one of them.
+
+    A tensor for which too much was emitted and those of the same pass that are missing are equivalent
+    where their plans together are exactly what was emitted; the nearest such ones in the plan.
+    """
+    rows = list(rows)
+    for index, row in enumerate(rows):
+        if row.status != "differs":
+            continue
+        emitted = emitted_bytes(row.emitted)
+        missing = [i for i, one in enumerate(rows) if _may_travel_with(one, row, emitted)]
+        missing.sort(key=lambda i: abs(i - index))
+        found = next(
+            (
+                some
+                for count in range(1, min(len(missing), _MOST_TOGETHER) + 1)
+                for some in combinations(missing, count)
+                if meets(emitted, planned_bytes(p for i in (index, *some) for p in rows[i].planned))
+            ),
+            (),
+        )
+        for i in found:
+            rows[i] = replace(rows[i], status="equivalent", note=f"sent together with {row.tensor}")
+        if found:
+            names = ", ".join(rows[i].tensor for i in found)
+            rows[index] = replace(row, status="equivalent", note=f"sent together with {names}")
+    return rows
+
+
+_MOST_TOGETHER = 3
+
+
+def _may_travel_with(one: Row, row: Row, emitted: Counter) -> bool:
+    same = one.status == "missing" and one.direction == row.direction
+    return same and planned_bytes(one.planned).keys() <= emitted.keys()
+
+
+def _key_by_name(
+    found: Emitted, planned: Mapping[tuple[str, str], list[PricedCollective]]
+) -> tuple[str, str] | None:
+    """The planned tensor that `found` moves: one of its scopes whose plan is most like it.
+
+    A projection's scope holds two tensors' sums: its weight's gradient and its input's, which is
+    planned once for all (`to_wq+wk+wv`).
+    """
+    phase, scopes = pass_of(found.collective.phase), found.collective.scope
+    candidates = [(tensor, phase) for tensor, when in planned if when == phase and _covers(tensor, scopes)]
+    return max(candidates, key=lambda key: _likeness(found, planned[key]), default=None)
+
+
+def _key_unplanned(found: Emitted) -> tuple[str, str]:
+    """The tensor that it names: its innermost scope, its operand's, or the program's input that it is."""
+    c, phase = found.collective, pass_of(found.collective.phase)
+    scopes = [scope for scope in (*scope_of(c.operand_op_name), *c.scope) if scope != UPDATE]
+    if phase == UPDATE and not scopes and not c.parameter and found.num_bytes <= SINGLE_NUMBER:
+        return "grad_norm", phase
+    return (scopes[-1] if scopes else c.parameter or c.primitive), phase
+
+
+def _key_by_size(
+    found: Emitted,
+    planned: Mapping[tuple[str, str], list[PricedCollective]],
+    emitted: Mapping[tuple[str, str], list[Emitted]],
+) -> tuple[str, str] | None:
+    """The planned tensor that lacks just such a collective: for compilers that drop JAX's names.
+
+    The program's input that is sent, where it is one, has the tensor's name.
+    """
+
+    def lacks(key: tuple[str, str]) -> bool:
+        same = [p for p in planned[key] if _kind(p.op, p.axes, p.gathered_bytes) == kind]
+        had = [e.runs for e in emitted.get(key, ()) if _kind(e.op, e.axes, e.num_bytes) == kind]
+        return sum(p.count for p in same) - sum(had) >= (found.runs)
+
+    kind = _kind(found.op, found.axes, found.num_bytes)
+    candidates = [key for key in planned if lacks(key)]
+    parameter = found.collective.parameter or ""
+    return max(candidates, key=lambda key: f"['{key[0]}']" in parameter, default=None)
+
+
+def _kind(op: Op, axes: Axes, size: int) -> tuple[Op, frozenset[str], int]:
+    return op, frozenset(axes), size
+
+
+def _covers(tensor: str, scopes: tuple[str, ...]) -> bool:
+    """Whether `tensor` is one of the scopes, or the input that such weights share (`input_of`)."""
+    shared = tensor.removeprefix(input_of("")).split("+") if tensor.startswith(input_of("")) else ()
+    return any(scope == tensor or scope in shared for scope in scopes)
+
+
+def _likeness(found: Emitted, planned: list[PricedCollective]) -> tuple[bool, bool, int]:
+    reduces = found.reduces
+    alike = [p for p in planned if (p.op in REDUCTIONS) == reduces]
+    axes = {axis for p in alike for axis in p.axes}
+    sizes = {p.gathered_bytes for p in alike}
+    return bool(axes & set(found.axes)), found.num_bytes in sizes, len(axes & set(found.axes))
+
+
+def _rows_of(
+    tensor: str,
+    phase: str,
+    planned: list[PricedCollective],
+    emitted: list[Emitted],
+    side: Side,
+) -> list[Row]:
+    """Gathers with gathers and sums with sums; an exact pair is a match."""
+    rows = []
+    for reduces in (False, True):
+        plans = [p for p in planned if (p.op in REDUCTIONS) == reduces]
+        found = [e for e in emitted if e.reduces == reduces]
+        if plans or found:
+            rows.append(_judge(tensor, phase, tuple(plans), tuple(found), side))
+    return rows
+
+
+def _judge(
+    tensor: str, phase: str, planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...], side: Side
+) -> Row:
+    def row(status: str, note: str = "") -> Row:
+        return Row(tensor, phase, planned, emitted, status, note)
+
+    note = why_equivalent(Question(planned, emitted, side))
+    if note is not None:
+        return row("equivalent", note) if note else row("match")
+    if not planned:
+        return row("unplanned", _unplanned_note(emitted))
+    if not emitted:
+        return row("missing", "planned and not found in the program")
+    return row("differs", _difference(planned, emitted))
+
+
+def _difference(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...]) -> str:
+    plan = ", ".join(sorted({f"{p.op} over {'·'.join(p.axes)}" for p in planned}))
+    found = ", ".join(sorted({f"{_form(e)} over {'·'.join(e.axes) or 'no mesh axes'}" for e in emitted}))
+    planned_bytes = sum(p.step_bytes for p in planned)
+    found_bytes = sum(e.bytes_per_step for e in emitted)
+    return f"planned {plan} ({planned_bytes:,} B a step), emitted {found} ({found_bytes:,} B a step)"
+
+
+def _form(e: Emitted) -> str:
+    return f"{e.op} (a sum of shards in zeros)" if e.collective.gathers else e.op
+
+
+def _unplanned_note(emitted: tuple[Emitted, ...]) -> str:
+    first = emitted[0]
+    where = first.collective.op_name or first.collective.name
+    return f"{where}: {first.note}" if first.note else where

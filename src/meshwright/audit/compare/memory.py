@@ -1,0 +1,72 @@
+"""Memory of one device, planned beside compiled: its state, what is given back anew, and the whole."""
+
+from collections.abc import Mapping
+
+from meshwright.audit.compare.findings import Finding
+from meshwright.audit.compile.programs import PlannedStep
+from meshwright.units import format_bytes
+
+# Weights, moments and caches are counted, so that they agree but for the tiles that a compiler fills.
+STATE_TOLERANCE = 0.03
+# What XLA holds beside its state depends on its schedule. XLA:CPU widens 16-bit numbers, and sets no store by
+# memory: of it only what is out of all proportion is noticed.
+TOTAL_TOLERANCE = 0.35
+CPU_TOTAL_TOLERANCE = 1.0
+
+
+def compare_memory(
+    planned: PlannedStep, compiled: Mapping[str, int], inputs: int, capacity: int | None, *, on_cpu: bool
+) -> list[Finding]:
+    """What of the compiled memory is not as planned.
+
+    compiled: `arguments`, `outputs` (those that reuse no argument), `temporaries` and their `total`. inputs:
+    bytes of the arguments that are no state (tokens). capacity: of the chip; None where another is compiled
+    for.
+    """
+    total, state = compiled["total"], planned.state_bytes
+    held = compiled["arguments"] + compiled["outputs"] - inputs
+    found = []
+    if abs(held - state) > STATE_TOLERANCE * state:
+        found.append(_state(held, state, compiled["outputs"]))
+    tolerance = CPU_TOTAL_TOLERANCE if on_cpu else TOTAL_TOLERANCE
+    if not 1 / (1 + tolerance) <= (total - held + state) / planned.memory_total <= 1 + tolerance:
+        found.append(
+            _finding(
+                "temporaries",
+                f"the program takes {format_bytes(total)}, {total / planned.memory_total:.2f} times the "
+                f"planned {format_bytes(planned.memory_total)}; its largest buffers are in memory.peak",
+                "",
+                total - planned.memory_total,
+            )
+        )
+    if capacity is not None and total > capacity:
+        found.append(too_large(total, capacity))
+    return found
+
+
+def too_large(total: int | None, capacity: int, said: str = "") -> Finding:
+    """A program that a chip has no room for; said: the compiler's own words, where it refused."""
+    takes = f"the program takes {format_bytes(total)} and" if total else "the program does not fit:"
+    what = f"{takes} a chip has {format_bytes(capacity)}" + (f" ({said})" if said else "")
+    change = "shard more of it, recompute more (remat), or take more microbatches"
+    return _finding("memory", what, change, total - capacity if total else 0)
+
+
+def _state(held: int, state: int, outputs: int) -> Finding:
+    if outputs > STATE_TOLERANCE * state and held > state:
+        return _finding(
+            "state",
+            f"{format_bytes(outputs)} of results lie beside the state that they replace",
+            "donate the state: jax.jit(step, donate_argnums=0)",
+            outputs,
+        )
+    return _finding(
+        "state",
+        f"weights, moments and caches take {format_bytes(held)} where {format_bytes(state)} are planned",
+        "",
+        held - state,
+    )
+
+
+def _finding(tensor: str, what: str, change: str, extra_bytes: int) -> Finding:
+    return Finding("memory", tensor, "", what, "", change, extra_bytes, None)

@@ -1,0 +1,123 @@
+"""Planned products beside those that run: recomputation, a second forward pass, wider types."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from meshwright.audit.facts.emitted import pass_of
+from meshwright.audit.facts.products import Product
+from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
+from meshwright.audit.hlo.parse import Program
+from meshwright.units import dtype_bytes
+
+# (tensor, pass) of a product; a pass is forward, recompute or backward.
+Key = tuple[str, str]
+
+# A product of one tensor in one pass may differ by this share of all planned FLOPs; so may attention, whose
+# kernels compute whole blocks of scores, by the share of its own.
+TOLERANCE = 0.005
+ATTENTION_TOLERANCE = 0.35
+_PASSES = {"remat": "recompute", "update": "backward"}
+
+
+@dataclass(frozen=True)
+class ProductDifference:
+    """FLOPs of one device in a step, of one tensor in one pass, planned and compiled. where: JAX's name."""
+
+    tensor: str
+    direction: str
+    planned: float
+    compiled: float
+    where: str
+
+    @property
+    def extra_flops(self) -> float:
+        return self.compiled - self.planned
+
+    @property
+    def what(self) -> str:
+        if not self.planned:
+            return f"{self.tensor}: {self.compiled:.3g} FLOPs {self.direction} that are not planned"
+        if not self.compiled:
+            return (
+                f"{self.tensor}: {self.planned:.3g} FLOPs {self.direction} are planned and not in the program"
+            )
+        times = f"{self.compiled / self.planned:.2f} times the planned {self.planned:.3g}"
+        return f"{self.tensor}: {self.compiled:.3g} FLOPs {self.direction}, {times}"
+
+
+def compare_products(
+    planned: Mapping[Key, float], found: Iterable[Product], *, differentiated: bool
+) -> list[ProductDifference]:
+    """Those whose FLOPs differ from the plan's, the largest difference first.
+
+    differentiated: the program holds a gradient. Recomputed products count with the backward pass's: which of
+    both has one is the compiler's choice.
+    """
+    total = sum(planned.values())
+    wanted = _by_pass(planned.items())
+    compiled: dict[Key, float] = defaultdict(float)
+    where: dict[Key, str] = {}
+    for product in found:
+        key = _key(product, wanted, differentiated)
+        compiled[key] += product.flops
+        where.setdefault(key, product.op_name)
+    keys = wanted.keys() | compiled.keys()
+    differences = {key: compiled.get(key, 0.0) - wanted.get(key, 0.0) for key in keys}
+    differing = [
+        ProductDifference(*key, wanted.get(key, 0.0), compiled.get(key, 0.0), where.get(key, ""))
+        for key, extra in _without_merged(differences).items()
+        if abs(extra) > _allowed(key, wanted, total)
+    ]
+    return sorted(differing, key=lambda one: -abs(one.extra_flops))
+
+
+def _allowed(key: Key, wanted: Mapping[Key, float], total: float) -> float:
+    of_attention = ATTENTION_TOLERANCE * wanted.get(key, 0.0) if key[0] == "attention" else 0.0
+    return max(TOLERANCE * total, of_attention)
+
+
+def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
+    """The differences without those of products that XLA for GPU computes at once.
+
+    They have the name of one, which has too many FLOPs, of the same pass as those that have too few.
+    """
+    left = {key: extra for key, extra in differences.items() if extra}
+    for key in [key for key, extra in left.items() if extra > 0]:
+        fewer = [one for one, extra in left.items() if extra < 0 and one[1] == key[1]]
+        some = (part for count in (1, 2) for part in combinations(fewer, count))
+        merged = next(
+            (part for part in some if abs(left[key] + sum(left[one] for one in part)) < 0.01 * left[key]), ()
+        )
+        for one in (key, *merged) if merged else ():
+            del left[one]
+    return left
+
+
+def wider_products(found: Iterable[Product], program: Program, dtype: str, *, widened: bool) -> list[Product]:
+    """The products whose operands are wider than `dtype`; attention has a type of its own."""
+    return [
+        one
+        for one in found
+        if "attention" not in scope_of(one.op_name)
+        and one.bits(program, widened=widened) > 8 * dtype_bytes(dtype)
+    ]
+
+
+def _by_pass(flops: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    total: dict[Key, float] = defaultdict(float)
+    for (tensor, direction), count in flops:
+        total[tensor, pass_of(direction)] += count
+    return dict(total)
+
+
+def _key(product: Product, wanted: Mapping[Key, float], differentiated: bool) -> Key:
+    names = split_op_name(product.op_name)
+    for name in names:
+        direction = pass_of(phase_of(name, differentiated))
+        for scope in reversed(scope_of(name)):
+            if (scope, direction) in wanted:
+                return scope, direction
+    scopes = [scope for scope in scope_of(names[0]) if "->" not in scope]  # an einsum is no name
+    return scopes[-1] if scopes else names[0], pass_of(phase_of(names[0], differentiated))

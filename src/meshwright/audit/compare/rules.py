@@ -1,0 +1,308 @@
+"""The forms in which a compiler may write what was planned: named rules, each with what it expects.
+
+A row is what was planned of one tensor in one pass beside what was emitted of it, as bytes a step by
+operation and mesh axes. Each rule whose form is seen in the emitted rewrites the expected bytes; what was
+emitted must then be what is expected on every axis, within TOLERANCE, neither more nor less.
+
+    tied            a table that is read twice: gathered once, its gradients added before their sum
+    kept_gathers    a weight gathered once for all microbatches, and kept
+    joined          collectives over X, then over Y, of one array: at once over X and Y
+    scattered_sums  XLA:CPU has no reduce-scatter: an all-reduce of which each device keeps its slice
+    lookups         XLA:CPU looks up and scatters rows of 16-bit tables in float32
+    narrowed        gradients of norms, summed in float32, are sent in the type to which they are converted
+    sums_apart      XLA:CPU sums each number of a norm by itself
+    rings           a gather or scatter in steps: permutes of blocks round a ring
+    padded          a reduce-scatter padded to whole tiles; its slices are permuted home
+    across_slices   a sum within each slice, then across
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, Emitted
+from meshwright.audit.hlo.op_names import primitive_of
+from meshwright.cost.priced import PricedCollective
+from meshwright.notation.array import Axes
+from meshwright.units import dtype_bytes
+
+# Beyond this share on any axis, more or less, what was emitted is not what was planned. What a rule expects
+# is exact but for the tiles that a compiler fills.
+TOLERANCE = 0.005
+
+# What a look-up is made of in JAX: rows taken, those of other shards masked, and its transpose.
+_LOOKUPS = ("gather", "select_n", "scatter-add", "scatter")
+
+Key = tuple[str, frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What rules are told beside a row. num_weights: how many gradients the plan has, in gradients_dtype.
+
+    has_reduce_scatter: the compiler can emit one; XLA:CPU cannot, and widens what it looks up.
+    """
+
+    has_reduce_scatter: bool = False
+    num_microbatches: int = 1
+    num_weights: int = 0
+    gradients_dtype: str = "f32"
+
+
+class Question(NamedTuple):
+    planned: tuple[PricedCollective, ...]
+    emitted: tuple[Emitted, ...]
+    side: Side
+
+
+Rewritten = tuple[Counter[Key], str]
+Rule = Callable[[Counter[Key], Question], Rewritten | None]
+
+
+def planned_bytes(planned: Iterable[PricedCollective]) -> Counter[Key]:
+    """Bytes a step by operation and axes."""
+    total: Counter[Key] = Counter()
+    for p in planned:
+        total[p.op, frozenset(p.axes)] += round(p.step_bytes)
+    return total
+
+
+def emitted_bytes(emitted: Iterable[Emitted]) -> Counter[Key]:
+    """Bytes a step by operation and axes, as they travel; slices of sums on their way home are none."""
+    total: Counter[Key] = Counter()
+    for e in emitted:
+        if not e.collective.follows_sum:
+            total[e.op, frozenset(e.axes)] += e.bytes_per_step
+    return total
+
+
+def meets(found: Counter[Key], expected: Counter[Key]) -> bool:
+    """Whether both have the same bytes on every axis within TOLERANCE."""
+    return all(
+        abs(found[key] - expected[key]) <= TOLERANCE * max(found[key], expected[key])
+        for key in found.keys() | expected.keys()
+    )
+
+
+def why_equivalent(question: Question) -> str | None:
+    """Why what was emitted does what was planned: "" where it is that itself, None where it does not."""
+    if question.side.has_reduce_scatter and any(e.collective.gathers for e in question.emitted):
+        return None  # twice the bytes of the gather that the compiler has
+    expected, found = planned_bytes(question.planned), emitted_bytes(question.emitted)
+    notes = []
+    for rule in RULES:
+        if rewritten := rule(expected, question):
+            expected, note = rewritten
+            notes.append(note)
+    return "; ".join(filter(None, notes)) if meets(found, expected) and _joins_all(question) else None
+
+
+def tied(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """Half of the bytes of what the plan moves twice, on the axes where less was emitted."""
+    twice = Counter((p.op, frozenset(p.axes), p.gathered_bytes, p.count) for p in q.planned)
+    found, less, notes = emitted_bytes(q.emitted), expected.copy(), []
+    for (op, axes, size, count), times in twice.items():
+        if times == 2 and found[op, axes] < _HALF * expected[op, axes]:
+            less[op, axes] -= round(size * count)
+            notes.append(_TIED["all_gather" if op == "all_gather" else "sum"])
+    return (less, "; ".join(dict.fromkeys(notes))) if notes else None
+
+
+# Between one and two.
+_HALF = 0.75
+_TIED = {
+    "all_gather": "one table gathered once for both of its uses: fewer bytes, more memory",
+    "sum": "two gradients of one table, added before they are summed",
+}
+
+
+def kept_gathers(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """The gathers of one microbatch."""
+    found, wanted = emitted_bytes(q.emitted), sum(expected.values())
+    uses = q.side.num_microbatches
+    is_fewer = sum(found.values()) < (1 - TOLERANCE) * wanted
+    if uses == 1 or not is_fewer or any(p.op != "all_gather" or p.count < uses for p in q.planned):
+        return None
+    kept = Counter({key: round(size / uses) for key, size in expected.items()})
+    return kept, f"gathered once and kept for {uses} uses: fewer bytes, more memory"
+
+
+def joined(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """One collective in place of several of its kind over parts of its axes: its V is their largest."""
+    rewritten = expected.copy()
+    for (op, axes), size in emitted_bytes(q.emitted).items():
+        for parts in _partitions(axes, op, rewritten) if (op, axes) not in expected else ():
+            sizes = [rewritten[op, part] for part in parts]
+            if abs(max(sizes) - size) <= TOLERANCE * size:
+                for part in parts:
+                    del rewritten[op, part]
+                rewritten[op, axes] = max(sizes)
+                break
+    return None if rewritten == expected else (rewritten, "the same over all of these axes at once")
+
+
+def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tuple[frozenset[str], ...]]:
+    """The sets of axes with `op` that make up `axes`, two or three at a time."""
+    parts = [over for name, over in among if name == op and over < axes]
+    return [
+        some
+        for count in (2, 3)
+        for some in combinations(parts, count)
+        if sum(map(len, some)) == len(axes) and frozenset().union(*some) == axes
+    ]
+
+
+def scattered_sums(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """An all-reduce over X and Y that keeps X: V of the scatter over X, without the sum of slices over Y."""
+    kept = [e for e in q.emitted if e.collective.op == "all_reduce" and e.kept and not e.collective.gathers]
+    if q.side.has_reduce_scatter or not kept:
+        return None
+    rewritten = expected.copy()
+    for e in kept:
+        over, whole = frozenset(e.kept), e.bytes_per_step
+        rest = frozenset(e.axes) - over
+        rewritten["reduce_scatter", over] -= whole
+        if rest:
+            assert e.mesh
+            rewritten["all_reduce", rest] -= round(whole / e.mesh.size(e.kept))
+        rewritten["all_reduce", frozenset(e.axes)] += whole
+    scattered = "·".join(sorted({axis for e in kept for axis in e.kept}))
+    return _without_rounding(rewritten, expected), (
+        f"an all-reduce of which each device keeps its slice over {scattered}: "
+        "a reduce-scatter as XLA:CPU writes it, moving more bytes"
+    )
+
+
+def _without_rounding(rewritten: Counter[Key], before: Counter[Key]) -> Counter[Key]:
+    """What is left of a key that was taken away but for rounding is nothing."""
+    return Counter({
+        key: size for key, size in rewritten.items() if abs(size) > TOLERANCE * max(before[key], 1)
+    })  # fmt: skip
+
+
+def lookups(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """The planned bytes in float32 where rows of a table travel."""
+    wide = [e for e in q.emitted if e.widened and e.dtype == "f32" and _is_lookup(e)]
+    narrow = {p.dtype for p in q.planned}
+    if q.side.has_reduce_scatter or len(wide) != len(q.emitted) or len(narrow) != 1 or narrow == {"f32"}:
+        return None
+    factor = dtype_bytes("f32") / dtype_bytes(dtype := narrow.pop())
+    return (
+        Counter({key: round(size * factor) for key, size in expected.items()}),
+        f"sent as f32 where {dtype} was planned: XLA:CPU looks rows up and adds them in f32",
+    )
+
+
+def narrowed(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """The bytes in the type of the other gradients, where the plan sums those of small weights in float32."""
+    dtype = q.side.gradients_dtype
+    is_wide = all(p.dtype == "f32" and p.op == "all_reduce" and p.what == "gradients" for p in q.planned)
+    is_narrow = all(e.dtype == dtype for e in q.emitted)
+    if not q.side.has_reduce_scatter or dtype == "f32" or not is_wide or not is_narrow:
+        return None
+    factor = dtype_bytes(dtype) / dtype_bytes("f32")
+    return (
+        Counter({key: round(size * factor) for key, size in expected.items()}),
+        f"summed in {dtype}, to which XLA converts before it sends",
+    )
+
+
+def _is_lookup(e: Emitted) -> bool:
+    """Whether rows of a table travel: looked up, or scattered into its gradient."""
+    return primitive_of(e.collective.operand_op_name) in _LOOKUPS
+
+
+def sums_apart(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """A sum of one number for each weight and axis, for the clipping and again for the metrics."""
+    singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
+    if (
+        q.side.has_reduce_scatter
+        or len(singles) < len(q.emitted)
+        or not all(_is_number(p) for p in q.planned)
+    ):
+        return None
+    axes = {axis for p in q.planned for axis in p.axes}
+    if (
+        sum(e.runs for e in singles) > 2 * len(axes) * q.side.num_weights
+        or {a for e in singles for a in e.axes} != axes
+    ):
+        return None
+    return emitted_bytes(singles), "a number of each weight, which XLA:CPU does not sum together"
+
+
+def _is_number(p: PricedCollective) -> bool:
+    return p.op == "all_reduce" and p.gathered_bytes <= SINGLE_NUMBER
+
+
+def rings(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """V (n - 1)/n in permutes of blocks over the axes of a planned gather, scatter or both."""
+    rewritten, found = expected.copy(), emitted_bytes(q.emitted)
+    for (op, axes), _ in found.items():
+        if op != "permute" or (op, axes) in expected:
+            continue
+        n = _size(q, axes)
+        for kind in ("all_gather", "reduce_scatter"):
+            if kind_bytes := rewritten.pop((kind, axes), 0):
+                rewritten["permute", axes] += round((kind_bytes - found[kind, axes]) * (n - 1) / n)
+                if found[kind, axes]:
+                    rewritten[kind, axes] = found[kind, axes]
+    return None if rewritten == expected else (rewritten, "in steps: permutes of blocks round a ring")
+
+
+def _size(q: Question, axes: Iterable[str]) -> int:
+    """Devices along mesh axes."""
+    mesh = next(e.mesh for e in q.emitted if e.mesh)
+    return mesh.size(tuple(axes))
+
+
+def padded(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """What was planned: padding is not counted, and permutes bring home at most one slice of each device."""
+    if not any(e.collective.padding_bytes for e in q.emitted):
+        return None
+    whole = sum(e.bytes_per_step for e in q.emitted if not e.collective.follows_sum)
+    padding = sum(e.collective.padding_bytes * e.runs for e in q.emitted)
+    moved = sum(e.bytes_per_step for e in q.emitted if e.op == "permute" and e.collective.follows_sum)
+    then = f", then {moved:,} B a step permuted to where they belong" if moved else ""
+    return expected, f"padded by {padding / whole:.1%} to whole tiles{then}"
+
+
+def across_slices(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """V within each slice, then across: V again after an all-reduce, one part of it after a scatter."""
+    rewritten = expected.copy()
+    for axes in {frozenset(e.axes) for e in q.emitted if e.is_part and not e.collective.follows_sum}:
+        parts = [e for e in q.emitted if frozenset(e.axes) == axes and not e.collective.follows_sum]
+        whole = sum(expected[kind, axes] for kind in REDUCTIONS)
+        first = max(parts, key=lambda e: e.num_bytes)
+        then = next((e.op for e in parts if e.collective.groups != first.collective.groups), "")
+        if not whole or not {first.op, then} <= set(REDUCTIONS):
+            continue
+        for kind in REDUCTIONS:
+            rewritten.pop((kind, axes), None)
+        shares = first.collective.groups.size if first.op == "reduce_scatter" else 1
+        rewritten[first.op, axes] += whole
+        rewritten[then, axes] += round(whole / shares)
+    return None if rewritten == expected else (rewritten, "summed within each slice and across slices")
+
+
+def _joins_all(q: Question) -> bool:
+    """Whether steps over parts of axes join all their devices together, as 4 in a slice by 2 slices do 8."""
+    steps = [e for e in q.emitted if not e.collective.follows_sum]
+    mesh = next((e.mesh for e in steps if e.is_part), None)
+    if mesh is None:
+        return True
+    groups = [set(group) for one in {e.collective.groups for e in steps} for group in one.members]
+    together = {0}
+    while more := {device for group in groups if group & together for device in group} - together:
+        together |= more
+    return len(together) == mesh.size(_axes_of(steps))
+
+
+def _axes_of(emitted: Iterable[Emitted]) -> Axes:
+    return tuple(dict.fromkeys(axis for e in emitted for axis in e.axes))
+
+
+RULES: tuple[Rule, ...] = (
+    tied, kept_gathers, scattered_sums, joined, lookups, narrowed, sums_apart, rings, padded, across_slices,
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""What was compiled before, by content, and the lock that lets one libtpu run at a time."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+
+import meshwright
+from meshwright.audit.compile.targets import Target
+from meshwright.errors import AuditError
+from meshwright.plan_file import Plan
+
+# Compiler flags that a user may have set; they change the program.
+_FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+# Compiled programs kept; a program is about a megabyte.
+_KEPT = 200
+_POLL_SECONDS = 0.2
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/meshwright, or ~/.cache/meshwright."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "meshwright"
+
+
+def content_key(plan: Plan, target: Target, environment: Mapping[str, str] = os.environ) -> str:
+    """A hash of all that decides the compiled program: plan, target, versions, flags and our source.
+
+    The plan's own figures (`planned`) do not.
+    """
+    content = {
+        "plan": asdict(replace(plan, planned={})),
+        "target": asdict(target),
+        "versions": dict(target.versions),
+        "flags": {name: environment.get(name, "") for name in _FLAG_VARIABLES},
+        "source": _source_hash(),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def _source_hash() -> str:
+    found = hashlib.sha256()
+    root = Path(meshwright.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        found.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return found.hexdigest()
+
+
+def fetch(key: str) -> Path | None:
+    """The folder with the files stored under `key`; None if there is none."""
+    folder = cache_folder() / "programs" / key
+    if not folder.is_dir():
+        return None
+    folder.touch()
+    return folder
+
+
+def store(key: str, files: Mapping[str, str]) -> None:
+    """Writes `files` (name: text) under `key`, whole or not at all, and drops the least used others.
+
+    Raises AuditError where the cache cannot be written.
+    """
+    programs = cache_folder() / "programs"
+    partial = programs / f".{key}.{os.getpid()}"
+    try:
+        partial.mkdir(parents=True)
+        for name, text in files.items():
+            (partial / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise AuditError(
+            f"{partial}: cannot be written: {error.strerror}; set XDG_CACHE_HOME, or pass --no-cache"
+        ) from error
+    try:
+        partial.rename(programs / key)
+    except OSError:  # it is there: compiled anew without the cache, or by another process
+        shutil.rmtree(partial)
+    kept = sorted(programs.glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for old in kept[_KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def one_at_a_time(waiting: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock of libtpu, of which one process may run; calls `waiting` once if it must wait."""
+    path = Path(tempfile.gettempdir()) / f"meshwright-libtpu-{os.getuid()}.lock"
+    with path.open("a") as file:
+        if not _locked(file.fileno()):
+            waiting()
+            while not _locked(file.fileno()):
+                time.sleep(_POLL_SECONDS)
+        yield  # the lock goes with the file
+
+
+def _locked(descriptor: int) -> bool:
+    import fcntl  # where libtpu runs there is one; the other targets need none
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

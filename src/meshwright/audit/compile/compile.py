@@ -1,0 +1,200 @@
+"""Compiles the training step of a plan in a process of its own and brings back the program.
+
+A fresh process, because the number of virtual devices is fixed when JAX starts, and because a
+compiler may take more time or memory than there is; the arrays are abstract, so nothing of the
+model's size is allocated.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
+from meshwright.audit.compile.log import warning_lines
+from meshwright.audit.compile.printed import program_text
+from meshwright.audit.compile.programs import traced_step
+from meshwright.audit.compile.targets import Target, target_mesh
+from meshwright.errors import AuditError, OutOfMemoryError
+from meshwright.hardware.description import host_memory_bytes
+from meshwright.plan_file import Plan, load_plan, save_plan
+from meshwright.units import format_bytes
+
+TIMEOUT_SECONDS = 900
+# A compiler that takes more of the host than this is ended before the host swaps or kills others.
+MEMORY_SHARE = 0.8
+# Of XLA:CPU, how well LLVM optimises: the program is the same text, in half of the time.
+UNOPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 0}
+_POLL_SECONDS = 0.1
+_PROGRAM, _FIGURES, _TARGET, _PLAN, _LOG = "program.hlo", "figures.json", "target.json", "plan.toml", "log"
+_ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """The optimised HLO, and the compiler's figures for one device; None where it gives none.
+
+    compiler_log: its warnings about partitioning. cached: it was compiled before, and compile_seconds
+    are those of then.
+    """
+
+    hlo: str
+    compile_seconds: float
+    memory_bytes: dict[str, int] | None
+    compiler_log: tuple[str, ...] = ()
+    cached: bool = False
+
+
+def compile_plan(
+    plan: Plan, target: Target, progress: Callable[[str], None] = lambda _: None, *, use_cache: bool = True
+) -> CompiledProgram:
+    """The training step of `plan`, compiled by `target` for its devices.
+
+    progress: called with what happens next. Raises AuditError with the compiler's message and the
+    layout if it does not compile, or takes too long or too much memory.
+    """
+    key = content_key(plan, target)
+    if use_cache and (found := fetch(key)):
+        progress(f"read the program of {plan.layout} that {target.compiler} made before")
+        return _read(found, cached=True)
+    alone = one_at_a_time(lambda: progress("waiting for another audit: libtpu runs one at a time"))
+    with (
+        tempfile.TemporaryDirectory(prefix="meshwright-audit-") as name,
+        alone if target.is_alone else nullcontext(),
+    ):
+        folder = Path(name)
+        save_plan(plan, folder / _PLAN)
+        (folder / _TARGET).write_text(json.dumps(asdict(target)))
+        progress(f"compiling {plan.layout} with {target.compiler}")
+        _run(folder, plan, target)
+        if use_cache:
+            store(
+                key,
+                {file: (folder / file).read_text(errors="replace") for file in (_PROGRAM, _FIGURES, _LOG)},
+            )
+        return _read(folder, cached=False)
+
+
+def _read(folder: Path, *, cached: bool) -> CompiledProgram:
+    figures = json.loads((folder / _FIGURES).read_text())
+    log = tuple(warning_lines((folder / _LOG).read_text(errors="replace")))
+    return CompiledProgram((folder / _PROGRAM).read_text(), **figures, compiler_log=log, cached=cached)
+
+
+def _run(folder: Path, plan: Plan, target: Target) -> None:
+    """Compiles in another process, watched until it ends."""
+    flags = [os.environ.get("XLA_FLAGS", ""), target.xla_flags]
+    if not target.topology:
+        flags.append(f"--xla_force_host_platform_device_count={plan.layout.mesh.num_devices}")
+    environment = {**os.environ, **target.environment, "XLA_FLAGS": " ".join(filter(None, flags))}
+    command = [sys.executable, "-m", "meshwright.audit.compile.compile", str(folder)]
+    with (folder / _LOG).open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            excess = _watch(process)
+        finally:
+            process.kill()
+            process.wait()
+    if excess:
+        raise AuditError(f"{plan.layout}: compiling took over {excess}")
+    if process.returncode:
+        log = (folder / _LOG).read_text(errors="replace")
+        raise refusal(str(plan.layout), log, process.returncode)
+
+
+def _watch(process: subprocess.Popen) -> str:
+    """Waits for the process to end; the limit that it went over, or ""."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    limit = round(host_memory_bytes() * MEMORY_SHARE)
+    while True:
+        try:
+            process.wait(_POLL_SECONDS)
+            return ""
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                return f"{TIMEOUT_SECONDS} s"
+            if _resident_bytes(process.pid) > limit:
+                return f"{format_bytes(limit)} of this host's memory"
+
+
+def _resident_bytes(pid: int) -> int:
+    """Memory that a process has in use; 0 where the system has no /proc.
+
+    Not its address space: libtpu maps far more than it touches.
+    """
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def error_line(log: str, code: int) -> str:
+    """The line of a failed process that says why: the last error of the traceback, else the last line."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    errors = [found[1] for line in lines if (found := _ERROR_LINE.match(line))]
+    return (errors or lines or [f"exit code {code}"])[-1]
+
+
+# As libtpu words it: of the whole program, or of its temporaries where these alone are too much.
+_USED = re.compile(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])")
+# Of each of the largest: "Size: 4.00G", then its operator, shape and instruction, each on a line.
+_LARGEST = re.compile(r"^\s*Size: ([\d.]+)([KMGT])\s*$(.*?)(?=^\s*=====|\Z)", re.M | re.S)
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def refusal(layout: str, log: str, code: int) -> AuditError:
+    """The error of a compile that failed; an OutOfMemoryError where a chip has no room for the program."""
+    line = error_line(log, code)
+    message = f"{layout} does not compile: {line}"
+    used = _USED.search(line)
+    if "RESOURCE_EXHAUSTED" not in line and not used:
+        return AuditError(message)
+    buffers = tuple(
+        (_bytes(size, unit), "; ".join(part.strip() for part in said.splitlines() if part.strip()))
+        for size, unit, said in _LARGEST.findall(log)
+    )
+    return OutOfMemoryError(message, _bytes(*used.groups()) if used else None, buffers)
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit])
+
+
+def _compile_here(folder: Path) -> None:
+    """What the process does: plan.toml and target.json in, program.hlo and figures.json out."""
+    plan, target = load_plan(folder / _PLAN), Target(**json.loads((folder / _TARGET).read_text()))
+    traced = traced_step(plan, target_mesh(target, plan.layout))
+    lowered = traced.lower(lowering_platforms=(target.platform,))
+    started = time.perf_counter()
+    compiled = lowered.compile(compiler_options=UNOPTIMIZED if target.name == "cpu" else None)
+    seconds = time.perf_counter() - started
+    (folder / _PROGRAM).write_text(program_text(compiled))
+    figures = {"compile_seconds": seconds, "memory_bytes": memory_by_cause(compiled)}
+    (folder / _FIGURES).write_text(json.dumps(figures))
+
+
+def memory_by_cause(compiled: object) -> dict[str, int] | None:
+    """Bytes of one device by cause; outputs that reuse a donated argument are not counted again."""
+    analysis = compiled.memory_analysis()  # pyright: ignore[reportAttributeAccessIssue]
+    if analysis is None:
+        return None
+    fresh_outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return {
+        "arguments": analysis.argument_size_in_bytes,
+        "outputs": fresh_outputs,
+        "temporaries": analysis.temp_size_in_bytes,
+        "total": analysis.argument_size_in_bytes + fresh_outputs + analysis.temp_size_in_bytes,
+    }
+
+
+if __name__ == "__main__":
+    _compile_here(Path(sys.argv[1]))

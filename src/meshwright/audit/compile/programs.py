@@ -1,0 +1,108 @@
+"""What is audited of a plan, by its phase: the step as it is planned, and as JAX traces it."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from meshwright.cost.graph import Graph, recomputed_nodes
+from meshwright.cost.inference import inference_cost, record_inference
+from meshwright.cost.priced import PricedCollective
+from meshwright.cost.recorder import Shape
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.workload import Phase
+from meshwright.plan.space import record
+from meshwright.plan.train import price
+from meshwright.plan_file import Plan
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """The planned side of an audit; FLOPs are a device's, memory is bytes on one chip, by cause.
+
+    products: FLOPs by tensor and pass (forward, recompute, backward). state_bytes: of what enters the step
+    and stays: weights, moments, caches. matmul_dtype: of the operands of products.
+    """
+
+    collectives: tuple[PricedCollective, ...]
+    seconds: float
+    flops: float
+    products: Mapping[tuple[str, str], float]
+    matmul_dtype: str
+    memory: Mapping[str, int]
+    memory_total: int
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(self.memory.get(cause, 0) for cause in _STATE)
+
+
+_STATE = ("weights", "optimizer", "cache")
+
+
+def planned_step(plan: Plan, hardware: Hardware) -> PlannedStep:
+    """The step of `plan` as the cost model has it."""
+    workload, layout = plan.workload, plan.layout
+    if workload.phase == "train":
+        candidate = price(plan.model, hardware, workload, layout)
+        cost, memory = candidate.cost, candidate.memory
+        sequences = workload.num_sequences / layout.microbatches
+        graph = record(plan.model, hardware, layout, sequences, workload.seq_len)
+    else:
+        phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
+        cost, memory = inference_cost(
+            plan.model, layout, hardware, phase, workload.num_sequences, workload.seq_len
+        )
+        queries = workload.seq_len if phase == "prefill" else 1
+        shape = Shape(workload.num_sequences, queries, workload.seq_len)
+        graph = record_inference(plan.model, layout, shape, flash_attention=hardware.chip.kind != "cpu")
+    return PlannedStep(
+        collectives=cost.collectives,
+        seconds=cost.seconds,
+        flops=cost.executed_flops,
+        products=product_flops(graph, layout),
+        matmul_dtype=layout.matmul_dtype or layout.compute_dtype,
+        memory=asdict(memory),
+        memory_total=memory.total,
+    )
+
+
+def product_flops(graph: Graph, layout: Layout) -> dict[tuple[str, str], float]:
+    """FLOPs of a step by tensor and pass, on the mean chip."""
+    found: dict[tuple[str, str], float] = defaultdict(float)
+    for segment in graph.segments:
+        runs = segment.count * layout.microbatches / layout.pipe
+        for direction in graph.directions:
+            nodes = segment.nodes if direction != "recompute" else recomputed_nodes(segment, layout.remat)
+            for node in nodes:
+                work = (*node.backward, *node.weight_gradient) if direction == "backward" else node.forward
+                if flops := sum(piece.flops for piece in work):
+                    found[node.name, direction] += flops * runs
+    return dict(found)
+
+
+def traced_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
+    """The step of `plan`, traced by JAX for `mesh`, or for the devices that there are."""
+    import jax
+
+    workload = plan.workload
+    if workload.phase == "train":
+        from meshwright.train.optimizer import OptimizerConfig
+        from meshwright.train.step import CompiledStep
+
+        optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
+        step = CompiledStep(
+            plan.model, plan.layout, workload, optimizer, chip_flops_per_second=1.0, mesh=mesh
+        )
+        arguments = step.abstract_state(), step.abstract_tokens()
+    else:
+        from meshwright.serve.step import InferenceStep
+
+        step = InferenceStep(plan.model, plan.layout, workload, cast(Phase, workload.phase), mesh=mesh)
+        arguments = step.abstract_arguments()
+    with jax.set_mesh(step.mesh):
+        return step.jitted.trace(*arguments)

@@ -1,0 +1,188 @@
+"""Whose compiler an audit asks, and the devices it compiles for, of which none need be attached."""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshwright.audit.compile.gpus import GPUS
+from meshwright.errors import AuditError, DeviceError, nearest
+from meshwright.hardware.catalog import load
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+
+if TYPE_CHECKING:
+    import jax
+
+TARGETS = ("cpu", "tpu", "gpu")
+# Our names of the chips that libtpu compiles for, and its own.
+_LIBTPU_CHIPS = {"v4p": "v4", "v5e": "v5e", "v5p": "v5p", "v6e": "v6e", "tpu7x": "tpu7x"}
+# Virtual devices beyond this make XLA:CPU's compile slow; larger meshes need the target's compiler.
+MAX_CPU_DEVICES = 256
+_COMPILERS = {"tpu": ("the TPU's compiler", "tpu"), "gpu": ("the GPU's compiler", "cuda12")}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A compiler and what it compiles for.
+
+    topology: as the compiler writes it, `v5p:4x4x4`, or for GPUs partitions x nodes x GPUs, `1x8x8`.
+    chips_per_host: the block of chips that a TPU host has along each dimension. slices: over the data
+    center network. gpu: the chip, by our name. All are empty for cpu, whose virtual devices are only a
+    number.
+    """
+
+    name: str
+    topology: str = ""
+    chips_per_host: tuple[int, ...] = ()
+    slices: int = 1
+    gpu: str = ""
+
+    @property
+    def compiler(self) -> str:
+        """The compiler in words, for people."""
+        if self.name == "gpu":
+            return f"XLA for {self.gpu}:{self.topology.removeprefix('1x')} (CUDA)"
+        slices = f"{self.slices}*" if self.slices > 1 else ""
+        return f"XLA for {slices}{self.topology} (libtpu)" if self.topology else "XLA for CPU"
+
+    @property
+    def platform(self) -> str:
+        """JAX's name of what is lowered for."""
+        return "cuda" if self.name == "gpu" else self.name
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process of the machine at a time can use the compiler: libtpu locks a file."""
+        return self.name == "tpu"
+
+    @property
+    def has_reduce_scatter(self) -> bool:
+        """Whether the compiler can emit one: XLA:CPU writes a sum of which each device keeps a slice."""
+        return self.name != "cpu"
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of the packages that decide the program."""
+        packages = {"tpu": ["libtpu"], "gpu": ["jax-cuda12-plugin"]}.get(self.name, [])
+        return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", *packages)}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables under which compilers look for no chips and no metadata server, and warn on stderr."""
+        alone = {
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_MIN_LOG_LEVEL": "1",
+            "TPU_STDERR_LOG_LEVEL": "1",
+        }
+        return {"JAX_PLATFORMS": "cpu", **(alone if self.name == "tpu" else {})}
+
+    @property
+    def xla_flags(self) -> str:
+        """Without a GPU no kernel can be timed, so none is chosen by its time."""
+        return "--xla_gpu_autotune_level=0" if self.name == "gpu" else ""
+
+
+def choose_target(hardware: str, layout: Layout, asked: str | None = None) -> Target:
+    """The compiler for a plan's hardware: `asked`, or the chip's own where it is installed, else the CPU's.
+
+    Raises AuditError where the target cannot compile the layout, DeviceError where it is not installed.
+    """
+    if asked is not None and asked not in TARGETS:
+        raise AuditError(f"--target {asked!r} is not supported; {nearest(asked, list(TARGETS))}")
+    machine = load(hardware)
+    own = machine.chip.kind
+    if asked in _COMPILERS or (asked is None and own in _COMPILERS and _is_ready(own, machine, layout)):
+        name = asked or own
+        if refusal := _refusal(name, machine, layout):
+            raise AuditError(refusal)
+        if not is_installed(name):
+            raise DeviceError(
+                f"--target {name} needs {_COMPILERS[name][0]}, which is not installed: {_install(name)}"
+            )
+        machine.place(layout.mesh)  # raises LayoutError where the mesh is not of as many devices as chips
+        return _gpu(machine) if name == "gpu" else _tpu(machine)
+    if layout.mesh.num_devices > MAX_CPU_DEVICES:
+        helps = asked is None and own in _COMPILERS and not _refusal(own, machine, layout)
+        raise AuditError(
+            f"the layout {layout} has {layout.mesh.num_devices} devices and the cpu target compiles for "
+            f"at most {MAX_CPU_DEVICES}; audit a smaller mesh of the same axes"
+            + (f", or install {_COMPILERS[own][0]}: {_install(own)}" if helps else "")
+        )
+    return Target("cpu")
+
+
+def is_installed(name: str) -> bool:
+    """Whether the compiler of "tpu" or "gpu" is there."""
+    return importlib.util.find_spec("libtpu" if name == "tpu" else "jax_cuda12_plugin") is not None
+
+
+def _is_ready(name: str, machine: Hardware, layout: Layout) -> bool:
+    return is_installed(name) and not _refusal(name, machine, layout)
+
+
+def _install(name: str) -> str:
+    return f'pip install "meshwright[{_COMPILERS[name][1]}]"'
+
+
+def _refusal(name: str, machine: Hardware, layout: Layout) -> str:
+    """Why the programs of compiler `name` for `machine` cannot be audited, or ""."""
+    known = GPUS if name == "gpu" else _LIBTPU_CHIPS
+    if machine.chip.name not in known:
+        return f"--target {name} compiles for {', '.join(known)}, not for {machine.spec}; use --target cpu"
+    if machine.num_slices > 1 and layout.mesh.num_devices == machine.num_chips:
+        return _crossing_refusal(machine, layout)
+    return ""
+
+
+def _crossing_refusal(machine: Hardware, layout: Layout) -> str:
+    """A program of slices numbers its own devices: ours too only if the outermost axis alone crosses."""
+    crossing = [
+        axis
+        for axis, links in machine.place(layout.mesh).links.items()
+        if any(link.is_outer for link in links)
+    ]
+    first = next((axis for axis, size in layout.mesh.sizes.items() if size > 1), "")
+    if crossing == [first]:
+        return ""
+    return (
+        f"{layout} on {machine.spec}: {', '.join(crossing)} cross between slices; the audit reads programs "
+        f"in which {first} alone does: its size must be a multiple of {machine.num_slices}"
+    )
+
+
+def _gpu(machine: Hardware) -> Target:
+    domains = machine.dims if len(machine.dims) > 1 else (1, *machine.dims)
+    return Target("gpu", "x".join(map(str, (1, *domains))), gpu=machine.chip.name)
+
+
+def _tpu(machine: Hardware) -> Target:
+    # libtpu wants whole hosts, of 2 x 2 chips by default, which an odd dimension does not divide into.
+    hosts = tuple(2 if size % 2 == 0 else 1 for size in machine.dims[:2])
+    topology = f"{_LIBTPU_CHIPS[machine.chip.name]}:{'x'.join(map(str, machine.dims))}"
+    return Target("tpu", topology, (*hosts, 1), machine.num_slices)
+
+
+def target_mesh(target: Target, layout: Layout) -> "jax.sharding.Mesh | None":
+    """The layout's mesh on the target's devices; None for the cpu, whose devices JAX has at hand."""
+    if not target.topology:
+        return None
+    from jax.experimental import topologies
+
+    from meshwright.nn.mesh import device_mesh
+
+    if target.name == "gpu":
+        described = topologies.get_topology_desc(
+            platform="cuda", topology_name=target.gpu, topology=target.topology,
+            target_config=GPUS[target.gpu].text,
+        )  # fmt: skip
+        return device_mesh(layout, described.devices)
+    slices = {"num_slices": target.slices} if target.slices > 1 else {}
+    described = topologies.get_topology_desc(
+        platform="tpu", topology_name=target.topology,
+        chips_per_host_bounds=list(target.chips_per_host), **slices,
+    )  # fmt: skip
+    # Of chips whose two cores are devices of their own, one: a layout counts chips.
+    return device_mesh(layout, [device for device in described.devices if device.core_on_chip == 0])

@@ -1,0 +1,143 @@
+"""Integers that differ from device to device: the offsets by which a device picks its own shard."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from meshwright.audit.facts.groups import DeviceGroups
+from meshwright.audit.hlo.parse import Program, Shape
+from meshwright.audit.hlo.trace import COPIES, Value, history, readers, resolve
+
+# For each device, the start of its slice in each dimension.
+Offsets = tuple[tuple[int, ...], ...]
+
+_MOVED = COPIES | {"convert"}
+_ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a // b if b else 0,
+    "remainder": lambda a, b: a % b if b else 0,
+    "minimum": min,
+    "maximum": max,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "shift-right-logical": lambda a, b: a >> b,
+    "shift-left": lambda a, b: a << b,
+}
+
+
+def device_values(program: Program, value: Value) -> tuple[int, ...] | None:
+    """The integer that each partition computes for a scalar; None where it depends on data.
+
+    XLA's partitioner writes a shard's offset as a table looked up by partition-id, or as
+    arithmetic on partition-id, often hoisted out of the loop that uses it. A pass of the TPU's
+    compiler numbers devices as replica x partitions + partition.
+    """
+    found = resolve(program, value, _MOVED)
+    instruction = found.instruction
+    if instruction.opcode in ("partition-id", "replica-id"):
+        counts = {"partition-id": program.num_partitions, "replica-id": program.num_replicas}
+        return _numbers(counts.pop(instruction.opcode), *counts.values())
+    if instruction.opcode == "constant":
+        table = _table(instruction.literal)
+        return table * program.num_devices if len(table) == 1 else None
+    if instruction.opcode == "dynamic-slice" and len(instruction.operands) == 2:
+        return _looked_up(program, found)
+    if instruction.opcode == "clamp":
+        low, middle, high = (device_values(program, found.operand(i)) for i in range(3))
+        if not (low and middle and high):
+            return None
+        return tuple(max(least, min(most, x)) for least, x, most in zip(low, middle, high, strict=True))
+    if instruction.opcode in _ARITHMETIC:
+        left, right = (device_values(program, found.operand(i)) for i in (0, 1))
+        calculate = _ARITHMETIC[instruction.opcode]
+        return left and right and tuple(map(calculate, left, right))
+    return None
+
+
+def _numbers(own: int, other: int) -> tuple[int, ...] | None:
+    """Each device's partition or replica; None where a program has several of both."""
+    if own > 1:
+        return tuple(range(own)) if other == 1 else None
+    return (0,) * other
+
+
+def slice_offsets(program: Program, piece: Value, first: int) -> Offsets | None:
+    """For each device, the offsets of a dynamic-slice (`first`=1) or dynamic-update-slice (2)."""
+    indices = range(first, len(piece.instruction.operands))
+    by_dim = [device_values(program, piece.operand(i)) for i in indices]
+    known = [values for values in by_dim if values is not None]
+    return tuple(zip(*known, strict=True)) if known and len(known) == len(by_dim) else None
+
+
+def kept_slices(program: Program, value: Value, index: int, groups: DeviceGroups) -> Offsets | None:
+    """Start of the slice that each device keeps of a reduced tensor; None if it keeps more."""
+    reduced = Value(value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ())
+    if value.instruction.opcode.endswith("-start"):
+        done = next((u for u in value.place.computation.users[value.instruction.name]), None)
+        reduced = Value(done, value.place, reduced.path) if done else reduced
+    uses = list(readers(program, reduced))
+    if not uses or any(user.instruction.opcode != "dynamic-slice" or at != 0 for user, at in uses):
+        return None
+    shape = value.instruction.shapes[index]
+    found = {_own_slice(program, groups, shape, user) for user, _ in uses}
+    return found.pop() if len(found) == 1 else None
+
+
+def own_slices(
+    program: Program, groups: DeviceGroups, shape: Shape, uses: Iterable[tuple[Value, int]]
+) -> list[Value]:
+    """Of the readers of an array, the dynamic-slices that keep each device's own block of it."""
+    return [
+        user
+        for user, at in uses
+        if at == 0
+        and user.instruction.opcode == "dynamic-slice"
+        and _own_slice(program, groups, shape, user) is not None
+    ]
+
+
+def _own_slice(program: Program, groups: DeviceGroups, shape: Shape, piece: Value) -> Offsets | None:
+    """Offsets of a dynamic-slice that gives the devices of a group different blocks of a tensor.
+
+    It may cut further, by axes that are not the group's: two slices in a row become one.
+    """
+    offsets = slice_offsets(program, piece, first=1)
+    block = piece.instruction.shapes[0]
+    num_parts = shape.num_elements // max(1, block.num_elements)
+    if offsets is None or any(
+        start % size for at in offsets for start, size in zip(at, block.dims, strict=True)
+    ):
+        return None
+    shares = {len({offsets[device] for device in group}) for group in groups.members}
+    return offsets if all(share > 1 and num_parts % share == 0 for share in shares) else None
+
+
+def is_shard_in_zeros(program: Program, operand: Value) -> bool:
+    """Whether an operand is this device's shard written into an array of zeros."""
+    *_, written = history(program, operand)
+    if written.instruction.opcode != "dynamic-update-slice":
+        return False
+    *_, into = history(program, written.operand(0))
+    if into.instruction.opcode == "broadcast":
+        *_, into = history(program, into.operand(0))
+    is_zero = into.instruction.opcode == "constant" and float(into.instruction.literal or 1) == 0
+    offsets = slice_offsets(program, written, first=2)
+    return is_zero and offsets is not None and len(set(offsets)) > 1
+
+
+def _looked_up(program: Program, piece: Value) -> tuple[int, ...] | None:
+    """Entries of a constant one-dimensional table at each device's index."""
+    table = resolve(program, piece.operand(0), _MOVED).instruction
+    entries = _table(table.literal) if table.opcode == "constant" else ()
+    index = device_values(program, piece.operand(1))
+    if not entries or index is None or piece.instruction.shapes[0].num_elements != 1:
+        return None
+    return tuple(entries[max(0, min(i, len(entries) - 1))] for i in index)
+
+
+def _table(literal: str) -> tuple[int, ...]:
+    """The integers of a scalar or one-dimensional constant; none for other and shortened ones."""
+    if not re.fullmatch(r"\{?[-\d,\s]+\}?", literal):
+        return ()
+    return tuple(int(number) for number in re.findall(r"-?\d+", literal))

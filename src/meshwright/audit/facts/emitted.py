@@ -1,0 +1,106 @@
+"""A collective of a program on the mesh of its devices."""
+
+from dataclasses import dataclass
+
+from meshwright.audit.facts.collectives import Collective
+from meshwright.audit.facts.groups import axes_that_change, group_axes
+from meshwright.cost.collectives import Op
+from meshwright.notation.array import Axes
+from meshwright.notation.mesh import Mesh
+from meshwright.units import dtype_bytes
+
+# Sums of a few numbers (the loss, a norm of gradients) are listed and never decide the verdict.
+NEGLIGIBLE_BYTES = 64
+
+# Bytes of a loss or a norm, in float32 or as two numbers.
+SINGLE_NUMBER = 8
+# The pass of a step, and its scope, in which the optimizer runs.
+UPDATE = "update"
+
+# The passes of a step that are told apart; a recomputed gather may be emitted in either backward pass.
+_PASS_OF = {"recompute": "backward", "remat": "backward"}
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A collective of the program on the mesh: a scattered all-reduce is a reduction that keeps `kept`.
+
+    mesh: of the axes, of whose devices its groups may join a part. widened: by a compiler that sends 16 bits
+    as 32 (XLA:CPU), so that bytes count in the type that the numbers had.
+    """
+
+    collective: Collective
+    axes: Axes
+    kept: Axes
+    note: str
+    mesh: Mesh | None = None
+    widened: bool = True
+
+    @property
+    def op(self) -> Op:
+        """The collective by meaning: an all-reduce of shards in zeros is an all-gather."""
+        return "all_gather" if self.collective.gathers else self.collective.op
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it sums, or moves the slices of a sum to where they belong."""
+        return self.op in REDUCTIONS or self.collective.follows_sum
+
+    @property
+    def is_part(self) -> bool:
+        """Whether its groups join some devices of its axes: in a slice, then across slices."""
+        groups = self.collective.groups
+        return self.mesh is not None and not groups.is_permute and groups.size < self.mesh.size(self.axes)
+
+    @property
+    def num_bytes(self) -> int:
+        """V of one run, as it travels; where the compiler widens, in the type that the program sends."""
+        return self.collective.uncast_bytes if self.widened else self.collective.gathered_bytes
+
+    @property
+    def dtype(self) -> str:
+        c = self.collective
+        return (c.uncast_dtype or c.source_dtype) if self.widened else c.dtype
+
+    @property
+    def runs(self) -> int:
+        """How often it runs in a step; once where that is unknown, which the gaps tell."""
+        return self.collective.count or 1
+
+    @property
+    def bytes_per_step(self) -> int:
+        return self.num_bytes * self.runs
+
+    @property
+    def elements_per_step(self) -> float:
+        return self.bytes_per_step / dtype_bytes(self.dtype)
+
+    def to_dict(self, tensor: str) -> dict:
+        """The keys of `mw audit`; bytes and dtype of one run, as they travel (see `num_bytes`)."""
+        c = self.collective
+        return {
+            "op": self.op,
+            "axes": list(self.axes),
+            "tensor": tensor,
+            "direction": pass_of(c.phase),
+            "bytes": self.num_bytes,
+            "dtype": self.dtype,
+            "count": c.count,
+            "instruction": c.name,
+            "source": c.op_name,
+        }
+
+
+def on_mesh(collective: Collective, mesh: Mesh, *, widened: bool = True) -> Emitted:
+    """`collective` with its groups as mesh axes; of no axes where they follow none."""
+    found = group_axes(collective.groups, mesh)
+    changing = axes_that_change(collective.slice_offsets, mesh) if collective.slice_offsets else ()
+    axes = found.axes or ()
+    kept = tuple(axis for axis in changing if axis in axes)
+    return Emitted(collective, axes, kept, found.note, mesh, widened)
+
+
+def pass_of(direction: str) -> str:
+    """forward, backward or update: a recomputed pass is part of the backward one."""
+    return _PASS_OF.get(direction, direction)

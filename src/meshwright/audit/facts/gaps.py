@@ -1,0 +1,85 @@
+"""What the audit could not read in a program, said aloud so that nothing is dropped in silence."""
+
+from meshwright.audit.facts.collectives import unreadable_groups
+from meshwright.audit.facts.flops import is_library_matmul, multiplies
+from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
+from meshwright.audit.facts.opcodes import op_of
+from meshwright.audit.facts.slices import crossing_op
+from meshwright.audit.hlo.parse import Instruction, Program
+from meshwright.audit.hlo.trace import Place, Value, places, run_count
+
+_COMMUNICATES = ("send", "recv", "collective-broadcast", "ragged-all-to-all", "infeed", "outfeed")
+# Custom calls that neither talk to other devices nor multiply matrices.
+_HARMLESS = frozenset({
+    "TopK", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "AllocateBuffer", "ConcatBitcast",
+    "AsyncCollectiveStart", "AsyncCollectiveDone", "MoveToHost", "MoveToDevice", "cu_threefry2x32",
+    "annotate_device_placement", "LayoutConstraint", "AssumeGatherIndicesInBound", "__onednn$softmax",
+    "__onednn$layernorm", "__cub$DeviceRadixSort", "xla.gpu.ext.cub_sort_pairs",
+    "GatherScatterIndicesBitpacked",
+    "PartialReduce", "SliceToDynamic", "PadToStatic", "xla_python_cpu_callback", "PrintPrimitive",
+    "SliceId", "ZeroCrop", "PrepareAsyncCallStart", "PrepareAsyncCallDone",
+})  # fmt: skip
+
+# Opcodes of XLA's HloOpcode, without the endings of asynchronous pairs.
+_OPCODES = """
+abs acos acosh add add-dependency after-all all-gather all-reduce all-to-all and asin asinh async atan2 atanh
+batch-norm-grad batch-norm-inference batch-norm-training bitcast bitcast-convert broadcast call cbrt ceil
+cholesky clamp clz collective-broadcast collective-permute compare complex concatenate conditional constant
+convert convolution copy cosh cosine count-leading-zeros custom-call divide domain dot dynamic-reshape
+dynamic-slice dynamic-update-slice erf exponential exponential-minus-one fft floor fusion gather
+get-dimension-size get-tuple-element imag infeed iota is-finite log log-plus-one logistic map maximum minimum
+multiply negate not opt-barrier or outfeed pad parameter partition-id popcnt popcount power
+ragged-all-to-all ragged-dot real recv reduce reduce-precision reduce-scatter reduce-window remainder
+replica-id reshape reverse rng rng-bit-generator rng-get-and-update-state round-nearest-afz
+round-nearest-even rsqrt scan scatter select select-and-scatter send set-dimension-size shift-left
+shift-right-arithmetic shift-right-logical sign sine sinh slice sort sqrt stochastic-convert subtract tan tanh
+topk transpose triangular-solve tuple while xor
+"""
+_KNOWN = frozenset(_OPCODES.split())
+
+
+def not_understood(program: Program) -> list[str]:
+    """A line for each loop, custom call and collective that the counts leave out or count once."""
+    found: dict[str, None] = {}
+    if program.num_partitions > 1 < program.num_replicas:
+        both = f"{program.num_replicas} replicas of {program.num_partitions} partitions"
+        found[f"{both}: which devices the groups join is not understood"] = None
+    for place in places(program):
+        matters = False
+        for instruction in place.computation.instructions.values():
+            problem = _problem(program, Value(instruction, place))
+            found |= {problem: None} if problem else {}
+            matters |= op_of(instruction) is not None or multiplies(instruction, place.computation)
+        if matters and run_count(program, place) is None:
+            found[_unknown_loop(place)] = None
+    return list(found)
+
+
+def _problem(program: Program, value: Value) -> str:
+    instruction = value.instruction
+    opcode = instruction.opcode.removesuffix("-start")
+    if op_of(instruction) and (why := unreadable_groups(instruction, program.num_devices)):
+        return f"{_named(instruction)}: {why}"
+    if instruction.opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update") not in _KNOWN:
+        return (
+            f"{_named(instruction)}: opcode {instruction.opcode} is unknown, and what it does is not counted"
+        )
+    if opcode in _COMMUNICATES and not crossing_op(instruction):
+        return f"{_named(instruction)}: {opcode} communicates, and its bytes are not counted"
+    target = instruction.attributes.get("custom_call_target", "").strip('"')
+    if opcode != "custom-call" or target in _HARMLESS or is_library_matmul(instruction):
+        return ""
+    if not is_attention_kernel(instruction):
+        return f"{_named(instruction)}: custom call {target}: its FLOPs and communication are not counted"
+    if attention_flops(program, value) is None:
+        return f"{_named(instruction)}: which scores this kernel skips is not printed; FLOPs not counted"
+    return ""
+
+
+def _unknown_loop(place: Place) -> str:
+    loop = place.loops[-1]
+    return f"{_named(loop)}: trip count unknown, so what its body computes is counted once"
+
+
+def _named(instruction: Instruction) -> str:
+    return f"{instruction.name} ({instruction.op_name})" if instruction.op_name else instruction.name

@@ -1,0 +1,131 @@
+"""JAX's name of what the compiler left without one: from what is sent, and from what reads the result.
+
+A compiler that sums several tensors at once, sums them in steps (within a slice, then across) or moves a
+sum into the next turn of a loop names none of these; what they sum has the names.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from meshwright.audit.facts.opcodes import op_of
+from meshwright.audit.facts.slices import crossing_op, sent
+from meshwright.audit.hlo.op_names import primitive_of, scope_of
+from meshwright.audit.hlo.parse import Program
+from meshwright.audit.hlo.trace import MOVES, Value, history, readers
+
+# What leaves numbers as they are, but for their place and type.
+MOVED = MOVES | {"pad"}
+# Sums of sums, turns of loops within loops: more steps back than this lead nowhere.
+_MOST_STEPS = 8
+
+
+def origin_name(program: Program, value: Value) -> str:
+    """JAX's name of what computed a value, "" where nothing has one.
+
+    Of a sum without a name, that of what it sums; of what a loop adds up or hands on from turn to turn,
+    that of what each turn makes, also where the loop was unrolled.
+    """
+    return _name(program, value, _MOST_STEPS)
+
+
+def _name(program: Program, value: Value, steps: int) -> str:
+    origin = list(history(program, value, MOVED))
+    # A sum of several tensors has the name of one; summed() leads to those of all.
+    named = [v.instruction for v in origin if v.instruction.op_name and not (v.path and summed(program, v))]
+    # XLA for GPU multiplies by several weights at once, and the slices of the product have their names.
+    cut = [i for i in named if i.opcode == "slice" and primitive_of(i.op_name) == "dot_general"]
+    name = (cut[:1] or named[-1:] or [value.instruction])[0].op_name
+    end = origin[-1]
+    if not steps:
+        return name
+    adds_up = end.instruction.opcode == "add" and not scope_of(name)
+    if adds_up or (end.path and _is_of_loop(end)):
+        return _longest([name, *_names_of_turn(program, end, steps - 1)])
+    if not name and end.instruction.opcode == "concatenate":
+        # Slices of a padded reduce-scatter, some from a neighbour: of one tensor if they have one name.
+        parts = {_name(program, end.operand(i), steps - 1) for i in range(len(end.instruction.operands))}
+        return parts.pop() if len(parts) == 1 else ""
+    before = summed(program, end)
+    return _longest([name, _name(program, before, steps - 1)]) if before else name
+
+
+def _is_of_loop(end: Value) -> bool:
+    """Whether a value is what a loop makes, or has made in the turn before."""
+    in_body = end.place.frames and end.place.frames[-1].caller.opcode == "while"
+    return end.instruction.opcode == "while" or (end.instruction.opcode == "parameter" and bool(in_body))
+
+
+def _names_of_turn(program: Program, value: Value, steps: int) -> Iterator[str]:
+    """Names of what a loop's turn makes of a value: of the terms of sums, of what is written into stacks."""
+    opcode = value.instruction.opcode
+    if opcode == "while" and value.path:
+        body = program.computations[value.instruction.attributes["body"].lstrip("%")]
+        made = [Value(body.result, value.place.enter(value.instruction, body), value.path)]
+    elif opcode == "parameter" and value.path and _is_of_loop(value):
+        made = [Value(value.place.computation.result, value.place, value.path)]
+    elif opcode in ("add", "dynamic-update-slice"):
+        made = [value.operand(1), *([value.operand(0)] if opcode == "add" else [])]
+    else:
+        made = []
+    for one in made if steps else ():
+        yield _name(program, one, steps - 1)
+        *_, end = history(program, one, MOVED)
+        yield from _names_of_turn(program, end, steps - 1)
+
+
+def _longest(names: Iterable[str]) -> str:
+    return max(names, key=lambda name: len(scope_of(name)))
+
+
+def summed(program: Program, end: Value) -> Value | None:
+    """The operand of a collective, or across slices of its send, that a value is the result of."""
+    start = end.operand(0, end.path) if end.instruction.opcode.endswith("-done") else end
+    instruction = start.instruction
+    if instruction.opcode == "recv" and crossing_op(instruction):
+        return Value(sent(start.place.computation, instruction), start.place).operand(0)
+    if op_of(instruction) is None:
+        return None
+    return start.operand(start.path[0] if start.path and len(instruction.operands) > 1 else 0)
+
+
+def reader_name(program: Program, result: Value) -> str:
+    """JAX's name of the first that reads a collective's result, moves included, if it has one in a scope."""
+    if result.instruction.opcode.endswith("-start"):
+        done = next(iter(result.place.computation.users[result.instruction.name]), result.instruction)
+        result = Value(done, result.place, result.path)
+    moved = result.place.computation.users[result.instruction.name] if not result.path else ()
+    names = [user.op_name for user in moved] + [u.instruction.op_name for u, _ in readers(program, result)]
+    return next(filter(scope_of, names), "")
+
+
+def laid_end_to_end(program: Program, value: Value) -> list[Value]:
+    """The tensors of which a flat array was made to sum them in one go; none where it is one tensor.
+
+    XLA for GPU concatenates them. XLA for TPU takes the maximum of each padded with -inf:
+
+        %all = maximum(pad(%a, -inf), padding=0_8), pad(%b, -inf), padding=8_0))
+
+    `value` may be that array, a slice of it, or what a sum made of it.
+    """
+    *_, made = history(program, value, MOVED)
+    while not made.instruction.op_name and (before := summed(program, made)):
+        *_, made = history(program, before, MOVED)
+    if made.instruction.opcode == "concatenate":
+        pieces = [made.operand(i) for i in range(len(made.instruction.operands))]
+    elif made.instruction.opcode == "maximum":
+        pieces = list(_padded(program, made))
+    else:
+        return []
+    length = sum(piece.instruction.shapes[0].num_elements for piece in pieces)
+    return pieces if length == made.instruction.shapes[0].num_elements else []
+
+
+def _padded(program: Program, value: Value) -> Iterator[Value]:
+    """What was padded with -inf of which a value is the maximum."""
+    *_, made = history(program, value)
+    if made.instruction.opcode == "maximum":
+        yield from _padded(program, made.operand(0))
+        yield from _padded(program, made.operand(1))
+    elif made.instruction.opcode == "pad":
+        *_, filler = history(program, made.operand(1))
+        if filler.instruction.literal == "-inf":
+            yield made.operand(0)

@@ -1,0 +1,52 @@
+"""The matrix products that a compiled program runs, each with its FLOPs of a step, type, pass and tensor."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.audit.facts.collectives import bits_of, uncast_dtype
+from meshwright.audit.facts.flops import flops_of
+from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
+from meshwright.audit.hlo.parse import Instruction, Program, dtype_bits
+from meshwright.audit.hlo.trace import Place, Value, places, run_count
+
+
+@dataclass(frozen=True)
+class Product:
+    """A dot, convolution, library call or attention kernel at its place. flops: of one device in a step."""
+
+    value: Value
+    flops: float
+
+    @property
+    def op_name(self) -> str:
+        return self.value.instruction.op_name
+
+    def bits(self, program: Program, *, widened: bool) -> int:
+        """Bits of a number of its wider operand; of what a compiler widened, as the program has it."""
+        instruction = self.value.instruction
+        operands = [self.value.operand(i) for i in range(min(2, len(instruction.operands)))]
+        if widened:
+            return max(bits_of(uncast_dtype(program, one, instruction.op_name)) for one in operands)
+        return max(dtype_bits(one.instruction.shapes[0].dtype) for one in operands)
+
+
+def products(program: Program) -> Iterator[Product]:
+    """Every product of a step; loop bodies count by their trips, or once where these are unknown."""
+    for place in places(program):
+        for instruction in place.computation.instructions.values():
+            if flops := _flops(program, instruction, place):
+                yield Product(Value(instruction, place), flops * (run_count(program, place) or 1))
+
+
+def dot_flops(program: Program) -> float:
+    """FLOPs of one device's products in one step; `gaps.not_understood` names what is missing.
+
+    Each multiply-add is 2, and every branch of a conditional counts.
+    """
+    return sum(product.flops for product in products(program))
+
+
+def _flops(program: Program, instruction: Instruction, place: Place) -> int:
+    if is_attention_kernel(instruction):
+        return attention_flops(program, Value(instruction, place)) or 0
+    return flops_of(instruction, place.computation)

@@ -1,0 +1,317 @@
+"""Optimised HLO text, as `jax.stages.Compiled.as_text()` prints it, read into plain data.
+
+One `Program` holds computations, one `Computation` holds instructions in printed order. Nothing is
+interpreted here: `trace` follows values and loops, `collectives` and `flops` count.
+Read against XLA of JAX 0.10.2 for CPU, TPU and GPU.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal, TypeAlias
+
+from meshwright.audit.hlo.stack_frames import StackFrames
+from meshwright.errors import AuditError
+
+_BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0, "tf32": 32}
+_ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")
+_COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-<>]+)\s*(?:\(.*)?\{$")
+_INSTRUCTION = re.compile(r"(ROOT\s+)?%?([\w.\-<>]+)\s+=\s+")
+_END = re.compile(r"\}(,|$)")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|<=|[()\[\]{},]')
+_METADATA = re.compile(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\d+))')
+_GPU = re.compile(
+    r"operation_queue_id|block_level_fusion_config|gemm_backend_config|collective_backend_config"
+)
+_INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An array's element type (HLO's name: f32, bf16, s8), local dims, and layout as printed."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    layout: str | None = None
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.dims)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes without padding; four-bit types are packed."""
+        return -(-self.num_elements * dtype_bits(self.dtype) // 8)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes with the minor dimensions padded to whole tiles, where the layout has tiles (TPU).
+
+        >>> Shape("f32", (4, 100), "{1,0:T(8,128)}").allocated_bytes == 8 * 128 * 4
+        True
+        """
+        tile = re.search(r"T\(([\d,]+)\)", self.layout or "")
+        if not tile:
+            return self.num_bytes
+        order = [int(d) for d in re.findall(r"\d+", (self.layout or "").partition(":")[0])]
+        minor_first = [self.dims[d] for d in order]
+        sizes = [int(size) for size in reversed(tile[1].split(","))]
+        minor_first += [1] * (len(sizes) - len(minor_first))
+        whole = [-(-n // size) * size for n, size in zip(minor_first, sizes, strict=False)]
+        return -(-prod(whole + minor_first[len(sizes) :]) * dtype_bits(self.dtype) // 8)
+
+    @property
+    def memory_space(self) -> int:
+        """0 is the device's main memory; a TPU's on-chip memories and the host's have other numbers."""
+        space = re.search(r"S\((\d+)\)", self.layout or "")
+        return int(space[1]) if space else 0
+
+
+Shapes: TypeAlias = "Shape | tuple[Shapes, ...]"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line `%name = shape opcode(operands), attributes`.
+
+    literal: what stands in the parentheses of a constant, parameter or iota.
+    op_name: JAX's path of scopes; "" where the compiler made the instruction up.
+    """
+
+    name: str
+    shape: Shapes
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: Mapping[str, str]
+    literal: str = ""
+    op_name: str = ""
+    source_file: str = ""
+    source_line: int | None = None
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The arrays of the result, tuples flattened."""
+        return leaves(self.shape)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions by name, in printed order; `root` is the result's name."""
+
+    name: str
+    instructions: Mapping[str, Instruction]
+    root: str
+
+    @property
+    def result(self) -> Instruction:
+        return self.instructions[self.root]
+
+    @cached_property
+    def parameters(self) -> tuple[Instruction, ...]:
+        """Parameters in the order of their numbers."""
+        found = [i for i in self.instructions.values() if i.opcode == "parameter"]
+        return tuple(sorted(found, key=lambda i: int(i.literal)))
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[Instruction, ...]]:
+        """Instructions that read each instruction."""
+        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self.instructions.values():
+            for operand in dict.fromkeys(instruction.operands):
+                found.setdefault(operand, []).append(instruction)
+        return {name: tuple(users) for name, users in found.items()}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`.
+
+    is_scheduled: instructions stand in the order in which they run.
+    """
+
+    name: str
+    computations: Mapping[str, Computation]
+    entry: str
+    num_partitions: int = 1
+    num_replicas: int = 1
+    is_scheduled: bool = False
+
+    @property
+    def main(self) -> Computation:
+        return self.computations[self.entry]
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that its groups number: partitions (jit, pjit) or replicas (pmap, torch/XLA)."""
+        return self.num_partitions if self.num_partitions > 1 else self.num_replicas
+
+    @cached_property
+    def compiler(self) -> Literal["tpu", "gpu", "cpu"]:
+        """Whose XLA printed it: a TPU's lays arrays out in tiles, a GPU's notes queues and block sizes."""
+        instructions = [one for c in self.computations.values() for one in c.instructions.values()]
+        if any(re.search(r"T\(\d", shape.layout or "") for one in instructions for shape in one.shapes):
+            return "tpu"
+        is_gpu = any(_GPU.search(one.attributes.get("backend_config", "")) for one in instructions)
+        return "gpu" if is_gpu else "cpu"
+
+
+def dtype_bits(dtype: str) -> int:
+    """Bits of one element of an HLO type: f32 32, bf16 16, f8e4m3fn 8, s4 4, pred 8.
+
+    >>> dtype_bits("bf16"), dtype_bits("f8e4m3fn"), dtype_bits("s4"), dtype_bits("c64")
+    (16, 8, 4, 64)
+    """
+    digits = re.match(r"[a-z]+(\d+)", dtype)
+    if dtype in _BITS:
+        return _BITS[dtype]
+    if not digits:
+        raise AuditError(f"HLO element type {dtype!r} is unknown: its bytes cannot be counted")
+    return int(digits[1])
+
+
+def leaves(shape: Shapes) -> tuple[Shape, ...]:
+    """The arrays of a possibly nested tuple, in order."""
+    if isinstance(shape, Shape):
+        return (shape,)
+    return tuple(leaf for part in shape for leaf in leaves(part))
+
+
+def arrays(shape: Shapes, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Shape]]:
+    """The arrays of a possibly nested tuple, each with its place in it."""
+    if isinstance(shape, Shape):
+        yield path, shape
+    else:
+        for index, part in enumerate(shape):
+            yield from arrays(part, (*path, index))
+
+
+def parse_hlo(text: str) -> Program:
+    """The program that an optimised HLO module's text describes.
+
+    Raises AuditError where the text has no entry computation or a line is not HLO.
+    """
+    frames = StackFrames(text)
+    computations: dict[str, Computation] = {}
+    entry = ""
+    for name, is_entry, lines in _computation_blocks(text):
+        computations[name] = _computation(name, lines, frames)
+        entry = name if is_entry else entry
+    if not entry:
+        raise AuditError("the text is not an HLO module: it has no ENTRY computation")
+    module = re.search(r"^HloModule\s+([^\s,]+)", text, re.M)
+    return Program(
+        module[1] if module else "",
+        computations,
+        entry,
+        num_partitions=_count(text, "num_partitions"),
+        num_replicas=_count(text, "replica_count"),
+        is_scheduled=bool(re.search(r"^HloModule.*\bis_scheduled=true", text, re.M)),
+    )
+
+
+def _count(text: str, name: str) -> int:
+    """A number of the module's header, which is left out where it is one."""
+    found = re.search(rf"^HloModule.*\b{name}=(\d+)", text, re.M)
+    return int(found[1]) if found else 1
+
+
+def _computation_blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
+    """(name, is the entry, instruction lines) of each computation."""
+    name, is_entry, lines = "", False, []
+    for line in text.splitlines():
+        line = line.strip()
+        header = None if _INSTRUCTION.match(line) else _COMPUTATION.match(line)
+        if header and not name:
+            name, is_entry, lines = header[2], bool(header[1]), []
+        elif name and _END.match(line):
+            yield name, is_entry, lines
+            name = ""
+        elif name and lines and not _INSTRUCTION.match(line):
+            lines[-1] += line
+        elif name and line:
+            lines.append(line)
+
+
+def _computation(name: str, lines: list[str], frames: StackFrames) -> Computation:
+    instructions: dict[str, Instruction] = {}
+    root = ""
+    for line in lines:
+        instruction = _instruction(line, frames)
+        instructions[instruction.name] = instruction
+        root = instruction.name if line.startswith("ROOT ") else root
+    return Computation(name, instructions, root or next(reversed(instructions), ""))
+
+
+def _instruction(line: str, frames: StackFrames) -> Instruction:
+    line = _INDEX_COMMENT.sub("", line)
+    start = _INSTRUCTION.match(line)
+    if not start:
+        raise AuditError(f"HLO line without an instruction: {line[:120]!r}")
+    shape, end = _shape(line, start.end())
+    opcode = _OPCODE.match(line, end)
+    if not opcode:
+        raise AuditError(f"HLO instruction {start[2]} without an opcode: {line[:120]!r}")
+    inside, attributes = _split(line, opcode.end())
+    plain = opcode[1] in ("constant", "parameter", "iota")
+    fields = _attributes(attributes)
+    metadata = {k: s or n for k, s, n in _METADATA.findall(fields.pop("metadata", ""))}
+    file, line_number = frames.source(metadata)
+    return Instruction(
+        name=start[2],
+        shape=shape,
+        opcode=opcode[1],
+        operands=() if plain else tuple(part.split()[-1].lstrip("%") for part in inside if part.strip()),
+        attributes=fields,
+        literal=",".join(inside) if plain else "",
+        op_name=re.sub(r"\\(.)", r"\1", metadata.get("op_name", "")),
+        source_file=file,
+        source_line=line_number,
+    )
+
+
+def _shape(text: str, start: int) -> tuple[Shapes, int]:
+    """The shape that begins at `start`, and where it ends."""
+    if text[start] != "(":
+        found = _ARRAY.match(text, start)
+        if not found:
+            raise AuditError(f"HLO shape not understood: {text[start : start + 80]!r}")
+        dims = tuple(int(d.strip().lstrip("<=")) for d in found[2].split(",") if d.strip())
+        return Shape(found[1], dims, found[3]), found.end()
+    parts: list[Shapes] = []
+    start += 1
+    while text[start] != ")":
+        if text[start] in ", ":
+            start += 1
+            continue
+        part, start = _shape(text, start)
+        parts.append(part)
+    return tuple(parts), start + 1
+
+
+def _split(text: str, start: int) -> tuple[list[str], list[str]]:
+    """Comma-separated parts inside the parenthesis open at `start`, and those after it."""
+    inside: list[str] = []
+    after: list[str] = []
+    depth, begin, parts = 1, start, inside
+    for token in _TOKEN.finditer(text, start):
+        symbol = token[0]
+        if symbol in "([{":
+            depth += 1
+        elif symbol in ")]}":
+            depth -= 1
+            if depth == 0 and parts is inside:
+                inside.append(text[begin : token.start()])
+                parts, begin = after, token.end()
+        elif symbol == "," and depth == (1 if parts is inside else 0):
+            parts.append(text[begin : token.start()])
+            begin = token.end()
+    after.append(text[begin:])
+    return inside, [part for part in after if part.strip()]
+
+
+def _attributes(parts: list[str]) -> dict[str, str]:
+    pairs = (part.strip().partition("=") for part in parts)
+    return {key: value for key, _, value in pairs}

@@ -1,0 +1,243 @@
+"""Where values of a compiled program come from and go to, and how often each computation runs."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.audit.hlo.parse import Computation, Instruction, Program
+
+COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
+SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
+MOVES = COPIES | SLICES | {"convert", "transpose", "bitcast-convert"}
+# Custom calls of XLA for TPU that put arrays side by side or cut padding of zeros off.
+_MOVING_CALLS = ("ConcatBitcast", "ZeroCrop")
+_CALLS = frozenset({"fusion", "call", "async-start"})
+_CALLED = (
+    "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
+)  # fmt: skip
+_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """`caller`, an instruction of `computation`, runs the next computation of the chain."""
+
+    computation: Computation
+    caller: Instruction
+
+
+@dataclass(frozen=True)
+class Place:
+    """A computation as one chain of calls from the entry reaches it."""
+
+    computation: Computation
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def parent(self) -> "Place":
+        return Place(self.frames[-1].computation, self.frames[:-1])
+
+    @property
+    def loops(self) -> tuple[Instruction, ...]:
+        """The while instructions around this place, outermost first."""
+        return tuple(frame.caller for frame in self.frames if frame.caller.opcode == "while")
+
+    @property
+    def is_conditional(self) -> bool:
+        return any(frame.caller.opcode == "conditional" for frame in self.frames)
+
+    def enter(self, caller: Instruction, called: Computation) -> "Place":
+        return Place(called, (*self.frames, Frame(self.computation, caller)))
+
+
+@dataclass(frozen=True)
+class Value:
+    """An instruction's result at a place; `path` picks an element where that is a tuple."""
+
+    instruction: Instruction
+    place: Place
+    path: tuple[int, ...] = ()
+
+    def operand(self, index: int, path: tuple[int, ...] = ()) -> "Value":
+        name = self.instruction.operands[index]
+        return Value(self.place.computation.instructions[name], self.place, path)
+
+
+def places(program: Program, start: Place | None = None) -> Iterator[Place]:
+    """Every chain of calls from the entry: fusions, calls, loop bodies, branches, async wrappers.
+
+    The small functions that reduce, sort and scatter apply to single elements are left out.
+    """
+    start = start or Place(program.main)
+    yield start
+    for instruction in start.computation.instructions.values():
+        for called in called_by(program, instruction):
+            yield from places(program, start.enter(instruction, called))
+
+
+def called_by(program: Program, instruction: Instruction) -> list[Computation]:
+    """Computations that an instruction runs as a whole, in the order of its attributes' text."""
+    if instruction.opcode not in _CALLS | {"while", "conditional"}:
+        return []
+    text = " ".join(instruction.attributes.get(key, "") for key in _CALLED)
+    return [
+        program.computations[name]
+        for name in re.findall(r"%?([\w.\-]+)", text)
+        if name in program.computations
+    ]
+
+
+def run_count(program: Program, place: Place) -> int | None:
+    """Times that a place runs in one step: the product of its loops' trip counts; None if unknown."""
+    count = 1
+    for depth, frame in enumerate(place.frames):
+        if frame.caller.opcode == "while":
+            trips = trip_count(program, Value(frame.caller, Place(frame.computation, place.frames[:depth])))
+            if trips is None:
+                return None
+            count *= trips
+    return count
+
+
+def trip_count(program: Program, loop: Value) -> int | None:
+    """Iterations of a while: XLA's own figure, else from `i < bound`, `i = start`, `i += step`."""
+    known = _KNOWN_TRIPS.search(loop.instruction.attributes.get("backend_config", ""))
+    if known:
+        return int(known[1])
+    named = loop.instruction.attributes
+    condition = loop.place.enter(loop.instruction, program.computations[named["condition"].lstrip("%")])
+    body = loop.place.enter(loop.instruction, program.computations[named["body"].lstrip("%")])
+    compare = resolve(program, Value(condition.computation.result, condition))
+    if compare.instruction.opcode != "compare" or compare.instruction.attributes.get("direction") != "LT":
+        return None
+    counter, bound = resolve(program, compare.operand(0)), _constant(program, compare.operand(1))
+    if counter.instruction.opcode != "parameter" or not counter.path:
+        return None
+    start = _constant(program, loop.operand(0, counter.path))
+    step = _step(program, Value(body.computation.result, body, counter.path))
+    if bound is None or start is None or not step or step < 0:
+        return None
+    return max(0, -(-(bound - start) // step))
+
+
+def _step(program: Program, updated: Value) -> int | None:
+    """What a loop adds to its counter; None where it does something else."""
+    add = resolve(program, updated)
+    if add.instruction.opcode != "add":
+        return None
+    for index in (0, 1):
+        other = resolve(program, add.operand(1 - index))
+        if other.instruction.opcode == "parameter" and other.path == updated.path:
+            return _constant(program, add.operand(index))
+    return None
+
+
+def _constant(program: Program, value: Value) -> int | None:
+    found = resolve(program, value).instruction
+    whole = re.fullmatch(r"-?\d+", found.literal)
+    return int(found.literal) if found.opcode == "constant" and whole else None
+
+
+def resolve(program: Program, value: Value, through: frozenset[str] = COPIES) -> Value:
+    """The first value on the way back that was computed, not only moved by the `through` opcodes."""
+    *_, last = history(program, value, through)
+    return last
+
+
+def history(program: Program, value: Value, through: frozenset[str] = MOVES) -> Iterator[Value]:
+    """`value`, then where it came from, back to where it was computed or entered the program."""
+    step: Value | None = value
+    while step:
+        yield step
+        step = _before(program, step, through)
+
+
+def _before(program: Program, value: Value, through: frozenset[str]) -> Value | None:
+    """One step back; None where the value was computed or enters the program."""
+    instruction, place, path = value.instruction, value.place, value.path
+    if instruction.opcode == "get-tuple-element":
+        return value.operand(0, (int(instruction.attributes["index"]), *path))
+    if instruction.opcode == "tuple" and path:
+        return value.operand(path[0], path[1:])
+    if instruction.opcode in _CALLS and called_by(program, instruction):
+        called = place.enter(instruction, called_by(program, instruction)[0])
+        return Value(called.computation.result, called, path)
+    if instruction.opcode == "parameter" and place.frames:
+        return _argument(program, value)
+    if instruction.opcode == "while" and path and is_carried_unchanged(program, instruction, path):
+        return value.operand(0, path)
+    target = instruction.attributes.get("custom_call_target", "").strip('"')
+    is_moved = instruction.opcode in through or target in _MOVING_CALLS
+    return value.operand(0, path) if is_moved else None
+
+
+def _argument(program: Program, value: Value) -> Value | None:
+    """What the caller passes for a parameter; None for what a loop changes as it turns."""
+    caller, number = value.place.frames[-1].caller, int(value.instruction.literal)
+    outside = Value(caller, value.place.parent)
+    if caller.opcode == "while":
+        same = value.path and _is_same(program, outside, value.path)
+        return outside.operand(0, value.path) if same else None
+    if caller.opcode == "conditional":
+        return outside.operand(1 + called_by(program, caller).index(value.place.computation), value.path)
+    return outside.operand(number, value.path)
+
+
+def _is_same(program: Program, loop: Value, path: tuple[int, ...]) -> bool:
+    """Whether an element that a loop carries has one value in all turns.
+
+    It stays as it is, or is filled again from one that does and began as a copy of the same: the TPU's
+    compiler brings what a turn reads into fast memory during the turn before.
+    """
+    source = _carried(program, loop.instruction, path)
+    if source is None or source == path:
+        return source == path
+    begins = [resolve(program, loop.operand(0, each)) for each in (path, source)]
+    alike = begins[0].instruction is begins[1].instruction and begins[0].path == begins[1].path
+    return alike and is_carried_unchanged(program, loop.instruction, source)
+
+
+def is_carried_unchanged(program: Program, loop: Instruction, path: tuple[int, ...]) -> bool:
+    """Whether an element of a loop's tuple leaves each turn as it entered it."""
+    return _carried(program, loop, path) == path
+
+
+def _carried(program: Program, loop: Instruction, path: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The element of this turn that is an element of the next; None for what the body computes."""
+    body = program.computations[loop.attributes["body"].lstrip("%")]
+    carried = resolve(program, Value(body.result, Place(body), path))
+    return carried.path if carried.instruction.opcode == "parameter" else None
+
+
+def readers(program: Program, value: Value) -> Iterator[tuple[Value, int]]:
+    """(reading instruction, operand number) for each use of a value's numbers.
+
+    Looks through copies, converts and transposes, into fusions and out of them; a value that leaves
+    its loop body, branch or the program is read by that computation's root (operand -1).
+    """
+    place, name = value.place, value.instruction.name
+    if name == place.computation.root:
+        caller = place.frames[-1].caller if place.frames else None
+        if caller and caller.opcode in _CALLS:
+            yield from readers(program, Value(caller, place.parent, value.path))
+        else:
+            yield value, -1
+    for user in place.computation.users.get(name, ()):
+        for index in (i for i, operand in enumerate(user.operands) if operand == name):
+            yield from _reader(program, value, Value(user, place), index)
+
+
+def _reader(program: Program, value: Value, user: Value, index: int) -> Iterator[tuple[Value, int]]:
+    opcode = user.instruction.opcode
+    if opcode == "get-tuple-element":
+        if value.path[:1] == (int(user.instruction.attributes["index"]),):
+            yield from readers(program, Value(user.instruction, user.place, value.path[1:]))
+    elif opcode == "tuple":
+        yield from readers(program, Value(user.instruction, user.place, (index, *value.path)))
+    elif opcode in _CALLS and called_by(program, user.instruction):
+        called = user.place.enter(user.instruction, called_by(program, user.instruction)[0])
+        yield from readers(program, Value(called.computation.parameters[index], called, value.path))
+    elif opcode in MOVES - SLICES:
+        yield from readers(program, Value(user.instruction, user.place, value.path))
+    else:
+        yield user, index

@@ -1,0 +1,1 @@
+"""The usual accidents of sharded programs, recognised without a plan."""

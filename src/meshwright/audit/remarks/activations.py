@@ -1,0 +1,115 @@
+"""Accidents of activations: gathered where they should be summed, or sharded anew in every layer."""
+
+from meshwright.audit.facts.devices import own_slices
+from meshwright.audit.facts.sent import Sent, is_computed, is_product
+from meshwright.audit.hlo.parse import Program
+from meshwright.audit.hlo.trace import MOVES, history
+from meshwright.audit.remarks.rules import Context, Fault
+from meshwright.audit.remarks.weights import stored_otherwise
+
+
+def two_sides(one: Sent, context: Context) -> Fault | None:
+    """Both operands of a product gathered over the same devices, which then all compute the same."""
+    if one.emitted.op != "all_gather" or not is_computed(context.program, one.operand()):
+        return None
+    for user, at in one.uses(context.program, elementwise=True):
+        if not is_product(user) or at not in (0, 1):
+            continue
+        *_, origin = history(context.program, user.operand(1 - at), MOVES)
+        partner = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
+        if partner and partner is not one and _same_devices(partner, one):
+            return (
+                "contraction_gathered",
+                f"both sides of a product are gathered over {context.over(one)}, `{one.tensor}` and "
+                f"`{partner.tensor}`: each of these devices computes the same",
+                "leave both sharded along the dimension that is summed, and sum the partial products "
+                "(all-reduce or reduce-scatter): constrain the result only",
+            )
+    return None
+
+
+def sliced_again(one: Sent, context: Context) -> Fault | None:
+    """A gathered array of which each device then keeps its own slice."""
+    if one.emitted.op != "all_gather":
+        return None
+    uses = list(one.uses(context.program, elementwise=True))
+    sliced = own_slices(context.program, one.collective.groups, one.value.instruction.shapes[-1], uses)
+    if not uses or len(sliced) < len(uses):
+        return None
+    if is_computed(context.program, one.operand()):
+        return (
+            "contraction_gathered",
+            f"`{one.tensor}` is gathered over {context.over(one)} and each device keeps its slice again",
+            "drop the constraint that gathers it: the product can use the shards and sum over these devices",
+        )
+    return stored_otherwise(one, context)
+
+
+def batch_gathered(one: Sent, context: Context) -> Fault | None:
+    """Activations gathered along their first dimension for a product whose weight is smaller."""
+    dims = one.value.instruction.attributes.get("dimensions", "")
+    if one.emitted.op != "all_gather" or dims != "{0}" or not _is_moved_activation(one, context):
+        return None
+    for user, at in one.uses(context.program, elementwise=True):
+        if not is_product(user) or at not in (0, 1):
+            continue
+        weight_bytes = user.operand(1 - at).instruction.shapes[0].num_bytes * one.collective.groups.size
+        if one.collective.gathered_bytes > weight_bytes:
+            return (
+                "activation_gathered",
+                f"activations (`{one.tensor}`) are gathered along their first dimension, the batch, over "
+                f"{context.over(one)}: {one.collective.gathered_bytes:,} B; the weight that they meet is "
+                f"{weight_bytes:,} B",
+                "constrain the result (with_sharding_constraint, or out_sharding) to stay sharded along the "
+                "batch, so that the weight is gathered instead",
+            )
+    return None
+
+
+def resharded(one: Sent, context: Context) -> Fault | None:
+    """Activations that change their sharding in a loop over layers."""
+    c = one.collective
+    moves = one.emitted.op in ("all_gather", "all_to_all", "permute") and not c.follows_sum
+    if not (moves and one.value.place.loops and _is_moved_activation(one, context)):
+        return None
+    return (
+        "activation_resharded",
+        f"activations (`{one.tensor}`) change their sharding inside a loop: {one.emitted.op} over "
+        f"{context.over(one)}, {one.runs:,} times a step",
+        "give the arrays on both sides the same sharding; one constraint in the loop contradicts another",
+    )
+
+
+def _is_moved_activation(one: Sent, context: Context) -> bool:
+    """Computed, not moved by the user's own collective, and not the gather of sequence parallelism."""
+    if (
+        one.is_written
+        or one.is_windowed
+        or one.collective.phase == "update"
+        or not (is_computed(context.program, one.operand()) or _is_carried(one, context.program))
+    ):
+        return False
+    return not any(_scatters_the_same(other, one) for other in context.sent)
+
+
+def _is_carried(one: Sent, program: Program) -> bool:
+    """Whether it is what a loop hands from turn to turn."""
+    depths = [i for i, frame in enumerate(one.value.place.frames) if frame.caller.opcode == "while"]
+    *_, origin = history(program, one.operand(), MOVES)
+    return bool(depths) and origin.instruction.opcode == "parameter" and bool(origin.place.frames)
+
+
+def _same_devices(first: Sent, second: Sent) -> bool:
+    one, other = ({frozenset(group) for group in s.collective.groups.members} for s in (first, second))
+    return one == other
+
+
+def _scatters_the_same(other: Sent, one: Sent) -> bool:
+    """Whether `other` is the sum whose shards `one` gathers again: sequence parallelism."""
+    c = other.collective
+    scatters = c.op == "reduce_scatter" or c.scattered
+    return scatters and c.groups.size == one.collective.groups.size and _elements(other) == _elements(one)
+
+
+def _elements(one: Sent) -> float:
+    return one.emitted.elements_per_step / one.runs

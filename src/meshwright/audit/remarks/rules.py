@@ -1,0 +1,29 @@
+"""What rules are given beside one collective, and what they answer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwright.audit.facts.overlap import Schedule
+from meshwright.audit.facts.prices import Prices
+from meshwright.audit.facts.sent import Sent
+from meshwright.audit.hlo.parse import Program
+
+Fault = tuple[str, str, str]  # kind, what, change
+
+
+@dataclass(frozen=True)
+class Context:
+    """What rules look at beside one collective."""
+
+    program: Program
+    sent: tuple[Sent, ...]
+    prices: Prices
+    differentiated: bool
+    schedule: Schedule
+
+    def over(self, one: Sent) -> str:
+        """The devices that a collective joins, in words."""
+        return self.prices.over(one.emitted.axes, one.collective.groups.size)
+
+
+Rule = Callable[[Sent, Context], Fault | None]

@@ -1,0 +1,126 @@
+"""A contraction or a reshard run on devices: its result beside the dense one, and its collectives
+beside those derived.
+
+The number of virtual devices is fixed when JAX starts, so what needs more than this process has
+runs in one of its own.
+"""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from meshwright.audit.shard.job import Job
+from meshwright.cost.strategy import Strategy
+from meshwright.errors import AuditError
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.collective import Collective
+from meshwright.notation.einsum import Contraction
+from meshwright.notation.mesh import Mesh
+from meshwright.units import dtype_bytes, format_bytes
+
+RUN_DTYPES = ("f32", "bf16", "f16")
+# What a laptop does in some seconds, all virtual devices taken together.
+MAX_DEVICES = 64
+MAX_FLOPS = 2e12
+MAX_BYTES = 2e9
+RUN_TIMEOUT_SECONDS = 300
+
+
+def run_contraction(
+    contraction: Contraction, mesh: Mesh, sizes: Mapping[str, int], dtype: str, seed: int = 0
+) -> dict[str, Any]:
+    """What devices compute of random operands, beside the dense product.
+
+    max_abs_error: the largest difference on any device. emitted[], derived[]: collectives, each with
+    op, axes and bytes. pairs[]: which belong together, with a status (match, equivalent, differs).
+    Raises AuditError where the run is too large for this machine or the dtype cannot be multiplied.
+    """
+    return _run(Job(contraction, (), None, mesh, sizes, dtype, seed))
+
+
+def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) -> dict[str, Any]:
+    """The same for a priced strategy, with its window and the steps that its arrays take.
+
+    With `gradients` also gradient_max_abs_errors (by operand, against the dense gradients of a random
+    cotangent) and gradient_emitted[], the collectives of both gradients.
+    """
+    q = strategy.question
+    return _run(Job(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed, gradients))
+
+
+def run_reshard(
+    steps: Sequence[Collective], mesh: Mesh, sizes: Mapping[str, int], dtype: str, seed: int = 0
+) -> dict[str, Any]:
+    """The same for the steps of a reshard; without any there is nothing to run."""
+    if not steps:
+        return {"max_abs_error": 0.0, "emitted": [], "derived": [], "pairs": []}
+    return _run(Job(None, tuple(steps), None, mesh, sizes, dtype, seed))
+
+
+def _run(job: Job) -> dict[str, Any]:
+    _check(job)
+    return _run_here(job) if _num_devices_here() >= job.mesh.num_devices else _run_apart(job)
+
+
+def _check(job: Job) -> None:
+    if job.dtype not in RUN_DTYPES:
+        raise AuditError(f"{job.dtype} is not run; fits: {', '.join(RUN_DTYPES)}")
+    if job.mesh.num_devices > MAX_DEVICES:
+        raise AuditError(
+            f"{job.mesh} has {job.mesh.num_devices} devices; fits: at most {MAX_DEVICES} virtual ones"
+        )
+    flops = job.plan.flops_per_device(job.mesh, job.sizes) * job.mesh.num_devices if job.plan else 0
+    if flops > MAX_FLOPS:
+        raise AuditError(
+            f"a run of {flops:.3g} FLOPs is too long here; fits: {MAX_FLOPS:.3g}, at smaller sizes"
+        )
+    arrays = [*job.operands, job.result, *(step.result for step in job.steps)]
+    largest = max(_block_bytes(array, job) for array in arrays) * job.mesh.num_devices
+    if largest > MAX_BYTES:
+        raise AuditError(
+            f"a run holds {format_bytes(largest)} of one array on all devices together; "
+            f"fits: {format_bytes(MAX_BYTES)}, at smaller sizes"
+        )
+
+
+def _block_bytes(array: ShardedArray, job: Job) -> float:
+    return prod(array.local_shape(job.mesh, job.sizes)) * dtype_bytes(job.dtype)
+
+
+def _num_devices_here() -> int:
+    """Devices of this process; none unless JAX has been imported, which takes a second."""
+    jax = sys.modules.get("jax")
+    return len(jax.devices()) if jax else 0
+
+
+def _run_apart(job: Job) -> dict[str, Any]:
+    """The report of a process with virtual devices enough."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={job.mesh.num_devices}"
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-m", "meshwright.audit.shard.execution"],
+            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            input=pickle.dumps(job),
+            capture_output=True,
+            timeout=RUN_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AuditError(
+            f"{job.result} took over {RUN_TIMEOUT_SECONDS} s to run; use smaller sizes"
+        ) from error
+    if ran.returncode:
+        lines = ran.stderr.decode().strip().splitlines() or [f"exit code {ran.returncode}"]
+        raise AuditError(f"{job.result} does not run: {lines[-1]}")
+    return json.loads(ran.stdout.decode().strip().splitlines()[-1])
+
+
+def _run_here(job: Job) -> dict[str, Any]:
+    from meshwright.audit.shard.execution import execute  # JAX, which planning must not need
+
+    return execute(job)

@@ -1,0 +1,434 @@
+"""Ways to break a training step: each makes, of a plan, a program that is not the planned one.
+
+The audit must flag every one. Four families: programs of another plan, steps that do something more,
+operations that do, and edits of the compiled text. A way that does not apply to a layout gives None.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.audit.compile.compile import UNOPTIMIZED, CompiledProgram, memory_by_cause
+from meshwright.audit.compile.printed import program_text
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.presets import load_model
+from meshwright.nn.contract import local_product
+from meshwright.nn.execute import apply_reshard
+from meshwright.nn.ops import MATMUL, JaxOps
+from meshwright.notation.einsum import Contraction
+from meshwright.plan_file import Plan
+from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.step import CompiledStep, TrainState
+
+LAYOUTS = (
+    "data=8,zero=1",
+    "fsdp=8,remat=full",
+    "data=2,fsdp=2,tensor=2",
+    "fsdp=4,tensor=2,sequence_parallel=true,microbatches=2",
+)
+P = PartitionSpec
+
+
+def plan_of(layout: str) -> Plan:
+    """A model of four small layers in bfloat16 on eight devices."""
+    model = replace(load_model("tiny"), num_layers=4)
+    types = "weights_dtype=bf16,compute_dtype=bf16"
+    return Plan(model, "cpu:8", Workload(32, 64), Layout.parse(f"{types},{layout}"))
+
+
+class Broken(CompiledStep):
+    """A step that may be changed: its operations, and the step itself."""
+
+    def __init__(self, plan: Plan, ops: type[JaxOps] = JaxOps) -> None:
+        optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
+        super().__init__(plan.model, plan.layout, plan.workload, optimizer, chip_flops_per_second=1.0)
+        self.ops = ops(plan.model, plan.layout)
+
+    @property
+    def rows(self) -> P:
+        return self.batch_sharding.spec
+
+
+# Of a state, or of more than that, and the tokens.
+Step = Callable[[Any, Array], Any]
+
+
+def compiled(
+    step: Broken, run: Step | None = None, *, donate: bool = True, state: Any = None
+) -> CompiledProgram:
+    """`run`, by default the step itself, compiled for virtual CPU devices."""
+    with jax.set_mesh(step.mesh):
+        jitted = jax.jit(run or step._step, donate_argnums=0 if donate else ())
+        lowered = jitted.lower(state or step.abstract_state(), step.abstract_tokens())
+        program = lowered.compile(compiler_options=UNOPTIMIZED)
+    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program))
+
+
+@cache
+def unbroken(layout: str) -> CompiledProgram:
+    return compiled(Broken(plan_of(layout)))
+
+
+# Programs of another plan
+
+
+def _layout(**values: object) -> Callable[[Plan], Plan | None]:
+    def change(plan: Plan) -> Plan | None:
+        other = plan.layout.replace(**values)
+        return None if other == plan.layout else replace(plan, layout=other)
+
+    return change
+
+
+def _model(**values: object) -> Callable[[Plan], Plan]:
+    return lambda plan: replace(plan, model=replace(plan.model, **values))
+
+
+def _workload(num_sequences: int, seq_len: int) -> Callable[[Plan], Plan]:
+    return lambda plan: replace(plan, workload=Workload(num_sequences, seq_len))
+
+
+def _axes_swapped(plan: Plan) -> Plan | None:
+    layout = plan.layout
+    other = layout.replace(fsdp=layout.tensor, tensor=layout.fsdp)
+    return None if layout.tensor == 1 or layout.fsdp == layout.tensor else replace(plan, layout=other)
+
+
+def _replicated(plan: Plan) -> Plan | None:
+    """Weights whole on every device where they are sharded."""
+    layout = plan.layout
+    other = layout.replace(data=layout.data * layout.fsdp, fsdp=1)
+    return None if layout.fsdp == 1 else replace(plan, layout=other)
+
+
+def _sharded(plan: Plan) -> Plan | None:
+    layout = plan.layout
+    other = layout.replace(fsdp=layout.data * layout.fsdp, data=1, zero=None)
+    return None if layout.data == 1 else replace(plan, layout=other)
+
+
+def _without_tensor(plan: Plan) -> Plan | None:
+    layout = plan.layout
+    other = layout.replace(data=layout.data * layout.tensor, tensor=1, sequence_parallel=False)
+    return None if layout.tensor == 1 else replace(plan, layout=other)
+
+
+def _toggled_sequence(plan: Plan) -> Plan | None:
+    layout = plan.layout
+    other = layout.replace(sequence_parallel=not layout.word("sequence_parallel"))
+    return None if layout.tensor == 1 else replace(plan, layout=other)
+
+
+def _other_zero(plan: Plan) -> Plan | None:
+    layout = plan.layout
+    return (
+        None
+        if layout.data == 1
+        else replace(plan, layout=layout.replace(zero=0 if layout.word("zero") else 1))
+    )
+
+
+def _other_microbatches(plan: Plan) -> Plan:
+    return replace(plan, layout=plan.layout.replace(microbatches=3 - plan.layout.microbatches))
+
+
+OTHER_PLANS: dict[str, Callable[[Plan], Plan | None]] = {
+    "half of the layers": _model(num_layers=2),
+    "one layer less": _model(num_layers=3),
+    "one layer more": _model(num_layers=5),
+    "a wider feed-forward": _model(d_ff=160),
+    "fewer KV heads": _model(num_kv_heads=1),
+    "a tied table": _model(tied_embeddings=True),
+    "twice the vocabulary": _model(vocab_size=1024),
+    "half of the batch": _workload(16, 64),
+    "half of the sequence": _workload(32, 32),
+    "everything recomputed": _layout(remat="full"),
+    "nothing recomputed": _layout(remat="none"),
+    "computed in float32": _layout(compute_dtype="f32"),
+    "weights in float32": _layout(weights_dtype="f32"),
+    "axes swapped": _axes_swapped,
+    "weights replicated": _replicated,
+    "weights sharded": _sharded,
+    "no tensor parallelism": _without_tensor,
+    "sequence parallelism": _toggled_sequence,
+    "another ZeRO stage": _other_zero,
+    "other microbatches": _other_microbatches,
+}
+
+
+# Steps that do something more
+
+
+def _metric(more: Callable[[Broken, TrainState, Array], Any]) -> Callable[[Broken], CompiledProgram]:
+    """The step with a further result."""
+
+    def broken(step: Broken) -> CompiledProgram:
+        def run(state: TrainState, rows: Array) -> Any:
+            after, metrics = step._step(state, rows)
+            return after, metrics | {"more": more(step, state, rows)}
+
+        return compiled(step, run)
+
+    return broken
+
+
+def _second_forward(step: Broken, state: TrainState, rows: Array) -> Array:
+    return step.loss(state.params, rows + 1)
+
+
+def _many_numbers(step: Broken, state: TrainState, rows: Array) -> Array:
+    """Sixty-four sums of a number, one after another."""
+
+    def one(total: Array, _: None) -> tuple[Array, None]:
+        return jnp.sum(rows.astype(jnp.float32) * total) / 1e6, None
+
+    return lax.scan(one, jnp.float32(1), None, length=64)[0]
+
+
+def _whole(tree: Any) -> Array:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.ndim > 1]
+    return sum((jnp.cos(reshard(leaf, P()).astype(jnp.float32)).sum() for leaf in leaves), jnp.float32(0))
+
+
+def _weights_gathered(step: Broken, state: TrainState, rows: Array) -> Array | None:
+    return _whole(state.params)
+
+
+def _moments_gathered(step: Broken, state: TrainState, rows: Array) -> Array:
+    return _whole(state.opt_state)
+
+
+def _gradients_again(step: Broken, state: TrainState, rows: Array) -> Array:
+    return optax.tree.norm(step.loss_and_gradients(state.params, rows + 1)[1])
+
+
+def _logits_product(step: Broken, state: TrainState, rows: Array) -> Array:
+    """A product that nobody asked for."""
+    x = reshard(rows[:, :64].astype(jnp.bfloat16), P(step.rows[0], None))
+    w = jnp.cos(jnp.arange(64 * 512, dtype=jnp.float32)).astype(jnp.bfloat16).reshape(64, 512)
+
+    def one(x: Array, _: None) -> tuple[Array, None]:
+        return jnp.tanh((x @ w)[:, :64]), None
+
+    return lax.scan(one, x, None, length=64)[0].astype(jnp.float32).sum()
+
+
+def _gradients_returned(step: Broken, state: TrainState, rows: Array) -> Any:
+    return step.loss_and_gradients(state.params, rows)[1]
+
+
+def _not_donated(step: Broken) -> CompiledProgram:
+    return compiled(step, donate=False)
+
+
+def _third_moment(step: Broken) -> CompiledProgram:
+    """Gradients are averaged over steps, in float32."""
+
+    def run(both: tuple[TrainState, Any], rows: Array) -> Any:
+        state, average = both
+        after, metrics = step._step(state, rows)
+        moved = jax.tree.map(lambda old, new: 0.9 * old + new.astype(jnp.float32), average, after.params)
+        return (after, moved), metrics
+
+    state = step.abstract_state()
+    average = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), state.params
+    )
+    return compiled(step, run, state=(state, average))
+
+
+def _gradients_summed_twice(step: Broken) -> CompiledProgram:
+    """Every gradient once more through a sum over all devices of a replicated copy."""
+    plain = step.loss_and_gradients
+
+    def again(params: Any, rows: Array) -> Any:
+        loss, grads = plain(params, rows)
+
+        def mixed(g: Array) -> Array:
+            there = jax.typeof(g).sharding.spec
+            return reshard(jnp.tanh(reshard(g, P())), there)
+
+        return loss, jax.tree.map(mixed, grads)
+
+    step.loss_and_gradients = again
+    return compiled(step)
+
+
+STEPS: dict[str, Callable[[Broken], CompiledProgram]] = {
+    "a second forward pass": _metric(_second_forward),
+    "a second backward pass": _metric(_gradients_again),
+    "sixty-four sums of a number": _metric(_many_numbers),
+    "weights gathered at the end": _metric(_weights_gathered),
+    "moments gathered": _metric(_moments_gathered),
+    "an unplanned product": _metric(_logits_product),
+    "gradients returned": _metric(_gradients_returned),
+    "the state not donated": _not_donated,
+    "a third moment": _third_moment,
+    "gradients gathered": _gradients_summed_twice,
+}
+
+
+# Operations that do something more
+
+
+class _Gathered(JaxOps):
+    """Activations whole on every device before each product of a layer."""
+
+    def norm(self, name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
+        y = super().norm(name, x, *args, **kwargs)
+        with jax.named_scope("gathered"):
+            return reshard(jnp.tanh(reshard(y, P(None, None, None))), jax.typeof(y).sharding.spec)
+
+
+class _Exchanged(JaxOps):
+    """Activations sharded by their model dimension for a moment: an all-to-all there and back."""
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        there = jax.typeof(y).sharding.spec
+        with jax.named_scope("exchanged"):
+            y = reshard(jnp.tanh(reshard(y, P(None, None, there[0]))), there)
+        return super().residual(name, x, y)
+
+
+class _Permuted(JaxOps):
+    """Activations sent round the ring of devices."""
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        with jax.named_scope("permuted"):
+            axes = jax.typeof(y).sharding.spec[0]
+            axis = axes if isinstance(axes, str) else axes[-1]
+            count = dict(jax.sharding.get_abstract_mesh().shape)[axis]
+            ring = [(i, (i + 1) % count) for i in range(count)]
+            spec = jax.typeof(y).sharding.spec
+            y = jax.shard_map(lambda z: lax.ppermute(z, axis, ring), in_specs=spec, out_specs=spec)(y)
+        return super().residual(name, x, y)
+
+
+class _Wide(JaxOps):
+    """Products of float32."""
+
+    def einsums(self, x: Array, weights: Any, **specs: str) -> tuple[Array, ...]:
+        kept, self.dtype = self.dtype, jnp.dtype("float32")
+        made = super().einsums(x.astype(jnp.float32), weights, **specs)
+        self.dtype = kept
+        return tuple(y.astype(kept) for y in made)
+
+
+class _Sent32(JaxOps):
+    """Weights gathered, and their gradients scattered, in float32."""
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+        with jax.named_scope(name):
+            w = apply_reshard(plan.rhs_reshard, weight.astype(jnp.float32)).astype(self.dtype)
+            y = apply_reshard(plan.out_reshard, local_product(plan, self.dtype, x, w))
+            return checkpoint_name(y, MATMUL)
+
+
+class _Twice(JaxOps):
+    """Every product once more, of slightly other numbers."""
+
+    def einsums(self, x: Array, weights: Any, **specs: str) -> tuple[Array, ...]:
+        first = super().einsums(x, weights, **specs)
+        second = super().einsums(jnp.tanh(x), weights, **specs)
+        return tuple(a + b for a, b in zip(first, second, strict=True))
+
+
+class _Norms(JaxOps):
+    """The scale of a norm gathered, though it is whole: a sum over all devices of what it becomes."""
+
+    def norm(self, name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
+        y = super().norm(name, x, *args, **kwargs)
+        with jax.named_scope("mean"):
+            return y + jnp.mean(y.astype(jnp.float32), axis=(0, 1)).astype(y.dtype)[None, None, :]
+
+
+OPERATIONS: dict[str, type[JaxOps]] = {
+    "activations gathered": _Gathered,
+    "activations exchanged": _Exchanged,
+    "activations permuted": _Permuted,
+    "products of float32": _Wide,
+    "weights sent in float32": _Sent32,
+    "every product twice": _Twice,
+    "a mean over the batch in each norm": _Norms,
+}
+
+
+# Edits of the compiled text
+
+
+def _edited(text: str, wanted: str, old: str, new: str) -> str | None:
+    """The text with `old` made `new` in the first line that has `wanted` too; None where none has both."""
+    lines = text.splitlines()
+    for index, line in enumerate(lines):
+        if re.search(wanted, line) and re.search(old, line):
+            lines[index] = re.sub(old, new, line, count=1)
+            return "\n".join(lines)
+    return None
+
+
+def _fewer_turns(text: str) -> str | None:
+    return _edited(text, "known_trip_count", r'"known_trip_count":\{"n":"4"', '"known_trip_count":{"n":"2"')
+
+
+def _not_summed(text: str) -> str | None:
+    return _edited(text, r"transpose\(jvp.*w_out", r" all-reduce\(", " copy(")
+
+
+def _not_gathered(text: str) -> str | None:
+    return _edited(text, "w_in", r" all-gather\(", " copy(")
+
+
+def _other_groups(text: str) -> str | None:
+    return _edited(
+        text,
+        r" all-reduce\(.*w_out",
+        r"replica_groups=\S+?(?=, use_global|, channel)",
+        "replica_groups=[4,2]<=[2,2,2]T(1,2,0)",
+    )
+
+
+def _fewer_devices(text: str) -> str | None:
+    groups = r"replica_groups=\S+?(?=, use_global|, channel)"
+    return _edited(
+        text, r" all-(reduce|gather)\(.*w_out", groups, "replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
+    )
+
+
+def _unknown_call(text: str) -> str | None:
+    return _edited(text, r"w_gate.*dot_general", r" dot\(", " custom-call(")
+
+
+EDITS: dict[str, Callable[[str], str | None]] = {
+    "half of the turns": _fewer_turns,
+    "a gradient not summed": _not_summed,
+    "a weight not gathered": _not_gathered,
+    "a sum over other devices": _other_groups,
+    "a sum over nobody": _fewer_devices,
+    "a product in an unknown call": _unknown_call,
+}
+
+KINDS = (*OTHER_PLANS, *STEPS, *OPERATIONS, *EDITS)
+
+
+def broken(kind: str, layout: str) -> CompiledProgram | None:
+    """The program of `layout`'s plan with the fault `kind`; None where it does not apply."""
+    plan = plan_of(layout)
+    if kind in OTHER_PLANS:
+        other = OTHER_PLANS[kind](plan)
+        return None if other is None or other == plan else compiled(Broken(other))
+    if kind in STEPS:
+        return STEPS[kind](Broken(plan))
+    if kind in OPERATIONS:
+        return compiled(Broken(plan, OPERATIONS[kind]))
+    text = EDITS[kind]((given := unbroken(layout)).hlo)
+    return None if text is None else replace(given, hlo=text)

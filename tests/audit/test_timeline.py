@@ -1,0 +1,152 @@
+"""The walk over a schedule with two clocks, on programs whose times are worked by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.audit.facts.collectives import located
+from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.prices import Prices, step_prices
+from meshwright.audit.facts.timeline import TPU_SHARE, Timeline, timeline
+from meshwright.audit.facts.work import clock_hertz
+from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.hardware.catalog import load
+from meshwright.notation.mesh import Mesh
+
+MACHINE, MESH = load("v5e:2x2"), Mesh({"fsdp": 4})
+CYCLES = 1_500_000  # 1 ms at 1.5 GHz
+GROUPS = "replica_groups={{0,1,2,3}}, dimensions={0}"
+
+HEAD = "HloModule step, is_scheduled=true, num_partitions=4\n"
+WORK = """%work (a: bf16[8,128]) -> bf16[8,128] {
+  %a = bf16[8,128]{1,0:T(8,128)} parameter(0)
+  ROOT %b = bf16[8,128]{1,0:T(8,128)} negate(%a)
+}
+"""
+
+
+def _work(name: str, operand: str, cycles: int = CYCLES) -> str:
+    config = f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
+    shape = "bf16[8,128]{1,0:T(8,128)}"
+    return f"  %{name} = {shape} fusion(%{operand}), kind=kLoop, calls=%work, {config}\n"
+
+
+def _program(*lines: str) -> str:
+    body = "".join(lines)
+    return f"{HEAD}{WORK}ENTRY %main (x: bf16[8,128], w: bf16[4096,4096]) -> bf16[8,128] {{\n" + (
+        "  %x = bf16[8,128]{1,0:T(8,128)} parameter(0)\n"
+        f"  %w = bf16[4096,4096]{{1,0:T(8,128)}} parameter(1)\n{body}"
+        "  ROOT %end = bf16[8,128]{1,0:T(8,128)} bitcast(%last)\n}\n"
+    )
+
+
+START = (
+    "  %go = (bf16[4096,4096]{1,0:T(8,128)}, bf16[16384,4096]{1,0:T(8,128)}) all-gather-start(%w), "
+    f"channel_id=1, {GROUPS}\n"
+)
+DONE = "  %got = bf16[16384,4096]{1,0:T(8,128)} all-gather-done(%go)\n"
+SYNC = f"  %got = bf16[16384,4096]{{1,0:T(8,128)}} all-gather(%w), channel_id=1, {GROUPS}\n"
+
+
+def _walked(text: str) -> tuple[Timeline, float]:
+    """The timeline before it is scaled, and the seconds of the program's one gather on the links."""
+    program, prices = parse_hlo(text), step_prices(MACHINE, MESH)
+    found = [(value, on_mesh(one, MESH, widened=False)) for value, one in located(program)]
+    line = timeline(program, MACHINE.chip, prices, found)
+    assert line
+    whole = {key: seconds / TPU_SHARE for key, seconds in line.exposed.items()}
+    line = Timeline(line.seconds / TPU_SHARE, line.compute_seconds / TPU_SHARE, whole)
+    return line, sum(prices.seconds(e) or 0.0 for _, e in found)
+
+
+def test_the_clock_of_a_tpu_follows_from_its_peak() -> None:
+    assert clock_hertz(MACHINE.chip) == pytest.approx(1.5e9, rel=0.01)
+    assert clock_hertz(load("v5p:2x2x1").chip) == pytest.approx(1.75e9, rel=0.01)
+    assert clock_hertz(load("h100:8").chip) is None
+
+
+def test_a_synchronous_collective_holds_both_clocks() -> None:
+    line, links = _walked(_program(_work("a", "x"), SYNC, _work("last", "a")))
+    millisecond = CYCLES / (clock_hertz(MACHINE.chip) or 0)
+    assert line.compute_seconds == pytest.approx(2 * millisecond)
+    assert line.seconds == pytest.approx(2 * millisecond + links)
+    assert sum(line.exposed.values()) == pytest.approx(links)
+
+
+def test_what_runs_between_start_and_done_hides_a_collective() -> None:
+    millisecond = CYCLES / (clock_hertz(MACHINE.chip) or 0)
+    line, links = _walked(_program(START, _work("a", "x"), DONE, _work("last", "a")))
+    assert links > millisecond
+    assert line.seconds == pytest.approx(links + millisecond)
+    assert sum(line.exposed.values()) == pytest.approx(links - millisecond)
+    hidden, _ = _walked(_program(START, _work("a", "x", 100 * CYCLES), DONE, _work("last", "a")))
+    assert hidden.seconds == pytest.approx(101 * millisecond) and sum(hidden.exposed.values()) == 0
+
+
+LOOP = """%body (s: (s32[], bf16[8,128], bf16[4096,4096])) -> (s32[], bf16[8,128], bf16[4096,4096]) {{
+  %s = (s32[], bf16[8,128]{{1,0:T(8,128)}}, bf16[4096,4096]{{1,0:T(8,128)}}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = bf16[8,128]{{1,0:T(8,128)}} get-tuple-element(%s), index=1
+  %w = bf16[4096,4096]{{1,0:T(8,128)}} get-tuple-element(%s), index=2
+{inside}  ROOT %next = (s32[], bf16[8,128], bf16[4096,4096]) tuple(%i, %last, %w)
+}}
+%more (s: (s32[], bf16[8,128], bf16[4096,4096])) -> pred[] {{
+  %s = (s32[], bf16[8,128], bf16[4096,4096]) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}}
+"""
+IN_LOOP = """  %zero = s32[] constant(0)
+  %state = (s32[], bf16[8,128], bf16[4096,4096]) tuple(%zero, %x, %w)
+  %turns = (s32[], bf16[8,128], bf16[4096,4096]) while(%state), condition=%more, body=%body, {trips}
+  %last = bf16[8,128]{{1,0:T(8,128)}} get-tuple-element(%turns), index=1
+"""
+
+
+@pytest.mark.parametrize("trips", [1, 2, 10])
+def test_a_loop_repeats_its_steady_turn(trips: int) -> None:
+    inside = _work("a", "x") + SYNC + _work("last", "a")
+    known = f'backend_config={{"known_trip_count":{{"n":"{trips}"}}}}'
+    text = _program(IN_LOOP.format(trips=known))
+    text = text.replace("ENTRY", LOOP.format(inside=inside) + "ENTRY")
+    line, links = _walked(text)
+    once, one_gather = _walked(_program(_work("a", "x"), SYNC, _work("last", "a")))
+    assert links == pytest.approx(trips * one_gather)
+    assert line.seconds == pytest.approx(trips * once.seconds)
+    assert line.compute_seconds == pytest.approx(trips * once.compute_seconds)
+    assert sum(line.exposed.values()) == pytest.approx(links)
+
+
+def test_without_a_schedule_links_or_a_clock_there_is_no_price() -> None:
+    text = _program(_work("last", "x"))
+    prices, program = step_prices(MACHINE, MESH), parse_hlo(text)
+    assert timeline(parse_hlo(text.replace("is_scheduled=true, ", "")), MACHINE.chip, prices, []) is None
+    assert timeline(program, MACHINE.chip, Prices(MESH, None, None), []) is None
+    assert timeline(program, load("h100:8").chip, prices, []) is None
+    assert timeline(program, replace(MACHINE.chip, name="tpu9"), prices, []) is None
+
+
+def test_a_gpu_is_priced_by_the_roofline_of_each_fusion() -> None:
+    """A product of 2 x 8192^3 FLOPs, and a slice of a stack of which only the slice is read."""
+    machine = load("h100:4")
+    text = """HloModule step, is_scheduled=true, num_partitions=4
+%take (s: bf16[64,8192,8192], i: s32[]) -> bf16[1,8192,8192] {
+  %s = bf16[64,8192,8192]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %one = bf16[1,8192,8192]{2,1,0} dynamic-slice(%s, %i, %zero, %zero), dynamic_slice_sizes={1,8192,8192}
+}
+ENTRY %main (s: bf16[64,8192,8192], i: s32[], x: bf16[8192,8192]) -> bf16[8192,8192] {
+  %s = bf16[64,8192,8192]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %x = bf16[8192,8192]{1,0} parameter(2)
+  %w = bf16[1,8192,8192]{2,1,0} fusion(%s, %i), kind=kLoop, calls=%take
+  %flat = bf16[8192,8192]{1,0} bitcast(%w)
+  ROOT %y = bf16[8192,8192]{1,0} dot(%x, %flat), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+    chip = machine.chip
+    line = timeline(parse_hlo(text), chip, step_prices(machine, Mesh({"fsdp": 4})), [])
+    assert line
+    product = 2 * 8192**3 / chip.matmul_flops_per_second("bf16")
+    moved = 2 * 2 * 8192**2 / chip.memory_bytes_per_second("bf16")
+    assert line.seconds == pytest.approx(product + moved + 2 * chip.step.kernel_seconds, rel=1e-3)

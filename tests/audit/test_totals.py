@@ -1,0 +1,108 @@
+"""Products and memory, planned beside compiled: what is flagged, and what a compiler may do."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from meshwright.audit.compare.memory import compare_memory
+from meshwright.audit.compare.products import compare_products
+from meshwright.audit.compile.programs import PlannedStep
+from meshwright.audit.facts.products import Product
+from meshwright.audit.hlo.parse import Computation, Instruction, Shape
+from meshwright.audit.hlo.trace import Place, Value
+
+PLANNED = {
+    ("wq", "forward"): 40.0,
+    ("wk", "forward"): 10.0,
+    ("wv", "forward"): 10.0,
+    ("attention", "forward"): 4.0,
+    ("wq", "backward"): 80.0,
+    ("w_out", "forward"): 100.0,
+    ("w_out", "recompute"): 100.0,
+    ("w_out", "backward"): 200.0,
+}
+
+
+def _product(name: str, flops: float) -> Product:
+    scope, phase = name.split()
+    prefix = {"forward": "jit(f)/jvp(layers)", "backward": "jit(f)/transpose(jvp(layers))"}[phase]
+    one = Instruction(
+        "dot", Shape("f32", (1,)), "dot", (), {}, op_name=f"{prefix}/{scope}/BTD,DF->BTF/dot_general"
+    )
+    return Product(Value(one, Place(Computation("main", {}, "dot"))), flops)
+
+
+def _found(**changed: float) -> list[tuple[str, str, float]]:
+    """What differs of the planned products, some of which have other FLOPs."""
+    flops = {"wq forward": 40.0, "wk forward": 10.0, "wv forward": 10.0, "attention forward": 4.0,
+             "wq backward": 80.0, "w_out forward": 100.0, "w_out backward": 300.0} | changed  # fmt: skip
+    made = [_product(name, number) for name, number in flops.items()]
+    return [
+        (one.tensor, one.direction, one.extra_flops)
+        for one in compare_products(PLANNED, made, differentiated=True)
+    ]
+
+
+def test_recomputed_products_count_with_the_backward_pass() -> None:
+    assert _found() == []
+
+
+def test_too_many_and_too_few_products_differ() -> None:
+    assert _found(**{"w_out backward": 400.0}) == [("w_out", "backward", 100.0)]
+    assert _found(**{"wq forward": 20.0}) == [("wq", "forward", -20.0)]
+    assert _found(**{"odd forward": 50.0}) == [("odd", "forward", 50.0)]
+
+
+def test_products_that_xla_merged_are_the_planned_ones() -> None:
+    merged = {"wq forward": 60.0, "wk forward": 0.0, "wv forward": 0.0}
+    assert _found(**merged) == []
+    assert _found(**merged | {"wq forward": 80.0})[0] == ("wq", "forward", 40.0)
+
+
+def test_attention_may_compute_whole_blocks_of_its_mask() -> None:
+    assert _found(**{"attention forward": 5.0}) == []
+    assert _found(**{"attention forward": 8.0}) == [("attention", "forward", 4.0)]
+
+
+STEP = PlannedStep((), 1.0, 1.0, {}, "bf16", {"weights": 100, "optimizer": 400, "activations": 500}, 1000)
+
+
+@dataclass(frozen=True)
+class Case:
+    arguments: int = 510
+    outputs: int = 0
+    temporaries: int = 500
+    capacity: int | None = None
+    on_cpu: bool = False
+
+
+@pytest.mark.parametrize(
+    ("case", "tensors"),
+    [
+        (Case(), []),
+        (Case(arguments=560), ["state"]),
+        (Case(arguments=460), ["state"]),
+        (Case(outputs=500), ["state"]),
+        (Case(temporaries=900), ["temporaries"]),
+        (Case(temporaries=100), ["temporaries"]),
+        (Case(temporaries=900, on_cpu=True), []),
+        (Case(capacity=1000), ["memory"]),
+        (Case(capacity=1010), []),
+    ],
+)
+def test_memory_is_compared_by_its_parts(case: Case, tensors: list[str]) -> None:
+    compiled = {"arguments": case.arguments, "outputs": case.outputs, "temporaries": case.temporaries}
+    compiled["total"] = sum(compiled.values())
+    found = compare_memory(STEP, compiled, 10, case.capacity, on_cpu=case.on_cpu)
+    assert [one.tensor for one in found] == tensors
+    assert all(one.kind == "memory" and one.what for one in found)
+
+
+def test_a_state_that_is_not_donated_is_told_from_one_that_is_larger() -> None:
+    given = {"arguments": 510, "outputs": 500, "temporaries": 500, "total": 1510}
+    (copied,) = compare_memory(STEP, given, 10, None, on_cpu=True)
+    assert "donate" in copied.change
+    (larger,) = compare_memory(
+        replace(STEP), given | {"arguments": 1010, "outputs": 0}, 10, None, on_cpu=True
+    )
+    assert larger.change == "" and "weights, moments and caches take" in larger.what
