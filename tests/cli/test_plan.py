@@ -139,7 +139,7 @@ def test_what_does_not_fit_exits_1_says_by_how_much_and_writes_nothing(capsys, t
     assert plan(*huge, "-o", str(tmp_path / "plan.toml")) == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out)["best"]["fits"] is False
-    assert "nothing fits; nearest comes" in printed.err and "more than the 15.2 GB" in printed.err
+    assert "nothing fits; nearest comes" in printed.err and "more than the 16.9 GB" in printed.err
     assert "take more chips (--smallest finds how many)" in printed.err
     assert list(tmp_path.iterdir()) == []
 

@@ -84,7 +84,7 @@ class TestKvReplicas:
 
     def test_a_search_tries_them_where_every_head_has_a_device(self) -> None:
         two_heads = replace(LLAMA, num_kv_heads=2)
-        ask = Ask(two_heads, BATCH, 8)
+        ask = Ask(two_heads, BATCH, 4)
         assert list(KV_REPLICAS.choices(ask, PLAIN | {"tensor": 2})) == [
             {"kv_replicas": degree} for degree in (1, 2, 4)
         ]

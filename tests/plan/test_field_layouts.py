@@ -46,7 +46,6 @@ _BEAT_THE_SEARCH = {
 _BEAT_THEIR_DEGREES = {
     **_BEAT_THE_SEARCH,
     "palm-540b": _SPLIT_KEPT,
-    "llama-2-70b-v5e": _OFFLOAD,
     "maxtext-128b-v5e": f"{_OFFLOAD}; {_DO_NOT_FIT['maxtext-128b-v5e']}",
     "gpt-3-175b-v5e": _DO_NOT_FIT["gpt-3-175b-v5e"],
     "deepseek-v3-tpu7x": _DO_NOT_FIT["deepseek-v3-tpu7x"],

@@ -78,6 +78,8 @@ class Fastest:
         for group in groups:
             if self._on_group:
                 self._on_group(group)
+            if self._wanted:
+                group.wanted.append(self._wanted)
             self._push(_Members(group, *self._ascending(group, group.all_places, group.least_seconds)))
 
     def __bool__(self) -> bool:
@@ -113,13 +115,14 @@ class Fastest:
         yield from [one.choice for _, _, one in kept]
 
     def keep(self, wanted: Callable[[Choice], bool]) -> None:
-        """Leaves out what is not `wanted` either."""
-        before = self._wanted
-        self._wanted = lambda choice: (before is None or before(choice)) and wanted(choice)
+        """Leaves out of those taken up so far what is not `wanted` either."""
         self._found = [(seconds, choice) for seconds, choice in self._found if wanted(choice)]
         self.lacking = [choice for choice in self.lacking if wanted(choice)]
         self._heap = [one for one in self._heap if not isinstance(one[2], _Single) or wanted(one[2].choice)]
         heapify(self._heap)
+        waiting = [one.group for _, _, one in self._heap if not isinstance(one, _Single)]
+        for group in {id(group): group for group in waiting}.values():
+            group.wanted.append(wanted)
 
     def _advance(self) -> None:
         """Takes the least bound a step further."""
@@ -155,7 +158,7 @@ class Fastest:
         for choice in group.choices(*one.schedule, remats[one.remat], places.tolist()):
             if tries_next(choice, usable):
                 more.append(choice.place)
-            if self._wanted and not self._wanted(choice):
+            if not all(wanted(choice) for wanted in group.wanted):
                 continue
             if choice.bytes_per_chip > usable:
                 self.lacking.append(choice)

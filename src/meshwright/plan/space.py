@@ -5,7 +5,7 @@ Meshes that do not divide the model, the sequence or the batch are left out. Tho
 operations and collectives are recorded and priced together (cost/many.py).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import ceil, floor, prod
 from typing import Any, NamedTuple
@@ -230,12 +230,16 @@ class Space:
 
 
 class Group:
-    """The members of a family that have as many stages. A place is that of one among them."""
+    """The members of a family that have as many stages. A place is that of one among them.
+
+    wanted: what a layout of theirs must meet, as those who look for the fastest add it.
+    """
 
     def __init__(self, space: Space, family: Family, pipe: int) -> None:
         self.space, self.family, self.pipe = space, family, pipe
         self._slowdown = family.chip.step.slowdown
         rows = family.rows[pipe]
+        self.wanted: list[Callable[[Choice], bool]] = []
         self.all_places = np.arange(len(rows))
         self.num_sequences = np.array([family.members[row].num_sequences for row in rows])
         self.least_seconds = self._slowdown * family.least_seconds(pipe)

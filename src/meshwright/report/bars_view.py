@@ -77,8 +77,8 @@ def memory_panel(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
     if fullest < _LEAST_SHARE_OF_HBM * capacity:
         heading = f"memory of one chip, of {format_bytes(capacity)}"
         return _panel(rows, fullest, heading, ())
-    lines = ((usable, "usable", "muted"), (capacity, f"HBM {format_bytes(capacity)}", "waiting"))
-    return _panel(rows, max(capacity, fullest) * 1.02, "memory of one chip", lines)
+    lines = ((usable, f"usable {format_bytes(usable)}", "waiting"),)
+    return _panel(rows, max(usable, fullest) * 1.02, "memory of one chip", lines)
 
 
 def layout_lines(layout: Layout) -> tuple[str, str]:
