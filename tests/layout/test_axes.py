@@ -89,7 +89,7 @@ class TestKvReplicas:
             {"kv_replicas": degree} for degree in (1, 2, 4)
         ]
         assert list(KV_REPLICAS.choices(ask, PLAIN)) == [{"kv_replicas": 1}]
-        assert tried("kv_replicas", 8, tensor=8) == [{"kv_replicas": 1}]
+        assert tried("kv_replicas", 8, tensor=8) == [{"kv_replicas": 1}, {"kv_replicas": 2}]
 
 
 def test_divisors() -> None:

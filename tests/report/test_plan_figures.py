@@ -91,8 +91,8 @@ def test_the_bars_of_memory_say_the_planner_s_bytes(dense, experts):
             for cause in ("weights", "optimizer", "activations"):
                 assert f"{cause}: {format_bytes(getattr(candidate.memory, cause))}" in said
             assert f">{format_bytes(candidate.memory.total)}</text>" in words(figures["memory"])
-        capacity = priced.hardware.chip.hbm_bytes
-        assert f"HBM {format_bytes(capacity)}" in words(figures["memory"])
+        usable = priced.hardware.chip.program_bytes
+        assert f"usable {format_bytes(usable)}" in words(figures["memory"])
 
 
 def test_the_bars_are_to_scale(dense):
