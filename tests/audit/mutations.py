@@ -147,7 +147,7 @@ OTHER_PLANS: dict[str, Callable[[Plan], Plan | None]] = {
     "one layer less": _model(num_layers=3),
     "one layer more": _model(num_layers=5),
     "a wider feed-forward": _model(d_ff=160),
-    "fewer KV heads": _model(num_kv_heads=1),
+    "fewer KV heads": _model(num_kv_heads=2),
     "a tied table": _model(tied_embeddings=True),
     "twice the vocabulary": _model(vocab_size=1024),
     "half of the batch": _workload(16, 64),
