@@ -79,8 +79,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     differences = _differences(planned, program, rows, prices, on_cpu=on_cpu)
     if compiled.memory_bytes:
         capacity = hardware.chip.program_bytes if target.name == hardware.chip.kind != "cpu" else None
-        inputs = input_bytes(program)
-        differences += compare_memory(planned, compiled.memory_bytes, inputs, capacity, on_cpu=on_cpu)
+        apart = input_bytes(program) + _logits_bytes(plan)
+        differences += compare_memory(planned, compiled.memory_bytes, apart, capacity, on_cpu=on_cpu)
     line = timeline(program, hardware.chip, prices, found) if target.name == hardware.chip.kind else None
     differences += exposure_findings(rows, line, planned.seconds)
     gaps = not_understood(program)
@@ -181,6 +181,13 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
             "peak": {"bytes": error.num_bytes, "buffers": largest} if largest else None,
         },
     }
+
+
+def _logits_bytes(plan: Plan) -> int:
+    """Of the result of an inference step on one device: float32, whole over the vocabulary."""
+    if plan.workload.phase == "train":
+        return 0
+    return 4 * plan.workload.num_sequences * plan.model.vocab_size // plan.layout.num_batch_shards
 
 
 def _differences(

@@ -20,8 +20,8 @@ def compare_memory(
     """What of the compiled memory is not as planned.
 
     compiled: `arguments`, `outputs` (those that reuse no argument), `temporaries` and their `total`. inputs:
-    bytes of the arguments that are no state (tokens). capacity: of the chip; None where another is compiled
-    for.
+    bytes of arguments and results that are no state (tokens, logits). capacity: of the chip; None where
+    another is compiled for.
     """
     total, state = compiled["total"], planned.state_bytes
     held = compiled["arguments"] + compiled["outputs"] - inputs
