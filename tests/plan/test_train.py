@@ -330,7 +330,8 @@ def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
     )
     space = Space(config, hardware, workload, Layout.of())
     layouts = [choice.layout for choice in space.choices(space.meshes())]
-    assert len(layouts) >= found.considered > 0
+    # A layout with several remat policies is considered once.
+    assert len({layout.replace(remat="none") for layout in layouts}) == found.considered
     priced = [price(config, hardware, workload, layout) for layout in layouts]
     plainest = min(plainness(c.layout) for c in ties(priced))
     assert plainness(found.best.layout) == plainest

@@ -12,7 +12,7 @@ its time: no other can be faster then.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -25,9 +25,14 @@ from meshwright.plan.space import Choice, Group, tries_next
 _TOGETHER = 1.05
 
 
+# What a layout that is looked for meets; None for all.
+_Wanted = Callable[[Choice], bool] | None
+
+
 class _Members(NamedTuple):
     """Members of a group, with all of its schedules. places, bounds: the least bound first."""
 
+    wanted: _Wanted
     group: Group
     places: Any
     bounds: Any
@@ -36,6 +41,7 @@ class _Members(NamedTuple):
 class _Scheduled(NamedTuple):
     """Members of a group under one schedule and remat policy. remat: the number of the policy."""
 
+    wanted: _Wanted
     group: Group
     places: Any
     bounds: Any
@@ -63,7 +69,7 @@ class Fastest:
         groups: Iterable[Group],
         *,
         asked: int | None = None,
-        wanted: Callable[[Choice], bool] | None = None,
+        wanted: _Wanted = None,
         on_group: Callable[[Group], None] | None = None,
     ) -> None:
         self._asked, self._wanted, self._on_group = asked, wanted, on_group
@@ -78,9 +84,8 @@ class Fastest:
         for group in groups:
             if self._on_group:
                 self._on_group(group)
-            if self._wanted:
-                group.wanted.append(self._wanted)
-            self._push(_Members(group, *self._ascending(group, group.all_places, group.least_seconds)))
+            ascending = self._ascending(group, group.all_places, group.least_seconds)
+            self._push(_Members(self._wanted, group, *ascending))
 
     def __bool__(self) -> bool:
         """Whether there is any layout, fitting or not."""
@@ -118,11 +123,13 @@ class Fastest:
         """Leaves out of those taken up so far what is not `wanted` either."""
         self._found = [(seconds, choice) for seconds, choice in self._found if wanted(choice)]
         self.lacking = [choice for choice in self.lacking if wanted(choice)]
-        self._heap = [one for one in self._heap if not isinstance(one[2], _Single) or wanted(one[2].choice)]
-        heapify(self._heap)
-        waiting = [one.group for _, _, one in self._heap if not isinstance(one, _Single)]
-        for group in {id(group): group for group in waiting}.values():
-            group.wanted.append(wanted)
+        waiting, self._heap = self._heap, []
+        for bound, serial, one in waiting:
+            if not isinstance(one, _Single):
+                one = one._replace(wanted=_both(one.wanted, wanted))
+            elif not wanted(one.choice):
+                continue
+            heappush(self._heap, (bound, serial, one))
 
     def _advance(self) -> None:
         """Takes the least bound a step further."""
@@ -142,31 +149,35 @@ class Fastest:
             chosen = set(now.tolist())
             for schedule, places in one.group.schedules.items():
                 if some := [place for place in places if place in chosen]:
-                    self._schedule(one.group, schedule, 0, some)
+                    self._schedule(one, schedule, 0, some)
         else:
-            self._fit(one, now)
+            self._fit(one, now, one.bounds[:number])
         self._push(later)
 
-    def _schedule(self, group: Group, schedule: tuple[str, int], remat: int, places: list[int]) -> None:
+    def _schedule(
+        self, one: _Members | _Scheduled, schedule: tuple[str, int], remat: int, places: list[int]
+    ) -> None:
+        group = one.group
         least = group.least_seconds_of(*schedule, group.space.remats[remat], places)
-        self._push(_Scheduled(group, *self._ascending(group, np.array(places), least), schedule, remat))
+        ascending = self._ascending(group, np.array(places), least)
+        self._push(_Scheduled(one.wanted, group, *ascending, schedule, remat))
 
-    def _fit(self, one: _Scheduled, places: Any) -> None:
+    def _fit(self, one: _Scheduled, places: Any, bounds: Any) -> None:
         """Keeps those that fit, and tries the next policy with the others."""
         group, remats = one.group, one.group.space.remats
         usable, more = group.space.hardware.chip.program_bytes, []
-        for choice in group.choices(*one.schedule, remats[one.remat], places.tolist()):
+        choices = group.choices(*one.schedule, remats[one.remat], places.tolist())
+        for choice, bound in zip(choices, bounds.tolist(), strict=True):
             if tries_next(choice, usable):
                 more.append(choice.place)
-            if not all(wanted(choice) for wanted in group.wanted):
+            if one.wanted and not one.wanted(choice):
                 continue
             if choice.bytes_per_chip > usable:
                 self.lacking.append(choice)
             else:
-                bound = choice.least_seconds * self._weights(choice.num_sequences)
                 self._push_single(choice, bound, is_timed=False)
         if more and one.remat + 1 < len(remats):
-            self._schedule(group, one.schedule, one.remat + 1, more)
+            self._schedule(one, one.schedule, one.remat + 1, more)
 
     def _ascending(self, group: Group, places: Any, seconds: Any) -> tuple[Any, Any]:
         """Places and bounds, the least bound first."""
@@ -184,3 +195,7 @@ class Fastest:
     def _weights(self, num_sequences: Any) -> Any:
         """How many steps of so many sequences are as good as one of those asked for, at least one."""
         return np.maximum(1.0, self._asked / num_sequences) if self._asked else 1.0
+
+
+def _both(one: _Wanted, other: Callable[[Choice], bool]) -> Callable[[Choice], bool]:
+    return other if one is None else lambda choice: one(choice) and other(choice)

@@ -5,7 +5,7 @@ Meshes that do not divide the model, the sequence or the batch are left out. Tho
 operations and collectives are recorded and priced together (cost/many.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import ceil, floor, prod
 from typing import Any, NamedTuple
@@ -29,25 +29,21 @@ from meshwright.plan.given import Condition
 
 # So many tokens fill a chip's matrix units: a larger pass saves little and holds more.
 _MAX_PASS_TOKENS = 65_536
-
-
 # The remat policies that a search tries, what recomputes least first. "alternate", which PyTorch's programs
 # have, is priced where it is asked for.
 SEARCHED_REMATS = ("none", "attention", "matmuls", "full")
-# Fields of a layout that are not of its mesh.
 # Axes whose degrees multiply to the chips; `expert` is cut out of the data ranks.
 _MULTIPLIED = tuple(axis for axis in DEGREES if axis != "expert")
+# Fields of a layout that are not of its mesh.
 _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
 
 
 class Choice(NamedTuple):
     """One layout for a batch that it divides, whose price is not itemised yet.
 
-    bytes_per_chip: at the peak. least_seconds: of its step without the pipeline's bubble. stages, place:
-    where its price is.
+    bytes_per_chip: at the peak. stages, place: where its price is.
     """
 
-    least_seconds: float
     bytes_per_chip: float
     mesh: Layout
     microbatches: int
@@ -60,9 +56,17 @@ class Choice(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of its step."""
-        slowdown = self.stages.family.chip.step.slowdown
-        return slowdown * self.stages.step_seconds(self.place, self.schedule)
+        """What its step takes, the pipeline simulated."""
+        return self._slowdown * self.stages.step_seconds(self.place, self.schedule)
+
+    @property
+    def least_seconds(self) -> float:
+        """What its step takes at least."""
+        return self._slowdown * float(self.stages.least_seconds([self.place], self.schedule)[0])
+
+    @property
+    def _slowdown(self) -> float:
+        return self.stages.family.chip.step.slowdown
 
     @property
     def layout(self) -> Layout:
@@ -230,16 +234,12 @@ class Space:
 
 
 class Group:
-    """The members of a family that have as many stages. A place is that of one among them.
-
-    wanted: what a layout of theirs must meet, as those who look for the fastest add it.
-    """
+    """The members of a family that have as many stages. A place is that of one among them."""
 
     def __init__(self, space: Space, family: Family, pipe: int) -> None:
         self.space, self.family, self.pipe = space, family, pipe
         self._slowdown = family.chip.step.slowdown
         rows = family.rows[pipe]
-        self.wanted: list[Callable[[Choice], bool]] = []
         self.all_places = np.arange(len(rows))
         self.num_sequences = np.array([family.members[row].num_sequences for row in rows])
         self.least_seconds = self._slowdown * family.least_seconds(pipe)
@@ -261,10 +261,9 @@ class Group:
         """The members at `places` under one schedule and policy."""
         stages = self.family.stages(schedule, self.pipe, interleave, remat)
         needed = stages.needed_bytes(places, schedule)
-        least = self.least_seconds_of(schedule, interleave, remat, places)
         return [
-            Choice(seconds, num_bytes, *self._member(place), schedule, interleave, remat, stages, place)
-            for place, seconds, num_bytes in zip(places, least.tolist(), needed.tolist(), strict=True)
+            Choice(num_bytes, *self._member(place), schedule, interleave, remat, stages, place)
+            for place, num_bytes in zip(places, needed.tolist(), strict=True)
         ]
 
     def _member(self, place: int) -> Member:
