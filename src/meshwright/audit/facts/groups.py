@@ -4,8 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, permutations, product
 from math import prod
+from typing import NamedTuple
 
 from meshwright.errors import AuditError
 from meshwright.notation.mesh import Mesh
@@ -40,6 +42,7 @@ class GroupAxes:
     note: str = ""
 
 
+@lru_cache(maxsize=1024)  # a program names few groups, in thousands of instructions
 def parse_groups(text: str, num_devices: int) -> DeviceGroups:
     """The groups that a `replica_groups=` attribute names.
 
@@ -91,7 +94,11 @@ def group_axes(groups: DeviceGroups, mesh: Mesh) -> GroupAxes:
     outside = [i for group in groups.members for i in group if i >= mesh.num_devices]
     if outside:
         return GroupAxes(None, f"device {outside[0]} is outside the mesh of {mesh.num_devices} devices")
-    varying = [_varying(group, mesh) for group in groups.members]
+    counting = _counting(mesh)
+    varying = [
+        {axis for axis, one in counting.items() if len(set(map(one.position, group))) > 1}
+        for group in groups.members
+    ]
     axes = tuple(axis for axis in mesh if any(axis in found for found in varying))
     if groups.is_permute:
         return GroupAxes(axes)
@@ -110,34 +117,48 @@ def axes_that_change(values: Sequence[object], mesh: Mesh) -> tuple[str, ...]:
     >>> axes_that_change([0, 0, 32, 32], Mesh({"X": 2, "Y": 2}))
     ('X',)
     """
-    found = []
-    for axis in mesh:
-        others = [a for a in mesh if a != axis]
-        lines: dict[tuple[int, ...], set[object]] = {}
-        for device, value in enumerate(values):
-            position = coordinates(device, mesh)
-            lines.setdefault(tuple(position[a] for a in others), set()).add(value)
-        if any(len(line) > 1 for line in lines.values()):
-            found.append(axis)
-    return tuple(found)
+    return tuple(axis for axis in mesh if changes_along(axis, values, mesh))
+
+
+def changes_along(axis: str, values: Sequence[object], mesh: Mesh) -> bool:
+    """Whether some devices that differ along `axis` alone have different values."""
+    counting, first = _counting(mesh)[axis], dict[int, object]()
+    numbered = enumerate(values)
+    return any(first.setdefault(counting.without(device), value) != value for device, value in numbered)
+
+
+class _Counting(NamedTuple):
+    """How ids count along an axis: it has `size` positions, `stride` ids apart."""
+
+    stride: int
+    size: int
+
+    def position(self, device: int) -> int:
+        return device // self.stride % self.size
+
+    def without(self, device: int) -> int:
+        """The device at position 0, otherwise at the same place."""
+        return device - self.position(device) * self.stride
+
+
+def _counting(mesh: Mesh) -> dict[str, _Counting]:
+    """By axis, ids row-major over the mesh."""
+    found, stride = {}, 1
+    for axis in reversed(mesh.axes):
+        found[axis] = _Counting(stride, mesh.size(axis))
+        stride *= mesh.size(axis)
+    return {axis: found[axis] for axis in mesh}
 
 
 def coordinates(device: int, mesh: Mesh) -> dict[str, int]:
     """Position of a device along each axis, ids row-major over the mesh."""
-    found: dict[str, int] = {}
-    for axis in reversed(mesh.axes):
-        device, found[axis] = divmod(device, mesh.size(axis))
-    return {axis: found[axis] for axis in mesh}
-
-
-def _varying(group: Sequence[int], mesh: Mesh) -> set[str]:
-    positions = [coordinates(device, mesh) for device in group]
-    return {axis for axis in mesh if len({position[axis] for position in positions}) > 1}
+    return {axis: one.position(device) for axis, one in _counting(mesh).items()}
 
 
 def _order(group: Sequence[int], axes: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
     """`axes` in the order in which `group` counts through them; mesh order if it follows none."""
-    positions = [coordinates(device, mesh) for device in group]
+    counting = _counting(mesh)
+    positions = [{axis: one.position(device) for axis, one in counting.items()} for device in group]
     for order in permutations(axes):
         counted = [tuple(position[axis] for axis in order) for position in positions]
         if counted == sorted(counted):

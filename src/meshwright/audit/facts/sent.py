@@ -83,6 +83,12 @@ class Sent:
                     seen.add(key)
                     left.append(user)
 
+    def products(self, program: Program) -> Iterator[tuple[Value, Value]]:
+        """The products that read its result, past what keeps the shape, each with its other operand."""
+        for user, at in self.uses(program, elementwise=True):
+            if is_product(user) and at in (0, 1):
+                yield user, user.operand(1 - at)
+
 
 def is_computed(program: Program, value: Value) -> bool:
     """Whether a product or another collective has a part in a value: an activation or a gradient then."""

@@ -1,7 +1,7 @@
 """Accidents of activations: gathered where they should be summed, or sharded anew in every layer."""
 
 from meshwright.audit.facts.devices import own_slices
-from meshwright.audit.facts.sent import Sent, is_computed, is_product
+from meshwright.audit.facts.sent import Sent, is_computed
 from meshwright.audit.hlo.parse import Program
 from meshwright.audit.hlo.trace import MOVES, history
 from meshwright.audit.remarks.rules import Context, Fault
@@ -12,10 +12,8 @@ def two_sides(one: Sent, context: Context) -> Fault | None:
     """Both operands of a product gathered over the same devices, which then all compute the same."""
     if one.emitted.op != "all_gather" or not is_computed(context.program, one.operand()):
         return None
-    for user, at in one.uses(context.program, elementwise=True):
-        if not is_product(user) or at not in (0, 1):
-            continue
-        *_, origin = history(context.program, user.operand(1 - at), MOVES)
+    for _, other in one.products(context.program):
+        *_, origin = history(context.program, other, MOVES)
         partner = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
         if partner and partner is not one and _same_devices(partner, one):
             return (
@@ -50,10 +48,8 @@ def batch_gathered(one: Sent, context: Context) -> Fault | None:
     dims = one.value.instruction.attributes.get("dimensions", "")
     if one.emitted.op != "all_gather" or dims != "{0}" or not _is_moved_activation(one, context):
         return None
-    for user, at in one.uses(context.program, elementwise=True):
-        if not is_product(user) or at not in (0, 1):
-            continue
-        weight_bytes = user.operand(1 - at).instruction.shapes[0].num_bytes * one.collective.groups.size
+    for _, other in one.products(context.program):
+        weight_bytes = other.instruction.shapes[0].num_bytes * one.collective.groups.size
         if one.collective.gathered_bytes > weight_bytes:
             return (
                 "activation_gathered",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from meshwright.audit.facts.collectives import groups_of, narrowest_dtype, unreadable_groups
 from meshwright.audit.facts.devices import device_values
-from meshwright.audit.facts.groups import axes_that_change, group_axes
+from meshwright.audit.facts.groups import changes_along, group_axes
 from meshwright.audit.facts.kernels import is_attention_kernel
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.prices import Prices
@@ -106,7 +106,7 @@ class _Differing:
         shape = instruction.shapes[0] if instruction.shapes else None
         if shape and not shape.dims and shape.dtype in ("s32", "u32", "s64", "u64") and not value.path:
             values = device_values(self.program, value)
-            return None if values is None else self.axis in axes_that_change(values, self.mesh)
+            return None if values is None else changes_along(self.axis, values, self.mesh)
         return None
 
     def _after(self, value: Value, op: str) -> bool | None:

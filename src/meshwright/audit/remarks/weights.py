@@ -1,6 +1,6 @@
 """Accidents of weights: gathered again and again, for few tokens, or stored as no product uses them."""
 
-from meshwright.audit.facts.sent import Sent, is_computed, is_product
+from meshwright.audit.facts.sent import Sent, is_computed
 from meshwright.audit.hlo.dependence import same_each_turn
 from meshwright.audit.hlo.trace import Place, Value, trip_count
 from meshwright.audit.remarks.rules import Context, Fault
@@ -59,11 +59,8 @@ def for_few_tokens(one: Sent, context: Context) -> Fault | None:
         or is_computed(context.program, one.operand())
     ):
         return None
-    for user, at in one.uses(context.program, elementwise=True):
-        if not is_product(user) or at not in (0, 1):
-            continue
-        other = user.operand(1 - at).instruction.shapes[0]
-        activations = other.num_bytes + user.instruction.shapes[0].num_bytes
+    for user, other in one.products(context.program):
+        activations = other.instruction.shapes[0].num_bytes + user.instruction.shapes[0].num_bytes
         if one.collective.gathered_bytes > _FEWER_BYTES * activations:
             return (
                 "weight_gathered_for_few_tokens",
