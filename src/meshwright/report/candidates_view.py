@@ -33,9 +33,9 @@ def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point]
     named = [(point.strategy, point.candidate) for point in usual if point.strategy in STRATEGIES]
     everyone = [*found[:_MOST_DOTS], chosen, *(candidate for _, candidate in named)]
     bottom = _HEIGHT - _BOTTOM
-    capacity, usable = chosen.hardware.chip.hbm_bytes, chosen.hardware.chip.program_bytes
+    usable = chosen.hardware.chip.program_bytes
     sizes = [float(candidate.memory.total) for candidate in everyone]
-    x = Scale(*padded([*sizes, capacity], 0.04), _LEFT, _WIDTH - _RIGHT, True)
+    x = Scale(*padded([*sizes, usable], 0.04), _LEFT, _WIDTH - _RIGHT, True)
     y = Scale(*padded([candidate.step_seconds for candidate in everyone], 0.06), bottom, _TOP, True)
     axes = Axes(x, y, "memory of one chip", "step time", format_bytes, format_seconds)
     edge = x.place(usable)
@@ -43,7 +43,7 @@ def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point]
         bar(edge, _TOP - 10, x.end - edge, bottom - _TOP + 10, "band"),
         axes.svg(),
         line([(edge, _TOP - 10), (edge, bottom)], "waiting", dashes="3 2"),
-        _edge_words(f"{format_bytes(usable)} usable of {format_bytes(capacity)}", edge, x),
+        _edge_words(f"{format_bytes(usable)} usable", edge, x),
     ]
     body += [_dot(candidate, x, y) for candidate in found[:_MOST_DOTS]]
     body.append(_named(named, chosen, x, y))
