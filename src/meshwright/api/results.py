@@ -60,7 +60,7 @@ class PricedLayout:
 
     @property
     def step_seconds(self) -> float:
-        """Of one optimizer step over the whole batch."""
+        """The time of one optimizer step over the whole batch."""
         return self.candidate.step_seconds
 
     @property

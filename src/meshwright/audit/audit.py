@@ -184,7 +184,7 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
 
 
 def _logits_bytes(plan: Plan) -> int:
-    """Of the result of an inference step on one device: float32, whole over the vocabulary."""
+    """Bytes of an inference step's result on one device: float32, whole over the vocabulary."""
     if plan.workload.phase == "train":
         return 0
     return 4 * plan.workload.num_sequences * plan.model.vocab_size // plan.layout.num_batch_shards
@@ -193,7 +193,7 @@ def _logits_bytes(plan: Plan) -> int:
 def _differences(
     planned: PlannedStep, program: Program, rows: Sequence[Row], prices: Prices, *, on_cpu: bool
 ) -> list[Finding]:
-    """Of collectives, products and their types, the costliest first."""
+    """The findings on collectives, products and their types, the costliest first."""
     computed = list(products(program))
     wide = wider_products(computed, program, planned.matmul_dtype, widened=on_cpu)
     different = compare_products(planned.products, computed, differentiated=is_differentiated(program))

@@ -22,7 +22,7 @@ def write_plan(path: Path, written: Plan, document: dict) -> None:
 
 
 def misses(found: Search, change: Change | None) -> str:
-    """By how much the best layout does not fit, and the cheapest change with which it does."""
+    """The bytes that the best layout lacks, and the cheapest change with which it fits."""
     best, needed = found.best, found.best.needed_bytes
     usable = best.hardware.chip.program_bytes
     which = "nothing fits; nearest comes" if found.considered > 1 else "does not fit:"

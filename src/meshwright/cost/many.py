@@ -111,7 +111,7 @@ class Family:
         return microbatch * self.microbatches[rows]
 
     def states(self, schedule: str, pipe: int, interleave: int) -> "_States":
-        """Of the members with `pipe` stages, on which a schedule puts the layers."""
+        """The states of the members with `pipe` stages, on which a schedule puts the layers."""
         key = stage_routes(schedule, pipe, interleave)
         if key not in self._states:
             layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
@@ -122,7 +122,7 @@ class Family:
         return self._states[key]
 
     def norm_seconds(self, pipe: int) -> Any:
-        """Of the all-reduce of the norm of the gradients, of the members with `pipe` stages."""
+        """Seconds of the all-reduce of the gradients' norm, of the members with `pipe` stages."""
         if pipe not in self._norms:
             norm = norm_transfer(self.layout.replace(pipe=pipe).weight_axes)
             placements = [self.placements[row] for row in self.rows[pipe]]
@@ -171,7 +171,7 @@ class _SegmentSeconds(NamedTuple):
 
 
 class _States(NamedTuple):
-    """Of the members with some stages and chunks; layout: of one of them.
+    """What the members with some stages and chunks hold; layout: of one of them.
 
     stages: bytes of (weights, gradients, optimizer), of the first stage of each kind. update_seconds: of
     the optimizer.
@@ -208,7 +208,7 @@ class Stages:
         self._besides = exposed.sum(axis=0) + family.chip.step.launch_seconds * self._microbatches
 
     def needed_bytes(self, places: Sequence[int], schedule: str) -> Any:
-        """At the peak of some members, on one chip of the stage that needs most."""
+        """Bytes of some members at the peak, on one chip of the stage that needs most."""
         family, pipe, interleave = self.family, self.pipe, self.interleave
         rows, states = self.rows[places], family.states(schedule, pipe, interleave)
         microbatches, totals = family.microbatches[rows], []
@@ -224,7 +224,7 @@ class Stages:
         return largest(totals)
 
     def least_seconds(self, places: Sequence[int], schedule: str) -> Any:
-        """Of a step of some members, at least: the bound of cost/pipeline/bound.py."""
+        """What a step of some members takes at least: the bound of cost/pipeline/bound.py."""
         once = self._once_seconds(schedule)[places]
         if self.pipe == 1:
             return self._busy[places] + once
@@ -245,7 +245,7 @@ class Stages:
         return makespan(schedule, self.pipe, microbatches, self.interleave, times) + once
 
     def _once_seconds(self, schedule: str) -> Any:
-        """Of what a step does once, and of launches."""
+        """Seconds of what a step does once, and of launches."""
         states = self.family.states(schedule, self.pipe, self.interleave)
         return self._besides + self._all(states.update_seconds) + self.family.norm_seconds(self.pipe)
 

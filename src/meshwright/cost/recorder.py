@@ -130,7 +130,7 @@ class Recorder:
         return frozenset(n for n, layer in enumerate(self.config.layers) if layer.kind.stack == stack)
 
     def _whole_elements(self, array: ShardedArray) -> Any:
-        """Of the largest block that a device has."""
+        """Elements of the largest block that a device has."""
         size = self.mesh.size
         pairs = zip(array.dims, array.axes, strict=True)
         return prod(-(-self.sizes[dim] // size(axes)) for dim, axes in pairs)
@@ -139,7 +139,7 @@ class Recorder:
         return self.value(self.layout.activation(name, letters), self.layout.compute_dtype)
 
     def elements(self, array: ShardedArray) -> float:
-        """Of one device's block."""
+        """Elements of one device's block."""
         size = self.mesh.size
         return prod(self.sizes[dim] / size(axes) for dim, axes in zip(array.dims, array.axes, strict=True))
 

@@ -141,7 +141,7 @@ def written(form: Form, schedule: Schedule, precision: Precision) -> dict[str, o
 
 
 def written_mesh(mesh: Mesh, schedule: Schedule) -> dict[str, object]:
-    """The same of rules that have no short form: the mesh as it is."""
+    """The short form of rules that have none: the mesh as it is."""
     sizes: dict[str, object] = {axis: size for axis, size in mesh.sizes.items() if size > 1}
     return sizes | {"rules": "own"} | _written_schedule(schedule, mesh.sizes.get("pipe", 1))
 

@@ -44,7 +44,7 @@ class _Seen(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """Of queries that have met some of their keys: largest score, sum of weights, weighted values."""
+    """What queries know that have met some keys: largest score, sum of weights, weighted values."""
 
     peak: Array  # [B, K, G, T]
     total: Array  # [B, K, G, T]
@@ -205,7 +205,7 @@ def _from_the_one_before(arrays: tuple[Array, ...], ring: Axes) -> tuple[Array, 
 
 
 def _of_block(seen: _Seen, length: int, step: int, ring: Axes) -> _Seen:
-    """With the places of the keys that are here after so many transfers."""
+    """What is seen, with the places of the keys that are here after so many transfers."""
     if not ring:
         return seen
     number = (lax.axis_index(ring) - step) % lax.axis_size(ring)

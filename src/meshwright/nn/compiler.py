@@ -27,7 +27,7 @@ _OPTIONS: dict[str, dict[str, bool | int]] = {
 
 
 def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, bool | int] | None:
-    """Of `jax.jit`, for a training step on these devices; None where the defaults do.
+    """The options of `jax.jit` for a training step on these devices; None where the defaults do.
 
     An option that this version of XLA does not know is left out, with a warning.
     """

@@ -80,7 +80,7 @@ class HfTensor:
         return slice(start + spans[outer].start * stride, start + spans[outer].stop * stride)
 
     def taken(self, block: np.ndarray, spans: Mapping[str, range], sizes: Mapping[str, int]) -> np.ndarray:
-        """Of what lies in the `window` this parameter alone, a dimension a letter."""
+        """This parameter alone, a dimension a letter, of what lies in the `window`."""
         shape = [len(spans[letter]) for letter in self.letters]
         if self.arranged == "within":
             width = [_flat(part[1:], sizes) for part in self.parts]

@@ -80,7 +80,7 @@ def _kept_by_llama3(base: np.ndarray, scaling: RopeScaling) -> np.ndarray:
 
 
 def _kept_by_yarn(base: np.ndarray, scaling: RopeScaling, config: ModelConfig) -> np.ndarray:
-    """The same, linear in the number of the pair between those that turn beta_fast and beta_slow times."""
+    """The share kept is linear in the pair's number between those that turn beta_fast and beta_slow times."""
     original, pairs = scaling.original_max_seq_len, len(base)
     assert original is not None
 

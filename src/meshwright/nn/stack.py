@@ -39,7 +39,7 @@ class KindInLoop(NamedTuple):
         return tuple(kind.window for kind in self.among)
 
     def choose(self, values: Sequence[Any]) -> Any:
-        """Of an array for each of `among`, that of this layer."""
+        """This layer's array out of one for each of `among`."""
         if self.which is None:
             return values[0]
         return lax.dynamic_index_in_dim(jnp.stack(values), self.which, keepdims=False)

@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def needed_bytes(self) -> int:
-        """Of one chip: the compiler's figure where it was asked."""
+        """Bytes that one chip needs: the compiler's figure where it was asked."""
         return self.memory.total if self.compiled_bytes is None else self.compiled_bytes
 
     @property

@@ -106,7 +106,7 @@ class Fastest:
         return choice.seconds * self._weights(choice.num_sequences)
 
     def within(self, seconds: float) -> Iterator[Choice]:
-        """Those that fit and whose bounds are not above `seconds`, in no order; some may take longer."""
+        """The layouts that fit and whose bounds are not above `seconds`, unordered; some may take longer."""
         yield from [choice for taken, choice in self._found if taken <= seconds]
         kept = []
         while self._heap and self._heap[0][0] <= seconds:

@@ -289,7 +289,7 @@ def runs_flash(hardware: Hardware) -> bool:
 
 
 def _spread(degrees: list[int]) -> list[int]:
-    """Of ascending degrees every one that is at least twice the one before, and the last.
+    """Every degree that is at least twice the one kept before, and the last.
 
     >>> _spread([1, 2, 3, 4, 6, 12])
     [1, 2, 4, 12]

@@ -50,7 +50,7 @@ class ProductDifference:
 def compare_products(
     planned: Mapping[Key, float], found: Iterable[Product], *, differentiated: bool
 ) -> list[ProductDifference]:
-    """Those whose FLOPs differ from the plan's, the largest difference first.
+    """The products whose FLOPs differ from the plan's, the largest difference first.
 
     differentiated: the program holds a gradient. Recomputed products count with the backward pass's: which of
     both has one is the compiler's choice.

@@ -100,7 +100,7 @@ def collectives(program: Program) -> list[Collective]:
 
 
 def located(program: Program) -> Iterator[tuple[Value, Collective]]:
-    """The same, each with its instruction where it stands."""
+    """The collectives of a program, each with its instruction where it stands."""
     differentiated = is_differentiated(program)
     started = {chain[:2] for chain, place in _pieces(program) if is_start(place.computation)}
     chains: set[tuple[object, ...]] = set()

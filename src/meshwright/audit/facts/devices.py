@@ -63,7 +63,7 @@ def _numbers(own: int, other: int) -> tuple[int, ...] | None:
 
 
 def slice_offsets(program: Program, piece: Value, first: int) -> Offsets | None:
-    """For each device, the offsets of a dynamic-slice (`first`=1) or dynamic-update-slice (2)."""
+    """The offsets of a dynamic-slice (`first`=1) or dynamic-update-slice (2) on each device."""
     indices = range(first, len(piece.instruction.operands))
     by_dim = [device_values(program, piece.operand(i)) for i in indices]
     known = [values for values in by_dim if values is not None]
@@ -87,7 +87,7 @@ def kept_slices(program: Program, value: Value, index: int, groups: DeviceGroups
 def own_slices(
     program: Program, groups: DeviceGroups, shape: Shape, uses: Iterable[tuple[Value, int]]
 ) -> list[Value]:
-    """Of the readers of an array, the dynamic-slices that keep each device's own block of it."""
+    """The dynamic-slices, among an array's readers, that keep each device's own block of it."""
     return [
         user
         for user, at in uses

@@ -43,7 +43,7 @@ def _dot(instruction: Instruction, computation: Computation) -> int:
 
 
 def _ragged_dot(instruction: Instruction, computation: Computation) -> int:
-    """As of a dot: each row meets one group. Where the rows are summed, each sum is of one group's rows."""
+    """FLOPs are those of a dot, since each row meets one group; where rows are summed, those of one group."""
     flops, named = _dot(instruction, computation), instruction.attributes
     summed = named.get("lhs_ragged_dims") == named.get("lhs_contracting_dims")
     return flops // instruction.shapes[0].dims[0] if summed else flops

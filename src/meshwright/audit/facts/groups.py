@@ -86,7 +86,7 @@ def mesh_axes_of(groups: DeviceGroups, mesh: Mesh) -> tuple[str, ...] | None:
 
 
 def group_axes(groups: DeviceGroups, mesh: Mesh) -> GroupAxes:
-    """As `mesh_axes_of`, with a note on groups that are only part of their axes.
+    """The answer of `mesh_axes_of`, with a note on groups that are only part of their axes.
 
     >>> group_axes(DeviceGroups(((0, 1), (2, 3))), Mesh({"X": 4}))
     GroupAxes(axes=('X',), note='groups of 2 within X = 4')
@@ -142,7 +142,7 @@ class _Counting(NamedTuple):
 
 
 def _counting(mesh: Mesh) -> dict[str, _Counting]:
-    """By axis, ids row-major over the mesh."""
+    """How ids count along each axis, row-major over the mesh."""
     found, stride = {}, 1
     for axis in reversed(mesh.axes):
         found[axis] = _Counting(stride, mesh.size(axis))

@@ -17,7 +17,7 @@ from meshwright.notation.mesh import Mesh
 
 
 def step_prices(hardware: Hardware, mesh: Mesh) -> "Prices":
-    """Of a planned step, whose links reach what the planner reckons with."""
+    """The prices of a planned step, whose links reach what the planner reckons with."""
     machine = at_step_rates(hardware)
     parts = _cut_at_slices(mesh, hardware.num_slices)
     placed = None if parts is None else machine.place(parts)

@@ -173,7 +173,7 @@ class _Walk:
         return clocks
 
     def _seconds(self, sent: Sequence[Emitted]) -> float:
-        """Of one run of what is sent in one go; 0 where the links are not known."""
+        """The time of one run of what is sent in one go; 0 where the links are not known."""
         return sum((self.prices.seconds(e) or 0.0) / e.runs for e in sent)
 
     def _expose(self, sent: Sequence[Emitted], seconds: float, weight: float) -> None:

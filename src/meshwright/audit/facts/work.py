@@ -62,7 +62,7 @@ class Work:
         return self.clock is not None or (self.chip.kind == "gpu" and not has_cycles(self.program))
 
     def seconds(self, value: Value) -> float:
-        """Of one run of an instruction that is no collective and no loop."""
+        """The time of one run of an instruction that is no collective and no loop."""
         instruction = value.instruction
         if instruction.opcode in _FREE:
             return 0.0

@@ -75,7 +75,7 @@ def _passed(program: Program, value: Value) -> list[Value]:
 
 
 def _result_of(program: Program, value: Value) -> Value:
-    """The same result inside the computation that a call, fusion or loop runs."""
+    """The result inside the computation that a call, fusion or loop runs."""
     called = called_by(program, value.instruction)
     body = value.instruction.attributes.get("body", "").lstrip("%")
     computation = program.computations[body] if body else called[0]

@@ -110,7 +110,7 @@ class _Differing:
         return None
 
     def _after(self, value: Value, op: str) -> bool | None:
-        """The same as `_begins`, of a collective."""
+        """What `_begins` says of a collective."""
         if unreadable_groups(value.instruction, self.program.num_devices):
             return True
         groups = groups_of(value.instruction, self.program.num_devices)

@@ -57,7 +57,7 @@ def derived(
     dtype: str,
     windowed: Collective | None = None,
 ) -> list[Derived]:
-    """Those of `steps` that communicate; `windowed` runs in steps under the product."""
+    """The collectives among `steps`; `windowed` runs in steps under the product."""
     found = []
     for step in steps:
         axes = tuple(axis for axis in step.axes if mesh.size(axis) > 1)

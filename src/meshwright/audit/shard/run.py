@@ -44,7 +44,7 @@ def run_contraction(
 
 
 def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) -> dict[str, Any]:
-    """The same for a priced strategy, with its window and the steps that its arrays take.
+    """The run of a priced strategy, with its window and the steps that its arrays take.
 
     With `gradients` also gradient_max_abs_errors (by operand, against the dense gradients of a random
     cotangent) and gradient_emitted[], the collectives of both gradients.
@@ -56,7 +56,7 @@ def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) 
 def run_reshard(
     steps: Sequence[Collective], mesh: Mesh, sizes: Mapping[str, int], dtype: str, seed: int = 0
 ) -> dict[str, Any]:
-    """The same for the steps of a reshard; without any there is nothing to run."""
+    """The run of a reshard's steps; without any there is nothing to run."""
     if not steps:
         return {"max_abs_error": 0.0, "emitted": [], "derived": [], "pairs": []}
     return _run(Job(None, tuple(steps), None, mesh, sizes, dtype, seed))

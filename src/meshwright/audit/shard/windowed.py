@@ -76,7 +76,7 @@ def windowed_step(plan: Contraction, window: Side) -> Collective:
 def _gradients_of_gathered(
     plan: Contraction, window: OperandSide, dtype: Any, saved: _Pair, d_out: Array
 ) -> _Pair:
-    """Those of the operands where `window` is one of them, saved as it lies before its gather."""
+    """Gradients of the operands where `window` is one of them, saved as it lies before its gather."""
     d_product, step = run_steps(d_out, plan.out_reshard.backward), windowed_step(plan, window)
     if window == "lhs":
         d_lhs = _finished(plan.lhs_gradient, dtype, (d_product, saved[1]), plan.lhs.unreduced)
@@ -88,7 +88,7 @@ def _gradients_of_gathered(
 
 
 def _gradients_of_scattered(plan: Contraction, dtype: Any, saved: _Pair, d_out: Array) -> _Pair:
-    """Those of the operands, saved as computed on, where the product is scattered in steps."""
+    """Gradients of the operands, saved as computed on, where the product is scattered in steps."""
     steps, (lhs, rhs) = plan.out_reshard.backward, saved
     if steps and steps[-1].op == "all_gather":
         uses = [_Use(plan.lhs_gradient, "lhs", rhs), _Use(plan.rhs_gradient, "rhs", lhs)]
@@ -194,7 +194,7 @@ class _Ring:
         return lax.ppermute(x, self.axes, [((i + distance) % self.size, i) for i in range(self.size)])
 
     def _places(self, index: Array) -> dict[str, tuple[Array, int]]:
-        """For each letter the number of block `index`, and of how many."""
+        """The number of block `index` along each letter, and of how many."""
         at: dict[str, Array] = {}
         for axis in reversed(self.axes):
             at[axis], index = index % lax.axis_size(axis), index // lax.axis_size(axis)

@@ -81,7 +81,7 @@ def _home(expert: int, form: Form) -> tuple[str, int] | None:
 
 
 def _usual(degrees: list[int]) -> list[int]:
-    """Of ascending degrees the first and the five largest, which are those that people use.
+    """The first and the five largest of ascending degrees, which are those that people use.
 
     >>> _usual([1, 2, 4, 8, 16, 32, 64, 128])
     [1, 8, 16, 32, 64, 128]

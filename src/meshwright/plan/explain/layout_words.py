@@ -40,7 +40,7 @@ class Traffic:
 
 
 def traffic(candidate: Candidate, axis: str) -> Traffic | None:
-    """Of the collectives that involve `axis`; None where there are none worth a word."""
+    """The traffic of the collectives that involve `axis`; None where none is worth a word."""
     found = [planned for planned in candidate.cost.collectives if axis in planned.axes]
     seconds = sum(planned.step_seconds for planned in found)
     if not seconds:

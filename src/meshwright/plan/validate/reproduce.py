@@ -197,7 +197,7 @@ def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
 
 
 def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:
-    """Of one step.
+    """The microbatches of one step.
 
     Programs that shard one array over all chips (JAX) count the batch of a chip, also where several chips
     share a sequence: if that times the chips is the whole batch, nothing accumulates. A pipeline of which
