@@ -8,26 +8,19 @@ step of the loop is the wall time between two of its reports, reading, logging a
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import tempfile
 import time
 from itertools import pairwise
-from pathlib import Path
+
+from training import demo, machine, reports, use_cpu_devices
 
 NUM_DEVICES = 8
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={NUM_DEVICES}"
-os.environ["JAX_PLATFORMS"] = "cpu"
+use_cpu_devices(NUM_DEVICES)
 
 import jax  # noqa: E402 - the devices are fixed when JAX starts
 
 from meshwright.layout import Layout  # noqa: E402
-from meshwright.layout.workload import Workload  # noqa: E402
-from meshwright.models.presets import load_model  # noqa: E402
-from meshwright.train.data import Batches, Corpus, prepare_corpus  # noqa: E402
-from meshwright.train.loop import begin, train  # noqa: E402
-from meshwright.train.optimizer import OptimizerConfig  # noqa: E402
+from meshwright.train.data import Batches, Corpus  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 
 
@@ -45,18 +38,9 @@ def _bare(step: CompiledStep, corpus: Corpus, num_steps: int) -> list[float]:
 
 
 def _looped(step: CompiledStep, corpus: Corpus, num_steps: int) -> list[float]:
-    reports: list[float] = []
-    with tempfile.TemporaryDirectory() as run:
-        train(
-            Path(run),
-            step,
-            corpus,
-            begin(Path(run), step, corpus),
-            num_steps=num_steps + 3,
-            on_step=lambda _: reports.append(time.perf_counter()),
-        )
+    reported = [*reports(step, corpus, num_steps + 3).values()]
     # The last report waits for validation and the checkpoint, the first for the start.
-    return [after - before for before, after in pairwise(reports[1:-1])]
+    return [after - before for before, after in pairwise(reported[1:-1])]
 
 
 def main() -> None:
@@ -64,15 +48,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()
-    config = load_model("demo")
-    workload = Workload(num_sequences=16, seq_len=256)
-    optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=2, total_steps=1000)
     layout = Layout.of(fsdp=NUM_DEVICES, weights_dtype="f32", compute_dtype="f32")
-    step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1e11)
-    with tempfile.TemporaryDirectory() as folder:
-        corpus = prepare_corpus(
-            "stdlib", Path(folder), vocab_size=config.vocab_size, seq_len=workload.seq_len
-        )
+    with demo(layout, num_sequences=16) as (step, corpus):
         pairs = [
             (
                 statistics.median(_bare(step, corpus, options.steps)),
@@ -81,10 +58,9 @@ def main() -> None:
             for _ in range(options.rounds)
         ]
     ratios = [looped / bare for bare, looped in pairs]
-    versions = f"Python {platform.python_version()}, jax {jax.__version__}"
     document = {
         "benchmark": "step_overhead",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {versions}",
+        "machine": machine(),
         "layout": str(layout),
         "bare_seconds": statistics.median(bare for bare, _ in pairs),
         "loop_seconds": statistics.median(looped for _, looped in pairs),
