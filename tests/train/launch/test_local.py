@@ -45,9 +45,11 @@ def test_one_that_dies_is_named_and_ends_the_others(act: str, how: str):
     assert time.monotonic() - began < 20
 
 
-def test_the_one_that_was_killed_is_named_not_those_that_lost_it():
+def test_the_one_that_was_killed_is_named_not_those_that_lost_it(tmp_path: Path):
+    os.mkfifo(pipe := tmp_path / "pipe")  # the others read to its end, which is the death of who writes
+    end = f"(open({str(pipe)!r}, 'w'), os.kill(os.getpid(), 9))"
     with pytest.raises(DeviceError, match="process 2 of 3 was killed by SIGKILL"):
-        launched("os.kill(os.getpid(), 9) if me == 2 else sys.exit(1)")
+        launched(f"{end} if me == 2 else (open({str(pipe)!r}).read(), sys.exit(1))")
 
 
 def test_it_starts_again_with_resume_as_often_as_asked(tmp_path: Path):
