@@ -20,6 +20,8 @@ _POLL_SECONDS = 0.05
 # How long processes may take to save and end after SIGTERM, and to die of a peer's death.
 _GRACE_SECONDS, _LAST_SECONDS = 30.0, 2.0
 _DONE, _BAD_INPUT, _INTERRUPTED = 0, 2, 130
+# Signals that come from outside: what the process wrote last has nothing to do with them.
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def launch_local(
@@ -59,7 +61,7 @@ def launch_local(
 
 @dataclass(frozen=True)
 class Failure:
-    """A process that ended other than well. last_words: the last line it wrote to stderr."""
+    """A process that ended other than well. last_words: its last line of stderr if it ended itself."""
 
     number: int
     num_processes: int
@@ -121,12 +123,12 @@ class _Group:
                 codes = [process.poll() for process in self._processes]
                 failed = [number for number, code in enumerate(codes) if code not in (None, _DONE)]
                 if failed:
-                    # Those that a signal killed go first: the others have only lost them.
-                    first = min(failed, key=lambda number: (codes[number] > 0, number))  # type: ignore[operator]
+                    first = min(failed, key=lambda number: (_rank(codes[number]), number))
                     self._end(_GRACE_SECONDS if self._stopped.is_set() else _LAST_SECONDS)
                     code = codes[first]
                     assert code is not None
-                    return Failure(first, len(codes), code, self._last_words(first))
+                    words = "" if code in _FROM_OUTSIDE else self._last_words(first)
+                    return Failure(first, len(codes), code, words)
                 if all(code == _DONE for code in codes):
                     return None
                 time.sleep(_POLL_SECONDS)
@@ -153,6 +155,12 @@ class _Group:
         lines = self._logs[number].read_text(encoding="utf-8", errors="replace").strip().splitlines()
         ours = [line for line in lines if line.startswith("mw: ")]
         return (ours or lines or [""])[-1].removeprefix("mw: ")
+
+
+def _rank(code: int | None) -> int:
+    """The order of blame: a process killed from outside, one that crashed, one that may only have lost it."""
+    assert code is not None
+    return 0 if code in _FROM_OUTSIDE else 1 if code < 0 else 2
 
 
 @contextmanager
