@@ -14,7 +14,11 @@ from meshwright import __version__
 from meshwright.cli import main as front_door
 from meshwright.cli.main import COMMANDS, main
 
-GROUPS = {"plan": ["train"], "bench": ["collectives", "matmul", "plan"], "launch": ["k8s", "local", "slurm"]}
+GROUPS = {
+    "plan": ["train"],
+    "bench": ["collectives", "matmul", "plan", "serve"],
+    "launch": ["k8s", "local", "slurm"],
+}
 CALLS = [[name] for name in COMMANDS if name not in GROUPS]
 CALLS += [[group, command] for group, commands in GROUPS.items() for command in commands]
 

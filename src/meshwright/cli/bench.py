@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwright.cli import bench_serve
 from meshwright.cli.common import HardwareOption, Json, LocalHardwareOption, emit, note, progress, show
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
@@ -15,6 +16,7 @@ from meshwright.nn.devices import use_devices_of
 from meshwright.units import format_bytes, format_count, format_seconds, parse_count
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app.command()(bench_serve.serve)
 _Column = tuple[str, Callable[[dict[str, Any]], str]]
 
 # A plan of each size that people ask for: (model, hardware, sequences, sequence length).
@@ -28,7 +30,7 @@ _SEARCHES = (
 
 @app.callback()
 def bench() -> None:
-    """Measure collectives or matmuls of this machine, or the planner's search."""
+    """Measure collectives or matmuls of this machine, a server, or the planner's search."""
 
 
 @app.command()

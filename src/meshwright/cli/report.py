@@ -18,7 +18,10 @@ _NUM_CANDIDATES = 10
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a plan.toml with its .json beside it.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run's folder, a plan.toml with its .json beside it, or a load test's JSON."),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("report.html"),
     plots: Annotated[
         Path | None,
@@ -34,7 +37,14 @@ def report(
     """
     from meshwright.report.figure import write_figures
     from meshwright.report.html import read_report, render
+    from meshwright.report.serving_view import read_load_test, serving_html
 
+    if (tested := read_load_test(run)) is not None:
+        if plots:
+            raise PlanError(f"{run} is a load test, whose charts are in the page; leave out --plots")
+        path = write_whole(output, serving_html(tested))
+        emit({"path": str(path)}) if as_json else print(path)
+        return
     with progress() as update:
         found = read_report(run, _describe, update)
     if plots and not found.figures:

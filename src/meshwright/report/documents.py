@@ -125,18 +125,18 @@ def collective_text(collective: Document | None) -> str:
 def _read_folder(folder: Path) -> Run:
     return Run(
         path=folder,
-        plan=_read_json(folder / "plan.json"),
+        plan=read_json(folder / "plan.json"),
         plan_text=_read_text(folder / "plan.toml"),
         metrics=_read_lines(folder / "metrics.jsonl"),
-        corpus=_read_json(folder / "data" / "corpus.json"),
-        audit=_read_json(folder / "audit.json"),
-        completion=_read_json(folder / "completion.json"),
+        corpus=read_json(folder / "data" / "corpus.json"),
+        audit=read_json(folder / "audit.json"),
+        completion=read_json(folder / "completion.json"),
     )
 
 
 def _read_plan_file(path: Path) -> Run:
     toml, document = path.with_suffix(".toml"), path.with_suffix(".json")
-    return Run(path, _read_json(document), _read_text(toml), (), None, None, None)
+    return Run(path, read_json(document), _read_text(toml), (), None, None, None)
 
 
 def _read_text(path: Path) -> str | None:
@@ -148,7 +148,8 @@ def _read_text(path: Path) -> str | None:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _read_json(path: Path) -> Document | None:
+def read_json(path: Path) -> Document | None:
+    """The JSON object in a file, None where there is no file. Raises DataError for anything else in it."""
     text = _read_text(path)
     return None if text is None else _parse_object(text, str(path))
 

@@ -98,7 +98,7 @@ STOPS = "a string or a list of up to 4 strings, none of them empty"
             CHAT,
             {"prompt": "x"},
             "prompt",
-            "prompt is not a known field; known: max_completion_tokens, max_tokens, "
+            "prompt is not a known field; known: ignore_eos, max_completion_tokens, max_tokens, "
             "messages, model, n, seed, stop, stream, stream_options, temperature, top_k, top_p",
         ),
         (CHAT, {"tools": [{"type": "function"}]}, "tools", "tools is not supported; leave it out or send []"),

@@ -4,34 +4,18 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 from tests.serve.http.client import MODEL
 from tests.serve.http.mock_server import ANSWER
+from tests.serve.http.process import server_process
 
 from meshwright.errors import DeviceError
 from meshwright.serve.http.server import address, bind
-
-ROOT = Path(__file__).parents[3]
-
-
-@contextmanager
-def server_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "tests.serve.http.mock_server"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")

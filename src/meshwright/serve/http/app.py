@@ -116,7 +116,7 @@ class _Api:
                 prompt,
                 max_tokens,
                 SamplingParams(asked.temperature, asked.top_p, asked.top_k, (seed + answer) % 2**32),
-                self.tokenizer.eos_ids,
+                frozenset() if asked.ignore_eos else self.tokenizer.eos_ids,
             )
             for prompt in prompts
             for answer in range(asked.n)

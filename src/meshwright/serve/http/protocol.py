@@ -83,7 +83,7 @@ class StreamOptions(_Object):
 
 
 class _Generation(_Object):
-    """What completions and chat completions share. top_k is not OpenAI's, but common."""
+    """What completions and chat completions share. top_k and ignore_eos are vLLM's."""
 
     model: str
     temperature: float = Field(1.0, ge=0, le=2)
@@ -93,6 +93,7 @@ class _Generation(_Object):
     stop: Stop = []
     n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
+    ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
 

@@ -1,0 +1,14 @@
+"""What a meshwright server says of its own plan, in its metrics."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+NAME = "meshwright:planned_step_seconds"
+
+
+def planned_step_seconds(metrics: str) -> float | None:
+    """Planned seconds of a generate step, where the server was started with a plan that says them."""
+    try:
+        samples = [s for family in text_string_to_metric_families(metrics) for s in family.samples]
+    except ValueError:  # another server's idea of the format
+        return None
+    return next((sample.value for sample in samples if sample.name == NAME and sample.value > 0), None)

@@ -1,0 +1,81 @@
+"""The figures of a load test: percentiles, throughput, goodput."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.bench.serve.client import Answer
+
+_PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a good answer takes at most, in seconds; None: no target."""
+
+    ttft_seconds: float | None = None
+    tpot_seconds: float | None = None
+
+    def met_by(self, answer: Answer) -> bool:
+        """Whether the answer is whole and within both targets; one token has no TPOT and meets it."""
+        if answer.error or answer.ttft_seconds is None:
+            return False
+        late = self.ttft_seconds is not None and answer.ttft_seconds > self.ttft_seconds
+        slow = self.tpot_seconds is not None and (answer.tpot_seconds or 0.0) > self.tpot_seconds
+        return not late and not slow
+
+
+def summary(answers: Sequence[Answer], targets: Targets) -> dict[str, Any]:
+    """The figures of `answers` under stable keys, seconds and tokens.
+
+    goodput: requests per second that met the targets. new_tokens_per_second: of whole answers alone,
+    over the time from the first request sent to the last answer's end.
+    """
+    whole = [answer for answer in answers if answer.error is None]
+    seconds = max((answer.end_seconds for answer in answers), default=0.0) - min(
+        (answer.start_seconds for answer in answers), default=0.0
+    )
+    rate = 1 / seconds if seconds > 0 else 0.0
+    new_tokens = sum(answer.num_tokens for answer in whole)
+    return {
+        "requests": len(answers),
+        "errors": len(answers) - len(whole),
+        "error_messages": dict(Counter(answer.error for answer in answers if answer.error)),
+        "seconds": seconds,
+        "prompt_tokens": sum(answer.prompt_tokens or 0 for answer in whole),
+        "new_tokens": new_tokens,
+        "new_tokens_per_second": new_tokens * rate,
+        "requests_per_second": len(whole) * rate,
+        "goodput": sum(map(targets.met_by, answers)) * rate,
+        "targets": {"ttft_seconds": targets.ttft_seconds, "tpot_seconds": targets.tpot_seconds},
+        "ttft_seconds": percentiles([a.ttft_seconds for a in whole if a.ttft_seconds is not None]),
+        "tpot_seconds": percentiles([a.tpot_seconds for a in whole if a.tpot_seconds is not None]),
+        "itl_seconds": percentiles([gap for answer in whole for gap in answer.gaps_seconds]),
+        "request_seconds": percentiles([answer.end_seconds - answer.start_seconds for answer in whole]),
+        "answers": [_row(answer) for answer in answers],
+    }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    """`mean`, `p50`, `p95`, `p99` and `max`, each None where nothing was measured."""
+    if not values:
+        return dict.fromkeys(["mean", *(f"p{p}" for p in _PERCENTILES), "max"])
+    found = np.percentile(values, _PERCENTILES)
+    by_name = {f"p{p}": float(value) for p, value in zip(_PERCENTILES, found, strict=True)}
+    return {"mean": float(np.mean(values)), **by_name, "max": float(max(values))}
+
+
+def _row(answer: Answer) -> dict[str, Any]:
+    return {
+        "start_seconds": answer.start_seconds,
+        "seconds": answer.end_seconds - answer.start_seconds,
+        "ttft_seconds": answer.ttft_seconds,
+        "tpot_seconds": answer.tpot_seconds,
+        "longest_gap_seconds": max(answer.gaps_seconds, default=None),
+        "prompt_tokens": answer.prompt_tokens,
+        "new_tokens": answer.num_tokens,
+        "error": answer.error,
+    }

@@ -1,0 +1,158 @@
+"""What a load test asks for and when, made from a seed: the same on every machine."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright.errors import DataError, nearest
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request of so many prompt tokens (its own, without earlier turns) and new tokens."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Turns asked one after the other, each with what went before; a lone request is a chat of one turn.
+
+    arrival_seconds: when the first turn is sent, counted from the start of the test.
+    """
+
+    arrival_seconds: float
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution of prompt and output tokens: log-normal with these means, or exact if spread is 0.
+
+    spread: standard deviation of the logarithm.
+    """
+
+    prompt_mean: float
+    output_mean: float
+    spread: float = 0.0
+
+    def draw(self, rng: np.random.Generator, num_turns: int) -> list[Turn]:
+        """The lengths of `num_turns` requests, each at least one token."""
+        prompts = self._draw(self.prompt_mean, rng, num_turns)
+        outputs = self._draw(self.output_mean, rng, num_turns)
+        return [Turn(int(p), int(o)) for p, o in zip(prompts, outputs, strict=True)]
+
+    def _draw(self, mean: float, rng: np.random.Generator, count: int) -> np.ndarray:
+        # The mean of a log-normal is exp(mu + spread^2 / 2).
+        tokens = rng.lognormal(log(mean) - self.spread**2 / 2, self.spread, count)
+        return np.maximum(1, np.rint(tokens))
+
+
+# Mean tokens of the two datasets: Kwon et al. 2023 (arXiv 2309.06180), figure 11. Their spread is not
+# stated there; 1.0 gives a tail of prompts beyond 1,600 tokens in one of a hundred, as the figure shows.
+LENGTHS = {
+    "sharegpt": Lengths(161.31, 337.99, spread=1.0),
+    "alpaca": Lengths(19.31, 58.45, spread=1.0),
+    "fixed": Lengths(256, 128),
+}
+
+
+def named_lengths(name: str, prompt_tokens: int | None, output_tokens: int | None) -> Lengths:
+    """The distribution `name` with other means where they are given. Raises DataError for an unknown name."""
+    if name not in LENGTHS:
+        raise DataError(f"lengths {name!r} are unknown; {nearest(name, list(LENGTHS))}")
+    known = LENGTHS[name]
+    return Lengths(prompt_tokens or known.prompt_mean, output_tokens or known.output_mean, known.spread)
+
+
+def chats(
+    lengths: Lengths, num_requests: int, num_turns: int, arrivals: Iterator[float], seed: int
+) -> list[Chat]:
+    """`num_requests` requests as chats of `num_turns` turns (the last chat may be shorter)."""
+    turns = lengths.draw(np.random.default_rng(seed), num_requests)
+    grouped = [tuple(turns[first : first + num_turns]) for first in range(0, num_requests, num_turns)]
+    return [Chat(next(arrivals), group) for group in grouped]
+
+
+def at_once() -> Iterator[float]:
+    """Arrivals of a closed loop: all at the start, where they wait for their turn."""
+    while True:
+        yield 0.0
+
+
+def poisson(rate_per_second: float, burst: int, seed: int) -> Iterator[float]:
+    """Arrivals of `rate_per_second` on average, `burst` at a time, with exponential times between them."""
+    rng, now = np.random.default_rng([seed, 1]), 0.0
+    while True:
+        now += float(rng.exponential(burst / rate_per_second))
+        for _ in range(burst):
+            yield now
+
+
+def read_trace(path: Path) -> list[Chat]:
+    """The requests of a JSON-lines file, each line with arrival_seconds, prompt_tokens and output_tokens.
+
+    Raises DataError for a line that lacks one of them or has no sensible number there.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"trace {path}: cannot be read as text: {getattr(error, 'strerror', error)}"
+        ) from error
+    found = [_traced(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise DataError(f"trace {path} holds no request")
+    return sorted(found, key=lambda chat: chat.arrival_seconds)
+
+
+def _traced(line: str, where: str) -> Chat:
+    try:
+        row: Mapping[str, Any] = json.loads(line)
+        arrival, turn = (
+            float(row["arrival_seconds"]),
+            Turn(int(row["prompt_tokens"]), int(row["output_tokens"])),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{where}: {error}; a line reads"
+            ' {"arrival_seconds": 0.5, "prompt_tokens": 128, "output_tokens": 64}'
+        ) from error
+    if not 0 <= arrival < float("inf") or turn.prompt_tokens < 1 or turn.output_tokens < 1:
+        raise DataError(f"{where}: {line.strip()}: arrival_seconds from 0 on, both token counts from 1 on")
+    return Chat(arrival, (turn,))
+
+
+def within(chats: list[Chat], context: int | None, prefix_tokens: int) -> list[Chat]:
+    """`chats` with turns cut so that prefix, earlier turns and answers stay within `context` tokens.
+
+    A turn that no longer finds room for 2 tokens is left out; None: no limit is known.
+    Raises DataError where not even a first turn does.
+    """
+    if context is None:
+        return chats
+    kept = [Chat(chat.arrival_seconds, tuple(_cut(chat.turns, context, prefix_tokens))) for chat in chats]
+    kept = [chat for chat in kept if chat.turns]
+    if not kept:
+        raise DataError(
+            f"a prefix of {prefix_tokens} tokens leaves no room in the server's context of {context}"
+        )
+    return kept
+
+
+def _cut(turns: tuple[Turn, ...], context: int, prefix_tokens: int) -> Iterator[Turn]:
+    # Texts come out within some percent of their tokens, and a chat template adds its own to each turn.
+    room = int(0.9 * context) - prefix_tokens - 16
+    for turn in turns:
+        if room < 2:
+            return
+        output = min(turn.output_tokens, max(1, room // 2))
+        prompt = min(turn.prompt_tokens, room - output)
+        room -= prompt + output + 16
+        yield Turn(prompt, output)

@@ -1,0 +1,167 @@
+"""mw bench serve: a load test of a server that speaks OpenAI's API."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshwright.cli.common import Json, Progress, count_option, emit, note, progress, show
+from meshwright.files import write_whole
+from meshwright.units import format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.bench.serve.drive import Load
+
+PROBLEM = 1
+
+
+def serve(
+    url: Annotated[str, typer.Option("--url", help="The server: http://127.0.0.1:8000.")],
+    model: Annotated[str | None, typer.Option("--model", help="Its model. [the only one]")] = None,
+    requests: Annotated[int, count_option("--requests", help="Requests in all. [64]")] = 64,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", min=1, help="Closed loop: so many at once. [8]")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=1e-3, help="Open loop: requests a second, Poisson.")
+    ] = None,
+    burst: Annotated[int, typer.Option("--burst", min=1, help="With --rate: so many arrive together.")] = 1,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="JSON lines of arrival_seconds, prompt_tokens, output_tokens."),
+    ] = None,
+    lengths: Annotated[str, typer.Option("--lengths", help="sharegpt, alpaca or fixed.")] = "sharegpt",
+    prompt_tokens: Annotated[
+        int | None, count_option("--prompt-tokens", help="Mean of a prompt. [the lengths' own]")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, count_option("--output-tokens", help="Mean of an answer. [the lengths' own]")
+    ] = None,
+    prefix_tokens: Annotated[
+        int, typer.Option("--prefix-tokens", min=0, help="Every chat begins with the same so many.")
+    ] = 0,
+    turns: Annotated[int, typer.Option("--turns", min=1, help="Turns of a chat, each with the last.")] = 1,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Answers of the length drawn (ignore_eos, as in vLLM).")
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of lengths, texts and arrivals.")] = 0,
+    ttft: Annotated[
+        float | None, typer.Option("--ttft", min=0, help="Goodput: seconds to the first.")
+    ] = None,
+    tpot: Annotated[float | None, typer.Option("--tpot", min=0, help="Goodput: seconds a token.")] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="[$OPENAI_API_KEY]")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for a request.")] = 600.0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The JSON, for `mw report`.")] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the distributions in the terminal.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Load a server that speaks OpenAI's API, and time every token of its answers.
+
+    Exits 1 if a request failed.
+
+    \b
+    mw bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4 --ttft 0.5 --tpot 0.05
+    mw bench serve --url http://127.0.0.1:8000 --chat --turns 10 --prefix-tokens 500 -o serve.json
+    mw report serve.json -o serve.html
+    """
+    if sum(option is not None for option in (concurrency, rate, trace)) > 1:
+        raise typer.BadParameter("--concurrency, --rate and --trace exclude one another")
+    if burst > 1 and rate is None:
+        raise typer.BadParameter("--burst needs --rate")
+    from meshwright.bench.serve import traffic
+    from meshwright.bench.serve.drive import Load
+    from meshwright.bench.serve.summary import Targets
+
+    if trace:
+        chats = traffic.read_trace(trace)
+    else:
+        arrivals = traffic.poisson(rate, burst, seed) if rate else traffic.at_once()
+        drawn = traffic.named_lengths(lengths, prompt_tokens, output_tokens)
+        chats = traffic.chats(drawn, requests, turns, arrivals, seed)
+    closed = None if rate or trace else concurrency or 8
+    load = Load(chats, closed, prefix_tokens, chat, seed)
+    options: dict[str, Any] = {"temperature": 0} | ({"ignore_eos": True} if ignore_eos else {})
+    key = api_key or os.environ.get("OPENAI_API_KEY")
+    with progress() as report:
+        client = {"url": url, "model": model, "api_key": key, "options": options, "timeout_seconds": timeout}
+        measured = asyncio.run(_measure(client, load, Targets(ttft, tpot), report))
+    measured["traffic"] = {
+        "arrivals": "trace" if trace else "poisson" if rate else "closed",
+        "rate_per_second": rate,
+        "burst": burst,
+        "concurrency": closed,
+        "lengths": str(trace) if trace else lengths,
+        "prefix_tokens": prefix_tokens,
+        "turns": turns,
+        "chat": chat,
+        "seed": seed,
+    }
+    _tell(measured, output, plot=plot, as_json=as_json)
+    if measured["errors"]:
+        raise typer.Exit(PROBLEM)
+
+
+async def _measure(options: dict[str, Any], load: "Load", targets: Any, report: Progress) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from meshwright.bench.serve.client import Answer, Client
+    from meshwright.bench.serve.drive import drive, fit_words
+    from meshwright.bench.serve.planned import planned_step_seconds
+    from meshwright.bench.serve.summary import summary
+    from meshwright.bench.serve.traffic import within
+
+    async with Client(**options) as client:
+        report("asking the server for its model", None)
+        await client.find_model()
+        words = await fit_words(client, chat=load.chat)
+        load = replace(load, chats=within(list(load.chats), client.context, load.prefix_tokens))
+        total, done = sum(len(chat.turns) for chat in load.chats), 0
+
+        def on_answer(_: Answer) -> None:
+            nonlocal done
+            done += 1
+            report(f"answers {done} of {total}", done / total)
+
+        answers = await drive(client, load, words, on_answer)
+        found = summary(answers, targets)
+        planned = planned_step_seconds(await client.metrics())
+        measured = found["tpot_seconds"]["p50"]
+        ratio = measured / planned if measured and planned else None
+        row = {"name": "tpot", "seconds": measured, "predicted_seconds": planned, "ratio": ratio}
+        head = {"kind": "serving", "url": client.url, "model": client.model}
+        return head | found | {"results": [row]}
+
+
+def _tell(document: dict[str, Any], output: Path | None, *, plot: bool, as_json: bool) -> None:
+    import json
+
+    if output:
+        write_whole(output, json.dumps(document, indent=2, allow_nan=False))
+        note(f"wrote {output}")
+    if as_json:
+        emit(document)
+    else:
+        _print(document)
+    if plot:
+        from meshwright.report.serving_view import terminal_plot
+
+        note(terminal_plot(document))
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from meshwright.report.serving_view import ROWS, facts
+
+    table = Table(title=f"{document['model']} at {document['url']}", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("", "mean", "p50", "p95", "p99", "max"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for key, name in ROWS.items():
+        found = document[key]
+        cells = [found[column] for column in ("mean", "p50", "p95", "p99", "max")]
+        table.add_row(name, *("–" if cell is None else format_seconds(cell) for cell in cells))
+    show(table, *facts(document))

@@ -1,0 +1,186 @@
+"""A load test of a server: its facts in lines, distributions for the terminal, and a page of charts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from meshwright import __version__
+from meshwright.errors import DataError
+from meshwright.report.documents import Document, read_json
+from meshwright.report.html import plotly_script, script_json
+from meshwright.units import format_seconds
+
+Figure = dict[str, Any]
+
+ROWS = {
+    "ttft_seconds": "time to first token",
+    "tpot_seconds": "time per output token",
+    "itl_seconds": "between tokens",
+    "request_seconds": "whole request",
+}
+"""The measured times of the document by key, in words."""
+
+_PARTS = ("traffic", "requests", "errors", "seconds", "targets", "answers", "results", "goodput")
+_BAR = 60  # characters of the longest bar
+_BINS = 16
+
+
+def read_load_test(path: Path) -> Document | None:
+    """The document of `mw bench serve -o PATH`; None where `path` is something else.
+
+    Raises DataError where the file says that it is one and lacks a part.
+    """
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    document = read_json(path)
+    if document is None or document.get("kind") != "serving":
+        return None
+    for key in (*ROWS, *_PARTS):
+        if key not in document:
+            raise DataError(
+                f"{path} is a load test without {key!r}; write it anew with `mw bench serve -o {path}`"
+            )
+    return document
+
+
+def facts(document: Document) -> list[str]:
+    """What the document says besides times, a line each."""
+    lines = [
+        f"{document['requests']} requests ({_arrivals(document['traffic'])}), {document['errors']} errors, "
+        f"in {format_seconds(document['seconds'])}",
+        f"{document['new_tokens_per_second']:.1f} new tokens/s, "
+        f"{document['requests_per_second']:.2f} requests/s, "
+        f"goodput {document['goodput']:.2f} requests/s ({_targets(document['targets'])})",
+    ]
+    lines += [f"  {count} x {message}" for message, count in document["error_messages"].items()]
+    planned = document["results"][0]["predicted_seconds"]
+    if planned:
+        lines.append(
+            f"planned step {format_seconds(planned)}: measured {document['results'][0]['ratio']:.2f} times"
+        )
+    return lines
+
+
+def _arrivals(traffic: Document) -> str:
+    if traffic["arrivals"] == "closed":
+        return f"{traffic['concurrency']} at once"
+    if traffic["arrivals"] == "trace":
+        return f"as in {traffic['lengths']}"
+    bursts = f", {traffic['burst']} together" if traffic["burst"] > 1 else ""
+    return f"{traffic['rate_per_second']:g}/s{bursts}"
+
+
+def _targets(targets: Document) -> str:
+    words = {"ttft_seconds": "first token", "tpot_seconds": "a token"}
+    asked = [
+        f"{words[key]} within {format_seconds(value)}" for key, value in targets.items() if value is not None
+    ]
+    return ", ".join(asked) or "no target"
+
+
+def terminal_plot(document: Document) -> str:
+    """Histograms of time to first token and time per output token, as text."""
+    keys = ("ttft_seconds", "tpot_seconds")
+    plots = [_histogram(ROWS[key], _values(document, key)) for key in keys]
+    return "\n\n".join(plot for plot in plots if plot)
+
+
+def _values(document: Document, key: str) -> list[float]:
+    return [row[key] for row in document["answers"] if row["error"] is None and row[key] is not None]
+
+
+def _histogram(title: str, values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    width = (high - low) / _BINS or 1.0
+    counts = [0] * _BINS
+    for value in values:
+        counts[min(int((value - low) / width), _BINS - 1)] += 1
+    if low == high:
+        counts = counts[:1]
+    lines = [
+        f"{format_seconds(low + number * width):>10} |{'#' * round(count / max(counts) * _BAR)} {count}"
+        for number, count in enumerate(counts)
+    ]
+    return "\n".join([f"{title}, {len(values)} answers", *lines])
+
+
+def serving_html(document: Document) -> str:
+    """The document of `mw bench serve` as one HTML page that loads nothing."""
+    environment = Environment(
+        loader=PackageLoader("meshwright.report"), autoescape=True, undefined=StrictUndefined
+    )
+    environment.filters["seconds"] = format_seconds
+    return environment.get_template("serving.html.jinja").render(
+        title=f"{document['model']} at {document['url']}",
+        version=__version__,
+        facts=facts(document),
+        rows=[(name, document[key]) for key, name in ROWS.items()],
+        charts={name: script_json(figure) for name, figure in _figures(document).items()},
+        plotly=plotly_script(),
+    )
+
+
+def _figures(document: Document) -> dict[str, Figure]:
+    return {
+        "distributions": _cumulative(document),
+        "requests": _over_time(document),
+    }
+
+
+def _cumulative(document: Document) -> Figure:
+    """The share of answers within a time, for the times of a whole answer."""
+    traces = []
+    for number, key in enumerate(("ttft_seconds", "tpot_seconds")):
+        values = sorted(_values(document, key))
+        share = [(rank + 1) / len(values) for rank in range(len(values))]
+        line = {"color": f"var(--chart-{number + 1})", "shape": "hv"}
+        traces.append(
+            {"type": "scatter", "mode": "lines", "name": ROWS[key], "x": values, "y": share, "line": line}
+        )
+    return _chart(traces, "seconds", "share of answers", logarithmic=True)
+
+
+def _over_time(document: Document) -> Figure:
+    """Time to first token of each request by when it was sent; failed ones on the axis."""
+    whole = [row for row in document["answers"] if row["error"] is None and row["ttft_seconds"] is not None]
+    failed = [row for row in document["answers"] if row["error"] is not None]
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": ROWS["ttft_seconds"],
+            "x": [row["start_seconds"] for row in whole],
+            "y": [row["ttft_seconds"] for row in whole],
+            "marker": {"color": "var(--chart-1)", "size": 6},
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "failed",
+            "x": [row["start_seconds"] for row in failed],
+            "y": [0 for _ in failed],
+            "text": [row["error"] for row in failed],
+            "marker": {"color": "var(--chart-3)", "size": 8, "symbol": "x"},
+        },
+    ]
+    return _chart(traces, "seconds since the start", "seconds to the first token")
+
+
+def _chart(traces: list[Figure], x: str, y: str, *, logarithmic: bool = False) -> Figure:
+    axis = {"gridcolor": "var(--line)"}
+    return {
+        "data": traces,
+        "layout": {
+            "height": 340,
+            "margin": {"l": 64, "r": 16, "t": 24, "b": 48},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "Inter, system-ui, sans-serif", "color": "var(--ink)", "size": 12},
+            "xaxis": axis | {"title": {"text": x}} | ({"type": "log"} if logarithmic else {}),
+            "yaxis": axis | {"title": {"text": y}, "rangemode": "tozero"},
+        },
+    }
