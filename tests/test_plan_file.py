@@ -1,5 +1,7 @@
 """plan.toml: written, read back, edited wrongly."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,31 @@ def _plan(model: str = "tiny", hardware: str = "cpu:8") -> Plan:
 def test_a_plan_reads_back_as_written(tmp_path: Path, model: str) -> None:
     save_plan(_plan(model), tmp_path / "plan.toml")
     assert load_plan(tmp_path / "plan.toml") == _plan(model)
+
+
+def test_options_of_the_compiler_and_trials_read_back(tmp_path: Path) -> None:
+    trials = ({"change": "as planned", "gain": None}, {"change": "remat=full", "gain": 0.125})
+    plan = replace(_plan(), compiler={"xla_a": True, "xla_b": 8, "xla_c": "AUTO"}, tuned=trials)
+    save_plan(plan, tmp_path / "plan.toml")
+    read = load_plan(tmp_path / "plan.toml")
+    assert read.compiler == plan.compiler
+    assert read.tuned == ({"change": "as planned"}, trials[1])  # TOML has no word for None
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("compiler = 3\n", "compiler = 3 must be a table [compiler]"),
+        ("[compiler]\nlatency = true\n", "[compiler]: latency = True is no option of XLA; fits: xla_name = "),
+        ("[compiler]\nxla_a = [1]\n", "[compiler]: xla_a = [1] is no option of XLA"),
+    ],
+)
+def test_what_is_no_option_of_the_compiler_is_refused(tmp_path: Path, table: str, message: str) -> None:
+    path = tmp_path / "plan.toml"
+    save_plan(_plan(), path)
+    path.write_text(table + path.read_text() if "[" not in table[:1] else path.read_text() + "\n" + table)
+    with pytest.raises(PlanError, match=re.escape(message)):
+        load_plan(path)
 
 
 def test_the_short_form_may_stand_for_the_tables(tmp_path: Path) -> None:

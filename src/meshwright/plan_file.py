@@ -28,6 +28,7 @@ class Plan:
     """What to train, on what, and how; `planned` holds the figures the planner expects.
 
     hardware: as on the command line (`v5p:16x16x16`, `cpu:8`, or the path of a machine's TOML).
+    compiler: XLA's options for the training step, by name. tuned: the trials of `mw tune`, for people.
     """
 
     model: ModelConfig
@@ -35,6 +36,8 @@ class Plan:
     workload: Workload
     layout: Layout
     planned: Mapping[str, float] = field(default_factory=dict)
+    compiler: Mapping[str, bool | int | str] = field(default_factory=dict)
+    tuned: tuple[Mapping[str, object], ...] = ()
 
     def __post_init__(self) -> None:
         self.layout.check(self.model, self.workload.num_sequences, self.workload.seq_len)
@@ -78,6 +81,10 @@ def save_plan(plan: Plan, path: Path) -> None:
     document.add("layout", _layout_item(plan.layout))
     document.add("model", tomlkit.item(_without_none(asdict(plan.model))))
     document.add("planned", tomlkit.item(dict(plan.planned)))
+    if plan.compiler:
+        document.add("compiler", tomlkit.item(dict(plan.compiler)))
+    if plan.tuned:
+        document.add("tuned", tomlkit.item([_without_none(trial) for trial in plan.tuned]))
     document.add(tomlkit.nl())
     for group in shardings(plan.model, plan.layout).values():
         for written in group.values():
@@ -114,7 +121,7 @@ def load_plan(path: Path) -> Plan:
 
 
 def _from_dict(data: dict, path: Path) -> Plan:
-    known = ["meshwright", "hardware", "workload", "layout", "model", "planned"]
+    known = ["meshwright", "hardware", "workload", "layout", "model", "planned", "compiler", "tuned"]
     for key in data:
         if key not in known:
             raise PlanError(f"{key!r} is unknown; {nearest(key, known)}")
@@ -129,7 +136,21 @@ def _from_dict(data: dict, path: Path) -> Plan:
         workload=Workload(**_checked(Workload, data["workload"], "[workload]", {"phase"})),
         layout=Layout.from_dict(data["layout"]),
         planned=data.get("planned", {}),
+        compiler=_options(data.get("compiler", {})),
+        tuned=tuple(data.get("tuned", ())),
     )
+
+
+def _options(table: object) -> dict[str, bool | int | str]:
+    """[compiler]. Raises PlanError for what is no option of XLA's."""
+    if not isinstance(table, dict):
+        raise PlanError(f"compiler = {table!r} must be a table [compiler]")
+    for name, value in table.items():
+        if not name.startswith("xla_") or not isinstance(value, bool | int | str):
+            raise PlanError(
+                f'[compiler]: {name} = {value!r} is no option of XLA; fits: xla_name = true, 8 or "text"'
+            )
+    return table
 
 
 def _checked(kind: type, values: Mapping, where: str, optional: set[str] | None = None) -> dict:
@@ -151,7 +172,7 @@ def _resolved(hardware: str, path: Path) -> str:
     return with_file(hardware, lambda file: os.path.relpath((path.parent / file).resolve()))
 
 
-def _without_none(values: dict) -> dict:
+def _without_none(values: Mapping) -> dict:
     """`values` and the tables in it without what is None, which TOML cannot say."""
     return {
         key: _without_none(value) if isinstance(value, dict) else value

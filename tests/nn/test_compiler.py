@@ -1,5 +1,6 @@
 """What the compiler is asked beyond its defaults."""
 
+import jax
 import pytest
 
 from meshwright.layout import Layout
@@ -17,3 +18,15 @@ def test_an_option_that_xla_does_not_know_is_left_out_with_a_warning(monkeypatch
 
 def test_the_defaults_do_on_cpus() -> None:
     assert compiler.compiler_options(device_mesh(Layout.of())) is None
+
+
+def test_options_are_asked_for_under_the_steps_own_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a step asks: under jax.set_mesh, where a program of one device alone is refused."""
+    known = {"xla_cpu_enable_fast_math": True}
+    monkeypatch.setitem(compiler._OPTIONS, "cpu", known)
+    mesh = device_mesh(Layout.of(fsdp=4))
+    with jax.set_mesh(mesh):
+        assert compiler.compiler_options(mesh) == known
+        assert compiler.compiler_options(mesh, {"xla_cpu_enable_fast_math": False}) == {
+            "xla_cpu_enable_fast_math": False
+        }

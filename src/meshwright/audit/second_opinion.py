@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import TARGETS, Target, choose_target
-from meshwright.errors import AuditError, MeshwrightError, OutOfMemoryError
+from meshwright.audit.figures import figures
+from meshwright.errors import AuditError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -86,22 +86,15 @@ def _asked(
     target: Target,
     progress: Callable[[str], None],
 ) -> tuple[Candidate, Opinion]:
-    from meshwright.audit.audit import scheduled_seconds  # reading programs is not needed to plan
-
-    reason, compiled, scheduled = "", None, None
-    try:
-        plan = plan_of(config, hardware, workload, candidate)
-        program = compile_plan(plan, target, progress)
-        memory, scheduled = program.memory_bytes, scheduled_seconds(plan, target, program)
-        if memory:
-            compiled = memory["total"]
-        else:
-            reason = f"{target.compiler} gives no figure"
-    except MeshwrightError as error:
-        compiled = error.num_bytes if isinstance(error, OutOfMemoryError) else None
-        reason = str(error)
-    asked = replace(candidate, compiled_bytes=compiled)
-    layout, planned = str(candidate.layout), candidate.memory.total
+    found = figures(plan_of(config, hardware, workload, candidate), target, progress)
+    asked = replace(candidate, compiled_bytes=found.compiled_bytes)
     return asked, Opinion(
-        layout, planned, compiled, asked.fits, target.compiler, reason, candidate.step_seconds, scheduled
+        str(candidate.layout),
+        candidate.memory.total,
+        found.compiled_bytes,
+        asked.fits,
+        target.compiler,
+        found.reason,
+        candidate.step_seconds,
+        found.scheduled_seconds,
     )

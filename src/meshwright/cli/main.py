@@ -34,6 +34,7 @@ COMMANDS = {
     "launch": "Start a command as many processes.",
     "export": "Write a run's checkpoint for Hugging Face.",
     "audit": "Compare a plan with what the compiler makes of it.",
+    "tune": "Try remat, layouts and XLA's options by compiling.",
     "generate": "Continue a prompt with a checkpoint.",
     "serve": "Serve a checkpoint behind OpenAI's API.",
     "report": "Write a run or a plan as one HTML file.",

@@ -4,13 +4,15 @@ What a compiled step runs beside each collective is in its audit (`overlaps`).
 """
 
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-_OPTIONS: dict[str, dict[str, bool | int]] = {
+Options = Mapping[str, bool | int | str]
+_NONE: Options = {}
+_OPTIONS: dict[str, Options] = {
     # XLA for GPU joins the gradients of a layer into one reduce-scatter, which is left to the layer's end,
     # when no product is; and it gathers a layer's first weights in the layer itself, not in the one before.
     "gpu": {
@@ -26,25 +28,30 @@ _OPTIONS: dict[str, dict[str, bool | int]] = {
 }
 
 
-def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, bool | int] | None:
+def compiler_options(mesh: jax.sharding.Mesh, own: Options = _NONE) -> Options | None:
     """The options of `jax.jit` for a training step on these devices; None where the defaults do.
 
-    An option that this version of XLA does not know is left out, with a warning.
+    own: a plan's, which come before those here. An option that this version of XLA does not know is left out,
+    with a warning.
     """
-    device = mesh.devices.flat[0]
-    options = _OPTIONS.get(device.platform, {})
-    return {name: value for name, value in options.items() if _is_known(name, value, device)} or None
+    options = {**_OPTIONS.get(_platform(mesh), {}), **own}
+    return {name: value for name, value in options.items() if _is_known(name, value, mesh)} or None
+
+
+def _platform(mesh: jax.sharding.Mesh) -> str:
+    return mesh.devices.flat[0].platform
 
 
 @lru_cache
-def _is_known(name: str, value: bool | int, device: Any) -> bool:
+def _is_known(name: str, value: bool | int | str, mesh: jax.sharding.Mesh) -> bool:
     """Whether the compiler takes the option: it refuses a program over one that it does not know."""
-    one = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
+    # Of the whole mesh: under jax.set_mesh JAX refuses programs of other devices.
+    one = jax.ShapeDtypeStruct((), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
     try:
         jax.jit(lambda x: x, compiler_options={name: value}).lower(one).compile()
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        warnings.warn(f"XLA for {device.platform} does not know {name}: it is left out", stacklevel=3)
+        warnings.warn(f"XLA for {_platform(mesh)} does not know {name}: it is left out", stacklevel=3)
         return False
     return True

@@ -90,6 +90,7 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         plan.workload,
         optimizer,
         chip_flops_per_second=catalog.load(plan.hardware).chip.flops(plan.layout.compute_dtype),
+        options=plan.compiler,
     )
     start = loop.begin(job.run, step, corpus, seed=settings.seed, resume=job.resume)
     if jax.process_index() == 0:

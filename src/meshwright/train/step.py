@@ -20,7 +20,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
 from meshwright.models.transformer import Places
 from meshwright.nn.blockwise import zigzag
-from meshwright.nn.compiler import compiler_options
+from meshwright.nn.compiler import Options, compiler_options
 from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
@@ -41,7 +41,8 @@ class TrainState:
 class CompiledStep:
     """What `train.loop.train` drives: the step of one model, layout and workload on its devices.
 
-    peak_flops_per_second: of one chip, in the compute dtype; for MFU.
+    peak_flops_per_second: of one chip, in the compute dtype; for MFU. options: XLA's, beyond
+    `compiler_options`' own.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class CompiledStep:
         *,
         chip_flops_per_second: float,
         mesh: jax.sharding.Mesh | None = None,
+        options: Options | None = None,
     ) -> None:
         if workload.phase != "train":
             raise PlanError(f"{config.name}: the plan is of phase {workload.phase!r}; training takes 'train'")
@@ -60,6 +62,7 @@ class CompiledStep:
         check_updates(layout, config)
         self.config, self.layout, self.workload = config, layout, workload
         self.mesh = device_mesh(layout) if mesh is None else mesh
+        self.options = options or {}
         self.schedule = learning_rate(optimizer)
         self.optimizer = make_optimizer(optimizer)
         self.ops = JaxOps(config, layout)
@@ -120,7 +123,9 @@ class CompiledStep:
     @cached_property
     def jitted(self) -> Any:
         """The jitted step: (state, tokens[B, T+1]) -> (state, metrics). Call under the mesh."""
-        return jax.jit(self._step, donate_argnums=0, compiler_options=compiler_options(self.mesh))
+        return jax.jit(
+            self._step, donate_argnums=0, compiler_options=compiler_options(self.mesh, self.options)
+        )
 
     @cached_property
     def _jitted_loss(self) -> Any:

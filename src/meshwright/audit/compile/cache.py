@@ -33,10 +33,10 @@ def cache_folder() -> Path:
 def content_key(plan: Plan, target: Target, environment: Mapping[str, str] = os.environ) -> str:
     """A hash of all that decides the compiled program: plan, target, versions, flags and our source.
 
-    The plan's own figures (`planned`) do not.
+    The plan's own figures (`planned`, `tuned`) do not.
     """
     content = {
-        "plan": asdict(replace(plan, planned={})),
+        "plan": asdict(replace(plan, planned={}, tuned=())),
         "target": asdict(target),
         "versions": dict(target.versions),
         "flags": {name: environment.get(name, "") for name in _FLAG_VARIABLES},

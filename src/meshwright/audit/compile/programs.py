@@ -96,7 +96,13 @@ def traced_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
 
         optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
         step = CompiledStep(
-            plan.model, plan.layout, workload, optimizer, chip_flops_per_second=1.0, mesh=mesh
+            plan.model,
+            plan.layout,
+            workload,
+            optimizer,
+            chip_flops_per_second=1.0,
+            mesh=mesh,
+            options=plan.compiler,
         )
         arguments = step.abstract_state(), step.abstract_tokens()
     else:

@@ -1,0 +1,60 @@
+"""mw tune: what changes of a plan give, by compiling for its hardware."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import Json, emit, note, progress, show
+from meshwright.plan_file import load_plan, save_plan
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_DOES_NOT_FIT = 1
+
+
+@app.command()
+def tune(
+    plan: Annotated[Path, typer.Argument(help="The plan.toml of a training step.", metavar="PLAN.toml")],
+    target: Annotated[
+        str | None, typer.Option(help="tpu, gpu or cpu. [the hardware's where installed, else cpu]")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="Compile at most so many. [all]")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was tried before.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the best plan here. [PLAN.toml itself]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Try changes of a plan by compiling each for the plan's chips, of which none need be attached.
+
+    Remat policies, then the layouts nearest to the best by planned step time, then XLA's documented options,
+    each on the best before it, and ranked by the compiled schedule's own step time and memory. A change is
+    taken if it is faster by more than 2%, which is as much as the price can tell. What was tried is kept, so
+    that a run that was cut off goes on. The best plan is written with what each change gave. Exits 1 where
+    nothing fits.
+
+    \b
+    mw tune plan.toml
+    mw tune plan.toml --target tpu --trials 5 -o tuned.toml
+    """
+    asked = load_plan(plan)
+    from meshwright.audit.tune.tune import tune as tuned
+
+    with progress() as update:
+        found = tuned(
+            asked, target, lambda what: update(what, None), num_trials=trials, use_cache=not no_cache
+        )
+    document = found.to_dict()
+    if as_json:
+        emit(document)
+    else:
+        from meshwright.report.tune_tables import tune_table
+
+        show(tune_table(document))
+    if not found.best.fits:
+        note(f"mw: none of the {len(found.trials)} trials fits; {plan} is as it was")
+        raise typer.Exit(_DOES_NOT_FIT)
+    save_plan(found.plan, output or plan)
+    note(f"wrote {output or plan}: {found.best.change}")
