@@ -28,7 +28,7 @@ _OPTIONS: dict[str, Options] = {
 }
 
 
-def compiler_options(mesh: jax.sharding.Mesh, own: Options = _NONE) -> Options | None:
+def compiler_options(mesh: jax.sharding.Mesh, own: Options = _NONE) -> dict[str, bool | int | str] | None:
     """The options of `jax.jit` for a training step on these devices; None where the defaults do.
 
     own: a plan's, which come before those here. An option that this version of XLA does not know is left out,
