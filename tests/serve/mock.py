@@ -8,6 +8,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from meshwright.serve.sampling import NUM_TOP
+from meshwright.serve.scoring import Scores
 from meshwright.serve.tokenizer import Tokenizer
 
 EOS = 256
@@ -75,6 +77,21 @@ class MockRunner:
         logits = np.zeros(self.vocab_size, np.float32)
         logits[self.rule(self.prompts[slot], self.answers[slot])] = self.spread
         return jnp.asarray(logits)
+
+    def prepare_scores(self, num_tokens: int) -> None:
+        assert 0 < num_tokens < self.context
+
+    def scores(self, tokens: list[int]) -> Scores:
+        """As if each prefix were a prompt whose answer begins."""
+        logits = np.zeros((len(tokens) - 1, self.vocab_size))
+        for position in range(len(tokens) - 1):
+            logits[position, self.rule(tokens[: position + 1], [])] = self.spread
+        logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        top_ids = np.argsort(-logprobs, axis=-1, kind="stable")[:, :NUM_TOP]
+        own = np.array(tokens[1:], int)[:, None]
+        return Scores(
+            np.take_along_axis(logprobs, own, -1)[:, 0], top_ids, np.take_along_axis(logprobs, top_ids, -1)
+        )
 
     def _turn(self) -> None:
         self.gate.wait(30)

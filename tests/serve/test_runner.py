@@ -106,6 +106,21 @@ def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:
         assert generate_alone(runner, 1, prompt) == answer
 
 
+def test_scores_are_the_log_probabilities_of_transformers(reference, runner: JaxRunner) -> None:
+    """Of a prompt that fills a chunk of positions, one that passes it, and one of a single token."""
+    prompts = [np.random.default_rng(length).integers(0, 64, length).tolist() for length in (16, 39, 1)]
+    for prompt in prompts:
+        found = runner.scores(prompt)
+        logits = hf_models.logits(reference[1], [prompt])[0][:-1]
+        expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        np.testing.assert_allclose(
+            found.logprobs, expected[np.arange(len(prompt) - 1), prompt[1:]], atol=10 * TOLERANCE
+        )
+        np.testing.assert_allclose(
+            found.top_logprobs, -np.sort(-expected, axis=-1)[:, :20], atol=10 * TOLERANCE
+        )
+
+
 def greedy(prompt: list[int], max_tokens: int = NUM_TOKENS) -> Request:
     return Request(tuple(prompt), max_tokens, SamplingParams(temperature=0.0), frozenset())
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from meshwright.serve.sampling import sample
+from meshwright.serve.sampling import NUM_TOP, Edits, Rows, Sampled, sample
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -14,27 +14,37 @@ V = 8
 LOGITS = np.log(np.array([0.4, 0.25, 0.15, 0.1, 0.05, 0.03, 0.015, 0.005], np.float32))
 
 
-def draw(
+def sampled(
     logits: ArrayLike,
     *,
     temperature: ArrayLike = 1.0,
     top_p: ArrayLike = 1.0,
     top_k: ArrayLike = 0,
+    min_p: ArrayLike = 0.0,
     seeds: ArrayLike = 0,
     positions: ArrayLike = 0,
-) -> tuple[np.ndarray, np.ndarray]:
+    num_top: ArrayLike = 0,
+    edits: Edits | None = None,
+) -> Sampled:
     """One draw a row of `logits`, each other parameter given once or for each row."""
     logits = np.atleast_2d(np.asarray(logits, np.float32))
-    rows = len(logits)
-    tokens, logprobs = sample(
-        logits,
-        np.broadcast_to(np.asarray(temperature, np.float32), rows),
-        np.broadcast_to(np.asarray(top_p, np.float32), rows),
-        np.broadcast_to(np.asarray(top_k, np.int32), rows),
-        np.broadcast_to(np.asarray(seeds, np.uint32), rows),
-        np.broadcast_to(np.asarray(positions, np.int32), rows),
+    columns = (
+        (temperature, np.float32),
+        (top_p, np.float32),
+        (top_k, np.int32),
+        (min_p, np.float32),
+        (seeds, np.uint32),
+        (positions, np.int32),
+        (num_top, np.int32),
     )
-    return np.asarray(tokens), np.asarray(logprobs)
+    rows = Rows(*(np.broadcast_to(np.asarray(value, dtype), len(logits)) for value, dtype in columns))
+    return Sampled(*map(np.asarray, sample(logits, rows, edits)))  # pyright: ignore[reportArgumentType]
+
+
+def draw(logits: ArrayLike, **params) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens and their log-probabilities."""
+    found = sampled(logits, **params)
+    return np.asarray(found.tokens), np.asarray(found.logprobs)
 
 
 def frequencies(num_draws=20_000, **params):
@@ -65,6 +75,10 @@ def test_frequencies_are_the_softmax_of_the_tempered_logits(temperature):
         ({"top_k": 2, "top_p": 0.61}, 1),  # of 0.4 and 0.25, the first is already 0.615
         ({"top_k": 2, "top_p": 0.62}, 2),
         ({"top_p": 1.0}, 8),
+        ({"min_p": 0.0}, 8),
+        ({"min_p": 0.3}, 3),  # 0.15 of 0.4 is 0.375, 0.1 is 0.25
+        ({"min_p": 1.0}, 1),
+        ({"min_p": 0.2, "top_k": 2}, 2),
     ],
 )
 def test_top_k_and_then_top_p_keep_the_most_likely_tokens(params, kept):
@@ -128,6 +142,7 @@ rows = st.fixed_dictionaries(
         "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.7]),
         "top_p": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
         "top_k": st.integers(0, V),
+        "min_p": st.sampled_from([0.0, 0.1, 0.5]),
         "seeds": st.integers(0, 2**32 - 1),
         "positions": st.integers(0, 10_000),
     }
@@ -152,3 +167,72 @@ def test_seeds_and_positions_each_change_the_draw():
     by_position, _ = draw(flat, positions=np.arange(64))
     assert len(set(by_seed)) > 30 and len(set(by_position)) > 30
     assert by_seed.tolist() != by_position.tolist()
+
+
+def edits_of(num_rows: int = 1, **changed: ArrayLike) -> Edits:
+    """Edits that change nothing but what is given, the same for each row."""
+    plain = {
+        "counts": np.zeros(V, np.int32),
+        "prompt": np.zeros(V, bool),
+        "bias": np.zeros(V, np.float32),
+        "repetition": np.float32(1),
+        "presence": np.float32(0),
+        "frequency": np.float32(0),
+    }
+    assert set(changed) <= set(plain)
+    columns = {name: np.asarray(changed.get(name, value), value.dtype) for name, value in plain.items()}
+    return Edits(**{name: np.broadcast_to(c, (num_rows, *c.shape)) for name, c in columns.items()})
+
+
+COUNTS = np.array([2, 1, 0, 0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, LOGITS),
+        ({"counts": COUNTS, "presence": 1.5}, LOGITS - 1.5 * (COUNTS > 0)),
+        ({"counts": COUNTS, "frequency": 0.5}, LOGITS - 0.5 * COUNTS),
+        ({"bias": np.arange(V)}, LOGITS + np.arange(V)),
+        # All of these logits are negative, so dividing would make them likelier.
+        ({"counts": COUNTS, "repetition": 2.0}, np.where(COUNTS > 0, 2 * LOGITS, LOGITS)),
+        ({"prompt": np.arange(V) == 2, "repetition": 2.0}, np.where(np.arange(V) == 2, 2 * LOGITS, LOGITS)),
+    ],
+)
+def test_frequencies_follow_the_edited_logits(changed, expected):
+    num_draws = 20_000
+    logits, positions = np.tile(LOGITS, (num_draws, 1)), np.arange(num_draws)
+    found = sampled(logits, positions=positions, edits=edits_of(num_draws, **changed))
+    shares = np.bincount(found.tokens, minlength=V) / num_draws
+    np.testing.assert_allclose(shares, np.exp(expected) / np.exp(expected).sum(), atol=TOLERANCE)
+    # The log-probability stays that of the unmodified logits.
+    np.testing.assert_allclose(found.logprobs, LOGITS[np.asarray(found.tokens)], rtol=1e-4)
+
+
+def test_positive_logits_are_divided_by_the_repetition_penalty():
+    found = sampled([3.0, 2.0, 1.0], temperature=0.0, edits=edits_of_three(repetition=2.0, counts=[1, 0, 0]))
+    assert found.tokens.tolist() == [1]
+
+
+def edits_of_three(repetition: float, counts: list[int]) -> Edits:
+    zeros, one = np.zeros((1, 3), np.float32), np.zeros(1, np.float32)
+    return Edits(np.array([counts], np.int32), zeros > 0, zeros, np.array([repetition], np.float32), one, one)
+
+
+def test_a_forbidden_token_is_never_drawn_even_where_it_is_most_likely():
+    bias = np.where(np.arange(V) == 0, -np.inf, 0.0)
+    logits = np.tile(LOGITS, (500, 1))
+    drawn, _ = draw(logits, positions=np.arange(500), edits=edits_of(500, bias=bias))
+    assert 0 not in drawn
+    assert draw(LOGITS, temperature=0.0, edits=edits_of(bias=bias))[0].tolist() == [1]
+
+
+def test_the_likeliest_tokens_are_reported_where_a_row_asks():
+    logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+    found = sampled(logits, temperature=[0.0, 1.0, 1.0], num_top=[0, 5, 0], edits=None)
+    expected = logits[1] - np.log(np.exp(logits[1]).sum())
+    order = np.argsort(-expected)[:NUM_TOP]
+    assert found.top_ids[1].tolist() == order.tolist()
+    np.testing.assert_allclose(found.top_logprobs[1], expected[order], rtol=1e-5, atol=1e-6)
+    small = sampled(LOGITS, num_top=3)
+    assert small.top_ids[0, :V].tolist() == list(range(V)) and small.top_logprobs[0, V] == -np.inf

@@ -16,10 +16,19 @@ import jax
 import numpy as np
 
 from meshwright.errors import RequestError
+from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows, no_edits
 from meshwright.serve.metrics import Metrics
-from meshwright.serve.sampling import sample
+from meshwright.serve.sampling import Edits, Rows, sample
 from meshwright.serve.scheduler import Scheduler
-from meshwright.serve.sequence import EngineError, FinishReason, Request, SamplingParams, Sequence
+from meshwright.serve.scoring import Scores
+from meshwright.serve.sequence import (
+    EngineError,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Sequence,
+    TokenScore,
+)
 from meshwright.serve.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
@@ -49,6 +58,14 @@ class Runner(Protocol):
 
         A slot that nobody holds is given token 0 at position 0.
         """
+        ...
+
+    def prepare_scores(self, num_tokens: int) -> None:
+        """Compile what scores prompts of so many tokens; called from any thread."""
+        ...
+
+    def scores(self, tokens: list[int]) -> Scores:
+        """Log-probabilities of `tokens` but the first, each given those before it."""
         ...
 
 
@@ -89,10 +106,14 @@ class Engine:
 
     def _warm_up(self) -> None:
         """Compile prefill, generate and sampling now rather than under the first request."""
-        num_slots = self._runner.num_slots
-        _choose(self._runner.prefill(0, [0])[None], [_GREEDY], [1])
+        num_slots, vocab_size = self._runner.num_slots, self._runner.vocab_size
+        first = self._runner.prefill(0, [0])[None]
         idle = np.zeros(num_slots, np.int32)
-        _choose(self._runner.generate(idle, idle), [_GREEDY] * num_slots, idle + 1)
+        rest = self._runner.generate(idle, idle)
+        for logits, positions in ((first, [1]), (rest, idle + 1)):
+            rows = batch_rows([_GREEDY] * len(positions), positions)
+            _sample(logits, rows, None)
+            _sample(logits, rows, no_edits(len(positions), vocab_size))
 
     def submit(self, *requests: Request) -> TokenStream:
         """The events of `requests`, numbered in order; all of them are queued, or none.
@@ -102,7 +123,13 @@ class Engine:
         """
         stream = TokenStream(len(requests), lambda index, reason: self._release(sequences[index], reason))
         sequences = [
-            Sequence(request, self._max_tokens(request), index, stream.put)
+            Sequence(
+                request,
+                self._max_tokens(request),
+                index,
+                stream.put,
+                edits=LogitEdits.of(request, self.vocab_size),
+            )
             for index, request in enumerate(requests)
         ]
         with self._changed:
@@ -111,6 +138,10 @@ class Engine:
             self._scheduler.add(sequences)
             self._changed.notify()
         return stream
+
+    def prepare_scores(self, num_tokens: int) -> None:
+        """Compile what a request with `scores_prompt` needs, which would else hold up everyone's steps."""
+        self._runner.prepare_scores(num_tokens)
 
     def _max_tokens(self, request: Request) -> int:
         num_prompt, context = len(request.prompt), self.context
@@ -161,9 +192,11 @@ class Engine:
             return
         assert sequence.slot is not None
         prompt = list(sequence.request.prompt)
+        if sequence.request.scores_prompt:
+            num_top = sequence.request.sampling.top_logprobs
+            sequence.prompt_scores = self._runner.scores(prompt).of(prompt[1:], num_top)
         logits = self._runner.prefill(sequence.slot, prompt)
-        tokens, logprobs = _choose(logits[None], [sequence.request.sampling], [len(prompt)])
-        self._deliver([sequence], tokens, logprobs)
+        self._deliver([sequence], self._choose(logits[None], [sequence], [len(prompt)]))
 
     def _generate_all(self) -> None:
         with self._changed:
@@ -174,23 +207,31 @@ class Engine:
         last_tokens = np.array([row.last_token if row else 0 for row in rows], np.int32)
         positions = np.array([row.position if row else 0 for row in rows], np.int32)
         logits = self._runner.generate(last_tokens, positions)
-        sampling = [row.request.sampling if row else _GREEDY for row in rows]
-        tokens, logprobs = _choose(logits, sampling, positions + 1)
-        slots = list(running)
-        self._deliver(list(running.values()), tokens[slots], logprobs[slots])
+        chosen = self._choose(logits, rows, positions + 1)
+        self._deliver(list(running.values()), [chosen[slot] for slot in running])
 
-    def _deliver(self, sequences: list[Sequence], tokens: np.ndarray, logprobs: np.ndarray) -> None:
+    def _choose(
+        self, logits: jax.Array, rows: Ordered[Sequence | None], positions: Ordered[int] | np.ndarray
+    ) -> list[TokenScore]:
+        """The next token of each row, sampled as its sequence asks; any token where there is no sequence."""
+        params = [row.request.sampling if row else _GREEDY for row in rows]
+        edits = [row.edits if row else None for row in rows]
+        changed = batch_edits(list(zip(params, edits, strict=True)), self.vocab_size)
+        return _sample(logits, batch_rows(params, positions), changed)
+
+    def _deliver(self, sequences: list[Sequence], scores: list[TokenScore]) -> None:
         """Hand each sequence its token, unless it was cancelled while the device worked."""
         with self._changed:
-            for sequence, token, logprob in zip(sequences, tokens.tolist(), logprobs.tolist(), strict=True):
+            for sequence, score in zip(sequences, scores, strict=True):
                 if sequence.finish_reason is None:
-                    self._deliver_one(sequence, token, logprob)
+                    self._deliver_one(sequence, score)
 
-    def _deliver_one(self, sequence: Sequence, token: int, logprob: float) -> None:
-        if not math.isfinite(logprob):  # its neighbours' logits are their own, so only this one fails
+    def _deliver_one(self, sequence: Sequence, score: TokenScore) -> None:
+        # Its neighbours' logits are their own, so only this one fails.
+        if not math.isfinite(score.logprob):
             self._fail(sequence, f"the model's logits at position {sequence.position + 1} are not finite")
             return
-        event = sequence.append(token, logprob)
+        event = sequence.append(score)
         self.metrics.generated_tokens.inc()
         if sequence.num_generated == 1:
             self.metrics.prompt_tokens.inc(len(sequence.request.prompt))
@@ -228,17 +269,17 @@ class Engine:
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-def _choose(
-    logits: jax.Array, params: list[SamplingParams], positions: Ordered[int] | np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The sampled tokens and their log-probabilities, on the host."""
-    return jax.device_get(
-        sample(
-            logits,
-            np.array([row.temperature for row in params], np.float32),
-            np.array([row.top_p for row in params], np.float32),
-            np.array([row.top_k for row in params], np.int32),
-            np.array([row.seed for row in params], np.uint32),
-            np.asarray(positions, np.int32),
+def _sample(logits: jax.Array, rows: Rows, edits: Edits | None) -> list[TokenScore]:
+    """The sampled token of each row with its log-probability and as many alternatives as it asks for."""
+    found = jax.device_get(sample(logits, rows, edits))
+    return [
+        TokenScore(token, logprob, tuple(zip(top_ids[:num].tolist(), tops[:num].tolist(), strict=True)))
+        for token, logprob, top_ids, tops, num in zip(
+            found.tokens.tolist(),
+            found.logprobs.tolist(),
+            found.top_ids,
+            found.top_logprobs,
+            np.asarray(rows.num_top).tolist(),
+            strict=True,
         )
-    )
+    ]

@@ -10,7 +10,9 @@ earlier sequence) is never seen: a query sees only the keys up to its own positi
 was written by its own sequence.
 """
 
+import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,6 +29,7 @@ from meshwright.models.transformer import logits as forward
 from meshwright.nn.attention import abstract_cache
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params
+from meshwright.serve.scoring import Scores, score
 
 Cache = dict[str, Array]
 
@@ -59,6 +62,8 @@ class JaxRunner:
         self._prefill_programs: dict[int, Any] = {}
         self._generate_program: Any = None
         self._cache: Cache = {}
+        self._score_programs: dict[int, Any] = {}
+        self._scoring = threading.Lock()
 
     def warm_up(self) -> None:
         """Compile the programs, one a prefill length and one to generate, and make the cache."""
@@ -86,6 +91,31 @@ class JaxRunner:
         """Logits f32[num_slots, V] after each slot's token int32 at its position int32."""
         assert self._cache, "warm_up() comes first"
         return self._run(self._generate_program, tokens, positions)
+
+    def prepare_scores(self, num_tokens: int) -> None:
+        """Compile what scores prompts of so many tokens; called from any thread."""
+        self._score_program(self._padded_length(num_tokens))
+
+    def scores(self, tokens: list[int]) -> Scores:
+        """Log-probabilities of `tokens` but the first, each given those before it."""
+        length = self._padded_length(len(tokens))
+        padded = np.zeros((1, length), np.int32)
+        padded[0, : len(tokens)] = tokens
+        found = jax.device_get(self._score_program(length)(self._params, padded))
+        return Scores(*(column[: len(tokens) - 1] for column in found))
+
+    def _padded_length(self, num_tokens: int) -> int:
+        return next(length for length in prefill_lengths(self.context) if length >= num_tokens)
+
+    def _score_program(self, length: int) -> Any:
+        """The compiled program for prompts of up to `length` tokens; few servers ever need one."""
+        with self._scoring:
+            if length not in self._score_programs:
+                params = abstract_params(self._config, self._layout, self._mesh)
+                step = partial(score, self._config, self._ops, whole=_whole)
+                with jax.set_mesh(self._mesh):
+                    self._score_programs[length] = jax.jit(step).lower(params, _int32(1, length)).compile()
+            return self._score_programs[length]
 
     def _run(self, program: Any, *arguments: np.ndarray | np.int32) -> Array:
         """The program's logits on the first device, where they are sampled; it updates the cache."""

@@ -1,59 +1,119 @@
-"""Which token comes next, given the logits: temperature, top-k, top-p and a seed, a row at a time."""
+"""Which token comes next, given the logits: penalties, temperature, filters and a seed, a row at a time."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+NUM_TOP = 20
+"""Most alternatives whose log-probabilities are returned, as OpenAI's API allows."""
+
+
+class Rows(NamedTuple):
+    """How each row of logits[B, V] is sampled; arrays [B].
+
+    temperature f32: divides the logits; 0 takes the most likely token.
+    top_p f32: keep the fewest tokens whose probabilities sum to at least p; 1 keeps all.
+    top_k int32: keep the k most likely tokens, and those equal to the k-th; 0 keeps all.
+    min_p f32: keep tokens at least p times as likely as the most likely one; 0 keeps all.
+    seeds uint32, positions int32: the random key of a row.
+    num_top int32: how many alternatives to report, at most NUM_TOP.
+    """
+
+    temperature: Any
+    top_p: Any
+    top_k: Any
+    min_p: Any
+    seeds: Any
+    positions: Any
+    num_top: Any
+
+
+class Edits(NamedTuple):
+    """What the rows change in their logits before they are sampled.
+
+    counts int32[B, V]: how often each token was generated. prompt bool[B, V]: which tokens the prompt has.
+    bias f32[B, V]: added; -inf forbids a token, and at least one must be left.
+    repetition f32[B]: logits of tokens in prompt or answer are divided by it where positive and multiplied
+    where negative (Keskar et al. 2019); 1 changes nothing.
+    presence f32[B]: taken from logits of tokens in the answer; frequency f32[B]: the same, times their count.
+    """
+
+    counts: Any
+    prompt: Any
+    bias: Any
+    repetition: Any
+    presence: Any
+    frequency: Any
+
+
+class Sampled(NamedTuple):
+    """A token of each row, int32[B], its log-probability f32[B], and the likeliest tokens of the row.
+
+    Log-probabilities are those of the unmodified logits, in nats: NaN if the logits are not finite.
+    top_ids int32[B, NUM_TOP], top_logprobs f32[B, NUM_TOP]: descending; zeros where no row asks for them.
+    """
+
+    tokens: Array
+    logprobs: Array
+    top_ids: Array
+    top_logprobs: Array
+
 
 @jax.jit
-def sample(
-    logits: ArrayLike,
-    temperature: ArrayLike,
-    top_p: ArrayLike,
-    top_k: ArrayLike,
-    seeds: ArrayLike,
-    positions: ArrayLike,
-) -> tuple[Array, Array]:
-    """Tokens int32[B] drawn from logits[B, V], and their log-probabilities f32[B].
+def sample(logits: ArrayLike, rows: Rows, edits: Edits | None = None) -> Sampled:
+    """A token for each row of logits[B, V], by its own row of `rows` and `edits`.
 
-    temperature f32[B]: divides the logits; 0 takes the most likely token.
-    top_k int32[B]: keep the k most likely tokens, and those equal to the k-th; 0 keeps all.
-    top_p f32[B]: of those, keep the fewest whose probabilities sum to at least p; 1 keeps all.
-    seeds uint32[B], positions int32[B]: the random key of a row, so a row's token depends on its own
-    logits, seed and position, never on its neighbours in the batch.
-    The log-probability is that of the unmodified logits, in nats: NaN if the logits are not finite.
+    A row's token depends on its own logits, parameters, seed and position, never on its neighbours in the
+    batch. Filters apply in this order: min-p, top-k, top-p.
     """
     logits = jnp.asarray(logits, jnp.float32)
-    temperature, top_p, top_k = jnp.asarray(temperature), jnp.asarray(top_p), jnp.asarray(top_k)
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    rows = Rows(*map(jnp.asarray, rows))
+    edited = logits if edits is None else jax.vmap(_edit)(logits, Edits(*map(jnp.asarray, edits)))
+    greedy = jnp.argmax(edited, axis=-1).astype(jnp.int32)
     # Batch-wide conditions only skip work: a row that needs none of it gets the same token either way.
-    drawn = lax.cond(
-        jnp.any(temperature > 0),
-        _draw,
-        lambda *_: greedy,
-        logits,
-        temperature,
-        top_p,
-        top_k,
-        seeds,
-        positions,
-    )
-    tokens = jnp.where(temperature > 0, drawn, greedy)
-    return tokens, jax.vmap(_logprob)(logits, tokens)
+    sampled = rows.temperature > 0
+    drawn = lax.cond(jnp.any(sampled), _draw, lambda *_: greedy, edited, rows)
+    tokens = jnp.where(sampled, drawn, greedy)
+    normalisers = jax.nn.logsumexp(logits, axis=-1)
+    logprobs = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0] - normalisers
+    top_ids, top_logits = lax.cond(jnp.any(rows.num_top > 0), top_tokens, _no_top, logits)
+    return Sampled(tokens, logprobs, top_ids, top_logits - normalisers[:, None])
 
 
-def _draw(
-    logits: Array, temperature: Array, top_p: Array, top_k: Array, seeds: Array, positions: Array
-) -> Array:
-    scaled = jax.vmap(_scale)(logits, temperature)
-    filtered = jnp.any((top_p < 1) | (top_k > 0))
+def top_tokens(logits: Array) -> tuple[Array, Array]:
+    """The NUM_TOP largest of logits[B, V], descending: ids int32[B, NUM_TOP] and logits."""
+    top_logits, top_ids = lax.top_k(logits, min(NUM_TOP, logits.shape[-1]))
+    room = ((0, 0), (0, NUM_TOP - top_ids.shape[-1]))
+    return jnp.pad(top_ids, room).astype(jnp.int32), jnp.pad(top_logits, room, constant_values=-jnp.inf)
+
+
+def _no_top(logits: Array) -> tuple[Array, Array]:
+    shape = (logits.shape[0], NUM_TOP)
+    return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+
+
+def _edit(logits: Array, edits: Edits) -> Array:
+    """logits[V] of one row after its penalties and bias."""
+    counts = jnp.asarray(edits.counts)
+    generated = counts > 0
+    factor = jnp.where(generated | edits.prompt, edits.repetition, 1.0)
+    logits = jnp.where(logits > 0, logits / factor, logits * factor)
+    taken = edits.presence * generated.astype(jnp.float32) + edits.frequency * counts.astype(jnp.float32)
+    logits = logits - taken
+    return logits + edits.bias
+
+
+def _draw(logits: Array, rows: Rows) -> Array:
+    scaled = jax.vmap(_scale)(logits, rows.temperature)
+    filtered = jnp.any((rows.top_p < 1) | (rows.top_k > 0) | (rows.min_p > 0))
     allowed = lax.cond(
-        filtered, jax.vmap(_allowed), lambda scaled, *_: jnp.ones(scaled.shape, bool), scaled, top_p, top_k
+        filtered, jax.vmap(_allowed), lambda scaled, _: jnp.ones(scaled.shape, bool), scaled, rows
     )
-    return jax.vmap(_gumbel_argmax)(scaled, allowed, seeds, positions)
+    return jax.vmap(_gumbel_argmax)(scaled, allowed, rows.seeds, rows.positions)
 
 
 def _scale(logits: Array, temperature: Array) -> Array:
@@ -61,15 +121,16 @@ def _scale(logits: Array, temperature: Array) -> Array:
     return (logits - jnp.max(logits)) / jnp.where(temperature > 0, temperature, 1.0)
 
 
-def _allowed(scaled: Array, top_p: Array, top_k: Array) -> Array:
-    """Which of V tokens top-k and then top-p leave: at least the most likely one, and equals together."""
+def _allowed(scaled: Array, row: Rows) -> Array:
+    """Which of V tokens min-p, top-k and top-p leave: at least the most likely one, and equals together."""
+    scaled = jnp.where(scaled >= jnp.log(row.min_p), scaled, -jnp.inf)  # the maximum is 0
     probabilities = jax.nn.softmax(scaled)
-    kth = _threshold(probabilities, lambda kept: jnp.sum(kept) >= top_k)
-    in_top_k = (top_k <= 0) | (probabilities >= kth)
-    probabilities = jax.nn.softmax(jnp.where(in_top_k, scaled, -jnp.inf))
-    last = _threshold(probabilities, lambda kept: jnp.sum(jnp.where(kept, probabilities, 0.0)) >= top_p)
+    kth = _threshold(probabilities, lambda kept: jnp.sum(kept) >= row.top_k)
+    kept = (scaled > -jnp.inf) & ((row.top_k <= 0) | (probabilities >= kth))
+    probabilities = jax.nn.softmax(jnp.where(kept, scaled, -jnp.inf))
+    last = _threshold(probabilities, lambda kept: jnp.sum(jnp.where(kept, probabilities, 0.0)) >= row.top_p)
     # A float32 sum can reach 1 before the tail, so p = 1 is not left to the comparison.
-    return in_top_k & ((top_p >= 1) | (probabilities >= last))
+    return kept & ((row.top_p >= 1) | (probabilities >= last))
 
 
 def _threshold(probabilities: Array, enough: Callable[[Array], Array]) -> Array:
@@ -99,7 +160,3 @@ def _gumbel_argmax(scaled: Array, allowed: Array, seed: Array, position: Array) 
     key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
     noise = jax.random.gumbel(key, scaled.shape, jnp.float32)
     return jnp.argmax(jnp.where(allowed, scaled + noise, -jnp.inf)).astype(jnp.int32)
-
-
-def _logprob(logits: Array, token: Array) -> Array:
-    return logits[token] - jax.nn.logsumexp(logits)

@@ -3,7 +3,10 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from meshwright.serve.logit_edits import LogitEdits
 
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
@@ -14,16 +17,34 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose among tokens; see `meshwright.serve.sampling.sample`."""
+    """How to choose among tokens; see `Rows` and `Edits` in `meshwright.serve.sampling`.
+
+    logit_bias: (token, what is added to its logit). allowed_ids: the only tokens that may come, None for all.
+    min_tokens: no stop token comes before so many. top_logprobs: alternatives to report with each token.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
-        assert self.temperature >= 0 and 0 <= self.top_p <= 1 and self.top_k >= 0
-        assert 0 <= self.seed < 2**32
+        assert self.temperature >= 0 and 0 <= self.top_p <= 1 and self.top_k >= 0 and 0 <= self.min_p <= 1
+        assert 0 <= self.seed < 2**32 and self.repetition_penalty > 0 and self.top_logprobs >= 0
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether it changes logits before they are sampled."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+        return penalties or bool(self.logit_bias) or self.allowed_ids is not None or self.min_tokens > 0
 
 
 @dataclass(frozen=True)
@@ -32,12 +53,32 @@ class Request:
 
     max_tokens: None continues to the end of the context.
     stop_ids: tokens that end the answer, such as end-of-sequence.
+    new_constraint: makes what says, token by token, which may come next (see `logit_edits.Constraint`).
+    scores_prompt: report the log-probabilities of the prompt's tokens with the first event.
     """
 
     prompt: tuple[int, ...]
     max_tokens: int | None = None
     sampling: SamplingParams = SamplingParams()
     stop_ids: frozenset[int] = frozenset()
+    new_constraint: Callable[[], Any] | None = None
+    scores_prompt: bool = False
+
+    @property
+    def edits_logits(self) -> bool:
+        return self.sampling.edits_logits or self.new_constraint is not None
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token, its log-probability in nats under the model's unmodified distribution, and the likeliest.
+
+    top: (token, log-probability), descending, as many as were asked for.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,13 +86,22 @@ class Event:
     """One more token of the request at `index` among those submitted together.
 
     finish_reason: set on the last event: `stop` (the token is one of stop_ids and not part of the
-    answer) or `length`. logprob: nats, under the model's unmodified distribution.
+    answer) or `length`. prompt: with the first event, the scores of the prompt's tokens but the first,
+    if they were asked for.
     """
 
     index: int
-    token: int
-    logprob: float
+    score: TokenScore
     finish_reason: FinishReason | None = None
+    prompt: tuple[TokenScore, ...] = ()
+
+    @property
+    def token(self) -> int:
+        return self.score.token
+
+    @property
+    def logprob(self) -> float:
+        return self.score.logprob
 
 
 @dataclass(eq=False)
@@ -68,6 +118,8 @@ class Sequence:
     slot: int | None = None
     last_token: int = 0
     num_generated: int = 0
+    prompt_scores: tuple[TokenScore, ...] = ()
+    edits: "LogitEdits | None" = None
     finish_reason: FinishReason | None = None
     submitted_seconds: float = field(default_factory=time.perf_counter)
     first_token_seconds: float = 0.0
@@ -76,16 +128,20 @@ class Sequence:
     def position(self) -> int:
         return len(self.request.prompt) + self.num_generated - 1
 
-    def append(self, token: int, logprob: float) -> Event:
+    def append(self, score: TokenScore) -> Event:
         """The event of the next token; sets finish_reason when it is the last."""
+        token = score.token
         self.last_token, self.num_generated = token, self.num_generated + 1
+        if self.edits is not None:
+            self.edits.accept(token)
         if self.num_generated == 1:
             self.first_token_seconds = time.perf_counter()
         if token in self.request.stop_ids:
             self.finish_reason = "stop"
         elif self.num_generated == self.max_tokens:
             self.finish_reason = "length"
-        return Event(self.index, token, logprob, self.finish_reason)
+        prompt, self.prompt_scores = self.prompt_scores, ()
+        return Event(self.index, score, self.finish_reason, prompt)
 
     @property
     def time_to_first_token_seconds(self) -> float:
