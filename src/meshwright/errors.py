@@ -18,7 +18,10 @@ The command line prints the message and exits 2; HTTP wraps it in the OpenAI err
 Our own invariants use `assert`.
 """
 
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
+
+# More names than these are no help to choose from.
+_MOST_NAMED = 5
 
 
 class MeshwrightError(Exception):
@@ -93,7 +96,7 @@ class RequestError(MeshwrightError):
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A hint naming the known words closest to `name`, or all of them if few.
+    """A hint naming the known words closest to `name`: two that are close, else at most five.
 
     >>> nearest("v5q", ["v5p", "v5e", "h100"])
     'did you mean v5p or v5e?'
@@ -101,4 +104,7 @@ def nearest(name: str, known: list[str]) -> str:
     close = get_close_matches(name, known, n=2, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"known: {', '.join(sorted(known))}"
+    if len(known) <= _MOST_NAMED:
+        return f"known: {', '.join(sorted(known))}"
+    alike = sorted(known, key=lambda word: (-SequenceMatcher(None, name, word).ratio(), word))
+    return f"nearest: {', '.join(alike[:_MOST_NAMED])} ({len(known)} known)"

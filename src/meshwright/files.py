@@ -1,11 +1,79 @@
-"""Files that are written whole or not at all, and their checksums."""
+"""Files: text read with care, files written whole or not at all, and their checksums."""
 
 import hashlib
+import json
 import os
+import stat
+import tomllib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from meshwright.errors import OutputError
+from meshwright.errors import MeshwrightError, OutputError
+
+# The largest text that a command reads at once: the HLO of a large program has some hundred megabytes.
+_MOST_BYTES = 2**30
+
+
+def read_text(path: Path, kind: type[MeshwrightError]) -> str:
+    """The text of a regular file in UTF-8.
+
+    Raises an error of this kind for what is no such file (a device such as /dev/zero never ends) or no text.
+    """
+    try:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise kind(f"{path}: cannot be read: Is a directory")
+        if not stat.S_ISREG(found.st_mode):
+            raise kind(f"{path}: cannot be read: it is not a regular file")
+        if found.st_size > _MOST_BYTES:
+            raise kind(f"{path}: cannot be read: it has {found.st_size:,} bytes, more than {_MOST_BYTES:,}")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise kind(f"{path}: not a text file: byte {error.start} is not UTF-8") from error
+
+
+def parse_json(text: str) -> Any:
+    """The value that JSON `text` holds. Raises ValueError for other text, or one nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table that TOML `text` holds. Raises ValueError for other text, or one nested too deeply."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("lists or tables are nested too deeply") from None
+
+
+def check_writable(path: Path) -> None:
+    """Raises OutputError where a file cannot be written at `path`; nothing stays behind.
+
+    For the time before long work, whose result would be lost after it.
+    """
+    if not path.name:
+        raise _is_folder(path)
+    made: list[Path] = []
+    probe = _beside(path)
+    try:
+        if path.is_dir():
+            raise _is_folder(path)
+        made += (folder for folder in path.parents if not folder.exists())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -14,7 +82,9 @@ def write_whole(path: Path, text: str) -> Path:
     A reader finds the old file or the new one, never half of either, whenever the writer is killed.
     Raises OutputError where it cannot be written; then the old file is as it was.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    if not path.name:
+        raise _is_folder(path)
+    partial = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8")
@@ -25,6 +95,15 @@ def write_whole(path: Path, text: str) -> Path:
         with suppress(OSError):
             partial.unlink()
     return path
+
+
+def _is_folder(path: Path) -> OutputError:
+    return OutputError(f"{path}: cannot be written: it is a folder; name a file")
+
+
+def _beside(path: Path) -> Path:
+    """A hidden file of this process in the same folder."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def file_sha256(path: Path) -> str:

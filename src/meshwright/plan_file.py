@@ -4,7 +4,6 @@ It is the only thing that passes between planning, training, serving and the aud
 """
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from tomlkit.items import Table
 
 import meshwright
 from meshwright.errors import MeshwrightError, PlanError, nearest
-from meshwright.files import write_whole
+from meshwright.files import parse_toml, read_text, write_whole
 from meshwright.hardware.catalog import with_file
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -109,10 +108,8 @@ def _layout_item(layout: Layout) -> Table:
 def load_plan(path: Path) -> Plan:
     """The plan that a plan.toml holds. Raises PlanError naming the file and what is wrong in it."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        data = parse_toml(read_text(path, PlanError))
+    except ValueError as error:
         raise PlanError(f"{path}: does not parse: {error}") from error
     try:
         return _from_dict(data, path)

@@ -115,7 +115,7 @@ def test_hardware_and_mesh_have_as_many_devices_as_the_program() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\xff\xfe\x00", "is no text; give the optimised HLO, as Compiled.as_text\\(\\) prints it"),
+        (b"\xff\xfe\x00", "not a text file: byte 0 is not UTF-8"),
         (b"", "the text is not an HLO module: it has no ENTRY computation"),
         (b"module @jit_f attributes {} {\n}\n", "this is MLIR, from before the compiler"),
         (PROGRAM[:760].encode(), "the text is not an HLO module: it has no ENTRY computation"),

@@ -117,9 +117,7 @@ def price(
         layouts = [layout]
     else:
         weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
-        layouts = [
-            Layout.parse(f"weights_dtype={weights},compute_dtype={compute},{layout}") for compute in computes
-        ]
+        layouts = [Layout.parse(layout, weights_dtype=weights, compute_dtype=compute) for compute in computes]
     return PricedLayout(config, machine, work, price_alone(config, machine, workload, layouts))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from meshwright import __version__
 from meshwright.audit.second_opinion import Opinion
 from meshwright.errors import PlanError
-from meshwright.files import write_whole
+from meshwright.files import check_writable, write_whole
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -91,11 +91,12 @@ def write_plan(path: Path, plan: Plan, document: dict) -> Path:
 
 
 def check_output(path: Path) -> None:
-    """Raises PlanError where the plan's figures would overwrite it."""
+    """Raises PlanError where its figures would overwrite the plan, OutputError where it cannot be written."""
     if path.suffix == ".json":
         raise PlanError(
             f"-o {path}: the plan is TOML, and the .json beside it holds its figures; name a .toml"
         )
+    check_writable(path)
 
 
 def environment() -> dict[str, str]:

@@ -24,6 +24,7 @@ from meshwright.audit.remarks.accidents import accidents
 from meshwright.audit.remarks.repeated import repeated_products
 from meshwright.audit.remarks.replicas import replicated_state
 from meshwright.errors import AuditError
+from meshwright.files import read_text
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.notation.mesh import Mesh
@@ -41,14 +42,7 @@ class Reading:
 
 def audit_file(path: Path, hardware: str | None = None, mesh: str | None = None) -> dict:
     """The audit of an optimised HLO module's text. Raises AuditError in one line for any other file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise AuditError(
-            f"{path} is no text; give the optimised HLO, as Compiled.as_text() prints it"
-        ) from None
-    except OSError as error:
-        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    text = read_text(path, AuditError)
     if text.lstrip().startswith(("module @", "#loc")):
         raise AuditError(f"{path}: this is MLIR, from before the compiler; give Compiled.as_text()")
     try:

@@ -3,14 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from meshwright.api.work import Train
 from meshwright.cli.common import Json, count_option, emit, length_option, note, progress, show
 from meshwright.errors import PlanError
-from meshwright.files import write_whole
+from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
@@ -65,6 +65,8 @@ def audit(
     mw audit --model tiny --hardware cpu:8 --batch-tokens 1024 --seq-len 64 --layout fsdp=4,tensor=2
     mw audit --hlo step.after_optimizations.txt --hardware v5p:4x4x4 --mesh data=16,tensor=4
     """
+    if output:
+        check_writable(output)
     if hlo:
         given = {
             "PLAN": plan,
@@ -82,7 +84,14 @@ def audit(
         raise PlanError("--mesh goes with --hlo; a plan's mesh is that of its layout")
     from meshwright.audit.audit import audit_plan
 
-    asked = _from_options(model, hardware, batch_tokens, seq_len, layout) if plan is None else load_plan(plan)
+    options = {
+        "--model": model,
+        "--hardware": hardware,
+        "--batch-tokens": batch_tokens,
+        "--seq-len": seq_len,
+        "--layout": layout,
+    }
+    asked = _from_options(options) if plan is None else _from_file(plan, options)
     if phase:
         asked = replace(asked, workload=replace(asked.workload, phase=phase))
     with progress() as update:
@@ -119,32 +128,26 @@ def _of_program(file: Path, hardware: str | None, mesh: str | None, given: dict[
     return audit_file(file, hardware, mesh)
 
 
-def _from_options(
-    model: str | None,
-    hardware: str | None,
-    batch_tokens: int | None,
-    seq_len: int | None,
-    layout: str | None,
-) -> Plan:
+def _from_file(plan: Path, options: dict[str, Any]) -> Plan:
+    """The plan of a file. Raises PlanError for an option that describes another."""
+    if clashing := [name for name, value in options.items() if value is not None]:
+        raise PlanError(f"{plan} says what is audited; leave out {', '.join(clashing)}, or edit the plan")
+    return load_plan(plan)
+
+
+def _from_options(options: dict[str, Any]) -> Plan:
     """The plan that the options describe. Raises PlanError naming those that are missing."""
-    given = {
-        "--model": model,
-        "--hardware": hardware,
-        "--batch-tokens": batch_tokens,
-        "--seq-len": seq_len,
-        "--layout": layout,
-    }
-    if missing := [name for name, value in given.items() if value is None]:
+    if missing := [name for name, value in options.items() if value is None]:
         raise PlanError(f"name a plan.toml, or give {', '.join(missing)} too")
-    assert model and hardware and batch_tokens and seq_len and layout
+    model, hardware, batch_tokens, seq_len, layout = options.values()
     config = load_model(model)
     on_cpu = catalog.load(hardware).chip.kind == "cpu"
-    defaults = "weights_dtype=f32,compute_dtype=f32," if on_cpu else ""
+    defaults = {"weights_dtype": "f32", "compute_dtype": "f32"} if on_cpu else {}
     return Plan(
         model=config,
         hardware=hardware,
         workload=Train(batch_tokens, seq_len).workload(config),
-        layout=Layout.parse(f"{defaults}{layout}"),
+        layout=Layout.parse(layout, **defaults),
     )
 
 

@@ -8,9 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.cli import bench_serve
-from meshwright.cli.common import HardwareOption, Json, LocalHardwareOption, emit, note, progress, show
+from meshwright.cli.common import (
+    HardwareOption,
+    Json,
+    LocalHardwareOption,
+    ProcessesOption,
+    emit,
+    note,
+    number_option,
+    progress,
+    show,
+    whole_option,
+)
 from meshwright.errors import MeshwrightError
-from meshwright.files import write_whole
+from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.nn.devices import use_devices_of
 from meshwright.units import format_bytes, format_count, format_seconds, parse_count
@@ -42,11 +53,9 @@ def collectives(
     sizes: Annotated[
         str | None, typer.Option("--sizes", help="Bytes of the gathered array: 1Ki,64Ki,1Mi. [1Ki to 256Mi]")
     ] = None,
-    processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Split the host's devices over so many JAX processes.")
-    ] = 1,
+    processes: ProcessesOption = 1,
     max_seconds: Annotated[
-        float, typer.Option("--max-seconds", min=1, help="Leave out the sizes for which time runs out.")
+        float, number_option("--max-seconds", least=1, help="Leave out the sizes for which time runs out.")
     ] = 120.0,
     plot: Annotated[bool, typer.Option("--plot", help="Draw measured and model in the terminal.")] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write the charts as one HTML page.")] = None,
@@ -59,6 +68,8 @@ def collectives(
     mw bench collectives --hardware cpu:4 --processes 4 --sizes 64Ki,1Mi --plot
     mw bench collectives --hardware h100:8
     """
+    if html:
+        check_writable(html)
     document = _sweep(hardware, mesh, _sizes(sizes), processes, max_seconds)
     columns: list[_Column] = [
         ("operation", lambda r: r["op"]),
@@ -137,7 +148,7 @@ def matmul(hardware: LocalHardwareOption = "cpu:8", as_json: Json = False) -> No
 
 @app.command()
 def plan(
-    repeats: Annotated[int, typer.Option(min=1, help="Searches of each; the median counts.")] = 3,
+    repeats: Annotated[int, whole_option("--repeats", help="Searches of each; the median counts.")] = 3,
     as_json: Json = False,
 ) -> None:
     """Time the planner's search for models and machines of several sizes.

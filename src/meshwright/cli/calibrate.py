@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, LocalHardwareOption, emit, note, progress, show
+from meshwright.cli.common import Json, LocalHardwareOption, ProcessesOption, emit, note, progress, show
 from meshwright.cli.hardware import detail, hardware_document
-from meshwright.files import write_whole
+from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.nn.devices import use_devices_of
@@ -19,9 +19,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def calibrate(
     output: Annotated[Path, typer.Option("-o", "--output", help="The TOML to write.")] = Path("machine.toml"),
     hardware: LocalHardwareOption = "cpu:8",
-    processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Split the host's devices over so many JAX processes.")
-    ] = 1,
+    processes: ProcessesOption = 1,
     as_json: Json = False,
 ) -> None:
     """Measure this machine, and write it as hardware that plans can be made for.
@@ -31,6 +29,7 @@ def calibrate(
     mw calibrate --hardware cpu:4 --processes 4 -o processes.toml
     mw plan train --model demo --hardware machine.toml --batch-tokens 8Ki --seq-len 256
     """
+    check_writable(output)
     measured = _measured(hardware, processes)
     write_whole(output, catalog.dump_toml(measured))
     if as_json:

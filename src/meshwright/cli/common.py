@@ -8,7 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from math import inf, isfinite
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Annotated, Any
 
 import typer
@@ -61,7 +64,6 @@ LocalHardwareOption = Annotated[
 CheckpointOption = Annotated[
     Path, typer.Option("--checkpoint", help="A run's folder, or a Hugging Face model's.")
 ]
-TensorOption = Annotated[int, typer.Option("--tensor", min=1, help="Devices to split the model over.")]
 
 
 def count_option(*names: str, help: str) -> Any:
@@ -74,11 +76,47 @@ def length_option(*names: str, help: str) -> Any:
     return typer.Option(*names, parser=_length, metavar="T", help=help)
 
 
+def whole_option(*names: str, help: str, least: int = 1, most: int | None = None) -> Any:
+    """An option that reads a whole number between two bounds."""
+    return typer.Option(*names, parser=partial(_whole, least=least, most=most), metavar="N", help=help)
+
+
+def number_option(*names: str, help: str, least: float = 0.0, most: float = inf, metavar: str = "X") -> Any:
+    """An option that reads a finite number between two bounds."""
+    return typer.Option(*names, parser=partial(_number, least=least, most=most), metavar=metavar, help=help)
+
+
+def _whole(text: str | int, least: int, most: int | None) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{brief(text)} is not a whole number") from None
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise typer.BadParameter(f"{value} is out of range: it is {bounds}")
+    return value
+
+
+def _number(text: str | float, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{brief(text)} is not a number") from None
+    if not (isfinite(value) and least <= value <= most):
+        bounds = f"at least {least:g}" if most == inf else f"from {least:g} to {most:g}"
+        raise typer.BadParameter(f"{value:g} is out of range: it is a finite number, {bounds}")
+    return value
+
+
 def dtype_option(*names: str, help: str) -> Any:
     """An option that reads a dtype: f32, bf16, int8, ..."""
     return typer.Option(*names, parser=_dtype, metavar="DTYPE", help=help)
 
 
+TensorOption = Annotated[int, whole_option("--tensor", help="Devices to split the model over.")]
+ProcessesOption = Annotated[
+    int, whole_option("--processes", help="Split the host's devices over so many JAX processes.")
+]
 SeqLenOption = Annotated[int, length_option("--seq-len", help="Tokens of one sequence: 4096, 8k (8192).")]
 ContextOption = Annotated[
     int | None, length_option("--context", help="Tokens of prompt and answer. [the model's, up to 4096]")
@@ -107,8 +145,9 @@ def note(text: str) -> None:
 def load_hardware(spec: str) -> Hardware:
     """The hardware that `spec` names, with a warning on stderr where its file lacks what a step reaches."""
     machine = catalog.load(spec)
-    if warning := catalog.step_warning(machine.chip):
-        note(f"mw: warning: {warning}")
+    for warning in (catalog.step_warning(machine.chip), catalog.slice_warning(machine)):
+        if warning:
+            note(f"mw: warning: {warning}")
     return machine
 
 

@@ -7,7 +7,9 @@ import typer
 
 from meshwright.cli.common import Json, count_option, emit
 from meshwright.errors import MeshwrightError
+from meshwright.files import check_writable
 from meshwright.nn.devices import use_cpu_devices
+from meshwright.train.job import check_run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -27,6 +29,8 @@ def export(
     """
     if best and step is not None:
         raise MeshwrightError("--best and --step name two checkpoints; leave one out")
+    check_run(run)
+    check_writable(output / "config.json")
     use_cpu_devices(1)
     from meshwright.train.export import export_run
 

@@ -16,10 +16,13 @@ from meshwright.cli.common import (
     count_option,
     emit,
     note,
+    number_option,
     progress,
+    whole_option,
 )
 from meshwright.errors import RequestError
 from meshwright.nn.devices import split_host
+from meshwright.serve.folder import check_model_folder
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
@@ -33,10 +36,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     checkpoint: CheckpointOption,
-    max_tokens: Annotated[int, count_option("--max-tokens", help="At most so many. [64]")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from this share.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the sampling.")] = 0,
+    max_tokens: Annotated[int, count_option("--max-tokens", help="The most tokens to generate.")] = 64,
+    temperature: Annotated[float, number_option("--temperature", help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[
+        float, number_option("--top-p", most=1.0, help="Sample from the likeliest tokens up to this share.")
+    ] = 1.0,
+    seed: Annotated[int, whole_option("--seed", least=0, most=2**32 - 1, help="Seed of the sampling.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may repeat.")] = None,
     context: ContextOption = None,
     tensor: TensorOption = 1,
@@ -49,6 +54,7 @@ def generate(
     """
     if any(not text for text in stop or ()):
         raise typer.BadParameter("an empty --stop would stop everything")
+    check_model_folder(checkpoint)
     split_host(tensor)
     from meshwright.cli.serving import open_service
     from meshwright.serve.sequence import Request, SamplingParams

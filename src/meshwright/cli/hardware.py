@@ -6,6 +6,7 @@ import typer
 
 from meshwright.cli.common import Json, emit, load_hardware, show
 from meshwright.cli.hardware_tables import catalog_table, figures_table, num_hosts, roofs_table, shape
+from meshwright.errors import HardwareError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip, SharedMemory
 from meshwright.hardware.roofs import largest_machine, roofs
@@ -19,6 +20,12 @@ def hardware(
     name: Annotated[
         str | None, typer.Argument(help="A chip (v5p), a machine (v5p:4x4x8) or a .toml.")
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template", help="Print this chip's TOML, to begin one of your own with.", metavar="CHIP"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the known chips, or show one: how it is joined, what bounds it, where each figure comes from.
@@ -26,20 +33,27 @@ def hardware(
     \b
     mw hardware
     mw hardware v5p:16x20x28
+    mw hardware --template h100 > mychip.toml
     mw hardware mychip.toml:8x8
     """
+    if template is not None:
+        if name is not None:
+            raise HardwareError(f"--template prints the file of {template}; leave out {name}")
+        text = catalog.template(template)
+        return emit({"template": text}) if as_json else print(text, end="")
     if name is None:
         chips = [catalog.chip(known) for known in catalog.names()]
         if as_json:
             emit({"hardware": [chip_document(chip) for chip in chips]})
         else:
             show(catalog_table(chips))
-        return
+        return None
     machine = _machine(name)
     if as_json:
         emit(hardware_document(machine) if machine else chip_document(catalog.chip(name)))
     else:
         show(*detail(machine or largest_machine(catalog.chip(name))))
+    return None
 
 
 def _machine(name: str) -> Hardware | None:

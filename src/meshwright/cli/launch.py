@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import note
+from meshwright.cli.common import note, number_option, whole_option
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.train.launch.job import cluster_job
@@ -17,6 +17,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 # What follows `--` is the command, options and all.
 _COMMAND = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
+Timeout = Annotated[
+    float, number_option("--timeout", metavar="SECONDS", help="How long all have to find each other.")
+]
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="mw train plan.toml ...")]
 
 
@@ -32,12 +35,17 @@ def launch() -> None:
 @app.command(context_settings=_COMMAND)
 def local(
     command: Command,
-    processes: Annotated[int, typer.Option("--processes", "-n", min=1, help="How many.")],
+    processes: Annotated[int, whole_option("--processes", "-n", most=1024, help="How many processes.")],
     restarts: Annotated[
-        int, typer.Option(min=0, help="Start again from the last checkpoint so often, where one dies.")
+        int,
+        whole_option(
+            "--restarts", least=0, help="Restarts from the last checkpoint, after a process has died."
+        ),
     ] = 0,
-    port: Annotated[int | None, typer.Option(help="Where process 0 listens. [a free one]")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for all to find each other.")] = 300.0,
+    port: Annotated[
+        int | None, whole_option("--port", most=65535, help="Where process 0 listens. [a free one]")
+    ] = None,
+    timeout: Timeout = 300.0,
 ) -> None:
     """Run a command as several processes of this machine, which share its devices.
 
@@ -59,10 +67,11 @@ def local(
     raise typer.Exit(code)
 
 
-Restarts = Annotated[int, typer.Option(min=0, help="Start again so often, where a process or a node dies.")]
+Restarts = Annotated[
+    int, whole_option("--restarts", least=0, help="Restarts, after a process or a node has died.")
+]
 Name = Annotated[str | None, typer.Option(help="The job's name. [the model's]")]
 Output = Annotated[Path | None, typer.Option("-o", help="The file to write. [stdout]")]
-Timeout = Annotated[float, typer.Option(help="Seconds for all to find each other.")]
 
 
 @app.command(context_settings=_COMMAND)

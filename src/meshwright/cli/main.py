@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -22,8 +23,11 @@ from typer.main import get_command as to_command
 from meshwright import __version__
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.nn.processes import COORDINATOR
+from meshwright.notation.array import shorten
 
 BAD_INPUT, INTERRUPTED = 2, 130
+# Of a path or a layout that a message repeats.
+_LONGEST_WORD = 160
 
 # Module of cli/ and the line that `mw --help` shows.
 COMMANDS = {
@@ -64,9 +68,36 @@ class _LazyGroup(TyperGroup):
             return super().resolve_command(ctx, args)
         if name not in COMMANDS:
             raise MeshwrightError(f"command {name!r} is unknown; {nearest(name, list(COMMANDS))}")
+        _refuse_empty(args)
         command = to_command(import_module(f"meshwright.cli.{name}").app)
         command.name = name
+        _name_values(command)
         return name, command, args[1:]
+
+
+def _refuse_empty(args: list[str]) -> None:
+    """Raises MeshwrightError for an argument without text, which a path would take for the working folder."""
+    own = args[: args.index("--")] if "--" in args else args  # the rest is another command's
+    for before, arg in pairwise(own):
+        if arg == "" or (arg.startswith("--") and arg.endswith("=")):
+            which = arg.rstrip("=") or (
+                before if before.startswith("-") else f"the argument after {before!r}"
+            )
+            raise MeshwrightError(f"{which} is empty; give it a value, or leave it out")
+
+
+def _name_values(command: Any) -> None:
+    """Shows the values of options as PATH or MODEL, and not as types of Python."""
+    for inner in getattr(command, "commands", {}).values():
+        _name_values(inner)
+    for param in command.params:
+        is_argument = param.param_type_name == "argument"
+        if param.metavar is None and (is_argument or not param.is_flag):
+            kind = str(param.display_type_rich(ctx=None)).strip("<>[]")
+            plain = "PATH" if kind == "path" and not is_argument else param.opts[-1].lstrip("-").upper()
+            param.metavar = kind if "|" in kind else plain
+        if is_argument:
+            param.display_type_rich = lambda ctx: None
 
 
 app = typer.Typer(
@@ -128,7 +159,8 @@ def run() -> None:
 
 
 def _fail(message: str) -> int:
-    print("mw: " + " ".join(message.split()), file=sys.stderr)
+    words = (shorten(word, limit=_LONGEST_WORD) for word in message.split())
+    print("mw: " + " ".join(words), file=sys.stderr)
     return BAD_INPUT
 
 

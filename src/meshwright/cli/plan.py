@@ -19,7 +19,9 @@ from meshwright.cli.common import (
     emit,
     load_hardware,
     note,
+    number_option,
     progress,
+    whole_option,
 )
 from meshwright.cli.plan_output import misses, show_plan, write_plan
 from meshwright.errors import PlanError
@@ -74,7 +76,7 @@ def train(
             help="Rank what mw train runs, or all that can be planned. [what runs, if anything does]",
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many candidates to list.")] = 10,
+    top: Annotated[int, whole_option("--top", most=10_000, help="How many candidates to list.")] = 10,
     tokens: Annotated[
         int | None, count_option("--tokens", help="Of the whole run: its days, chip-hours and price.")
     ] = None,
@@ -85,10 +87,14 @@ def train(
         bool, typer.Option("--smallest", help="Plan for the fewest chips that do; --hardware v5p will do.")
     ] = False,
     max_seconds: Annotated[
-        float | None, typer.Option(help="With --smallest: the longest step allowed.", metavar="S")
+        float | None,
+        number_option("--max-seconds", metavar="SECONDS", help="With --smallest: the longest step allowed."),
     ] = None,
     days: Annotated[
-        float | None, typer.Option(help="With --smallest and --tokens: the longest run allowed.", metavar="N")
+        float | None,
+        number_option(
+            "--days", metavar="DAYS", help="With --smallest and --tokens: the longest run allowed."
+        ),
     ] = None,
     anchor: Annotated[
         Path | None,
@@ -120,12 +126,15 @@ def train(
     workload = Train(batch_tokens, seq_len).workload(config)
     if output:
         check_output(output)
+    if layout:
+        searching = {"--runnable": runnable is True, "--any": runnable is False, "--given": given is not None}
+        _check_alone(searching)
     conditions = parse_conditions(given or "")
     runnable = True if audit and runnable is None else runnable
     sizing = None
     if smallest:
         _check_smallest(layout, anchor)
-        chip = load_hardware(hardware).chip if _has_topology(hardware) else catalog.chip(hardware)
+        chip = load_hardware(hardware).chip if ":" in hardware else catalog.chip_of(hardware)
         dtypes = default_dtypes(chip, weights_dtype, compute_dtype)
         longest = _longest_step(workload, tokens, max_seconds, days)
         sizing = _find_smallest(config, hardware, workload, dtypes, conditions, runnable, longest, as_json)
@@ -136,8 +145,7 @@ def train(
         weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
         if layout:
             layouts = [
-                Layout.parse(f"weights_dtype={weights},compute_dtype={compute},{layout}")
-                for compute in computes
+                Layout.parse(layout, weights_dtype=weights, compute_dtype=compute) for compute in computes
             ]
             found = price_alone(config, machine, workload, layouts)
         else:
@@ -172,13 +180,15 @@ def train(
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _has_topology(hardware: str) -> bool:
-    return ":" in hardware or hardware.endswith(".toml")
-
-
 def _anchored(machine: Hardware, metrics: Path | None) -> Hardware:
     """`machine` as fast as a run of one's own was, if there is one."""
     return machine.slowed(slowdown_of(metrics)) if metrics else machine
+
+
+def _check_alone(searching: dict[str, bool]) -> None:
+    """Raises PlanError for an option that bounds a search, beside --layout."""
+    if clashing := [option for option, is_given in searching.items() if is_given]:
+        raise PlanError(f"--layout prices that layout alone; leave out {', '.join(clashing)}")
 
 
 def _check_smallest(layout: str | None, anchor: Path | None) -> None:

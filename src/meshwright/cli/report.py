@@ -7,7 +7,7 @@ import typer
 
 from meshwright.cli.common import Json, emit, progress
 from meshwright.errors import PlanError
-from meshwright.files import write_whole
+from meshwright.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from meshwright.report.plan_figures import Priced
@@ -35,6 +35,9 @@ def report(
     mw report runs/demo -o report.html
     mw report plan.toml -o report.html --plots figures
     """
+    check_writable(output)
+    if plots:
+        check_writable(plots / "figure.svg")
     from meshwright.report.figure import write_figures
     from meshwright.report.html import read_report, render
     from meshwright.report.serving_view import read_load_test, serving_html

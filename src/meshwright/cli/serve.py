@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import CheckpointOption, ContextOption, Json, TensorOption, progress
+from meshwright.cli.common import CheckpointOption, ContextOption, Json, TensorOption, progress, whole_option
 from meshwright.nn.devices import split_host
+from meshwright.serve.folder import check_model_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -16,8 +17,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def serve(
     checkpoint: CheckpointOption,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
-    slots: Annotated[int, typer.Option(min=1, help="Sequences generated at once.")] = 8,
+    port: Annotated[
+        int, whole_option("--port", least=0, most=65535, help="The port to listen on; 0 takes a free one.")
+    ] = 8000,
+    slots: Annotated[int, whole_option("--slots", help="Sequences generated at once.")] = 8,
     context: ContextOption = None,
     tensor: TensorOption = 1,
     as_json: Json = False,
@@ -31,6 +34,7 @@ def serve(
     mw serve --checkpoint runs/demo --port 8000
     curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "def ", "max_tokens": 32}'
     """
+    check_model_folder(checkpoint)
     from meshwright.serve.http.server import bind, run
 
     split_host(tensor)

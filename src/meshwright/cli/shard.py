@@ -14,7 +14,7 @@ from meshwright.cost.resharding import step_price
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import PricedStep, Question, Strategy, priced_step
 from meshwright.errors import HardwareError, NotationError
-from meshwright.files import write_whole
+from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
@@ -82,6 +82,8 @@ def shard(
     mw shard "x[B_X, D] . w[D_X, F] -> h[B_X, F]; h . v[F, D_X] -> y[B_X, D]" --backward \\
       --mesh X=4 --dims B=8k,D=4k,F=16k
     """
+    if svg:
+        check_writable(svg)
     parsed_mesh, sizes = parse_mesh(mesh), parse_sizes(dims)
     machine = _rated(catalog.load(hardware)) if hardware else default_hardware(parsed_mesh)
     if is_chain(written):

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.common import Json, count_option, emit, note, progress
+from meshwright.cli.common import (
+    Json,
+    count_option,
+    emit,
+    note,
+    number_option,
+    progress,
+    whole_option,
+)
 from meshwright.errors import DeviceError
+from meshwright.files import check_writable
 from meshwright.hardware import catalog
 from meshwright.nn.devices import use_devices_of
 from meshwright.nn.processes import num_processes
@@ -44,7 +53,7 @@ def train(
         bool, typer.Option("--resume", help="Go on from the last checkpoint, with the run's settings.")
     ] = False,
     learning_rate: Annotated[
-        float | None, typer.Option(help="At its peak, after the warm-up. [1e-3]")
+        float | None, number_option("--learning-rate", help="Peak learning rate, after the warm-up. [1e-3]")
     ] = None,
     schedule_steps: Annotated[
         int | None, count_option("--schedule-steps", help="Decay the learning rate until here. [--steps]")
@@ -54,16 +63,24 @@ def train(
     ] = None,
     optimizer: Annotated[str | None, typer.Option(metavar="adamw|lion", help="[adamw]")] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of the parameters and the order of the data. [0]")
+        int | None,
+        whole_option(
+            "--seed",
+            least=0,
+            most=2**32 - 1,
+            help="Seed of the parameters and of the order of the data. [0]",
+        ),
     ] = None,
     checkpoint_every: Annotated[
         int | None, count_option("--checkpoint-every", help="Steps between checkpoints. [by time alone]")
     ] = None,
     checkpoint_minutes: Annotated[
-        float | None, typer.Option(help="Minutes between checkpoints. [10]")
+        float | None,
+        number_option("--checkpoint-minutes", metavar="MINUTES", help="Minutes between checkpoints. [10]"),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(help="Checkpoints kept: the last, and the best validated one. [2]")
+        int | None,
+        whole_option("--keep", help="Checkpoints kept: the last ones, and the best validated one. [2]"),
     ] = None,
     on_spike: Annotated[
         str | None, typer.Option(metavar="skip|stop", help="What to do about a loss that spikes. [skip]")
@@ -96,6 +113,7 @@ def train(
     }
     plan = load_plan(plan_path) if plan_path is not None else None
     job = prepare_job(plan, _figures(plan_path), run, given, resume=resume)
+    check_writable(job.run / "settings.json")
     for sentence in job.notes:
         note(f"mw: {sentence}")
     with _own_stdout():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit, note, progress, show
+from meshwright.cli.common import Json, emit, note, number_option, progress, show
 from meshwright.plan.validate.published import read_rows
 from meshwright.plan.validate.score import (
     TRUST,
@@ -34,16 +34,27 @@ def validate(
         bool, typer.Option("--anchor", help="The first row of each source, chip and dtype sets one factor.")
     ] = False,
     trust: Annotated[
-        float, typer.Option(help="Share of what the first row is off by (a logarithm) that sets the factor.")
+        float,
+        number_option(
+            "--trust",
+            most=1.0,
+            help="With --anchor: share of the first row's error (its logarithm) to correct.",
+        ),
     ] = TRUST,
     median_bar: Annotated[
-        float | None, typer.Option(help="Largest median error that passes. [0.07; 0.05 with --anchor]")
+        float | None,
+        number_option("--median-bar", help="Largest median error that passes. [0.07; 0.05 with --anchor]"),
     ] = None,
     p90_bar: Annotated[
-        float | None, typer.Option(help="Largest 90th percentile that passes. [0.25; 0.20 with --anchor]")
+        float | None,
+        number_option("--p90-bar", help="Largest 90th percentile that passes. [0.25; 0.20 with --anchor]"),
     ] = None,
-    memory_bar: Annotated[float, typer.Option(help="Largest median error of memory that passes.")] = 0.10,
-    regret_bar: Annotated[float, typer.Option(help="Largest regret of a layout that passes.")] = 0.03,
+    memory_bar: Annotated[
+        float, number_option("--memory-bar", help="Largest median error of memory that passes.")
+    ] = 0.10,
+    regret_bar: Annotated[
+        float, number_option("--regret-bar", help="Largest regret of a layout that passes.")
+    ] = 0.03,
     rows: Annotated[bool, typer.Option("--rows", help="List every row.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import HardwareError, nearest
+from meshwright.files import read_text
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.description import Description, read_chip, share_cores
 from meshwright.hardware.topology import Hardware
@@ -20,6 +21,9 @@ from meshwright.units import format_bytes
 _FORMS = (
     "v5p:16x20x28, v5e:4x4, h100:64, h100:8x8 (domains x GPUs), 2*v5p:16x16x16 (slices), cpu:8 or a .toml"
 )
+
+# Ten times the largest machine that trains one model.
+_MOST_CHIPS = 2**20
 
 
 def load(spec: str) -> Hardware:
@@ -40,6 +44,18 @@ def load(spec: str) -> Hardware:
     dims = _dims(name, description.chip, spec, slices, sizes)
     chip = share_cores(description.chip, dims[0]) if description.per_core else description.chip
     return Hardware(spec.strip(), chip, dims, slices)
+
+
+def chip_of(name: str) -> Chip:
+    """The chip that a name of the catalog or the path of a TOML stands for, whatever its topology."""
+    return (_file(name) if name.endswith(".toml") else _description(name)).chip
+
+
+def template(name: str) -> str:
+    """The catalog's TOML of a chip, to begin a file of one's own with."""
+    chip_of(name)  # raises for a name that the catalog does not have
+    file = _folder() / f"{_aliases()[name.lower()]}.toml"
+    return file.read_text(encoding="utf-8")
 
 
 def with_file(spec: str, move: Callable[[str], str]) -> str:
@@ -113,12 +129,7 @@ def _folder() -> Any:
 
 
 def _file(path: str) -> Description:
-    try:
-        description = read_chip(Path(path).read_text(encoding="utf-8"), path)
-    except OSError as error:
-        raise HardwareError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise HardwareError(f"{path}: not a text file: byte {error.start} is not UTF-8") from error
+    description = read_chip(read_text(Path(path), HardwareError), path)
     return description if description.has_step else replace(description, chip=_with_step(description.chip))
 
 
@@ -151,6 +162,26 @@ def step_warning(given: Chip) -> str | None:
     )
 
 
+def slice_warning(machine: Hardware) -> str | None:
+    """Why no cloud offers a TPU slice of this shape; None where one does, and for other machines.
+
+    3D: sides are multiples of the cube's 4, or parts of one cube. 2D: powers of two, the longer side at
+    most twice the shorter. Source: cloud.google.com/tpu/docs, the topologies of each version.
+    """
+    network, dims = machine.chip.network, sorted(machine.dims)
+    if not isinstance(network, Torus):
+        return None
+    if step := network.wraparound_multiple_of:
+        offered = all(side % step == 0 for side in dims) or all(side in (1, 2, step) for side in dims)
+        sides = f"sides are multiples of {step}, or 1, 2 and {step} within one cube"
+    else:
+        offered = all(side & (side - 1) == 0 for side in dims) and dims[-1] <= 2 * dims[0]
+        sides = "sides are powers of two, the longer at most twice the shorter"
+    return (
+        None if offered else f"{machine.spec} is no slice on offer: {sides}; the plan is for it all the same"
+    )
+
+
 def _with_step(given: Chip) -> Chip:
     """`given` with the `[step]` of the nearest chip of the catalog."""
     known = nearest_chip(given)
@@ -162,6 +193,8 @@ def _dims(name: str, chip: Chip, spec: str, slices: int, sizes: tuple[int, ...])
     """The dimensions of a machine from the sizes in its spec, checked against the network of its chip."""
     if slices < 1 or 0 in sizes:
         raise HardwareError(f"hardware {spec!r}: every size is at least 1")
+    if (num_chips := slices * prod(sizes)) > _MOST_CHIPS:
+        raise HardwareError(f"hardware {spec!r} has {num_chips:,} chips; plans reach {_MOST_CHIPS:,}")
     if isinstance(chip.network, Torus):
         return _torus_dims(name, chip.network, spec, sizes)
     if slices > 1:

@@ -1,13 +1,13 @@
 """A TOML text whose figures are checked as they are read; errors name the file, the line and the key."""
 
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
 from meshwright.errors import HardwareError, nearest
+from meshwright.files import parse_toml
 from meshwright.hardware.efficiency import Points, fault
 
 _MAY_BE_ZERO = (
@@ -53,8 +53,8 @@ class CheckedToml:
     def parse(self) -> dict[str, Any]:
         """The text as a table. Raises HardwareError naming the line that is not TOML."""
         try:
-            return tomllib.loads(self.text)
-        except tomllib.TOMLDecodeError as error:
+            return parse_toml(self.text)
+        except ValueError as error:
             what, _, line = str(error).removesuffix(")").partition(" (at line ")
             where = f"{self.origin}:{line.split(',')[0]}" if line else self.origin
             raise HardwareError(f"{where}: not TOML: {what[:1].lower()}{what[1:]}") from error
@@ -78,6 +78,17 @@ class CheckedToml:
         """`key` is missing; with what it means, where that is known."""
         meaning = _MEANINGS.get(key.rpartition(".")[2])
         return self.error(key, f"is missing: {meaning}" if meaning else "is missing")
+
+    def require(self, data: Mapping[str, Any], keys: Iterable[str]) -> None:
+        """Raises HardwareError naming all of `keys`, written `table.key`, where `data` lacks several.
+
+        One that is missing may be misspelt; whoever reads its table says which.
+        """
+        missing = [key for key in keys if not _has(data, key)]
+        if len(missing) > 1:
+            raise HardwareError(
+                f"{self.origin} lacks {', '.join(missing)}; mw hardware --template h100 prints a whole file"
+            )
 
     def figure(self, table: Mapping[str, Any], key: str, prefix: str = "", most: float = inf) -> float:
         """The number at `key`: finite, above 0 (a latency or an overlap may be 0) and at most `most`."""
@@ -140,6 +151,14 @@ class CheckedToml:
         for key in table:
             if key not in known:
                 raise self.error(prefix + key, f"is unknown; {nearest(key, list(known))}")
+
+
+def _has(data: Any, key: str) -> bool:
+    """Whether `table.key` is there; a table that is not there, or is none, is named itself."""
+    first, _, rest = key.partition(".")
+    if not isinstance(data, Mapping):
+        return True
+    return first in data and (not rest or _has(data[first], rest))
 
 
 def _plain(key: str) -> str:

@@ -48,6 +48,7 @@ _SWITCH = (
     "nic_hop_seconds",
     "collective_launch_seconds",
 )
+_LINEAR_COST = ("latency_seconds", "bytes_per_second")
 _STEP_SHARES = ("experts", "attention", "memory", "elementwise", "overlap", "waiting")
 _STEP_SECONDS = ("kernel_seconds", "launch_seconds", "slowdown")
 _STEP_COUNTS = ("scatter_passes",)
@@ -82,6 +83,7 @@ def read_chip(text: str, origin: str) -> Description:
         raise file.error("per_core", f"is {per_core!r}, not true or false")
     if per_core:
         data = {"hbm_bytes": host_memory_bytes(), "host_bytes": host_memory_bytes()} | data
+    file.require(data, _needed(data))
     counts = {key: file.count(data, key) for key in _COUNTS}
     chip = Chip(
         name=file.string(data, "name"),
@@ -103,6 +105,23 @@ def read_chip(text: str, origin: str) -> Description:
     )
     devices = file.string(data, "devices") if "devices" in data else None
     return Description(chip, devices, per_core, "step" in data)
+
+
+def _needed(data: Mapping[str, Any]) -> list[str]:
+    """The keys that a chip's file must have; those of the network by the kind of chip."""
+    needed = ["name", "kind", "flops_per_second", *_COUNTS, *_FIGURES, "network"]
+    if not isinstance(data.get("network"), Mapping):
+        return needed
+    match data.get("kind"):
+        case "tpu":
+            inner = ("pod", *_TORUS)
+        case "gpu":
+            inner = ("domain_size", *_SWITCH)
+        case "cpu":
+            inner = tuple(f"{op}.{key}" for op in COLLECTIVES for key in _LINEAR_COST)
+        case _:
+            inner = ()
+    return needed + [f"network.{key}" for key in inner]
 
 
 def _kind(file: CheckedToml, data: Mapping[str, Any]) -> str:
@@ -203,7 +222,7 @@ def _shared_memory(file: CheckedToml, network: Mapping[str, Any]) -> SharedMemor
     costs: dict[str, LinearCost] = {}
     for op in COLLECTIVES:
         table, prefix = file.table(network, op, "network."), f"network.{op}."
-        file.refuse_unknown(table, ("latency_seconds", "bytes_per_second", "efficiency"), prefix)
+        file.refuse_unknown(table, (*_LINEAR_COST, "efficiency"), prefix)
         costs[op] = LinearCost(
             file.figure(table, "latency_seconds", prefix),
             file.figure(table, "bytes_per_second", prefix),

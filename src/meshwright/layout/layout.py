@@ -96,13 +96,13 @@ class Layout:
         return cls(*expand(whole), Schedule(**schedule), Precision(**precision), _known_form=whole)
 
     @classmethod
-    def parse(cls, text: str) -> "Layout":
-        """The layout written `data=2,fsdp=64,tensor=8,remat=full`.
+    def parse(cls, text: str, **defaults: object) -> "Layout":
+        """The layout written `data=2,fsdp=64,tensor=8,remat=full`; defaults: for words that it leaves out.
 
         >>> Layout.parse("fsdp=64,tensor=8").mesh.num_devices
         512
         """
-        return cls.of(**clean_words(read_words(text)))
+        return cls.of(**clean_words(defaults | read_words(text)))
 
     @cached_property
     def form(self) -> Form | None:

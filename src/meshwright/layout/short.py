@@ -44,6 +44,10 @@ def read_words(text: str) -> dict[str, object]:
         key, equals, value = item.partition("=")
         if not equals:
             raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write data=2,fsdp=4")
+        if key.strip() in values:
+            raise LayoutError(
+                f"layout: {key.strip()} is given twice, as {values[key.strip()]} and {value.strip()}"
+            )
         values[key.strip()] = _number(value.strip())
     return values
 

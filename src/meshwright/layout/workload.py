@@ -6,6 +6,8 @@ from typing import Literal, get_args
 from meshwright.errors import PlanError, nearest
 
 Phase = Literal["prefill", "generate"]  # of inference
+# A search looks at the divisors of a batch, which are found by trial.
+_MOST = 2**32
 PHASES = ("train", *get_args(Phase))
 
 
@@ -28,6 +30,10 @@ class Workload:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise PlanError(f"workload: {name} = {value!r}; it must be a positive integer")
+            if value > _MOST:
+                raise PlanError(
+                    f"workload: {name} = {value:,} is more than {_MOST:,}, the most that is planned"
+                )
 
     @property
     def num_tokens(self) -> int:

@@ -1,9 +1,10 @@
 """The shape of a model, as data: read by `models/hf.py` and `models/files.py`, named by presets."""
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from math import log
+from reprlib import repr as brief
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from meshwright.errors import ModelError
@@ -16,6 +17,8 @@ RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
 RouterScore = Literal["softmax", "sigmoid"]
 # Where the weights of a layer lie: those of a mixture's dense layers are stacked apart.
 Stack = Literal["layers", "dense_layers"]
+# Far above any model. Layers are looped over; products of sizes stay within 64 bits.
+_MOST_LAYERS, _MOST_SIZE = 10_000, 2**31
 
 
 @dataclass(frozen=True)
@@ -315,14 +318,21 @@ def _check_fields(config: Any, where: str, may_be_zero: tuple[str, ...] = ()) ->
         if value is None and type(None) in kinds:
             continue
         kind = next((k for k in kinds if k is not type(None)), field.type)
-        if fault := _fault(kind, value, least=0 if field.name in may_be_zero else 1):
-            raise ModelError(f"{where}: {field.name} = {value!r} {fault}")
+        most = _MOST_LAYERS if field.name == "num_layers" else _MOST_SIZE
+        if fault := _fault(kind, value, 0 if field.name in may_be_zero else 1, most):
+            raise ModelError(f"{where}: {field.name} = {brief(value)} {fault}")
 
 
-def _fault(kind: Any, value: Any, least: int) -> str | None:
+def _fault(kind: Any, value: Any, least: int, most: int) -> str | None:
     """What is wrong with a value of this type; None where it is right."""
     if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < least):
         return "must be a whole number of at least 0" if least == 0 else "must be a positive whole number"
+    if kind is int and value > most:
+        return f"must be at most {most:,}"
+    if kind is str and not isinstance(value, str):
+        return "is not a string"
+    if is_dataclass(kind) and not isinstance(value, kind):
+        return "must be a table"
     if kind is float and (not _is_number(value) or value <= 0):
         return "must be a number above 0"
     if kind is bool and not isinstance(value, bool):

@@ -1,13 +1,13 @@
 """Models described by a file: HF's config.json, or a TOML of ModelConfig's fields."""
 
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 from meshwright.errors import ModelError, nearest
+from meshwright.files import parse_json, parse_toml, read_text
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
 from meshwright.models.hf import from_hf
 
@@ -19,11 +19,8 @@ def read_model(path: Path) -> ModelConfig:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8")
-        data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ModelError(f"{file}: cannot be read: {reason}") from error
+        text = read_text(file, ModelError)
+        data = parse_toml(text) if file.suffix == ".toml" else parse_json(text)
     except ValueError as error:  # both parsers' errors are ValueErrors
         raise ModelError(f"{file}: does not parse: {error}") from error
     if not isinstance(data, dict):
@@ -37,9 +34,12 @@ def model_from_dict(values: Mapping[str, Any], where: str) -> ModelConfig:
     """The ModelConfig with these fields, nested ones as tables. ModelError: one is unknown or missing."""
     values = dict(values)
     for name, kind in _TABLES.items():
-        if isinstance(table := values.get(name), dict):
-            _check_keys(kind, table, f"{where}: [{name}]")
-            values[name] = kind(**table)
+        if (table := values.get(name)) is None or isinstance(table, kind):
+            continue
+        if not isinstance(table, dict):
+            raise ModelError(f"{where}: {name} = {brief(table)} must be a table [{name}]")
+        _check_keys(kind, table, f"{where}: [{name}]")
+        values[name] = kind(**table)
     _check_keys(ModelConfig, values, where)
     return ModelConfig(**values)
 

@@ -10,7 +10,6 @@ process killed at any moment leaves whole checkpoints and, at most, a folder in 
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import CheckpointError
-from meshwright.files import file_sha256
+from meshwright.files import file_sha256, parse_json, read_text
 
 CHECKPOINTS = "checkpoints"
 SAVING = ".saving"
@@ -110,8 +109,8 @@ def read_position(directory: Path, step: int) -> dict[str, Any]:
     """What a checkpoint remembers beside the arrays. CheckpointError where it cannot be read."""
     path = directory / str(step) / POSITION
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return parse_json(read_text(path, CheckpointError))
+    except (ValueError, CheckpointError) as error:
         raise CheckpointError(f"checkpoint {path.parent}: is damaged: {POSITION} ({error})") from None
 
 

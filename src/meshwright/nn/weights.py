@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from meshwright.errors import CheckpointError
+from meshwright.files import parse_json, read_text
 from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
@@ -131,7 +132,7 @@ def _files(folder: Path) -> list[Path]:
     if not index.is_file():
         return [folder / SINGLE_FILE]
     try:
-        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map: dict[str, str] = parse_json(read_text(index, CheckpointError))["weight_map"]
         return [folder / name for name in sorted(set(weight_map.values()))]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(

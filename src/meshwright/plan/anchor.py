@@ -3,12 +3,12 @@
 slowdown = measured step time / predicted step time of the run's plan
 """
 
-import json
 from math import isfinite
 from pathlib import Path
 from statistics import median
 
 from meshwright.errors import PlanError
+from meshwright.files import parse_json, read_text
 from meshwright.hardware import catalog
 from meshwright.plan.train import price
 from meshwright.plan_file import load_plan
@@ -30,12 +30,7 @@ def slowdown_of(metrics: Path) -> float:
 
 def step_seconds(metrics: Path) -> float:
     """The median step time of a metrics.jsonl. Raises PlanError for a file that has none."""
-    try:
-        lines = metrics.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise PlanError(f"--anchor {metrics}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PlanError(f"--anchor {metrics}: is not UTF-8 text; name a run's metrics.jsonl") from error
+    lines = read_text(metrics, PlanError).splitlines()
     found = [seconds for number, line in enumerate(lines, 1) if (seconds := _seconds(metrics, number, line))]
     if not found:
         raise PlanError(f"--anchor {metrics}: no line has step_seconds; name the metrics.jsonl of mw train")
@@ -44,7 +39,7 @@ def step_seconds(metrics: Path) -> float:
 
 def _seconds(metrics: Path, number: int, line: str) -> float | None:
     try:
-        value = json.loads(line).get("step_seconds")
+        value = parse_json(line).get("step_seconds")
     except (ValueError, AttributeError) as error:
         raise PlanError(f"--anchor {metrics}: line {number} is no JSON object") from error
     usable = isinstance(value, int | float) and isfinite(value) and value > 0

@@ -128,8 +128,8 @@ def sizes(spec: str) -> list[Hardware]:
     joined. GPUs: a domain's doublings, then domains.
     """
     name, _, topology = spec.partition(":")
-    most = catalog.load(spec) if topology or name.endswith(".toml") else None
-    chip = most.chip if most else catalog.chip(name)
+    most = catalog.load(spec) if topology else None
+    chip = most.chip if most else catalog.chip_of(name)
     if isinstance(chip.network, SharedMemory):
         raise PlanError(f"--smallest needs a chip that comes in slices, such as v5p or h100, not {spec}")
     name = name.partition("*")[2] or name

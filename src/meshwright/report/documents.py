@@ -1,13 +1,14 @@
 """The JSON documents of a run, read from its folder, and the few figures both reports need from them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from meshwright.errors import DataError, PlanError
+from meshwright.files import parse_json, read_text
 from meshwright.report.figures import ABSENT
 
 Document = Mapping[str, Any]
@@ -135,17 +136,20 @@ def _read_folder(folder: Path) -> Run:
 
 
 def _read_plan_file(path: Path) -> Run:
+    if path.suffix not in (".toml", ".json"):
+        raise PlanError(f"{path} is no plan: a plan is a .toml, its figures the .json beside it")
     toml, document = path.with_suffix(".toml"), path.with_suffix(".json")
-    return Run(path, read_json(document), _read_text(toml), (), None, None, None)
+    plan, text = read_json(document), _read_text(toml)
+    if plan is not None and text is None and winner(plan) is None:
+        raise PlanError(
+            f"{document} is no plan: it has neither best nor candidates, as mw plan train -o writes them; "
+            "a model's config.json is for mw model and mw plan train --model"
+        )
+    return Run(path, plan, text, (), None, None, None)
 
 
 def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text: byte {error.start} is no UTF-8") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    return read_text(path, DataError) if path.is_file() else None
 
 
 def read_json(path: Path) -> Document | None:
@@ -161,9 +165,10 @@ def _read_lines(path: Path) -> tuple[Document, ...]:
 
 def _parse_object(text: str, where: str) -> Document:
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
+        value = parse_json(text)
+    except ValueError as error:
+        what = f"{error.msg} at column {error.colno}" if isinstance(error, JSONDecodeError) else error
+        raise DataError(f"{where} is not JSON: {what}") from error
     if not isinstance(value, dict):
         raise DataError(f"{where} holds a JSON {type(value).__name__}, not an object")
     return value

@@ -12,7 +12,6 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
@@ -20,6 +19,7 @@ from meshwright.nn.checkpoint import restore_params
 from meshwright.nn.checkpoint_files import CHECKPOINTS
 from meshwright.nn.params import abstract_params
 from meshwright.nn.weights import load_hf
+from meshwright.serve.folder import check_model_folder
 from meshwright.serve.tokenizer import Tokenizer, load_tokenizer
 
 Params = dict[str, Any]
@@ -49,27 +49,11 @@ def load_model_folder(path: Path) -> ModelFolder:
     where `path` is neither kind, ModelError where its config.json is unsound; load_params raises
     CheckpointError where the weights are cut short or another model's.
     """
-    missing = _missing(path)
-    if missing:
-        raise CheckpointError(
-            f"checkpoint {path}: {missing}; it takes config.json and either {CHECKPOINTS}/ (a run of"
-            " meshwright) or *.safetensors (a Hugging Face model)"
-        )
+    check_model_folder(path)
     config = read_model(path)
     if (path / CHECKPOINTS).is_dir():
         return ModelFolder(path, config, partial(_restore, path / CHECKPOINTS, config))
     return ModelFolder(path, config, partial(load_hf, path, config))
-
-
-def _missing(path: Path) -> str | None:
-    """What a model folder must have and `path` has not."""
-    if not path.is_dir():
-        return "there is no such folder"
-    if not (path / "config.json").is_file():
-        return "has no config.json"
-    if not (path / CHECKPOINTS).is_dir() and not any(path.glob("*.safetensors*")):
-        return "has no weights"
-    return None
 
 
 def _restore(checkpoints: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:

@@ -1,6 +1,5 @@
 """The tokenizer of a checkpoint folder: text to tokens and back, end tokens, chat template."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import tokenizers
 
 from meshwright.errors import CheckpointError, RequestError
+from meshwright.files import parse_json, read_text
 from meshwright.serve.chat import PLAIN_TEMPLATE, ChatTemplate
 
 
@@ -79,7 +79,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path, CheckpointError))
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):

@@ -6,7 +6,6 @@ one by one, as often as they are needed, so that a corpus need not fit in memory
 
 import codecs
 import hashlib
-import json
 import os
 import sysconfig
 import warnings
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from meshwright.errors import DataError
+from meshwright.files import parse_json
 
 STDLIB = "stdlib"
 _KINDS = "'stdlib', a folder, or a .txt, .py, .jsonl or .parquet file"
@@ -235,7 +235,7 @@ def _read_jsonl(path: Path, name: str, bad_data: BadData) -> Iterator[Document]:
 
 def _text_field(line: bytes, where: str) -> str:
     try:
-        record = json.loads(line)
+        record = parse_json(line.decode())
     except ValueError as error:
         raise DataError(f"{where}: is not JSON ({error}); give an object with a 'text' field") from None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):

@@ -15,7 +15,7 @@ from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import abstract_params
 from meshwright.nn.weights import save_hf
 from meshwright.plan_file import load_plan
-from meshwright.train.job import PLAN
+from meshwright.train.job import PLAN, check_run
 
 
 def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool = False) -> int:
@@ -25,8 +25,7 @@ def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool =
     Weights keep the type they were trained in. Raises CheckpointError where there is no such checkpoint,
     it is damaged, or `folder` holds weights already.
     """
-    if not (run / PLAN).is_file():
-        raise CheckpointError(f"run {run}: holds no {PLAN}; name the folder of a run of mw train")
+    check_run(run)
     if there := next(folder.glob("*.safetensors*"), None):
         raise CheckpointError(f"checkpoint {folder}: holds {there.name} already; name another folder")
     plan, checkpoints = load_plan(run / PLAN), run / checkpoint_files.CHECKPOINTS

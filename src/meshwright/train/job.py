@@ -18,6 +18,12 @@ from meshwright.train.tokenizer import check_vocab_size, load_tokenizer, tokeniz
 PLAN = "plan.toml"
 
 
+def check_run(run: Path) -> None:
+    """Raises CheckpointError where the folder `run` is no run of mw train."""
+    if not (run / PLAN).is_file():
+        raise CheckpointError(f"run {run}: holds no {PLAN}; name the folder of a run of mw train")
+
+
 @dataclass(frozen=True)
 class TrainingJob:
     """A run that may begin or go on. figures: the text of the plan's plan.json, if there is one.

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from meshwright.errors import DataError, MeshwrightError
-from meshwright.files import write_whole
+from meshwright.files import parse_json, read_text, write_whole
 from meshwright.train.documents import BadData
 
 SETTINGS = "settings.json"
@@ -60,12 +61,11 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise MeshwrightError(f"{option(name)} {value} is below {least}")
-        if not self.learning_rate > 0:
-            raise MeshwrightError(f"{option('learning_rate')} {self.learning_rate:g} is not above 0")
-        if self.checkpoint_minutes <= 0:
-            raise MeshwrightError(
-                f"{option('checkpoint_minutes')} {self.checkpoint_minutes:g} is not above 0"
-            )
+        for name in ("learning_rate", "checkpoint_minutes"):
+            value = getattr(self, name)
+            if not 0 < value < inf:
+                finite = " and finite" if value > 0 else ""
+                raise MeshwrightError(f"{option(name)} {value:g} is not above 0{finite}")
         for name, known in _KNOWN.items():
             value = getattr(self, name)
             if value not in known:
@@ -119,7 +119,7 @@ def load_settings(run: Path) -> Settings | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path, MeshwrightError))
         known = {field.name for field in fields(Settings)}
         if unknown := sorted(values.keys() - known):
             raise ValueError(f"{unknown[0]!r} is unknown")

@@ -122,7 +122,7 @@ def test_a_missing_column_is_named(tmp_path: Path):
 def test_what_is_no_csv_is_refused(tmp_path: Path):
     path = tmp_path / "rows.csv"
     path.write_bytes(b"\xff\xfe\x00binary")
-    with pytest.raises(PlanError, match="is not UTF-8 text"):
+    with pytest.raises(PlanError, match="is not UTF-8"):
         read_rows(path)
     with pytest.raises(PlanError, match=r"absent.csv: cannot be read: No such file"):
         read_rows(tmp_path / "absent.csv")

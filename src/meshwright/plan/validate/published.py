@@ -9,10 +9,12 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import Any, get_args
 
 from meshwright.errors import PlanError
+from meshwright.files import read_text
 
 STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_bytes_per_chip"
 METRICS = (STEP, THROUGHPUT, MEMORY)
@@ -100,13 +102,9 @@ def read_rows(path: Path) -> list[PublishedRow | SkippedRow]:
 
     Raises PlanError naming the file, and the line and column at fault.
     """
+    text = read_text(path, PlanError).removeprefix("\ufeff")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return list(_rows(csv.DictReader(file, strict=True), path))
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path}: is not UTF-8 text; fits: a CSV of published results") from error
+        return list(_rows(csv.DictReader(StringIO(text, newline=""), strict=True), path))
     except csv.Error as error:
         raise PlanError(f"{path}: is not CSV: {error}") from error
 

@@ -1,0 +1,168 @@
+"""Bad input, to the end: each case that a user met ends in one line and exit code 2, before any work."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.errors import OutputError
+from meshwright.files import check_writable
+
+SIZES = {
+    "num_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 4, "num_kv_heads": 4, "d_head": 16,
+    "vocab_size": 256, "max_seq_len": 512,
+}  # fmt: skip
+PLAN = [
+    "plan",
+    "train",
+    "--model",
+    "tiny",
+    "--hardware",
+    "h100:8",
+    "--batch-tokens",
+    "64Ki",
+    "--seq-len",
+    "64",
+]
+SHARD = ["shard", "A[I_X, J] . B[J_X, K]", "--mesh", "X=4", "--dims", "I=64,J=64,K=64"]
+
+
+def model_toml(**changes: object) -> str:
+    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in {**SIZES, **changes}.items())
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with what people hand to the wrong command."""
+    monkeypatch.chdir(tmp_path)
+    nested = "[" * 5000 + "]" * 5000
+    contents = {
+        "moe.toml": model_toml(moe="yes"),
+        "huge.toml": model_toml(num_layers=99_999_999_999_999),
+        "number.toml": model_toml(name=7),
+        "nested.json": nested,
+        "nested.toml": f"a = {nested}",
+        "config.json": json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 64}),
+        "chip.toml": 'name = "mine"\nkind = "gpu"\n[network]\ndomain_size = 8\n',
+        "metrics.jsonl": "{}\n",
+    }
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+CASES = {
+    "empty output": ([*PLAN, "-o", ""], "-o is empty"),
+    "empty output, long": ([*PLAN, "--output="], "--output is empty"),
+    "empty model": (["model", ""], "the argument after 'model' is empty"),
+    "empty data": (["train", "plan.toml", "--data", ""], "--data is empty"),
+    "empty checkpoint": (["generate", "--checkpoint", "", "hi"], "--checkpoint is empty"),
+    "output is a folder": ([*PLAN, "-o", "folder"], "folder: cannot be written: it is a folder"),
+    "output below a file": ([*PLAN, "-o", "moe.toml/x.toml"], "cannot be written: "),
+    "drawing below a file": ([*SHARD, "--svg", "moe.toml/x.svg"], "cannot be written: "),
+    "report below a file": (["report", "folder", "-o", "moe.toml/x.html"], "cannot be written: "),
+    "audit below a file": (["audit", "no.toml", "-o", "moe.toml/x.json"], "cannot be written: "),
+    "calibration below a file": (["calibrate", "-o", "moe.toml/x.toml"], "cannot be written: "),
+    "charts below a file": (["bench", "collectives", "--html", "moe.toml/x"], "cannot be written: "),
+    "a table that is a word": (["model", "moe.toml"], "moe = 'yes' must be a table [moe]"),
+    "a name that is a number": (["model", "number.toml"], "name = 7 is not a string"),
+    "too many layers": (["model", "huge.toml"], "num_layers = 99999999999999 must be at most 10,000"),
+    "nested JSON": (["model", "nested.json"], "nested.json: does not parse: lists or objects are nested"),
+    "nested TOML": (["model", "nested.toml"], "nested.toml: does not parse: lists or tables are nested"),
+    "nested hardware": (["hardware", "nested.toml"], "nested.toml: not TOML: lists or tables are nested"),
+    "nested plan": (["audit", "nested.toml"], "nested.toml: does not parse: lists or tables are nested"),
+    "nested report": (["report", "nested.json"], "nested.json is not JSON: lists or objects are nested"),
+    "endless model": (["model", "/dev/zero"], "/dev/zero: cannot be read: it is not a regular file"),
+    "endless table": (["validate", "/dev/zero"], "/dev/zero: cannot be read: it is not a regular file"),
+    "endless program": (["audit", "--hlo", "/dev/zero"], "cannot be read: it is not a regular file"),
+    "endless metrics": ([*PLAN, "--anchor", "/dev/zero"], "cannot be read: it is not a regular file"),
+    "too many chips": (["hardware", "h100:99999999999"], "has 99,999,999,999 chips; plans reach 1,048,576"),
+    "too large a mesh": ([*SHARD[:2], "--mesh", "X=99999999999", *SHARD[4:]], "plans reach 1,048,576"),
+    "an axis twice": ([*PLAN, "--layout", "data=4,data=4"], "layout: data is given twice, as 4 and 4"),
+    "layout and runnable": ([*PLAN, "--layout", "data=8", "--runnable"], "leave out --runnable"),
+    "layout and any": ([*PLAN, "--layout", "data=8", "--any"], "leave out --any"),
+    "layout and given": ([*PLAN, "--layout", "data=8", "--given", "tensor=1"], "leave out --given"),
+    "plan and model": (
+        ["audit", "p.toml", "--model", "tiny"],
+        "p.toml says what is audited; leave out --model",
+    ),
+    "template and chip": (["hardware", "v5p", "--template", "h100"], "leave out v5p"),
+    "a batch past all": (
+        [*PLAN[:7], "1e18", *PLAN[8:]],
+        "workload: num_sequences = 15,625,000,000,000,000 is more than 4,294,967,296",
+    ),
+    "rate nan": (["train", "--learning-rate", "nan"], "nan is out of range: it is a finite number"),
+    "rate zero": (["train", "folder/p.toml", "--checkpoint-minutes", "inf"], "inf is out of range"),
+    "temperature nan": (
+        ["generate", "--checkpoint", "x", "hi", "--temperature", "nan"],
+        "nan is out of range",
+    ),
+    "many candidates": ([*PLAN, "--top", "9" * 20], "it is from 1 to 10000"),
+    "a config as a plan": (["report", "config.json"], "config.json is no plan: it has neither best nor"),
+    "missing figures": (
+        ["hardware", "chip.toml"],
+        "chip.toml lacks flops_per_second, chips_per_host, hbm_bytes, host_bytes, hbm_bytes_per_second, "
+        "host_link_bytes_per_second, network.nvlink_bytes_per_second, network.nvlink_hop_seconds, "
+        "network.nic_bytes_per_second, network.nic_hop_seconds, network.collective_launch_seconds; "
+        "mw hardware --template h100 prints a whole file",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_exit_2(case: str, files: Path, capsys):
+    arguments, message = CASES[case]
+    before = sorted(files.rglob("*"))
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert printed.err.startswith("mw: ") and message in printed.err, printed.err
+    assert sorted(files.rglob("*")) == before, "something was left behind"
+
+
+def test_at_most_five_names_are_suggested(capsys):
+    assert main(["model", "zzz"]) == 2
+    message = capsys.readouterr().err
+    suggested, _, rest = message.partition("nearest: ")[2].partition(" (")
+    assert len(suggested.split(", ")) == 5 and rest.endswith("known)\n")
+
+
+def test_a_slice_that_no_one_sells_is_planned_with_a_warning(capsys):
+    plan = ["plan", "train", "--model", "tiny", "--batch-tokens", "1001Ki", "--seq-len", "64", "--top", "1"]
+    main([*plan, "--hardware", "v5p:7x11x13"])
+    assert "v5p:7x11x13 is no slice on offer: sides are multiples of 4" in capsys.readouterr().err
+    for offered in ("v5p:4x4x8", "v5p:2x2x1", "v5e:4x8", "h100:24"):
+        main(["hardware", offered])
+        assert "no slice" not in capsys.readouterr().err, offered
+
+
+def test_a_template_is_a_file_to_begin_with(tmp_path: Path, capsys):
+    assert main(["hardware", "--template", "h100-sxm"]) == 0
+    mine = tmp_path / "mine.toml"
+    mine.write_text(capsys.readouterr().out)
+    assert main(["hardware", f"{mine}:8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_chips"] == 8
+    # --smallest takes the file's chip, which needs no topology.
+    assert main([*PLAN[:5], str(mine), *PLAN[6:], "--smallest", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["smallest"]["num_chips"] >= 1
+
+
+def test_a_path_is_tried_and_left_as_it_was(tmp_path: Path):
+    check_writable(tmp_path / "new" / "folder" / "plan.toml")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    for path in (tmp_path, Path(), tmp_path / "file" / "plan.toml", tmp_path / ("x" * 300)):
+        with pytest.raises(OutputError, match="cannot be written"):
+            check_writable(path)
+
+
+def test_text_that_is_no_unicode_is_no_traceback(tmp_path: Path):
+    """A path of bytes that are no UTF-8 comes through argv, in a process of its own."""
+    command = [sys.executable, "-m", "meshwright.cli.main", "model", b"\xff\xfe.toml"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "LC_ALL": "C.UTF-8"}, check=False)
+    assert done.returncode == 2 and b"Traceback" not in done.stderr and done.stderr.count(b"\n") == 1
