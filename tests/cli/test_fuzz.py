@@ -43,6 +43,7 @@ _REFUSED = {
     "calibrate": "--hardware",
     "bench collectives": "--hardware",
     "bench matmul": "--hardware",
+    "bench serve": "--trace",
     "launch local": "--processes",
 }
 
