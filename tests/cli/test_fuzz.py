@@ -28,6 +28,7 @@ from meshwright.cli.main import main
 
 pytestmark = pytest.mark.slow
 _SECONDS = 10
+_SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 # Four lines of a terminal of 120 columns.
 _MOST_CHARACTERS = 480
 _EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "130"))  # of each command; nineteen make over 2,000
@@ -206,7 +207,7 @@ def check(code: object, stderr: str) -> None:
 
 @pytest.mark.parametrize("call", _FUZZED, ids=" ".join)
 def test_random_command_lines(call: list[str]):
-    @settings(max_examples=_EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=_EXAMPLES, suppress_health_check=_SLOW, deadline=None)
     @given(arguments=invocations(call))
     def fuzz(arguments: list[str]) -> None:
         output, notes = io.StringIO(), io.StringIO()
@@ -226,7 +227,7 @@ def test_random_command_lines(call: list[str]):
 def test_random_command_lines_as_processes(call: list[str]):
     """The same in processes of their own: what an interpreter adds, at its start and at its end."""
 
-    @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=6, suppress_health_check=_SLOW, deadline=None)
     @given(
         arguments=invocations(call).filter(
             lambda words: not any("\ud800" <= c <= "\udfff" for w in words for c in w)

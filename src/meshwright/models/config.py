@@ -331,7 +331,7 @@ def _fault(kind: Any, value: Any, least: int, most: int) -> str | None:
         return f"must be at most {most:,}"
     if kind is str and not isinstance(value, str):
         return "is not a string"
-    if is_dataclass(kind) and not isinstance(value, kind):
+    if isinstance(kind, type) and is_dataclass(kind) and not isinstance(value, kind):
         return "must be a table"
     if kind is float and (not _is_number(value) or value <= 0):
         return "must be a number above 0"
