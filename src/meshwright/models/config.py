@@ -329,16 +329,16 @@ def _fault(kind: Any, value: Any, least: int, most: int) -> str | None:
         return "must be a whole number of at least 0" if least == 0 else "must be a positive whole number"
     if kind is int and value > most:
         return f"must be at most {most:,}"
-    if kind is str and not isinstance(value, str):
-        return "is not a string"
-    if isinstance(kind, type) and is_dataclass(kind) and not isinstance(value, kind):
-        return "must be a table"
     if kind is float and (not _is_number(value) or value <= 0):
         return "must be a number above 0"
     if kind is bool and not isinstance(value, bool):
         return "is not true or false"
     if get_origin(kind) is Literal and value not in get_args(kind):
         return f"is not supported; fits: {', '.join(get_args(kind))}"
+    if kind is str and not isinstance(value, str):
+        return "is not a string"
+    if isinstance(kind, type) and is_dataclass(kind) and not isinstance(value, kind):
+        return "must be a table"
     return None
 
 
