@@ -84,7 +84,7 @@ class CheckedToml:
 
         One that is missing may be misspelt; whoever reads its table says which.
         """
-        missing = [key for key in keys if not _has(data, key)]
+        missing = list(dict.fromkeys(filter(None, (_missing(data, key) for key in keys))))
         if len(missing) > 1:
             raise HardwareError(
                 f"{self.origin} lacks {', '.join(missing)}; mw hardware --template h100 prints a whole file"
@@ -153,12 +153,14 @@ class CheckedToml:
                 raise self.error(prefix + key, f"is unknown; {nearest(key, list(known))}")
 
 
-def _has(data: Any, key: str) -> bool:
-    """Whether `table.key` is there; a table that is not there, or is none, is named itself."""
+def _missing(data: Any, key: str, above: str = "") -> str | None:
+    """`table.key` where it is not there, or the table where that is not; None where all is."""
     first, _, rest = key.partition(".")
     if not isinstance(data, Mapping):
-        return True
-    return first in data and (not rest or _has(data[first], rest))
+        return None  # what stands in place of a table is named by whoever reads it
+    if first not in data:
+        return above + first
+    return _missing(data[first], rest, f"{above}{first}.") if rest else None
 
 
 def _plain(key: str) -> str:
