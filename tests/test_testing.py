@@ -6,6 +6,12 @@ import pytest
 from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from meshwright.audit.bounds import check_bounds, parse_bound
+from meshwright.audit.foreign import read
+from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.errors import AuditError
+from meshwright.hardware.catalog import load
+from meshwright.notation.mesh import Mesh
 from meshwright.testing import assert_collectives
 
 P = PartitionSpec
@@ -93,3 +99,89 @@ def test_what_is_not_understood_does_not_pass(mesh: jax.sharding.Mesh) -> None:
     x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, P("data", None)))
     with jax.set_mesh(mesh), pytest.raises(AssertionError, match=r"[?] not understood: .*trip count unknown"):
         assert_collectives(until, x, expected={"AllGather_data": 1})
+
+
+def test_keyword_arguments_are_passed_on(mesh: jax.sharding.Mesh, args: list) -> None:
+    def scaled(w_in: jax.Array, w_out: jax.Array, *, x: jax.Array) -> jax.Array:
+        return mlp(w_in, w_out, x)
+
+    with jax.set_mesh(mesh):
+        assert_collectives(
+            scaled, *args[:2], x=args[2], expected={"AllGather_data": 2, "AllReduce_tensor": 1}
+        )
+
+
+# The weights are 64 KiB each, a quarter on a device of `tensor`; the sums 512 x 64 / 2 numbers of 4 bytes.
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        ["at most 20 kB over data", "at most 0.2 MB over tensor", "no all-to-all"],
+        ["no permute of w_*", "no gather of dot_general", "no gather over tensor"],
+        "at most 1 MB",
+    ],
+)
+def test_bounds_that_hold_pass(mesh: jax.sharding.Mesh, args: list, bounds) -> None:
+    with jax.set_mesh(mesh):
+        assert_collectives(mlp, *args, bounds=bounds)
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ("at most 10 kB over data", "16.4 kB a device and step (all_gather w_in, all_gather w_out)"),
+        ("no gather of w_*", "(all_gather w_in, all_gather w_out)"),
+        ("no AllGather of w_in", "(all_gather w_in)"),
+        ("nothing over tensor", "(all_reduce dot_general)"),
+    ],
+)
+def test_a_bound_that_is_broken_is_named(mesh: jax.sharding.Mesh, args: list, bound: str, said: str) -> None:
+    with jax.set_mesh(mesh), pytest.raises(AssertionError) as caught:
+        assert_collectives(mlp, *args, bounds=[bound])
+    assert f"  ! {bound}: " in str(caught.value) and said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bound", "message"),
+    [
+        ("less than 3 MB", "is no bound; write 'at most 100 MB over data'"),
+        ("no gathering of w", "no collective is called 'gathering'; did you mean gather"),
+        ("nothing over fsdp", "the mesh has no axis 'fsdp'; it has data, tensor"),
+        ("nothing over dcn", "name hardware of several slices or nodes"),
+    ],
+)
+def test_a_bound_in_other_words_is_refused(
+    mesh: jax.sharding.Mesh, args: list, bound: str, message: str
+) -> None:
+    with jax.set_mesh(mesh), pytest.raises(AuditError, match=message):
+        assert_collectives(mlp, *args, bounds=[bound])
+
+
+def test_something_must_be_expected(args: list) -> None:
+    with pytest.raises(ValueError, match="name what is expected=, or bounds="):
+        assert_collectives(mlp, *args)
+
+
+def test_chips_whose_compiler_is_not_known_are_refused(mesh: jax.sharding.Mesh, args: list) -> None:
+    with jax.set_mesh(mesh), pytest.raises(AuditError, match="no compiler is known for cpu:8"):
+        assert_collectives(mlp, *args, bounds=["at most 1 MB"], hardware="cpu:8")
+
+
+def test_what_crosses_slices_is_told_from_the_groups() -> None:
+    """Sixteen devices in two slices: data crosses, its inner half does not."""
+    text = """HloModule two_slices, num_partitions=16
+
+add { x = f32[] parameter(0)  y = f32[] parameter(1)  ROOT s = f32[] add(x, y) }
+
+ENTRY main {
+  w = f32[1024,1024] parameter(0), metadata={op_name="w"}
+  inside = f32[1024,1024] all-reduce(w), channel_id=1, replica_groups=[4,4]<=[2,4,2]T(0,2,1), to_apply=add
+  ROOT out = f32[1024,1024] all-reduce(inside), channel_id=2, replica_groups=[8,2]<=[2,8]T(1,0), to_apply=add
+}
+"""
+    reading = read(parse_hlo(text), load("2*v5e:2x4"), Mesh({"data": 8, "tensor": 2}))
+    inside, across = reading.sent
+    bound = parse_bound("nothing over dcn")
+    assert check_bounds([bound], [inside], reading.prices) == []
+    assert check_bounds([bound], [across], reading.prices) == [
+        "nothing over dcn: 4.19 MB a device and step (all_reduce out)"
+    ]

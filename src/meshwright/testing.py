@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from meshwright.audit.bounds import check_bounds, parse_bound
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.sent import Sent
-from meshwright.audit.foreign import read
-from meshwright.audit.jitted import compiled_program
+from meshwright.audit.foreign import machine_of, read
+from meshwright.audit.jitted import compiled_ahead, compiled_program
 from meshwright.notation.collective import TITLES
 from meshwright.notation.mesh import Mesh
 
@@ -20,10 +21,13 @@ from meshwright.notation.mesh import Mesh
 def assert_collectives(
     jitted: Callable[..., Any],
     *args: Any,
-    expected: Mapping[str, int] | Iterable[str],
+    expected: Mapping[str, int] | Iterable[str] | None = None,
+    bounds: Iterable[str] = (),
+    hardware: str | None = None,
     negligible_bytes: int = NEGLIGIBLE_BYTES,
+    **kwargs: Any,
 ) -> None:
-    """Passes if `jitted(*args)` compiles to exactly the collectives `expected`; it is not run.
+    """Passes if `jitted(*args, **kwargs)` compiles to exactly the collectives `expected`; it is not run.
 
     expected: how often each runs in a step, loops multiplied in; a list names each run once.
         AllGather_fsdp                over one mesh axis
@@ -31,23 +35,50 @@ def assert_collectives(
         ReduceScatter_fsdp w_in       of one tensor: the program's input that is sent, as JAX names it,
                                       else the innermost named scope
     A sum of which each device keeps its slice is a ReduceScatter, whatever the compiler calls it.
+    bounds: what it may move at most, such as `at most 100 MB over data`, `nothing over dcn` and `no gather of
+    w_*` (see `audit.bounds`), beside the expected or in place of them.
+    hardware: compile ahead of time for these chips, such as `v5p:4x4x4` or `h100:8x8`, of which none need be
+    attached, in place of the devices of the arguments (see `audit.jitted.compiled_ahead`).
     negligible_bytes: sums of a few numbers, up to so many bytes, are left out.
-    Raises AssertionError that shows the lines that differ, and what of the program was not understood.
+    Raises AssertionError that shows the lines that differ, and what of the program was not understood;
+    AuditError where it does not compile or the words of a bound are not understood.
     """
+    limits = [parse_bound(text) for text in ([bounds] if isinstance(bounds, str) else bounds)]
+    if expected is None and not limits:
+        raise ValueError("assert_collectives: name what is expected=, or bounds=")
+    wanted = None if expected is None else _counted(expected)
+    if hardware:
+        program, mesh = compiled_ahead(jitted, hardware, *args, **kwargs)
+    else:
+        program, mesh = compiled_program(jitted, *args, **kwargs)
+    machine = machine_of(hardware, program.num_devices) if hardware else None
+    reading = read(program, machine, mesh)
+    sent = [one for one in reading.sent if one.collective.gathered_bytes > negligible_bytes]
+    problems = [] if wanted is None else _not_expected(wanted, sent, mesh)
+    problems += [f"  ! {line}" for line in check_bounds(limits, sent, reading.prices)]
+    problems += map(_gap, not_understood(program))
+    if problems:
+        raise AssertionError("\n".join([_TITLE, *problems]))
+
+
+_TITLE = "the program's collectives are not the expected ones (- expected, + emitted, ! over a bound):"
+
+
+def _counted(expected: Mapping[str, int] | Iterable[str]) -> Counter[str]:
     wanted = Counter(dict(expected) if isinstance(expected, Mapping) else Counter(expected))
-    wanted = Counter({_normal(name): count for name, count in wanted.items() if count})
-    program, mesh = compiled_program(jitted, *args)
+    return Counter({_normal(name): count for name, count in wanted.items() if count})
+
+
+def _not_expected(wanted: Counter[str], sent: Iterable[Sent], mesh: Mesh | None) -> list[str]:
+    """The lines of both sides, if they differ. Raises ValueError for an axis that the mesh lacks."""
     _check_axes(wanted, mesh)
     found: dict[str, list[Sent]] = {}
-    for one in read(program, mesh=mesh).sent:
-        if one.collective.gathered_bytes > negligible_bytes:
-            for name in _names(one):
-                named = f"{name} {one.tensor}"
-                found.setdefault(named if named in wanted else name, []).append(one)
-    counts = Counter({name: sum(one.runs for one in sent) for name, sent in found.items()})
-    gaps = not_understood(program)
-    if counts != wanted or gaps:
-        raise AssertionError("\n".join([*_difference(wanted, counts, found), *map(_gap, gaps)]))
+    for one in sent:
+        for name in _names(one):
+            named = f"{name} {one.tensor}"
+            found.setdefault(named if named in wanted else name, []).append(one)
+    counts = Counter({name: sum(one.runs for one in several) for name, several in found.items()})
+    return [] if counts == wanted else _difference(wanted, counts, found)
 
 
 def _names(one: Sent) -> list[str]:
@@ -88,7 +119,7 @@ def _check_axes(wanted: Iterable[str], mesh: Mesh | None) -> None:
 
 def _difference(wanted: Counter[str], counts: Counter[str], found: Mapping[str, list[Sent]]) -> list[str]:
     """Every line, those that differ marked: - expected, + emitted with the tensors that are sent."""
-    lines = ["the program's collectives are not the expected ones (- expected, + emitted):"]
+    lines = []
     for name in sorted({*wanted, *counts}):
         if wanted[name] == counts[name]:
             lines.append(f"    {name}: {wanted[name]}")

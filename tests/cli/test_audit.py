@@ -158,3 +158,17 @@ def test_the_phase_is_that_of_the_plan_or_the_option(asked: dict):
 def test_a_phase_that_is_none_is_refused(asked: dict, capsys: pytest.CaptureFixture):
     assert main(["audit", *PLAN, "--phase", "generation"]) == 2
     assert capsys.readouterr().err.startswith("mw: workload: phase = 'generation'; ")
+
+
+def test_what_changed_since_another_audit(asked: dict, tmp_path: Path, capsys: pytest.CaptureFixture):
+    before = tmp_path / "before.json"
+    assert main(["audit", *PLAN, "-o", str(before)]) == 0
+    capsys.readouterr()
+    assert main(["audit", *PLAN, "--against", str(before)]) == 0
+    assert capsys.readouterr().out.startswith("nothing changed: the same collectives")
+    asked["verdict"] = "differs"
+    assert main(["audit", *PLAN, "--against", str(before), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["changes"] == ["- verdict: match", "+ verdict: differs"]
+    before.write_text("{}")
+    assert main(["audit", *PLAN, "--against", str(before)]) == 2
+    assert "before.json: is no audit, as mw audit -o writes it" in capsys.readouterr().err

@@ -121,16 +121,23 @@ def price(
     return PricedLayout(config, machine, work, price_alone(config, machine, workload, layouts))
 
 
-def audit(jitted: Callable[..., Any], *args: Any, hardware: str | None = None, **kwargs: Any) -> dict:
+def audit(
+    jitted: Callable[..., Any],
+    *args: Any,
+    hardware: str | None = None,
+    ahead_of_time: bool = False,
+    **kwargs: Any,
+) -> dict:
     """The audit of `jitted(*args, **kwargs)`, a function of one's own, which is compiled and not run.
 
     args: arrays, or jax.ShapeDtypeStruct with a sharding; their mesh names the axes. hardware: prices the
-    collectives. The document has the keys of `mw audit --hlo --json`. A plan is audited by
-    `PricedLayout.audit`. Raises AuditError with the compiler's message where it refuses.
+    collectives. ahead_of_time: compile for that hardware, without a chip of it. The document has the keys of
+    `mw audit --hlo --json`. A plan is audited by `PricedLayout.audit`. Raises AuditError with the compiler's
+    message where it refuses.
     """
     from meshwright.audit.jitted import audit as audit_jitted
 
-    return audit_jitted(jitted, *args, hardware=hardware, **kwargs)
+    return audit_jitted(jitted, *args, hardware=hardware, ahead_of_time=ahead_of_time, **kwargs)
 
 
 def default_dtypes(

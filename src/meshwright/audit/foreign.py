@@ -65,7 +65,7 @@ def audit_program(
     mesh: names their axes, device ids row-major. compiler_log: its warnings; None where there is none, and
     then they are None, unavailable. Raises AuditError where either has other devices.
     """
-    machine = _machine(hardware, program.num_devices)
+    machine = machine_of(hardware, program.num_devices) if hardware else None
     reading = read(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
@@ -124,9 +124,8 @@ def read(program: Program, machine: Hardware | None = None, mesh: Mesh | None = 
     )
 
 
-def _machine(spec: str | None, num_devices: int) -> Hardware | None:
-    if spec is None:
-        return None
+def machine_of(spec: str, num_devices: int) -> Hardware:
+    """The hardware of a program of so many devices; a chip alone stands for as many."""
     machine = load(spec if ":" in spec or spec.endswith(".toml") else f"{spec}:{num_devices}")
     if machine.num_chips != num_devices:
         raise AuditError(

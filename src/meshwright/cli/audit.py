@@ -9,7 +9,7 @@ import typer
 
 from meshwright.api.work import Train
 from meshwright.cli.common import Json, count_option, emit, length_option, note, progress, show
-from meshwright.errors import PlanError
+from meshwright.errors import AuditError, PlanError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
@@ -49,6 +49,9 @@ def audit(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compile even what was compiled before.")
     ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="Show what changed since this audit, written by -o.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the JSON here too.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -62,11 +65,13 @@ def audit(
     mw audit runs/demo/plan.toml
     mw audit plan.toml --target tpu
     mw audit plan.toml --phase generate
+    mw audit plan.toml --against before.json
     mw audit --model tiny --hardware cpu:8 --batch-tokens 1024 --seq-len 64 --layout fsdp=4,tensor=2
     mw audit --hlo step.after_optimizations.txt --hardware v5p:4x4x4 --mesh data=16,tensor=4
     """
     if output:
         check_writable(output)
+    before = _read(against) if against else None
     if hlo:
         given = {
             "PLAN": plan,
@@ -78,7 +83,7 @@ def audit(
             "--phase": phase,
             "--numerics": numerics or None,
         }
-        _finish(_of_program(hlo, hardware, mesh, given), output, as_json=as_json)
+        _finish(_of_program(hlo, hardware, mesh, given), output, before, as_json=as_json)
         return
     if mesh:
         raise PlanError("--mesh goes with --hlo; a plan's mesh is that of its layout")
@@ -98,15 +103,21 @@ def audit(
         document = audit_plan(
             asked, target, lambda what: update(what, None), use_cache=not no_cache, numerics=numerics
         )
-    _finish(document, output, as_json=as_json)
+    _finish(document, output, before, as_json=as_json)
 
 
-def _finish(document: dict, output: Path | None, *, as_json: bool) -> None:
-    """Writes and shows an audit; exits 1 if it differs."""
+def _finish(document: dict, output: Path | None, before: dict | None, *, as_json: bool) -> None:
+    """Writes and shows an audit, or what it changed; exits 1 if it differs from its plan."""
+    if before is not None:
+        from meshwright.audit.changes import changes
+
+        document = document | {"changes": changes(before, document)}
     if output:
         _write(output, document)
     if as_json:
         emit(document)
+    elif before is not None:
+        show("\n".join(document["changes"]))
     elif "planned" in document:
         from meshwright.report.tables import audit_table
 
@@ -149,6 +160,19 @@ def _from_options(options: dict[str, Any]) -> Plan:
         workload=Train(batch_tokens, seq_len).workload(config),
         layout=Layout.parse(layout, **defaults),
     )
+
+
+def _read(path: Path) -> dict:
+    """An audit's document. Raises AuditError for a file that is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise AuditError(f"{path}: is no audit, as mw audit -o writes it: {error}") from error
+    if not isinstance(document, dict) or "emitted" not in document:
+        raise AuditError(f"{path}: is no audit, as mw audit -o writes it")
+    return document
 
 
 def _write(path: Path, document: dict) -> None:

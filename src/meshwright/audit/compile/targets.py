@@ -98,10 +98,7 @@ def choose_target(hardware: str, layout: Layout, asked: str | None = None) -> Ta
         name = asked or own
         if refusal := _refusal(name, machine, layout):
             raise AuditError(refusal)
-        if not is_installed(name):
-            raise DeviceError(
-                f"--target {name} needs {_COMPILERS[name][0]}, which is not installed: {_install(name)}"
-            )
+        _check_installed(name)
         machine.place(layout.mesh)  # raises LayoutError where the mesh is not of as many devices as chips
         return _gpu(machine) if name == "gpu" else _tpu(machine)
     if layout.mesh.num_devices > MAX_CPU_DEVICES:
@@ -112,6 +109,29 @@ def choose_target(hardware: str, layout: Layout, asked: str | None = None) -> Ta
             + (f", or install {_COMPILERS[own][0]}: {_install(own)}" if helps else "")
         )
     return Target("cpu")
+
+
+def own_target(machine: Hardware) -> Target:
+    """The compiler of a machine's own chips.
+
+    Raises AuditError where none is known, DeviceError where it is not installed.
+    """
+    name = machine.chip.kind
+    known = GPUS if name == "gpu" else _LIBTPU_CHIPS
+    if machine.chip.name not in known:
+        raise AuditError(
+            f"no compiler is known for {machine.spec}; ahead of time compile TPUs "
+            f"({', '.join(_LIBTPU_CHIPS)}) and GPUs ({', '.join(GPUS)})"
+        )
+    _check_installed(name)
+    return _gpu(machine) if name == "gpu" else _tpu(machine)
+
+
+def _check_installed(name: str) -> None:
+    if not is_installed(name):
+        raise DeviceError(
+            f"--target {name} needs {_COMPILERS[name][0]}, which is not installed: {_install(name)}"
+        )
 
 
 def is_installed(name: str) -> bool:
@@ -169,20 +189,25 @@ def target_mesh(target: Target, layout: Layout) -> "jax.sharding.Mesh | None":
     """The layout's mesh on the target's devices; None for the cpu, whose devices JAX has at hand."""
     if not target.topology:
         return None
-    from jax.experimental import topologies
-
     from meshwright.nn.mesh import device_mesh
+
+    return device_mesh(layout, target_devices(target))
+
+
+def target_devices(target: Target) -> "list[jax.Device]":
+    """The chips that a compiler describes, of which none need be attached."""
+    from jax.experimental import topologies
 
     if target.name == "gpu":
         described = topologies.get_topology_desc(
             platform="cuda", topology_name=target.gpu, topology=target.topology,
             target_config=GPUS[target.gpu].text,
         )  # fmt: skip
-        return device_mesh(layout, described.devices)
+        return list(described.devices)
     slices = {"num_slices": target.slices} if target.slices > 1 else {}
     described = topologies.get_topology_desc(
         platform="tpu", topology_name=target.topology,
         chips_per_host_bounds=list(target.chips_per_host), **slices,
     )  # fmt: skip
     # Of chips whose two cores are devices of their own, one: a layout counts chips.
-    return device_mesh(layout, [device for device in described.devices if device.core_on_chip == 0])
+    return [device for device in described.devices if device.core_on_chip == 0]

@@ -1,0 +1,137 @@
+"""What a program may move at most, in words that a test states.
+
+    at most 100 MB over data      bytes that each device sends in a step, over this axis, alone or with others
+    nothing over dcn              between the slices of the hardware; `network`: between its nodes
+    no gather of w_*              of tensors, by the name that JAX gives the input, or by the named scope
+
+Each form may name tensors (`of w_*`), axes (`over data·fsdp`: any of them) or both.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import prod
+
+from meshwright.audit.facts.prices import Prices
+from meshwright.audit.facts.sent import Sent
+from meshwright.cost.collectives import Op
+from meshwright.errors import AuditError, nearest
+from meshwright.units import format_bytes
+
+# Words for what lies between slices of TPUs, and between nodes of GPUs.
+OUTER = ("dcn", "network")
+_WORDS: dict[str, Op] = {
+    "gather": "all_gather",
+    "allgather": "all_gather",
+    "sum": "all_reduce",
+    "allreduce": "all_reduce",
+    "scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "permute": "permute",
+}
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_FORM = re.compile(
+    r"(?:at most (?P<size>[\d.]+) ?(?P<unit>[kMGT]?B)|(?P<nothing>nothing)|no (?P<op>[\w-]+))"
+    r"(?: of (?P<tensors>\S+))?(?: over (?P<axes>\S+))?"
+)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """most_bytes: that each device may send in a step of what the bound is of. op, axes: None for any.
+
+    tensors: a pattern of names as a shell has them.
+    """
+
+    text: str
+    most_bytes: int
+    op: Op | None
+    tensors: str | None
+    axes: tuple[str, ...] | None
+
+    def is_of(self, one: Sent, crosses: bool) -> bool:
+        """Whether the bound speaks of a collective. crosses: it goes between slices."""
+        return (
+            (self.op is None or self.op in (one.emitted.op, *_kept(one)))
+            and (self.tensors is None or any(fnmatchcase(name, self.tensors) for name in _names(one)))
+            and (self.axes is None or self._is_over(one, crosses))
+        )
+
+    def _is_over(self, one: Sent, crosses: bool) -> bool:
+        # Devices that follow no axes may be on any.
+        strays = not one.emitted.axes and one.collective.groups.size != 1
+        asked = set(self.axes or ())
+        return strays or bool(asked & set(one.emitted.axes)) or (crosses and bool(asked & set(OUTER)))
+
+
+def parse_bound(text: str) -> Bound:
+    """The bound that the words say. Raises AuditError for other words."""
+    found = _FORM.fullmatch(" ".join(text.split()))
+    if not found:
+        raise AuditError(
+            f"{text!r} is no bound; write 'at most 100 MB over data', 'nothing over dcn' or "
+            "'no gather of w_*'"
+        )
+    op = None
+    if word := found["op"]:
+        name = word.lower().replace("-", "").replace("_", "").removesuffix("s")
+        if name not in _WORDS:
+            raise AuditError(f"{text!r}: no collective is called {word!r}; {nearest(name, list(_WORDS))}")
+        op = _WORDS[name]
+    most = round(float(found["size"]) * _UNITS[found["unit"]]) if found["size"] else 0
+    axes = tuple(re.split("[·,]", found["axes"])) if found["axes"] else None
+    return Bound(text, most, op, found["tensors"], axes)
+
+
+def check_bounds(bounds: Iterable[Bound], sent: Sequence[Sent], prices: Prices) -> list[str]:
+    """A line for each bound that the program breaks, with what it sends.
+
+    Raises AuditError for an axis that the mesh lacks, and for `dcn` or `network` where no hardware of several
+    slices or nodes is named.
+    """
+    broken = []
+    for bound in bounds:
+        _check_axes(bound, prices)
+        found = [one for one in sent if bound.is_of(one, _crosses(one, prices))]
+        total = sum(prices.sent(one.emitted) for one in found)
+        if total > bound.most_bytes:
+            names = ", ".join(dict.fromkeys(f"{one.emitted.op} {one.tensor}" for one in found))
+            broken.append(f"{bound.text}: {format_bytes(total)} a device and step ({names})")
+    return broken
+
+
+def _kept(one: Sent) -> tuple[Op, ...]:
+    """A sum of which each device keeps a slice is a reduce-scatter too."""
+    return ("reduce_scatter",) if one.emitted.kept else ()
+
+
+def _names(one: Sent) -> tuple[str, ...]:
+    """A tensor's name, the last key of it (`w_in` of `params['w_in']`), and its named scopes."""
+    keys = re.findall(r"\w+", one.tensor)
+    return (one.tensor, *keys[-1:], *one.collective.scope)
+
+
+def _check_axes(bound: Bound, prices: Prices) -> None:
+    mesh = prices.named
+    for axis in bound.axes or ():
+        if axis in OUTER and _num_blocks(prices) == 1:
+            raise AuditError(f"{bound.text!r}: name hardware of several slices or nodes: 2*v5e:4x4, h100:8x8")
+        if axis not in OUTER and (mesh is None or axis not in mesh):
+            known = ", ".join(mesh) if mesh else "no axes with names"
+            raise AuditError(f"{bound.text!r}: the mesh has no axis {axis!r}; it has {known}")
+
+
+def _num_blocks(prices: Prices) -> int:
+    """Slices, or nodes, that the hardware has; 1 where none is named."""
+    if prices.placement is None:
+        return 1
+    links = (link for over in prices.placement.links.values() for link in over)
+    return prod(link.size for link in links if link.is_outer)
+
+
+def _crosses(one: Sent, prices: Prices) -> bool:
+    """Whether devices of different slices, which are numbered one slice after another, talk."""
+    block = prices.mesh.num_devices // _num_blocks(prices)
+    return any(len({device // block for device in group}) > 1 for group in one.collective.groups.members)
