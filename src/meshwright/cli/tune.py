@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import Json, emit, note, progress, show
+from meshwright.files import check_writable
 from meshwright.plan_file import load_plan, save_plan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -40,6 +41,7 @@ def tune(
     mw tune plan.toml --target tpu --trials 5 -o tuned.toml
     """
     asked = load_plan(plan)
+    check_writable(output or plan)
     from meshwright.audit.tune.tune import tune as tuned
 
     with progress() as update:

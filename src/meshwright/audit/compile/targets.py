@@ -4,7 +4,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.compile.gpus import GPUS
 from meshwright.errors import AuditError, DeviceError, nearest
@@ -194,7 +194,7 @@ def target_mesh(target: Target, layout: Layout) -> "jax.sharding.Mesh | None":
     return device_mesh(layout, target_devices(target))
 
 
-def target_devices(target: Target) -> "list[jax.Device]":
+def target_devices(target: Target) -> list[Any]:
     """The chips that a compiler describes, of which none need be attached."""
     from jax.experimental import topologies
 
