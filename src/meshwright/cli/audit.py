@@ -9,6 +9,7 @@ import typer
 
 from meshwright.api.work import Train
 from meshwright.cli.common import Json, count_option, emit, length_option, note, progress, show
+from meshwright.cli.extras import require
 from meshwright.errors import AuditError, PlanError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
@@ -87,6 +88,7 @@ def audit(
         return
     if mesh:
         raise PlanError("--mesh goes with --hlo; a plan's mesh is that of its layout")
+    require("run")
     from meshwright.audit.audit import audit_plan
 
     options = {

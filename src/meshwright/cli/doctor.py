@@ -15,6 +15,7 @@ import typer
 
 from meshwright import __version__
 from meshwright.cli.common import Json, emit, progress, show
+from meshwright.cli.extras import EXTRAS
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -22,13 +23,6 @@ _PROBLEM = 1
 _OLDEST_PYTHON = (3, 11)
 _LEAST_FREE_BYTES = 2_000_000_000
 _TIMEOUT_SECONDS = 120
-# A module that each extra brings, and what it is for.
-_EXTRAS = {
-    "tpu": ("libtpu", "training on TPUs"),
-    "cuda12": ("jax_cuda12_plugin", "training on NVIDIA GPUs"),
-    "hf": ("transformers", "comparing with Hugging Face"),
-    "demo": ("openai", "the last stage of mw demo"),
-}
 # libtpu holds this file for the one process that may use the chips.
 _TPU_LOCK = Path("/tmp/libtpu_lockfile")
 _ON_CPU = "JAX_PLATFORMS=cpu mw doctor"
@@ -96,6 +90,8 @@ def packages() -> Iterator[Check]:
 
 def devices() -> Check:
     """What JAX sees, asked in a process of its own: a broken driver may end it or hang."""
+    if find_spec("jax") is None:
+        return Check("devices", "not asked: JAX is not installed, and planning needs none", ok=True)
     command = [sys.executable, "-c", _ASK_JAX]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
@@ -112,20 +108,43 @@ def devices() -> Check:
 
 
 def _extras() -> Iterator[Check]:
-    for extra, (module, purpose) in _EXTRAS.items():
-        there = find_spec(module) is not None
-        found = "installed" if there else f"not installed; only for {purpose}"
-        yield Check(
-            f"[{extra}]", found, ok=True, mend=None if there else f"pip install 'meshwright[{extra}]'"
-        )
+    for extra in EXTRAS:
+        there = extra.is_installed
+        found = "installed" if there else f"not installed; only for {extra.purpose}"
+        yield Check(f"[{extra.name}]", found, ok=True, mend=None if there else extra.install)
 
 
 def _locks() -> Iterator[Check]:
-    if _TPU_LOCK.exists():
-        found = f"{_TPU_LOCK} is there: another process holds the TPU, or died holding it"
-        yield Check("locks", found, ok=False, mend=f"rm {_TPU_LOCK}")
-    else:
+    """The TPU's lock: libtpu locks the file while it lives, and leaves it behind where it is killed."""
+    if not _TPU_LOCK.exists():
         yield Check("locks", "none", ok=True)
+    elif is_held(_TPU_LOCK):
+        yield Check("locks", f"{_TPU_LOCK}: a live process uses the TPU's driver; wait for it", ok=True)
+    else:
+        found = f"{_TPU_LOCK} was left behind by a process that is gone"
+        yield Check("locks", found, ok=False, mend=f"rm {_TPU_LOCK}")
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a live process has the file open or locked."""
+    import fcntl  # where libtpu runs there is one
+
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except OSError:  # locked, or another user's
+        return True
+    target = lock.resolve()
+    return any(_opens(folder, target) for folder in Path("/proc").glob("[0-9]*/fd"))
+
+
+def _opens(descriptors: Path, target: Path) -> bool:
+    """Whether one of a process's open files is `target`; False where it may not be asked."""
+    try:
+        return any(one.resolve() == target for one in descriptors.iterdir())
+    except OSError:
+        return False
 
 
 def _disk() -> Check:

@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as to_command
 
 from meshwright import __version__
+from meshwright.cli.extras import bringing
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.nn.processes import COORDINATOR
 from meshwright.notation.array import shorten
@@ -102,7 +103,6 @@ def _name_values(command: Any) -> None:
 
 app = typer.Typer(
     cls=_LazyGroup,
-    add_completion=False,
     rich_markup_mode=None,  # rich's help costs 0.2 s at every --help
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -138,6 +138,11 @@ def main(args: Sequence[str]) -> int:
         return _fail(str(error))
     except typer.TyperException as error:
         return _fail(getattr(error, "format_message", error.__str__)())
+    except ModuleNotFoundError as error:
+        extra = bringing(error.name or "")
+        if extra is None or extra.is_installed:
+            raise  # ours, or of an installation that is broken
+        return _fail(extra.missing(str(error.name)))
     except BrokenPipeError:  # the reader, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -23,6 +23,7 @@ from meshwright.cli.common import (
     progress,
     whole_option,
 )
+from meshwright.cli.extras import require
 from meshwright.cli.plan_output import misses, show_plan, write_plan
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
@@ -160,6 +161,7 @@ def train(
             )
     opinions = ()
     if audit:
+        require("run")
         with progress() as update:
             found, opinions = second_opinion(config, machine, found, progress=lambda what: update(what, None))
     said = None

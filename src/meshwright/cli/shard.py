@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from meshwright.cli.common import Json, count_option, dtype_option, emit, note
+from meshwright.cli.extras import require
 from meshwright.cost.algorithm import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.resharding import step_price
 from meshwright.cost.strategies import strategies
@@ -84,6 +85,8 @@ def shard(
     """
     if svg:
         check_writable(svg)
+    if run:
+        require("run")
     parsed_mesh, sizes = parse_mesh(mesh), parse_sizes(dims)
     machine = _rated(catalog.load(hardware)) if hardware else default_hardware(parsed_mesh)
     if is_chain(written):

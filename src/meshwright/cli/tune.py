@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit, note, progress, show
+from meshwright.cli.common import Json, emit, note, progress, show, whole_option
+from meshwright.cli.extras import require
 from meshwright.files import check_writable
 from meshwright.plan_file import load_plan, save_plan
 
@@ -20,7 +21,7 @@ def tune(
         str | None, typer.Option(help="tpu, gpu or cpu. [the hardware's where installed, else cpu]")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option("--trials", min=1, help="Compile at most so many. [all]")
+        int | None, whole_option("--trials", help="The most variants to compile. [all]")
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was tried before.")] = False,
     output: Annotated[
@@ -40,6 +41,7 @@ def tune(
     mw tune plan.toml
     mw tune plan.toml --target tpu --trials 5 -o tuned.toml
     """
+    require("run")
     asked = load_plan(plan)
     check_writable(output or plan)
     from meshwright.audit.tune.tune import tune as tuned

@@ -1,0 +1,72 @@
+"""The extras: what each brings, what it is for, and the line that installs it. Planning needs none."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from meshwright.errors import DeviceError
+
+
+@dataclass(frozen=True)
+class Extra:
+    """One extra of the package.
+
+    modules: those that it brings, the first of which tells whether it is installed. purpose: who needs it.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    purpose: str
+
+    @property
+    def is_installed(self) -> bool:
+        return find_spec(self.modules[0]) is not None
+
+    @property
+    def install(self) -> str:
+        """The command that installs it.
+
+        >>> EXTRAS[0].install
+        "pip install 'meshwright[run]'"
+        """
+        return f"pip install 'meshwright[{self.name}]'"
+
+    def missing(self, module: str) -> str:
+        """What to say to who needs it."""
+        return f"this needs the extra [{self.name}] ({module} is not installed): {self.install}"
+
+
+# Those that bring others come after them, so that the smallest is named for a module.
+EXTRAS = (
+    Extra(
+        "run",
+        ("jax", "jaxlib", "optax", "orbax", "grain", "safetensors", "tokenizers", "yaml", "absl"),
+        "training, audits, measurements",
+    ),
+    Extra(
+        "serve",
+        ("starlette", "uvicorn", "prometheus_client", "pydantic", "httpx", "llguidance"),
+        "mw serve and mw bench serve",
+    ),
+    Extra("tpu", ("libtpu",), "training on TPUs, and audits by the TPU's compiler"),
+    Extra("cuda12", ("jax_cuda12_plugin",), "training on NVIDIA GPUs, and audits by the GPU's compiler"),
+    Extra("ray", ("ray",), "several replicas of a server"),
+    Extra("hf", ("transformers",), "comparing with Hugging Face"),
+    Extra("parquet", ("pyarrow",), "training on .parquet files"),
+    Extra("demo", ("openai",), "the last stage of mw demo"),
+)
+
+
+def require(name: str) -> None:
+    """Raises DeviceError with the line that installs the extra, where it is missing.
+
+    For commands that start another process, which would find out.
+    """
+    extra = next(one for one in EXTRAS if one.name == name)
+    if not extra.is_installed:
+        raise DeviceError(extra.missing(extra.modules[0]))
+
+
+def bringing(module: str) -> Extra | None:
+    """The extra that brings a module, `jax.numpy` as well as `jax`; None where none does."""
+    top = module.partition(".")[0]
+    return next((extra for extra in EXTRAS if top in extra.modules), None)
