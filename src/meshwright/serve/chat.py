@@ -34,22 +34,29 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-        self._special_tokens = dict(special_tokens or {})
+        self.source, self._special_tokens = source, dict(special_tokens or {})
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise CheckpointError(f"the checkpoint's chat template does not parse: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt that asks for the next assistant message; RequestError if the template refuses."""
+    def render(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
+        """The prompt that asks for the next assistant message; RequestError if the template refuses.
+
+        context: further names that the template may read, such as tools.
+        """
+        names = {"add_generation_prompt": True} | self._special_tokens | context
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, **self._special_tokens
-            )
-        except (TemplateError, TypeError, ValueError) as error:
+            return self._template.render(messages=messages, **names)
+        except (TemplateError, TypeError, ValueError, AttributeError) as error:
             raise RequestError(
                 f"the chat template refuses the messages: {error}", param="messages"
             ) from error
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the template knows of tools."""
+        return "tools" in self.source
 
 
 def _refuse(message: str) -> None:

@@ -60,11 +60,14 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text before the stop string that is complete first, however the text arrives in pieces."""
+    """Cuts a text before the stop string that is complete first, however the text arrives in pieces.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    keeps: cut behind the stop string instead.
+    """
+
+    def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
         assert all(stops), "an empty stop string would stop everything"
-        self._stops = tuple(stops)
+        self._stops, self._keeps = tuple(stops), keeps
         self._held = ""
         self.stopped = False
 
@@ -75,7 +78,7 @@ class StopStrings:
         if matches:
             end, minus_length = min(matches)
             self.stopped, self._held = True, ""
-            return text[: end + minus_length]
+            return text[: end if self._keeps else end + minus_length]
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
@@ -93,11 +96,17 @@ class StopStrings:
 
 
 class TextStream:
-    """The text of one answer from its tokens."""
+    """The text of one answer from its tokens.
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int], stops: Sequence[str]) -> None:
+    num_decoded: characters of the tokens so far, held-back ones included. num_shown: those given out.
+    """
+
+    def __init__(
+        self, decoder: Decoder, prompt: Sequence[int], stops: Sequence[str], *, keeps_stop: bool = False
+    ) -> None:
         self._detokenizer = Detokenizer(decoder, prompt)
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops, keeps=keeps_stop)
+        self.num_decoded = self.num_shown = 0
 
     @property
     def stopped(self) -> bool:
@@ -106,9 +115,19 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that `token` makes certain, perhaps none."""
-        return self._stops.push(self._detokenizer.push(token))
+        return self._show(self._detokenizer.push(token))
 
     def finish(self) -> str:
         """The rest of the text, now that no token follows."""
-        text = self._stops.push(self._detokenizer.finish())
-        return text if self.stopped else text + self._stops.finish()
+        text = self._show(self._detokenizer.finish())
+        if not self.stopped:
+            held = self._stops.finish()
+            self.num_shown += len(held)
+            text += held
+        return text
+
+    def _show(self, piece: str) -> str:
+        self.num_decoded += len(piece)
+        text = self._stops.push(piece)
+        self.num_shown += len(text)
+        return text

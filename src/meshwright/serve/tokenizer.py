@@ -1,7 +1,9 @@
 """The tokenizer of a checkpoint folder: text to tokens and back, end tokens, chat template."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +30,55 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self.tokenizer.get_vocab_size()
 
-    def encode(self, prompt: str) -> tuple[int, ...]:
+    def encode(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Tokens of a prompt, with the special tokens that the tokenizer adds, such as BOS."""
-        return self._or_start(self.tokenizer.encode(prompt).ids)
+        return self._or_start(self.ids(prompt, add_special_tokens=add_special_tokens))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Tokens of a conversation; its template writes the special tokens itself."""
-        text = self.chat.render(messages)
-        return self._or_start(self.tokenizer.encode(text, add_special_tokens=False).ids)
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> tuple[int, ...]:
+        """Tokens of a conversation; its template writes the special tokens itself.
+
+        context: further names that the template may read, such as tools.
+        """
+        return self._or_start(self.ids(self.chat.render(messages, **context), add_special_tokens=False))
+
+    def ids(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """Tokens of `text`, perhaps none. Other threads run meanwhile."""
+        # `encode` holds the interpreter until it is done, which is seconds for a long text; this does not.
+        return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens; bytes that are not UTF-8 become U+FFFD."""
         return self.tokenizer.decode(tokens)
+
+    def with_special(self) -> "Tokenizer":
+        """The same tokenizer, whose `decode` writes special tokens too."""
+        return _WithSpecial(self.tokenizer, self.eos_ids, self.start_id, self.chat)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for; of a special token, its name; none of an unknown one."""
+        name = self.tokenizer.id_to_token(token)
+        if name is None:
+            return b""
+        if token in self._added_ids:
+            return name.encode()
+        if self._is_byte_level:
+            return bytes(_BYTE_OF.get(char, 0xFF) for char in name)
+        if len(name) == 6 and name.startswith("<0x"):  # SentencePiece's byte fallback
+            return bytes([int(name[3:5], 16)])
+        return name.replace("\u2581", " ").encode()
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """Characters of the longest token: a text of more than n times as many has more than n tokens."""
+        return max((len(name) for name in self.tokenizer.get_vocab()), default=1)
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(json.loads(self.tokenizer.to_str()).get("decoder"))
 
     def _or_start(self, tokens: Sequence[int]) -> tuple[int, ...]:
         if tokens:
@@ -47,6 +86,24 @@ class Tokenizer:
         if self.start_id is None:
             raise RequestError("the prompt is empty; send at least one token", param="prompt")
         return (self.start_id,)
+
+
+class _WithSpecial(Tokenizer):
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (Radford et al. 2019).
+
+    Printable bytes stand for themselves, the others for the characters from U+0100 on, in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

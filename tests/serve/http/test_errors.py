@@ -26,7 +26,8 @@ STOPS = "a string or a list of up to 4 strings, none of them empty"
         (TEXT, {"prompt": [-1]}, "prompt", f"prompt: must be {PROMPTS}"),
         (TEXT, {"prompt": [True]}, "prompt", f"prompt: must be {PROMPTS}"),
         (TEXT, {"prompt": [300], "echo": True}, "prompt", "token 300 is not in the vocabulary of 300 tokens"),
-        (TEXT, {"max_tokens": 0}, "max_tokens", "max_tokens: input should be greater than or equal to 1"),
+        (TEXT, {"max_tokens": 0}, "max_tokens", "max_tokens = 0 answers nothing unless echo is true"),
+        (TEXT, {"max_tokens": -1}, "max_tokens", "max_tokens: input should be greater than or equal to 0"),
         (TEXT, {"max_tokens": "5"}, "max_tokens", "max_tokens: input should be a valid integer"),
         (
             TEXT,
@@ -37,7 +38,21 @@ STOPS = "a string or a list of up to 4 strings, none of them empty"
         (TEXT, {"temperature": 2.1}, "temperature", "temperature: input should be less than or equal to 2"),
         (TEXT, {"temperature": True}, "temperature", "temperature: input should be a valid number"),
         (TEXT, {"top_p": 1.1}, "top_p", "top_p: input should be less than or equal to 1"),
-        (TEXT, {"top_k": -1}, "top_k", "top_k: input should be greater than or equal to 0"),
+        (TEXT, {"top_k": -2}, "top_k", "top_k: input should be greater than or equal to -1"),
+        (TEXT, {"min_p": 1.5}, "min_p", "min_p: input should be less than or equal to 1"),
+        (
+            TEXT,
+            {"repetition_penalty": 0},
+            "repetition_penalty",
+            "repetition_penalty: input should be greater than 0",
+        ),
+        (TEXT, {"min_tokens": 17}, "min_tokens", "min_tokens = 17 is more than max_tokens = 16"),
+        (
+            TEXT,
+            {"allowed_token_ids": [300]},
+            "allowed_token_ids",
+            "token 300 is not in the vocabulary of 300 tokens",
+        ),
         (TEXT, {"n": 0}, "n", "n: input should be greater than or equal to 1"),
         (TEXT, {"n": 30}, "n", "30 answers in one request, but the server holds at most 18"),
         (TEXT, {"seed": 1.5}, "seed", "seed: input should be a valid integer"),
@@ -52,20 +67,30 @@ STOPS = "a string or a list of up to 4 strings, none of them empty"
         ),
         (TEXT, {"temprature": 1}, "temprature", "temprature is not a known field; did you mean temperature?"),
         (TEXT, {"suffix": "x"}, "suffix", 'suffix is not supported; leave it out or send ""'),
-        (TEXT, {"logprobs": 0}, "logprobs", "logprobs is not supported; leave it out"),
-        (TEXT, {"best_of": 2}, "best_of", "best_of is not supported; leave it out or send 1"),
+        (TEXT, {"logprobs": 21}, "logprobs", "logprobs: input should be less than or equal to 20"),
+        (TEXT, {"best_of": 1, "n": 2}, "best_of", "best_of = 1 is fewer than n = 2"),
         (
             TEXT,
-            {"presence_penalty": 0.5},
+            {"best_of": 2, "stream": True},
+            "best_of",
+            "best_of cannot be streamed: all answers must be known first",
+        ),
+        (
+            TEXT,
+            {"presence_penalty": 2.5},
             "presence_penalty",
-            "presence_penalty is not supported; leave it out or send 0",
+            "presence_penalty: input should be less than or equal to 2",
         ),
+        (TEXT, {"logit_bias": {"x": 1}}, "logit_bias", "logit_bias: 'x' is not a token id"),
+        (TEXT, {"logit_bias": {"300": 1}}, "logit_bias", "token 300 is not in the vocabulary of 300 tokens"),
         (
             TEXT,
-            {"logit_bias": {"5": 1}},
-            "logit_bias",
-            "logit_bias is not supported; leave it out or send {}",
+            {"guided_regex": "a", "guided_choice": ["b"]},
+            "guided_choice",
+            "guided_regex and guided_choice ask for two forms of one answer; send one",
         ),
+        (TEXT, {"guided_json": "{"}, "guided_json", None),
+        (TEXT, {"prompt": "x" * 10_000}, "prompt", None),
         (CHAT, {"messages": None}, "messages", "messages is missing"),
         (CHAT, {"messages": "hi"}, "messages", "messages: input should be a valid array"),
         (
@@ -78,9 +103,9 @@ STOPS = "a string or a list of up to 4 strings, none of them empty"
         (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role", "messages[0].role is missing"),
         (
             CHAT,
-            {"messages": [*HI, {"role": "tool", "content": "hi"}]},
+            {"messages": [*HI, {"role": "critic", "content": "hi"}]},
             "messages[1].role",
-            "messages[1].role: input should be 'system', 'developer', 'user' or 'assistant'",
+            "messages[1].role: input should be 'system', 'developer', 'user', 'assistant' or 'tool'",
         ),
         (
             CHAT,
@@ -94,21 +119,38 @@ STOPS = "a string or a list of up to 4 strings, none of them empty"
             "messages[0].weight",
             "messages[0].weight is not a known field",
         ),
+        (CHAT, {"prompt": "x"}, "prompt", None),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function", "tools[0].function is missing"),
         (
             CHAT,
-            {"prompt": "x"},
-            "prompt",
-            "prompt is not a known field; known: ignore_eos, max_completion_tokens, max_tokens, "
-            "messages, model, n, seed, stop, stream, stream_options, temperature, top_k, top_p",
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools",
+            "the model's chat template has no tools, or in a form that is not understood"
+            " (understood: Hermes and Qwen, Mistral, Llama 3)",
         ),
-        (CHAT, {"tools": [{"type": "function"}]}, "tools", "tools is not supported; leave it out or send []"),
-        (CHAT, {"logprobs": True}, "logprobs", "logprobs is not supported; leave it out or send false"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice", "tool_choice = required needs tools"),
         (
             CHAT,
-            {"response_format": {"type": "json_object"}},
+            {"tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+            "tool_choice names 'g', which is not among the tools; there are none",
+        ),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "top_logprobs is only for logprobs = true"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema"}},
             "response_format",
-            'response_format is not supported; leave it out or send {"type": "text"}',
+            "response_format.json_schema comes with type json_schema, and only with it",
         ),
+        ("/v1/responses", {"input": []}, "input", "input is empty; send a text or at least one message"),
+        (
+            "/v1/responses",
+            {"previous_response_id": "x"},
+            "previous_response_id",
+            "previous_response_id is not supported; leave it out",
+        ),
+        ("/tokenize", {}, "prompt", "send prompt or messages, one of them"),
+        ("/detokenize", {"tokens": [300]}, "tokens", "token 300 is not in the vocabulary of 300 tokens"),
         (
             CHAT,
             {"max_tokens": 1, "max_completion_tokens": 1},
@@ -131,10 +173,14 @@ STOPS = "a string or a list of up to 4 strings, none of them empty"
 )
 def test_a_bad_field_is_named(path, fields, param, message):
     runner = MockRunner()
-    good = {"model": MODEL} | ({"prompt": "x"} if path == TEXT else {"messages": HI})
-    response = post(runner, path, good | fields)
+    good = {TEXT: {"prompt": "x"}, CHAT: {"messages": HI}, "/v1/responses": {"input": "hi"}}
+    response = post(runner, path, {"model": MODEL} | good.get(path, {}) | fields)
     error = response.json()["error"]
-    assert (error["message"], error["param"], response.status_code) == (message, param, 400)
+    assert (error["message"] if message else None, error["param"], response.status_code) == (
+        message,
+        param,
+        400,
+    )
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert len(runner.prefilled) == 1  # the warm-up

@@ -71,6 +71,26 @@ def test_the_openai_client_streams_a_chat(client):
     assert chunks[-1].usage.completion_tokens == len(ANSWER.encode()) + 1
 
 
+def test_the_openai_client_reads_log_probabilities(client):
+    messages = [{"role": "user", "content": "hi"}]
+    chat = client.chat.completions.create(
+        model=MODEL, messages=messages, temperature=0, logprobs=True, top_logprobs=2
+    )
+    told = chat.choices[0].logprobs.content
+    assert (told[0].token, told[0].bytes, len(told[0].top_logprobs)) == ("n", [*b"n"], 2)
+    text = client.completions.create(model=MODEL, prompt="xy", max_tokens=1, echo=True, logprobs=1)
+    assert text.choices[0].logprobs.tokens[:2] == ["x", "y"]
+    assert text.choices[0].logprobs.token_logprobs[0] is None
+
+
+def test_the_openai_client_makes_responses(client):
+    response = client.responses.create(model=MODEL, input="hi", temperature=0)
+    assert (response.output_text, response.status) == (ANSWER, "completed")
+    events = list(client.responses.create(model=MODEL, input="hi", temperature=0, stream=True))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == ANSWER
+    assert events[-1].type == "response.completed" and events[-1].response.output_text == ANSWER
+
+
 def test_the_openai_client_lists_models_and_reads_errors(client):
     assert [model.id for model in client.models.list()] == [MODEL]
     with pytest.raises(openai.NotFoundError, match="this server has 'tiny'") as unknown:

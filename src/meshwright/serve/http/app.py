@@ -1,7 +1,6 @@
 """The OpenAI-compatible application: routes, and from a request's body to the engine's requests."""
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,13 +16,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from meshwright.errors import CheckpointError, RequestError
 from meshwright.serve.engine import Engine
 from meshwright.serve.generation import Generation
+from meshwright.serve.http.asking import Asking, is_forced
 from meshwright.serve.http.errors import on_failure, on_http_exception, on_request_error
-from meshwright.serve.http.forms import ChatForm, CompletionForm, Form, Head
-from meshwright.serve.http.protocol import ChatRequest, CompletionRequest, parse
+from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
+from meshwright.serve.http.logprobs import TokenNames
+from meshwright.serve.http.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeRequest,
+    parse,
+)
+from meshwright.serve.http.responses import ResponsesForm, ResponsesRequest
 from meshwright.serve.http.stream import EventStream, unless_disconnected, whole_body
 from meshwright.serve.metrics import Metrics
-from meshwright.serve.sequence import EngineError, SamplingParams
-from meshwright.serve.sequence import Request as EngineRequest
+from meshwright.serve.sequence import EngineError
 from meshwright.serve.tokenizer import Tokenizer
 
 _MAX_BODY_BYTES = 16_000_000
@@ -41,13 +49,17 @@ def create_app(engine: Engine, tokenizer: Tokenizer, model_name: str) -> Starlet
             f"tokenizer.json has {tokenizer.vocab_size} tokens, but the model's vocabulary has "
             f"{engine.vocab_size}; they belong to different models"
         )
-    api = _Api(engine, tokenizer, model_name)
+    api = _Api(Asking(engine, tokenizer), model_name)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+        Route("/v1/responses", api.responses, methods=["POST"]),
+        Route("/tokenize", api.tokenize, methods=["POST"]),
+        Route("/detokenize", api.detokenize, methods=["POST"]),
         Route("/v1/models", api.models),
         Route("/v1/models/{id:path}", api.model),
         Route("/health", api.health),
+        Route("/ready", api.health),
         Route("/metrics", api.metrics),
     ]
     handlers = {
@@ -63,28 +75,56 @@ def create_app(engine: Engine, tokenizer: Tokenizer, model_name: str) -> Starlet
 
 @dataclass(frozen=True)
 class _Api:
-    engine: Engine
-    tokenizer: Tokenizer
+    asking: Asking
     model_name: str
+
+    @property
+    def engine(self) -> Engine:
+        return self.asking.engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.asking.tokenizer
 
     async def completions(self, request: Request) -> Response:
         asked = parse(CompletionRequest, await _body(request))
         self._check_model(asked.model)
-        # In a thread, since a long text would hold up everyone else's streams.
-        prompts = await asyncio.to_thread(lambda: [self._tokens(prompt) for prompt in asked.prompts])
-        texts = [self._echo(prompt) if asked.echo else "" for prompt in asked.prompts]
+        prompts = await self.asking.prompts(asked)
+        names = TokenNames(self.tokenizer, asked.return_tokens_as_token_ids)
+        pairs = zip(asked.prompts, prompts, strict=True)
+        echoes = [self._echo(*pair) if asked.echo else None for pair in pairs]
         form = CompletionForm(
-            Head.new("cmpl", self.model_name), [text for text in texts for _ in range(asked.n)]
+            Head.new("cmpl", self.model_name),
+            names,
+            [echo for echo in echoes for _ in range(asked.num_sampled)],
+            num_sampled=asked.num_sampled,
+            num_choices=asked.n,
+            logprobs=asked.logprobs is not None,
+            silent=asked.max_tokens == 0,
         )
         return await self._answer(request, asked, prompts, asked.max_tokens, form)
 
     async def chat_completions(self, request: Request) -> Response:
         asked = parse(ChatRequest, await _body(request))
         self._check_model(asked.model)
-        messages = [message.as_template_reads() for message in asked.messages]
-        prompt = await asyncio.to_thread(self.tokenizer.encode_chat, messages)
-        form = ChatForm(Head.new("chatcmpl", self.model_name))
+        prompt = await self.asking.chat_prompt(asked)
+        form = ChatForm(
+            Head.new("chatcmpl", self.model_name),
+            TokenNames(self.tokenizer, asked.return_tokens_as_token_ids),
+            logprobs=asked.logprobs,
+            tools=self.asking.tool_format if asked.offered_tools else None,
+            forced_tool=is_forced(asked),
+        )
         return await self._answer(request, asked, [prompt], asked.limit, form)
+
+    async def responses(self, request: Request) -> Response:
+        asked = parse(ResponsesRequest, await _body(request))
+        self._check_model(asked.model)
+        chat = asked.as_chat()
+        prompt = await self.asking.chat_prompt(chat)
+        return await self._answer(
+            request, chat, [prompt], chat.limit, ResponsesForm.new(self.model_name, asked)
+        )
 
     async def _answer(
         self,
@@ -94,39 +134,48 @@ class _Api:
         max_tokens: int | None,
         form: Form,
     ) -> Response:
-        requests = self._engine_requests(asked, prompts, max_tokens)
-        generation = Generation(self.engine, self.tokenizer, requests, asked.stops)
+        requests = await self.asking.requests(asked, prompts, max_tokens)
+        # Marks of tools may be special tokens, which are left out of a text otherwise.
+        keeps_special = not asked.skip_special_tokens or getattr(form, "tools", None) is not None
+        generation = Generation(
+            self.engine,
+            self.tokenizer.with_special() if keeps_special else self.tokenizer,
+            requests,
+            asked.stops,
+            keeps_stop=asked.include_stop_str_in_output,
+        )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         if asked.stream:
-            return EventStream(generation, form, num_prompt_tokens, includes_usage=asked.includes_usage)
+            return EventStream(generation, form, num_prompt_tokens, asked.stream_options or StreamOptions())
         with generation:
             body = await unless_disconnected(request, whole_body(generation, form, num_prompt_tokens))
         return JSONResponse(body)
 
-    def _engine_requests(
-        self,
-        asked: CompletionRequest | ChatRequest,
-        prompts: Sequence[tuple[int, ...]],
-        max_tokens: int | None,
-    ) -> list[EngineRequest]:
-        """n requests for each prompt. Answer i of any prompt has seed + i, whatever else was asked."""
-        seed = secrets.randbits(32) if asked.seed is None else asked.seed
-        return [
-            EngineRequest(
-                prompt,
-                max_tokens,
-                SamplingParams(asked.temperature, asked.top_p, asked.top_k, (seed + answer) % 2**32),
-                frozenset() if asked.ignore_eos else self.tokenizer.eos_ids,
-            )
-            for prompt in prompts
-            for answer in range(asked.n)
-        ]
+    async def tokenize(self, request: Request) -> Response:
+        asked = parse(TokenizeRequest, await _body(request))
+        self._check_model(asked.model or self.model_name)
+        if asked.messages is not None:
+            tokens = await self.asking.conversation(asked.messages)
+        else:
+            text, special = asked.prompt or "", asked.add_special_tokens
+            self.asking.check_length(len(text), "prompt")
+            tokens = await asyncio.to_thread(self.tokenizer.ids, text, add_special_tokens=special)
+        names = TokenNames(self.tokenizer)
+        strings = [names.text(token) for token in tokens] if asked.return_token_strs else None
+        limit = self.engine.context
+        return JSONResponse(
+            {"tokens": list(tokens), "count": len(tokens), "max_model_len": limit, "token_strs": strings}
+        )
 
-    def _tokens(self, prompt: str | list[int]) -> tuple[int, ...]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+    async def detokenize(self, request: Request) -> Response:
+        asked = parse(DetokenizeRequest, await _body(request))
+        self._check_model(asked.model or self.model_name)
+        self.asking.check_ids("tokens", asked.tokens)
+        text = await asyncio.to_thread(self.tokenizer.with_special().decode, asked.tokens)
+        return JSONResponse({"prompt": text})
 
-    def _echo(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+    def _echo(self, prompt: str | list[int], tokens: tuple[int, ...]) -> Echo:
+        return Echo(tokens, prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt))
 
     def _check_model(self, name: str) -> None:
         if name != self.model_name:

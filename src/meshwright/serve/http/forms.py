@@ -1,22 +1,38 @@
-"""The two shapes of an answer: text completions and chat completions, whole and in chunks."""
+"""The shapes of an answer: text completions and chat completions, whole and in chunks."""
 
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
-from meshwright.serve.generation import Delta
+from meshwright.serve.generation import AnswerToken, Delta
+from meshwright.serve.http.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from meshwright.serve.sequence import TokenScore
+from meshwright.serve.tools import Call, ToolFormat, ToolText
 
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Choice:
-    """One whole answer."""
+    """One whole answer, joined from its pieces."""
 
-    text: str
-    finish_reason: str | None
+    text: str = ""
+    finish_reason: str | None = None
+    tokens: tuple[AnswerToken, ...] = ()
+    prompt: tuple[TokenScore, ...] = ()
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason
+        self.tokens += delta.tokens
+        self.prompt = self.prompt or delta.prompt
+
+    @property
+    def mean_logprob(self) -> float:
+        """Log-probability per token, by which best_of ranks."""
+        return sum(token.score.logprob for token in self.tokens) / max(len(self.tokens), 1)
 
 
 @dataclass(frozen=True)
@@ -42,76 +58,167 @@ class Head:
 
 
 class Form(Protocol):
-    """How an endpoint writes its answers."""
+    """How an endpoint writes its answers. ends_with_done: `[DONE]` ends a stream of them."""
+
+    ends_with_done: ClassVar[bool]
 
     def opening(self, index: int) -> list[Json]:
         """Chunks that come before the first token of the answer at `index`."""
         ...
 
-    def chunk(self, delta: Delta) -> Json: ...
+    def chunks(self, delta: Delta) -> list[Json]: ...
 
-    def last(self) -> Json:
-        """A chunk without choices, for the usage."""
+    def closing(self, usage: Json, *, asked: bool) -> list[Json]:
+        """Chunks behind the last; asked: the client wants the usage."""
         ...
 
-    def body(self, choices: Sequence[Choice]) -> Json: ...
+    def body(self, choices: Sequence[Choice], usage: Json) -> Json: ...
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt to be repeated before its answer."""
+
+    tokens: tuple[int, ...]
+    text: str
 
 
 @dataclass(frozen=True)
 class CompletionForm:
-    """`/v1/completions`. echoes: for each answer the prompt's text, "" unless echo was asked for."""
+    """`/v1/completions`.
+
+    echoes: for each answer its prompt, None unless echo was asked for. num_choices: of num_sampled answers to
+    each prompt, those that are given, the likeliest first. logprobs: whether they are told. silent: the
+    answer itself is left out (max_tokens = 0).
+    """
 
     head: Head
-    echoes: Sequence[str]
+    names: TokenNames
+    echoes: Sequence[Echo | None]
+    num_sampled: int = 1
+    num_choices: int = 1
+    logprobs: bool = False
+    silent: bool = False
+    ends_with_done: ClassVar[bool] = True
+    _begun: set[int] = field(default_factory=set)
 
     def opening(self, index: int) -> list[Json]:
-        return [self.chunk(Delta(index, self.echoes[index]))] if self.echoes[index] else []
+        return []
 
-    def chunk(self, delta: Delta) -> Json:
-        return self.head.write("text_completion", [_text(delta.index, delta.text, delta.finish_reason)])
+    def chunks(self, delta: Delta) -> list[Json]:
+        # The prompt comes with the first token, as its log-probabilities do.
+        begins = delta.index not in self._begun
+        self._begun.add(delta.index)
+        choice = Choice(delta.text, delta.finish_reason, delta.tokens, delta.prompt)
+        return [self._write([self._choice(delta.index, delta.index, choice, begins=begins)])]
 
-    def last(self) -> Json:
-        return self.head.write("text_completion", [])
+    def closing(self, usage: Json, *, asked: bool) -> list[Json]:
+        return [self._write([]) | {"usage": usage}] if asked else []
 
-    def body(self, choices: Sequence[Choice]) -> Json:
-        texts = [
-            _text(index, self.echoes[index] + choice.text, choice.finish_reason)
-            for index, choice in enumerate(choices)
-        ]
-        return self.head.write("text_completion", texts)
+    def body(self, choices: Sequence[Choice], usage: Json) -> Json:
+        kept: list[tuple[int, Choice]] = []
+        for first in range(0, len(choices), self.num_sampled):
+            group = list(enumerate(choices))[first : first + self.num_sampled]
+            if self.num_choices < self.num_sampled:
+                group = sorted(group, key=lambda entry: -entry[1].mean_logprob)
+            kept += group[: self.num_choices]
+        told = [self._choice(number, index, choice) for number, (index, choice) in enumerate(kept)]
+        return self._write(told) | {"usage": usage}
 
+    def _write(self, choices: list[Json]) -> Json:
+        return self.head.write("text_completion", choices)
 
-def _text(index: int, text: str, finish_reason: str | None) -> Json:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(self, number: int, index: int, choice: Choice, *, begins: bool = True) -> Json:
+        echo = self.echoes[index]
+        told = echo if begins else None
+        text = "" if self.silent else choice.text
+        logprobs = None
+        if self.logprobs:
+            logprobs = completion_logprobs(
+                self.names,
+                told.tokens if told else (),
+                choice.prompt if told else (),
+                () if self.silent else choice.tokens,
+                len(echo.text) if echo else 0,
+            )
+        return {
+            "index": number,
+            "text": (told.text if told else "") + text,
+            "logprobs": logprobs,
+            "finish_reason": "length" if self.silent and choice.finish_reason else choice.finish_reason,
+        }
 
 
 @dataclass(frozen=True)
 class ChatForm:
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`. tools: how calls stand in the text, None if there are no tools.
+
+    forced_tool: the answer is held to one call.
+    """
 
     head: Head
+    names: TokenNames
+    logprobs: bool = False
+    tools: ToolFormat | None = None
+    forced_tool: bool = False
+    ends_with_done: ClassVar[bool] = True
+    _texts: dict[int, ToolText] = field(default_factory=dict)
 
     def opening(self, index: int) -> list[Json]:
         return [self._chunk(index, {"role": "assistant", "content": ""}, None)]
 
-    def chunk(self, delta: Delta) -> Json:
-        return self._chunk(delta.index, {"content": delta.text} if delta.text else {}, delta.finish_reason)
+    def chunks(self, delta: Delta) -> list[Json]:
+        text, calls, reason = delta.text, (), delta.finish_reason
+        if self.tools is not None:
+            text, calls = self._separate(self.tools, delta)
+        content: Json = {"content": text} if text else {}
+        if calls:
+            content["tool_calls"] = [{"index": number} | _call(call) for number, call in enumerate(calls)]
+            reason = "tool_calls"
+        if not content and not reason and not (self.logprobs and delta.tokens):
+            return []
+        logprobs = chat_logprobs(self.names, delta.tokens) if self.logprobs else None
+        return [self._chunk(delta.index, content, reason, logprobs)]
 
-    def last(self) -> Json:
-        return self.head.write("chat.completion.chunk", [])
+    def _separate(self, tools: ToolFormat, delta: Delta) -> tuple[str, Sequence[Call]]:
+        text = self._texts.setdefault(delta.index, ToolText(tools, forced=self.forced_tool))
+        said = text.push(delta.text)
+        if delta.finish_reason is None:
+            return said, ()
+        rest, calls = text.finish()
+        return said + rest, calls
 
-    def body(self, choices: Sequence[Choice]) -> Json:
-        messages = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ]
-        return self.head.write("chat.completion", messages)
+    def closing(self, usage: Json, *, asked: bool) -> list[Json]:
+        return [self.head.write("chat.completion.chunk", []) | {"usage": usage}] if asked else []
 
-    def _chunk(self, index: int, delta: Json, finish_reason: str | None) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def body(self, choices: Sequence[Choice], usage: Json) -> Json:
+        told = [self._choice(*entry) for entry in enumerate(choices)]
+        return self.head.write("chat.completion", told) | {"usage": usage}
+
+    def _choice(self, index: int, choice: Choice) -> Json:
+        text, calls = choice.text, ()
+        if self.tools is not None:
+            text, calls = self._separate(self.tools, Delta(index, text, "stop"))
+        message: Json = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(self.names, choice.tokens) if self.logprobs else None,
+            "finish_reason": "tool_calls" if calls else choice.finish_reason,
+        }
+
+    def _chunk(
+        self, index: int, delta: Json, finish_reason: str | None, logprobs: Json | None = None
+    ) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return self.head.write("chat.completion.chunk", [choice])
+
+
+def _call(call: Call) -> Json:
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

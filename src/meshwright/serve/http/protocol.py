@@ -5,6 +5,7 @@ in silence. A field of OpenAI's that we lack may still be sent with the value th
 """
 
 import json
+import re
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -19,6 +20,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from meshwright.errors import RequestError, nearest
+from meshwright.serve.grammar import GrammarKind
+from meshwright.serve.sampling import NUM_TOP
 
 # Fields that change no answer.
 _HARMLESS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
@@ -36,8 +39,8 @@ def _described(expected: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-Token = Annotated[int, Field(ge=0, lt=2**31)]
-Tokens = Annotated[list[Token], Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[TokenId], Field(min_length=1)]
 Prompt = Annotated[
     str | Tokens | Annotated[list[str] | list[Tokens], Field(min_length=1)],
     _described("a string, a list of strings, a list of token ids or a list of lists of token ids, not empty"),
@@ -49,7 +52,9 @@ Stop = Annotated[
 ]
 
 
-class _Object(BaseModel):
+class RequestObject(BaseModel):
+    """A JSON object whose unknown fields are refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     # Fields we lack, each with the values (beside null) that ask for nothing.
@@ -77,31 +82,140 @@ class _Object(BaseModel):
         raise RequestError(f"{name} is not supported; {hint}", param=name, code="unsupported_parameter")
 
 
-class StreamOptions(_Object):
+class StreamOptions(RequestObject):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     off = {"include_obfuscation": (False,)}
 
 
-class _Generation(_Object):
-    """What completions and chat completions share. top_k and ignore_eos are vLLM's."""
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class JsonSchemaSpec(RequestObject):
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, Any] = Field({}, alias="schema")
+    strict: bool = True
+
+
+class ResponseFormat(RequestObject):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaSpec | None = None
+
+    @model_validator(mode="after")
+    def _schema_belongs_to_its_type(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise RequestError(
+                "response_format.json_schema comes with type json_schema, and only with it",
+                param="response_format",
+            )
+        return self
+
+
+class StructuredOutputs(RequestObject):
+    """vLLM's `structured_outputs`: exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1)
+    grammar: str | None = None
+
+
+class _Generation(RequestObject):
+    """What completions and chat completions share; the second half is vLLM's, as are its meanings."""
 
     model: str
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
-    top_k: int = Field(0, ge=0, lt=2**31)
     seed: int | None = None
     stop: Stop = []
     n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
-    ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[str, Bias] = {}
+    response_format: ResponseFormat | None = None
+
+    top_k: int = Field(0, ge=-1, lt=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    min_tokens: int = Field(0, ge=0)
+    ignore_eos: bool = False
+    stop_token_ids: list[TokenId] = []
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
+    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    return_tokens_as_token_ids: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_grammar: str | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> "_Generation":
         if self.stream_options and not self.stream:
             raise RequestError("stream_options is only for stream = true", param="stream_options")
         return self
+
+    @model_validator(mode="after")
+    def _min_is_within_max(self) -> "_Generation":
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens = {self.min_tokens} is more than max_tokens = {self.max_tokens}",
+                param="min_tokens",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "_Generation":
+        if len(self.forms) > 1:
+            names = " and ".join(name for name, _, _ in self.forms)
+            raise RequestError(f"{names} ask for two forms of one answer; send one", param=self.forms[1][0])
+        return self
+
+    @model_validator(mode="after")
+    def _bias_of_tokens(self) -> "_Generation":
+        wrong = next((token for token in self.logit_bias if not re.fullmatch(r"[0-9]{1,9}", token)), None)
+        if wrong is not None:
+            raise RequestError(f"logit_bias: {wrong!r} is not a token id", param="logit_bias")
+        return self
+
+    @property
+    def forms(self) -> list[tuple[str, GrammarKind, Any]]:
+        """What the answer is held to, at most one: (field, kind of grammar, source)."""
+        found: list[tuple[str, GrammarKind, Any]] = []
+        if self.response_format and self.response_format.type != "text":
+            spec = self.response_format.json_schema
+            found.append(("response_format", "json_schema", spec.schema_ if spec else {"type": "object"}))
+        structured = self.structured_outputs or StructuredOutputs.model_validate({})
+        for prefix, json_, regex, choice, grammar in (
+            ("guided_{}", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar),
+            (
+                "structured_outputs.{}",
+                structured.json_,
+                structured.regex,
+                structured.choice,
+                structured.grammar,
+            ),
+        ):
+            if json_ is not None:
+                name = prefix.format("json")
+                found.append(
+                    (name, "json_schema", _json_object(json_, name) if isinstance(json_, str) else json_)
+                )
+            if regex is not None:
+                found.append((prefix.format("regex"), "regex", regex))
+            if choice is not None:
+                found.append((prefix.format("choice"), "lark", _one_of(choice)))
+            if grammar is not None:
+                found.append((prefix.format("grammar"), "lark", grammar))
+        return found
 
     @property
     def stops(self) -> list[str]:
@@ -111,19 +225,53 @@ class _Generation(_Object):
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def num_top(self) -> int | None:
+        """Alternatives to report with each token; None: not even its own log-probability."""
+        raise NotImplementedError
 
-_OFF: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-}
+    @property
+    def num_sampled(self) -> int:
+        """Answers to generate for each prompt."""
+        return self.n
+
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        return tuple((int(token), bias) for token, bias in self.logit_bias.items())
+
+
+def _one_of(choices: list[str]) -> str:
+    """A grammar in Lark's form."""
+    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+def _json_object(text: str, param: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"{param} is not JSON: {error}", param=param) from error
+    if not isinstance(value, dict):
+        raise RequestError(f"{param} must be a JSON object", param=param)
+    return value
 
 
 class CompletionRequest(_Generation):
     prompt: Prompt
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: int | None = Field(16, ge=0)
     echo: bool = False
-    off = _OFF | {"best_of": (1,), "logprobs": (), "suffix": ("",)}
+    logprobs: int | None = Field(None, ge=0, le=NUM_TOP)
+    best_of: int | None = Field(None, ge=1, le=128)
+    add_special_tokens: bool = True
+    off = {"suffix": ("",), "priority": (0,), "use_beam_search": (False,)}
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "CompletionRequest":
+        if self.best_of is not None and self.best_of < self.n:
+            raise RequestError(f"best_of = {self.best_of} is fewer than n = {self.n}", param="best_of")
+        if self.best_of is not None and self.best_of > self.n and self.stream:
+            raise RequestError("best_of cannot be streamed: all answers must be known first", param="best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError("max_tokens = 0 answers nothing unless echo is true", param="max_tokens")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -134,39 +282,120 @@ class CompletionRequest(_Generation):
             return [self.prompt]  # pyright: ignore[reportReturnType]
         return list(self.prompt)  # pyright: ignore[reportReturnType]
 
+    @property
+    def num_top(self) -> int | None:
+        return self.logprobs
 
-class TextPart(_Object):
+    @property
+    def num_sampled(self) -> int:
+        return self.best_of or self.n
+
+
+class TextPart(RequestObject):
     type: Literal["text"]
     text: str
 
 
-class Message(_Object):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | list[TextPart], _described("a string or a list of parts of type text")]
-    name: str | None = None
-    off = {"tool_calls": ([],), "function_call": (), "refusal": (), "audio": (), "annotations": ([],)}
+class FunctionCall(RequestObject):
+    name: str
+    arguments: str
 
-    def as_template_reads(self) -> dict[str, str]:
-        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        named = {"name": self.name} if self.name is not None else {}
-        return {"role": self.role, "content": "".join(parts), **named}
+
+class ToolCall(RequestObject):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(RequestObject):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[
+        str | list[TextPart] | None, _described("a string or a list of parts of type text")
+    ] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+    off = {"function_call": (), "refusal": (), "audio": (), "annotations": ([],)}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content_is_there(cls, data: Any) -> Any:
+        # Only a message that calls tools may say nothing.
+        if (
+            isinstance(data, dict)
+            and "role" in data
+            and data.get("content") is None
+            and not data.get("tool_calls")
+        ):
+            raise PydanticCustomError("missing_content", "content is missing")
+        return data
+
+    def as_template_reads(self) -> dict[str, Any]:
+        content = self.content or ""
+        parts = [content] if isinstance(content, str) else [part.text for part in content]
+        message: dict[str, Any] = {"role": self.role, "content": "".join(parts)}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [_call_as_template_reads(call) for call in self.tool_calls]
+        return message
+
+
+def _call_as_template_reads(call: ToolCall) -> dict[str, Any]:
+    # Templates of Hugging Face models write arguments as JSON themselves.
+    arguments = _json_object(call.function.arguments or "{}", "messages.tool_calls.function.arguments")
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+class FunctionSpec(RequestObject):
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class Tool(RequestObject):
+    type: Literal["function"]
+    function: FunctionSpec
+
+    def as_template_reads(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+
+
+class NamedFunction(RequestObject):
+    name: str
+
+
+class ToolChoice(RequestObject):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(_Generation):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    off = _OFF | {
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=NUM_TOP)
+    tools: list[Tool] = []
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ToolChoice,
+        _described('"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'),
+    ] = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    off = {
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "store": (False,),
         "service_tier": ("auto", "default"),
+        "priority": (0,),
     }
 
     @model_validator(mode="after")
@@ -177,12 +406,61 @@ class ChatRequest(_Generation):
             )
         return self
 
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs is only for logprobs = true", param="top_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _chosen_tool_exists(self) -> "ChatRequest":
+        names = [tool.function.name for tool in self.tools]
+        if self.tool_choice == "required" and not names:
+            raise RequestError("tool_choice = required needs tools", param="tool_choice")
+        if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
+            raise RequestError(
+                f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools;"
+                f" {nearest(self.tool_choice.function.name, names) if names else 'there are none'}",
+                param="tool_choice",
+            )
+        return self
+
     @property
     def limit(self) -> int | None:
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
+    @property
+    def num_top(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
-R = TypeVar("R", bound=_Generation)
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools
+
+
+class TokenizeRequest(RequestObject):
+    """vLLM's /tokenize, of a prompt or of messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_text(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("send prompt or messages, one of them", param="prompt")
+        return self
+
+
+class DetokenizeRequest(RequestObject):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+R = TypeVar("R", bound=RequestObject)
 
 
 def parse(kind: type[R], body: bytes) -> R:
@@ -193,7 +471,7 @@ def parse(kind: type[R], body: bytes) -> R:
         raise _request_error(error.errors(include_url=False)[0], kind) from None
 
 
-def _request_error(error: ErrorDetails, kind: type[_Generation]) -> RequestError:
+def _request_error(error: ErrorDetails, kind: type[RequestObject]) -> RequestError:
     if error["type"] == "json_invalid":
         return RequestError(f"the body is not JSON: {error.get('ctx', {}).get('error')}", code="invalid_json")
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
@@ -203,6 +481,10 @@ def _request_error(error: ErrorDetails, kind: type[_Generation]) -> RequestError
         hint = nearest(str(error["loc"][-1]), list(kind.model_fields)) if len(error["loc"]) == 1 else ""
         return RequestError(
             _sentence(f"{param} is not a known field", hint), param=param, code="unknown_parameter"
+        )
+    if error["type"] == "missing_content":
+        return RequestError(
+            f"{param}.content is missing", param=f"{param}.content", code="missing_required_parameter"
         )
     if error["type"] == "missing":
         return RequestError(f"{param} is missing", param=param, code="missing_required_parameter")

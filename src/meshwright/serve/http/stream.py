@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from meshwright.serve.generation import Generation
 from meshwright.serve.http.errors import error_object
 from meshwright.serve.http.forms import Choice, Form, Json
+from meshwright.serve.http.protocol import StreamOptions
 from meshwright.serve.sequence import EngineError
 
 logger = logging.getLogger(__name__)
@@ -30,25 +31,22 @@ def usage(num_prompt_tokens: int, generation: Generation) -> dict[str, int]:
 
 async def whole_body(generation: Generation, form: Form, num_prompt_tokens: int) -> Json:
     """The body of an answer that is not streamed."""
-    texts = [""] * generation.num_answers
-    reasons: list[str | None] = [None] * generation.num_answers
+    choices = [Choice() for _ in range(generation.num_answers)]
     async for delta in generation:
-        texts[delta.index] += delta.text
-        reasons[delta.index] = delta.finish_reason
-    choices = [Choice(text, reason) for text, reason in zip(texts, reasons, strict=True)]
-    return form.body(choices) | {"usage": usage(num_prompt_tokens, generation)}
+        choices[delta.index].add(delta)
+    return form.body(choices, usage(num_prompt_tokens, generation))
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, each one chunk, then `[DONE]`; an error event in its place if it fails."""
+    """Server-sent events, each one chunk, then the form's last; an error event in their place if it fails."""
 
     def __init__(
-        self, generation: Generation, form: Form, num_prompt_tokens: int, *, includes_usage: bool
+        self, generation: Generation, form: Form, num_prompt_tokens: int, options: StreamOptions
     ) -> None:
         self._generation = generation
         self._form = form
         self._num_prompt_tokens = num_prompt_tokens
-        self._includes_usage = includes_usage
+        self._options = options
         # Proxies that buffer would turn a stream into one late body.
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._events(), media_type="text/event-stream", headers=headers)
@@ -61,27 +59,38 @@ class EventStream(StreamingResponse):
     async def _events(self) -> AsyncIterator[str]:
         try:
             async for chunk in self._chunks():
-                yield _event(chunk)
+                yield event(chunk)
         except Exception as error:  # the status is sent, so the error travels in the stream
             if not isinstance(error, EngineError):
                 logger.exception("a stream failed")
-            yield _event(error_object(error))
+            yield event(error_object(error))
             return
-        yield "data: [DONE]\n\n"
+        if self._form.ends_with_done:
+            yield "data: [DONE]\n\n"
 
     async def _chunks(self) -> AsyncIterator[Json]:
-        blank = {"usage": None} if self._includes_usage else {}
         for index in range(self._generation.num_answers):
             for chunk in self._form.opening(index):
-                yield chunk | blank
+                yield chunk | self._usage_so_far()
         async for delta in self._generation:
-            yield self._form.chunk(delta) | blank
-        if self._includes_usage:
-            yield self._form.last() | {"usage": usage(self._num_prompt_tokens, self._generation)}
+            for chunk in self._form.chunks(delta):
+                yield chunk | self._usage_so_far()
+        for chunk in self._form.closing(self._usage(), asked=self._options.include_usage):
+            yield chunk
+
+    def _usage(self) -> Json:
+        return usage(self._num_prompt_tokens, self._generation)
+
+    def _usage_so_far(self) -> Json:
+        if not self._options.include_usage:
+            return {}
+        return {"usage": self._usage() if self._options.continuous_usage_stats else None}
 
 
-def _event(content: Json) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+def event(content: Json) -> str:
+    """One server-sent event; with its name where the content has a type, as /v1/responses does."""
+    name = f"event: {content['type']}\n" if "type" in content else ""
+    return f"{name}data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 T = TypeVar("T")
