@@ -1,82 +1,171 @@
-"""Fits what steps reach of the chips' ratings, the `[step]` tables of the catalog, on published rows.
+"""Fits what steps reach of the chips' ratings, by chip and by software, on published rows.
 
-    python benchmarks/fit_published.py published/training.csv > benchmarks/results/fit_published.json
-    ... --loso         besides, every source predicted with figures fitted on the other sources
-    ... --write        writes the tables into src/meshwright/hardware/catalog/*.toml
+    python benchmarks/fit_published.py > benchmarks/results/fit_published.json
+    ... --leave-out    besides, every source and every panel predicted with figures fitted on the others
+    ... --write        writes the [step] tables of hardware/catalog/*.toml and the factors of software/*.toml
 
-Every family of chips has the same few physical figures. A figure of a family is that of its kind (GPU
-or TPU) plus a deviation, both in logits (seconds: in logarithms), with a prior on each: what a family's
-own rows do not tell it takes from the others. Minimised by least squares over rows of
+A figure of a family of chips under a software is that of its kind (GPU or TPU), plus a deviation of the
+family and one of the software, all in logits (seconds: in logarithms), each with a prior: what the rows of a
+chip or software do not tell it takes from the others. What a host takes to launch is the software's alone.
+Minimised by least squares over rows of
 
-    soft_l1(log(predicted / published) / SCALE)  +  priors
+    soft_l1(log(predicted / published) / SCALE) . weight  +  priors
 
-Layouts are chosen by memory alone, so they are recorded once and priced again for each set of figures.
-Nothing looks at ids, sources, models' names or notes. Needs scipy, which JAX brings.
+weight: a source of many rows counts as SOURCE_ROWS of them. Layouts are chosen by memory alone, so they are
+recorded once and priced again, for all steps of a derivative at once: what a chip has as a figure is an array
+here. Nothing looks at ids, models' names or notes.
 """
 
 import argparse
+import csv
 import json
 import math
 import platform
 import re
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
-from meshwright.cost.step import StepPricer
+from meshwright.cost.collectives import along_lines, lines_of
+from meshwright.cost.graph import Graph, Transfer
+from meshwright.cost.memory import update_work
+from meshwright.cost.passes import Dtypes, seconds_of
+from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
+from meshwright.cost.stages import depth_counts, stage_counts
+from meshwright.cost.step import (
+    TimedPass,
+    as_sent,
+    at_step_rates,
+    done_once,
+    exposed_share,
+    hop_transfer,
+    lost_at_nodes,
+    norm_transfer,
+    stage_times,
+    timed_passes,
+)
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
-from meshwright.hardware.chip import StepEfficiency
+from meshwright.hardware.chip import StepEfficiency, Switch
+from meshwright.hardware.software import DEFAULT, software_names
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
 from meshwright.plan.space import record
+from meshwright.plan.spread import quantile
 from meshwright.plan.validate.choice import Mix, mixes
 from meshwright.plan.validate.published import MEMORY, STEP, PublishedRow, SkippedRow, read_rows
 from meshwright.plan.validate.reproduce import Case, reproduce
-from meshwright.plan.validate.score import TRUST, quantile
+from meshwright.plan.validate.score import heldable, panel_of
 
-CATALOG = Path(__file__).parent.parent / "src/meshwright/hardware/catalog"
+HERE = Path(__file__).parent
+TABLES = (HERE / "published/training.csv", HERE / "published/nanotron.csv")
+CATALOG = HERE.parent / "src/meshwright/hardware/catalog"
+OUT_OF_SAMPLE = HERE.parent / "src/meshwright/plan/out_of_sample.csv"
 # The chips of one design; every other chip is a family of its own.
 FAMILIES = {
-    "a100": ("a100-80gb", "a100-40gb"),
+    "a100": ("a100-80gb", "a100-40gb", "a800"),
     "h100": ("h100", "h200", "h800", "h100-pcie"),
     "blackwell": ("b200", "b300", "gb200-nvl72", "gb300-nvl72"),
 }
-# Figure: (guess, sigma of a kind's value about it, sigma of a family's about its kind's).
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A guess with the spreads about it, in logits or logarithms, and where it is from.
+
+    kind: of a kind's value about the guess. family: of a family's about its kind's. software: likewise.
+    """
+
+    guess: float
+    kind: float
+    family: float
+    software: float
+    source: str
+
+
 _SHARED = {
-    "matmul.bf16": (0.70, 0.7, 0.25),
-    "experts": (0.70, 0.7, 0.1),
-    "attention": (0.45, 0.3, 0.3),
-    "memory": (0.80, 0.5, 0.2),
-    "elementwise": (0.50, 0.7, 0.3),
-    "overlap": (0.80, 0.7, 0.3),
-    "waiting": (0.80, 0.7, 0.2),
+    "matmul.bf16": Prior(
+        0.70, 0.5, 0.25, 0.15, "large cuBLAS and XLA products reach 60 to 80% of dense peaks"
+    ),
+    "experts": Prior(
+        0.70, 0.5, 0.1, 0.3, "the fullest of several experts has a third more rows than the mean"
+    ),
+    "attention": Prior(0.50, 0.4, 0.3, 0.4, "FlashAttention-2 (Dao, 2023) 0.35-0.70, FlashAttention-3 0.75"),
+    "memory": Prior(0.80, 0.3, 0.2, 0.0, "STREAM on GPUs and TPUs reaches 80 to 92% of ratings"),
+    "elementwise": Prior(
+        0.50, 0.5, 0.2, 0.4, "operands counted once; unfused steps read and write them again"
+    ),
+    "overlap": Prior(0.80, 0.5, 0.2, 0.5, "collectives beside products take memory bandwidth and processors"),
+    "waiting": Prior(0.80, 0.5, 0.2, 0.5, "tensor collectives in blocks beside products hide a part"),
 }
-FIGURES = {
+FIGURES: dict[str, dict[str, Prior]] = {
     "gpu": _SHARED
     | {
-        "matmul.f16": (0.65, 0.7, 0.5),
-        "matmul.fp8": (0.65, 0.3, 0.3),
-        "matmul.fp4": (0.55, 0.7, 0.5),
-        "links.nvlink": (0.80, 0.7, 0.3),
-        "links.network": (0.80, 0.7, 0.3),
-        "kernel_seconds": (1e-5, 0.7, 0.3),
-        "launch_seconds": (2e-3, 0.7, 0.3),
+        "fp8": Prior(0.85, 0.4, 0.2, 0.2, "of bf16's share: cuBLAS reaches 1.3 to 1.5e15 on an H100 in fp8"),
+        "fp4": Prior(0.75, 0.4, 0.2, 0.0, "of fp8's share: scales and casts take more of a shorter product"),
+        "links.nvlink": Prior(0.75, 0.4, 0.2, 0.0, "nccl-tests: 330 to 370 of 450 GB/s"),
+        "links.network": Prior(0.80, 0.5, 0.3, 0.0, "nccl-tests over InfiniBand: 75 to 95% of the line rate"),
+        "network_falloff": Prior(
+            0.15, 0.7, 0.3, 0.5, "0 where bisection is full; 0.8 with EFA (nccl-h100-efa)"
+        ),
+        "network_latency": Prior(
+            1.5, 0.7, 0.0, 0.0, "of NCCL's tuning table; EFA's steps take several times it"
+        ),
+        "matmul_half_outputs": Prior(
+            5e5, 0.7, 0.0, 0.0, "half a wave of 128 x 128 tiles on 108 to 148 processors"
+        ),
+        "kernel_seconds": Prior(4e-6, 0.4, 0.2, 0.3, "launch to launch of a stream's kernels, 2 to 8 us"),
+        "launch_seconds": Prior(2e-3, 0.7, 0.3, 0.5, "a step's start and end on the host"),
     },
     "tpu": _SHARED
     | {
         # XLA's large products alone reach 85 to 95% of a TPU's peak, in traces of any generation.
-        "matmul.bf16": (0.88, 0.3, 0.25),
-        "links.ici": (0.85, 0.7, 0.3),
-        "links.dcn": (0.60, 0.7, 0.3),
-        "kernel_seconds": (2e-6, 0.7, 0.3),
+        "matmul.bf16": Prior(0.88, 0.3, 0.25, 0.0, "85 to 95% of a TPU's peak in traces of any generation"),
+        "links.ici": Prior(0.85, 0.5, 0.3, 0.0, "How to Scale Your Model: profiles reach 80 to 95%"),
+        "links.dcn": Prior(0.60, 0.5, 0.3, 0.0, "a share of a host's card"),
+        "kernel_seconds": Prior(2e-6, 0.5, 0.3, 0.0, "profiles show gaps of 1 to 3 us"),
     },
 }
+# Figures of a software alone: (guess, spread), where it launches operations one by one.
+HOST = {
+    "pytorch-eager": {
+        "host_seconds": (6e-5, 0.4),
+        "host_collective_seconds": (1.5e-4, 0.4),
+        "host_node_seconds": (1e-4, 0.7),
+    },
+    "pytorch-compiled": {"host_seconds": (3e-5, 0.4), "host_collective_seconds": (1e-4, 0.4)},
+    "megatron": {"host_seconds": (3e-5, 0.4), "host_collective_seconds": (7e-5, 0.4)},
+    "megatron-te": {"host_seconds": (3e-5, 0.4), "host_collective_seconds": (7e-5, 0.4)},
+    "deepspeed": {"host_seconds": (6e-5, 0.4), "host_collective_seconds": (1.5e-4, 0.4)},
+}
+# Keys of half: FlashAttention-2, figure 6 (A100, head 128, causal): 45% of its best rate at 512 tokens, 65%
+# at 1,024, 80% at 2,048; causal queries see half of the keys.
+ATTENTION_HALF_KEYS = {"gpu": 256.0, "tpu": 0.0}
 SCALE = 0.08  # residuals below about this count squared, those above by their size
+SOURCE_ROWS = 24  # so many rows count a source of more
 _STEP_SIZE = 1e-3
+
+
+class Array(np.ndarray):
+    """An array that caches of prices can have in their keys: it equals itself alone."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
+def _array(values: Iterable[float]) -> Array:
+    return np.array(list(values), dtype=float).view(Array)
+
+
+@dataclass(frozen=True, eq=False)
+class ManyEfficiencies(StepEfficiency):
+    """StepEfficiency with an array for each figure; it equals itself alone."""
 
 
 def family_of(chip: str) -> str:
@@ -84,13 +173,94 @@ def family_of(chip: str) -> str:
     return next((name for name, chips in FAMILIES.items() if chip in chips), chip)
 
 
+# The most that a figure can be; shares are below 1, others have no such bound.
+LARGEST = {"kernel_seconds": 1e-5}
+_POSITIVE = ("network_falloff", "network_latency", "matmul_half_outputs")
+
+
+def _is_share(name: str) -> bool:
+    return not name.endswith("_seconds") and name not in _POSITIVE
+
+
+def _most(name: str) -> float | None:
+    return 1.0 if _is_share(name) else LARGEST.get(name)
+
+
 def _free(name: str, value: float) -> float:
     """A figure on an axis without bounds."""
-    return math.log(value) if name.endswith("_seconds") else math.log(value / (1 - value))
+    most = _most(name)
+    return math.log(value / (most - value)) if most else math.log(value)
 
 
-def _figure(name: str, value: float) -> float:
-    return math.exp(value) if name.endswith("_seconds") else 1 / (1 + math.exp(-value))
+def _figure(name: str, value: Any) -> Any:
+    most = _most(name)
+    return most / (1 + np.exp(-value)) if most else np.exp(value)
+
+
+def efficiency(
+    figures: Mapping[str, Any], kind: str, *, whole_sums: bool = False, unfused_norms: bool = False
+) -> StepEfficiency:
+    """What figures named as in FIGURES and HOST describe, numbers or arrays."""
+    links = {n.removeprefix("links."): v for n, v in figures.items() if n.startswith("links.")}
+    bf16 = figures["matmul.bf16"]
+    matmul = {"bf16": bf16, "f16": bf16, "f32": bf16, "int8": bf16}
+    if kind == "gpu":  # narrower types never reach a larger share than wider ones
+        matmul |= {"fp8": bf16 * figures["fp8"], "int8": bf16 * figures["fp8"]}
+        matmul |= {"fp4": matmul["fp8"] * figures["fp4"]}
+    own = ("fp8", "fp4")
+    single = {name: value for name, value in figures.items() if "." not in name and name not in own}
+    half = ATTENTION_HALF_KEYS[kind]
+    arrays = isinstance(bf16, np.ndarray)
+    made = ManyEfficiencies if arrays else StepEfficiency
+    flags = {"whole_sums": whole_sums, "unfused_norms": unfused_norms}
+    return made(matmul=matmul, links=links, attention_half_keys=half, **flags, **single)
+
+
+def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
+    """The step time as StepPricer has it, of a chip whose figures are arrays.
+
+    The bubble of a pipeline is simulated with the first of each, and follows its lower bound from there.
+    """
+    chip, dtypes = hardware.chip, Dtypes.of(layout)
+    placement = at_step_rates(hardware).place(layout.mesh)
+    adds = isinstance(placement.network, Switch)
+
+    def sent(transfer: Transfer) -> Any:
+        one = as_sent(transfer, layout, chip)
+        lines = lines_of(one.op, one.axes, placement, one.copies)
+        lost = lost_at_nodes(one, placement, chip)
+        return along_lines(one.op, one.gathered_bytes, lines, adds=adds) + lost
+
+    timed = timed_passes(graph, layout.remat, dtypes, chip, lambda one: TimedPass(one, sent, chip))
+    for segment in graph.segments:  # prices of this chip, which nobody asks for again
+        for key in [key for key in segment.memo if chip in key]:
+            del segment.memo[key]
+    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
+    stages = set(stage_counts(graph, schedule, pipe, interleave))
+    busiest = max(stages, key=lambda counts: _first(sum(stage_times(timed, counts))))
+    seconds = layout.microbatches * sum(stage_times(timed, busiest))
+    if pipe > 1:
+        by_depth = depth_counts(graph, schedule, pipe, interleave)
+        depths = [stage_times(timed, counts) for counts in by_depth]
+        hop = sent(hop_transfer(graph, pipe))
+        times = Times([PassSeconds(*map(_first, one)) for one in depths], _first(hop))
+        whole = makespan(schedule, pipe, layout.microbatches, interleave, times)
+        size = len(hop) if np.ndim(hop) else 1
+        columns = tuple(np.array([np.broadcast_to(d[i], size) for d in depths]) for i in range(3))
+        count = np.full(size, layout.microbatches)
+        least = least_makespan(schedule, pipe, count, interleave, columns, np.broadcast_to(hop, size))
+        seconds = np.maximum(seconds, whole * least / least[0])
+    for direction in ("forward", "backward"):
+        waiting, room = done_once(timed, busiest, direction)
+        seconds = seconds + waiting * exposed_share(waiting, room, chip.step.overlap)
+    seconds = seconds + seconds_of(update_work(graph, layout), "update", dtypes, chip)
+    if layout.weight_axes:
+        seconds = seconds + sent(norm_transfer(layout.weight_axes))
+    return seconds + chip.step.launch_seconds * layout.microbatches
+
+
+def _first(figure: Any) -> float:
+    return float(np.ravel(figure)[0])
 
 
 @dataclass
@@ -99,7 +269,8 @@ class Row:
 
     published: PublishedRow
     case: Case
-    parts: list[tuple[Mix, list[tuple]]]
+    parts: list[tuple[Mix, list[tuple[float, Layout, Graph]]]]
+    weight: float = 1.0
 
     @classmethod
     def of(cls, published: PublishedRow) -> "Row":
@@ -115,21 +286,26 @@ class Row:
         return cls(published, case, parts)
 
     @property
+    def kind(self) -> str:
+        return self.case.hardware.chip.kind
+
+    @property
     def family(self) -> str:
         return family_of(self.published.chip)
 
-    def log_error(self, step: StepEfficiency) -> float:
-        """log(predicted step time / published)."""
+    @property
+    def software(self) -> str:
+        return self.published.software or DEFAULT
+
+    def log_errors(self, step: StepEfficiency) -> Any:
+        """log(predicted step time / published), for each entry of the figures."""
         hardware = self.case.hardware
         hardware = replace(hardware, chip=replace(hardware.chip, step=step))
-        seconds = min(
-            sum(
-                share * StepPricer(graph, layout, hardware).cost().seconds
-                for share, layout, graph in recorded
-            )
+        seconds = [
+            sum(share * step_seconds(graph, layout, hardware) for share, layout, graph in recorded)
             for _, recorded in self.parts
-        )
-        return math.log(seconds / self.published.seconds())
+        ]
+        return np.log(min(seconds, key=_first) / self.published.seconds())
 
     def error(self, log_error: float) -> float:
         """Of the figure in the row's unit."""
@@ -137,115 +313,144 @@ class Row:
 
 
 class Model:
-    """The figures of all families as one vector: those of a kind, then each family's deviations."""
+    """The figures as one vector: those of a kind, deviations of families and software, and those of hosts."""
 
-    def __init__(self, families: Mapping[str, str]) -> None:
-        self.kinds = dict(families)
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.families = {row.family: row.kind for row in rows}
+        self.softwares = {row.software: row.kind for row in rows}
         self.places: dict[tuple[str, str], int] = {}
         start, sigma = [], []
-        for kind in sorted(set(families.values())):
-            for name, (guess, _, _) in FIGURES[kind].items():
-                self.places[kind, name] = len(start)
-                start.append(_free(name, guess))
-                sigma.append(FIGURES[kind][name][1])
-        for family, kind in families.items():
-            for name, (_, _, spread) in FIGURES[kind].items():
-                self.places[family, name] = len(start)
-                start.append(0.0)
-                sigma.append(spread)
+
+        def take(owner: str, name: str, value: float, spread: float) -> None:
+            self.places[owner, name] = len(start)
+            start.append(value)
+            sigma.append(spread)
+
+        for kind in sorted(set(self.families.values())):
+            for name, prior in FIGURES[kind].items():
+                take(kind, name, _free(name, prior.guess), prior.kind)
+        for family, kind in self.families.items():
+            for name, prior in FIGURES[kind].items():
+                if prior.family:
+                    take(family, name, 0.0, prior.family)
+        for software in sorted({row.software for row in rows if row.kind == "gpu"}):
+            for name, prior in FIGURES["gpu"].items():
+                if prior.software:
+                    take(f"software {software}", name, 0.0, prior.software)
+            for name, (guess, spread) in HOST.get(software, {}).items():
+                take(f"software {software}", name, math.log(guess), spread)
         self.start, self.sigma = np.array(start), np.array(sigma)
 
-    def figures(self, x: np.ndarray, family: str) -> dict[str, float]:
-        kind = self.kinds[family]
-        return {
-            name: _figure(name, x[self.places[kind, name]] + x[self.places[family, name]])
-            for name in FIGURES[kind]
+    def owners(self, row: Row) -> tuple[str, ...]:
+        return (row.kind, row.family, f"software {row.software}")
+
+    def names(self, kind: str, software: str) -> list[str]:
+        return [*FIGURES[kind], *(HOST.get(software, {}) if kind == "gpu" else ())]
+
+    def free(self, x: np.ndarray, owners: Sequence[str], name: str) -> float:
+        return sum(float(x[self.places[one, name]]) for one in owners if (one, name) in self.places)
+
+    def figures(self, x: np.ndarray, kind: str, family: str, software: str) -> dict[str, float]:
+        owners = (kind, family, f"software {software}")
+        return {n: float(_figure(n, self.free(x, owners, n))) for n in self.names(kind, software)}
+
+    def evaluate(self, row: Row, x: np.ndarray, *, slopes: bool) -> tuple[float, dict[str, float]]:
+        """(log error, its derivative by each figure on its free axis)."""
+        names, owners = self.names(row.kind, row.software), self.owners(row)
+        values = {name: self.free(x, owners, name) for name in names}
+        moved = names if slopes else []
+        arrays = {
+            name: _figure(name, _array([v, *(v + _STEP_SIZE * (name == other) for other in moved)]))
+            for name, v in values.items()
         }
-
-    def step(self, x: np.ndarray, family: str) -> StepEfficiency:
-        return step_of(self.figures(x, family))
-
-    def fit(self, rows: Sequence[Row], start: np.ndarray | None = None, steps: int = 25) -> np.ndarray:
-        """The vector that predicts the rows best."""
-        count, size = len(rows), len(self.start)
-
-        def residuals(x: np.ndarray) -> np.ndarray:
-            return np.concatenate([self.log_errors(rows, x) / SCALE, (x - self.start) / self.sigma])
-
-        def jacobian(x: np.ndarray) -> np.ndarray:
-            matrix = np.zeros((count + size, size))
-            base = self.log_errors(rows, x)
-            for family, kind in self.kinds.items():
-                own = [place for place, row in enumerate(rows) if row.family == family]
-                for name in FIGURES[kind] if own else ():
-                    moved = x.copy()
-                    moved[self.places[family, name]] += _STEP_SIZE
-                    step = self.step(moved, family)
-                    for place in own:
-                        slope = (rows[place].log_error(step) - base[place]) / _STEP_SIZE / SCALE
-                        matrix[place, self.places[family, name]] = slope
-                        matrix[place, self.places[kind, name]] = slope
-            matrix[range(count, count + size), range(size)] = 1 / self.sigma
-            return matrix
-
-        start = self.start if start is None else start
-        return least_squares(residuals, start, jacobian, loss="soft_l1", max_nfev=steps).x
+        known = row.case.hardware.software
+        step = efficiency(arrays, row.kind, whole_sums=known.whole_sums, unfused_norms=known.unfused_norms)
+        found = np.broadcast_to(row.log_errors(step), 1 + len(moved))
+        pairs = zip(moved, found[1:], strict=True)
+        return float(found[0]), {name: float(one - found[0]) / _STEP_SIZE for name, one in pairs}
 
     def log_errors(self, rows: Sequence[Row], x: np.ndarray) -> np.ndarray:
-        steps = {family: self.step(x, family) for family in self.kinds}
-        return np.array([row.log_error(steps[row.family]) for row in rows])
+        return np.array([self.evaluate(row, x, slopes=False)[0] for row in rows])
+
+    def jacobian(self, rows: Sequence[Row], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(log errors, their derivatives by the vector)."""
+        matrix, errors = np.zeros((len(rows), len(x))), np.zeros(len(rows))
+        for place, row in enumerate(rows):
+            errors[place], slopes = self.evaluate(row, x, slopes=True)
+            for name, slope in slopes.items():
+                for owner in self.owners(row):
+                    if (owner, name) in self.places:
+                        matrix[place, self.places[owner, name]] = slope
+        return errors, matrix
+
+    def solve(
+        self, rows: Sequence[Row], x0: np.ndarray, errors: np.ndarray, matrix: np.ndarray
+    ) -> np.ndarray:
+        """The vector that predicts the rows best, were errors linear about x0 with this derivative.
+
+        soft_l1 on rows alone, the prior stays a square: least squares with weights 1 / sqrt(1 + r^2).
+        """
+        weights = np.array([row.weight for row in rows])
+        slopes, x = matrix / SCALE, x0
+        far = np.minimum(self.sigma, 0.7)
+        for _ in range(12):
+            r = errors / SCALE + slopes @ (x - x0)
+            held = weights / np.sqrt(1 + r**2)
+            told = slopes.T @ (slopes * held[:, None]) + np.diag(1 / self.sigma**2)
+            wanted = slopes.T @ (held * (slopes @ x - r)) + self.start / self.sigma**2
+            x = np.clip(np.linalg.solve(told, wanted), x0 - far, x0 + far)
+        return x
+
+    def fit(self, rows: Sequence[Row], start: np.ndarray, steps: int) -> np.ndarray:
+        x = best = start
+        least = math.inf
+        for number in range(steps):
+            begun = time.perf_counter()
+            errors, matrix = self.jacobian(rows, x)
+            if (cost := self.cost(rows, x, errors)) < least:
+                best, least = x, cost
+            found = summary(np.expm1(errors))
+            x, moved = self.solve(rows, x, errors, matrix), x
+            far = float(np.max(np.abs(x - moved) / self.sigma))
+            print(f"{number}: {found} {time.perf_counter() - begun:.0f} s, moved {far:.2f}", file=sys.stderr)
+            if far < 0.05:
+                break
+        return best
+
+    def cost(self, rows: Sequence[Row], x: np.ndarray, errors: np.ndarray) -> float:
+        weights = np.array([row.weight for row in rows])
+        of_rows = weights @ (2 * (np.sqrt(1 + (errors / SCALE) ** 2) - 1))
+        return float(of_rows + np.sum(((x - self.start) / self.sigma) ** 2))
+
+    def degrees_of_freedom(self, rows: Sequence[Row], x: np.ndarray) -> float:
+        """Of the rows: the trace of the matrix that makes fitted values of measured ones."""
+        errors, matrix = self.jacobian(rows, x)
+        weights = np.array([row.weight for row in rows]) / np.sqrt(1 + (errors / SCALE) ** 2)
+        told = matrix.T @ (matrix * weights[:, None]) / SCALE**2
+        return float(np.trace(np.linalg.solve(told + np.diag(1 / self.sigma**2), told)))
 
 
-def step_of(figures: Mapping[str, float]) -> StepEfficiency:
-    """The efficiency that figures named as in TOML describe."""
-
-    def table(prefix: str) -> dict[str, float]:
-        return {n.removeprefix(prefix): v for n, v in figures.items() if n.startswith(prefix)}
-
-    single = {name: value for name, value in figures.items() if "." not in name}
-    return StepEfficiency(matmul=table("matmul."), links=table("links."), **single)
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of step times that can be expressed."""
+def read(paths: Sequence[Path]) -> list[Row]:
+    """The rows of step times that can be expressed and held to."""
     rows = []
-    for published in read_rows(path):
-        if isinstance(published, SkippedRow) or published.metric == MEMORY:
+    for published in (row for path in paths for row in read_rows(path)):
+        if isinstance(published, SkippedRow) or published.metric == MEMORY or not heldable(published):
             continue
         try:
             rows.append(Row.of(published))
         except MeshwrightError as error:
             print(f"{published.id}: {error}", file=sys.stderr)
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.published.source] = counts.get(row.published.source, 0) + 1
+    for row in rows:
+        row.weight = min(1.0, SOURCE_ROWS / counts[row.published.source])
     return rows
 
 
 def summary(errors: Iterable[float]) -> dict[str, float | int | None]:
     found = sorted(map(abs, errors))
     return {"rows": len(found), "median": quantile(found, 0.5), "p90": quantile(found, 0.9)}
-
-
-def beside_the_first(rows: Sequence[Row], log_errors: Sequence[float]) -> list[tuple[Row, float, float]]:
-    """(row, its log error, that of the first row of its source, chip and dtype), without the first rows."""
-    first: dict[tuple, float] = {}
-    found = []
-    for row, log_error in zip(rows, log_errors, strict=True):
-        key = (row.published.source, row.published.chip, row.published.dtype)
-        if key in first:
-            found.append((row, log_error, first[key]))
-        first.setdefault(key, log_error)
-    return found
-
-
-def anchored(rows: Sequence[Row], log_errors: Sequence[float], trust: float = TRUST) -> list[float]:
-    """Errors once the first row of each source, chip and dtype has set a factor."""
-    return [row.error(own - trust * first) for row, own, first in beside_the_first(rows, log_errors)]
-
-
-def trusted(rows: Sequence[Row], log_errors: Sequence[float]) -> float:
-    """The share of the first row's error that brings the others nearest: least absolute deviations."""
-    pairs = beside_the_first(rows, log_errors)
-    shares = [step / 20 for step in range(21)]
-    return min(shares, key=lambda share: sum(abs(own - share * first) for _, own, first in pairs))
 
 
 def by(rows: Sequence[Row], errors: Sequence[float], key: Callable[[Row], str]) -> dict[str, dict]:
@@ -255,105 +460,172 @@ def by(rows: Sequence[Row], errors: Sequence[float], key: Callable[[Row], str]) 
     return {name: summary(found) | {"mean": statistics.mean(found)} for name, found in groups.items()}
 
 
-def leave_one_source_out(model: Model, rows: Sequence[Row], start: np.ndarray) -> list[float]:
-    """The log error of every row with figures fitted on the other sources."""
-    log_errors = [0.0] * len(rows)
-    for source in dict.fromkeys(row.published.source for row in rows):
-        others = [row for row in rows if row.published.source != source]
-        x = model.fit(others, start, steps=8)
-        for place, row in enumerate(rows):
-            if row.published.source == source:
-                log_errors[place] = row.log_error(model.step(x, row.family))
-        print(f"without {source}: fitted", file=sys.stderr)
-    return log_errors
+def leave_out(model: Model, rows: Sequence[Row], x: np.ndarray, group_of: Callable[[Row], Any]) -> np.ndarray:
+    """The log error of every row with figures fitted on the rows of other groups.
+
+    The fit without a group starts at that with it, from its derivatives, and is made once more from there.
+    """
+    errors, matrix = model.jacobian(rows, x)
+    found = np.zeros(len(rows))
+    groups = [group_of(row) for row in rows]
+    for group in dict.fromkeys(groups):
+        kept = np.array([one != group for one in groups])
+        others = [row for row, keep in zip(rows, kept, strict=True) if keep]
+        without = model.solve(others, x, errors[kept], matrix[kept])
+        for place, (row, keep) in enumerate(zip(rows, kept, strict=True)):
+            if not keep:
+                found[place], _ = model.evaluate(row, without, slopes=False)
+    return found
 
 
-def toml_lines(figures: Mapping[str, float], num_rows: int, kind: str) -> list[str]:
+def table_lines(figures: Mapping[str, float], kind: str, flops: Mapping[str, float], note: str) -> list[str]:
     """The `[step]` table of a chip."""
+    step = efficiency(figures, kind)
+    matmul = {dtype: share for dtype, share in step.matmul.items() if dtype in flops}
+    single = [n for n in figures if "." not in n and n not in ("fp8", "fp4", *HOST["megatron"])]
 
-    def line(name: str) -> str:
-        return f"{name.rpartition('.')[2]} = {float(f'{figures[name]:.3g}')}"
+    def line(name: str, value: float) -> str:
+        return f"{name} = {float(f'{value:.3g}')}"
 
-    lines = ["[step]", *(line(name) for name in figures if "." not in name)]
-    for prefix in ("matmul", "links"):
-        lines += ["", f"[step.{prefix}]", *(line(name) for name in figures if name.startswith(f"{prefix}."))]
-    own = f"{num_rows} published rows of this family" if num_rows else "the published rows of other families"
-    note = f"benchmarks/fit_published.py on {own}, shrunk towards those of all {kind.upper()}s"
-    keys = dict.fromkeys(name.partition(".")[0] for name in figures)
-    return [*lines, "", "[step.sources]", *(f'{key} = "{note}"' for key in keys)]
+    lines = ["[step]", *(line(name, getattr(step, name)) for name in single)]
+    if step.attention_half_keys:
+        lines.append(line("attention_half_keys", step.attention_half_keys))
+    lines += ["", "[step.matmul]", *(line(dtype, share) for dtype, share in matmul.items())]
+    lines += ["", "[step.links]", *(line(link, share) for link, share in step.links.items())]
+    keys = [*single, "matmul", "links"]
+    lines += ["", "[step.sources]", *(f'{key} = "{note}"' for key in keys)]
+    if step.attention_half_keys:
+        lines.append(
+            'attention_half_keys = "FlashAttention-2 (Dao, 2023), figure 6: by length, head 128, causal"'
+        )
+    return lines
 
 
 def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
-    """Replaces the `[step]` tables of the catalog, which stand before `[sources]`."""
+    """Replaces the `[step]` tables of the chips, as XLA has them, and the factors of the other software."""
     for file in sorted(CATALOG.glob("*.toml")):
         chip = catalog.chip(file.stem)
-        family = family_of(chip.name)
         if chip.kind not in FIGURES:
             continue
-        known = family if family in model.kinds else None
-        figures = model.figures(x, known) if known else _of_kind(model, x, chip.kind)
+        family = family_of(chip.name)
         count = sum(row.family == family for row in rows)
-        names = {name: value for name, value in figures.items() if _applies(name, chip.flops_per_second)}
-        table = "\n".join(toml_lines(names, count, chip.kind))
+        own = f"{count} published rows of this family" if count else "the published rows of other families"
+        note = f"benchmarks/fit_published.py on {own}, shrunk towards those of all {chip.kind.upper()}s"
+        figures = model.figures(x, chip.kind, family, DEFAULT)
         text = file.read_text(encoding="utf-8")
+        kept = [line for line in text.splitlines() if line.startswith("scatter_passes")]
+        lines = table_lines(figures, chip.kind, chip.flops_per_second, note)
+        if kept:  # what a compiler emits is no matter of the fit
+            lines = ["[step]", kept[0], *lines[1:], kept[1]]
+        table = "\n".join(lines)
         text = re.sub(r"\[step\]\n.*?(?=^\[sources\])", "", text, flags=re.DOTALL | re.MULTILINE)
         head, sources, tail = text.partition("[sources]\n")
         file.write_text(f"{head}{table}\n\n{sources}{tail}", encoding="utf-8")
+    for name in software_names():
+        count = sum(row.software == name and row.kind == "gpu" for row in rows)
+        if name != DEFAULT and count:
+            file = CATALOG / "software" / f"{name}.toml"
+            file.write_text(software_text(model, x, name, count, file.read_text()), encoding="utf-8")
 
 
-def _of_kind(model: Model, x: np.ndarray, kind: str) -> dict[str, float]:
-    return {name: _figure(name, x[model.places[kind, name]]) for name in FIGURES[kind]}
+def software_text(model: Model, x: np.ndarray, name: str, count: int, text: str) -> str:
+    """The file of a software: its head as it is, and factors over XLA's figures."""
+    head = text.split("\n\n")[0]
+    head = "\n".join(line for line in head.splitlines() if not line.startswith("host_"))
+    own, xla = f"software {name}", f"software {DEFAULT}"
+    odds, seconds = ["[odds]"], ["[seconds]"]
+    for figure, prior in FIGURES["gpu"].items():
+        if not prior.software or figure in ("fp8", "fp4"):
+            continue
+        factor = math.exp(x[model.places[own, figure]] - x[model.places[xla, figure]])
+        short = figure.partition(".")[0]
+        (odds if _is_share(figure) else seconds).append(f"{short} = {factor:.3g}")
+    host = [f"{figure} = {math.exp(x[model.places[own, figure]]):.3g}" for figure in HOST.get(name, {})]
+    note = f"benchmarks/fit_published.py on {count} published rows of this software, beside those of others"
+    known = text.partition("[sources]\n")[2].splitlines()
+    keys = ["odds", "seconds", *HOST.get(name, {})]
+    kept = [line for line in known if line.partition(" ")[0] not in keys]
+    sources = ["[sources]", *(f'{key} = "{note}"' for key in keys), *kept]
+    return "\n".join([head, *host, "", *odds, "", *seconds, "", *sources]) + "\n"
 
 
-def _applies(name: str, flops_per_second: Mapping[str, float]) -> bool:
-    return not name.startswith("matmul.") or name.removeprefix("matmul.") in flops_per_second
+def write_out_of_sample(rows: Sequence[Row], document: Mapping[str, Any]) -> None:
+    """The errors that `mw validate` and `mw plan` tell of: each row's with figures fitted without its
+    source (of the sweep, which is a source of its own, without its panel).
+    """
+    sources = document["leave_one_source_out"]["log_errors"]
+    panels = document["leave_one_panel_out"]["log_errors"]
+    with OUT_OF_SAMPLE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("id", "value", "kind", "software", "chips", "tensor", "pipe", "log_error"))
+        for row in rows:
+            one = row.published
+            swept = "Ultra-Scale" in one.source
+            error = (panels if swept else sources)[one.id]
+            degrees = (one.chips, one.tensor or 1, one.pipe or 1)
+            writer.writerow((one.id, one.value, row.kind, row.software, *degrees, error))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--loso", action="store_true")
+    parser.add_argument("files", type=Path, nargs="*", default=list(TABLES))
+    parser.add_argument("--leave-out", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--start", type=Path, help="A former result, to start from.")
-    parser.add_argument("--steps", type=int, default=25, help="Of the fit, at most.")
+    parser.add_argument("--steps", type=int, default=8, help="Of the fit, at most.")
     options = parser.parse_args()
-    rows = read(options.file)
-    model = Model({row.family: row.case.hardware.chip.kind for row in rows})
-    start = None
+    rows = read(options.files)
+    model = Model(rows)
+    x = model.start
     if options.start and options.start.exists():
-        start = np.array(json.loads(options.start.read_text())["vector"])
-        start = start if len(start) == len(model.start) else None
-    x = model.fit(rows, start, steps=options.steps)
+        former = json.loads(options.start.read_text())["vector"]
+        for (owner, name), place in model.places.items():
+            x[place] = former.get(f"{owner}/{name}", x[place])
+        model.start = Model(rows).start
+    x = model.fit(rows, np.array(x), steps=options.steps)
     log_errors = model.log_errors(rows, x)
     errors = [row.error(e) for row, e in zip(rows, log_errors, strict=True)]
     document = {
         "benchmark": "fit_published",
-        "command": f"python benchmarks/fit_published.py {options.file.name}" + " --loso" * options.loso,
+        "command": "python benchmarks/fit_published.py" + " --leave-out" * options.leave_out,
         "machine": {"python": platform.python_version(), "numpy": np.__version__, "cpu": platform.machine()},
-        "free": summary(errors),
-        "anchored": summary(anchored(rows, log_errors)),
-        "figures": {family: model.figures(x, family) for family in model.kinds},
-        "kinds": {kind: _of_kind(model, x, kind) for kind in sorted(set(model.kinds.values()))},
-        "sources": by(
-            rows, errors, lambda row: f"{row.published.source}, {row.published.chip}, {row.published.dtype}"
-        ),
-        "rows": {row.published.id: round(e, 4) for row, e in zip(rows, errors, strict=True)},
-        "vector": [round(float(v), 6) for v in x],
+        "fitted": summary(errors),
+        "constants": len(model.start),
+        "degrees_of_freedom": model.degrees_of_freedom(rows, x),
+        "figures": {
+            f"{family}, {software}": model.figures(x, kind, family, software)
+            for family, kind, software in dict.fromkeys((r.family, r.kind, r.software) for r in rows)
+        },
+        "priors": {k: {n: vars(p) for n, p in figures.items()} for k, figures in FIGURES.items()},
+        "sources": by(rows, errors, lambda row: row.published.source),
+        "vector": {
+            f"{owner}/{name}": round(float(x[place]), 6) for (owner, name), place in model.places.items()
+        },
     }
-    if options.loso:
-        log_without = leave_one_source_out(model, rows, x)
-        without = [row.error(e) for row, e in zip(rows, log_without, strict=True)]
-        document["leave_one_source_out"] = {
-            **summary(without),
-            "anchored": summary(anchored(rows, log_without)),
-            "trust": trusted(rows, log_without),
-            "sources": by(rows, without, lambda row: row.published.source),
-            "rows": {row.published.id: round(e, 4) for row, e in zip(rows, without, strict=True)},
-        }
     if options.write:
         write_catalog(model, x, rows)
+    if options.leave_out:
+        ways = {
+            "leave_one_source_out": lambda row: row.published.source,
+            "leave_one_panel_out": lambda row: panel_of(row.published),
+        }
+        for name, group_of in ways.items():
+            found = leave_out(model, rows, x, group_of)
+            without = [row.error(e) for row, e in zip(rows, found, strict=True)]
+            document[name] = {
+                **summary(without),
+                "sources": by(rows, without, lambda row: row.published.source),
+                "chips": by(rows, without, lambda row: row.published.chip),
+                "softwares": by(rows, without, lambda row: row.software),
+                "log_errors": {
+                    row.published.id: round(float(e), 4) for row, e in zip(rows, found, strict=True)
+                },
+            }
+            print(f"{name}: {summary(without)}", file=sys.stderr)
+        if options.write:
+            write_out_of_sample(rows, document)
     print(json.dumps(document, indent=1))
 
 

@@ -1,6 +1,6 @@
 """The planner beside what others measured: every score of a table of published results in one JSON.
 
-    python benchmarks/published.py published/training.csv > benchmarks/results/published.json
+    python benchmarks/published.py benchmarks/published/training.csv > benchmarks/results/published.json
 
 Scores free and anchored with the baselines of one MFU, by source, rows of memory, regret, and from
 results/fit_published.json what is left of it where the constants are fitted without each source.
@@ -51,7 +51,7 @@ def main() -> None:
     found = predict(read_rows(file))
     seconds = time.perf_counter() - start
     free, anchor = validation_document(found, anchor=False), validation_document(anchored(found), anchor=True)
-    shared = ("memory", "regret", "regrets", "skipped", "rows")
+    shared = ("memory", "regret", "rankings", "ranking", "skipped", "rows")
     document = {
         "benchmark": "published",
         "command": f"python benchmarks/published.py {file.name}",

@@ -1,9 +1,12 @@
 """The price of a collective, against the published figures and a count of what each link carries."""
 
+import csv
 from collections import defaultdict
 from dataclasses import replace
 from itertools import product
 from math import isfinite, prod
+from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import assume, given
@@ -11,8 +14,10 @@ from hypothesis import strategies as st
 
 from meshwright.cost.collectives import Op, collective_seconds
 from meshwright.errors import LayoutError
+from meshwright.hardware import catalog
 from meshwright.hardware.catalog import load
 from meshwright.hardware.chip import LinearCost, SharedMemory, Switch, Torus
+from meshwright.hardware.description import read_chip
 from meshwright.hardware.topology import Link, Placement
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
@@ -186,21 +191,75 @@ def test_interleaved_groups_share_their_links() -> None:
 
 
 def test_nvlink() -> None:
-    """A switch: each GPU receives (n - 1) / n of V at 450 GB/s."""
+    """A switch: each GPU receives (n - 1) / n of V at 450 GB/s, in 7 steps of 3.4 us after a launch."""
     price = collective_seconds("all_gather", 8e9, "tensor", _place("h100:64", data=8, tensor=8))
-    assert price.seconds == pytest.approx(7e9 / 450e9)
+    assert price.seconds == pytest.approx(7e9 / 450e9 + 8.4e-6 + 7 * 3.4e-6)
     assert price.link == "nvlink"
 
 
-def test_network_takes_what_nvlink_leaves() -> None:
-    """Reduce-scatter of V over 8 x 8: 7/8 V by NVLink, then 7/8 of V / 8 by the NIC; 3 hops each."""
+def test_a_reduce_scatter_over_nodes_is_one_ring() -> None:
+    """V over 8 x 8: 63/64 V round all GPUs, by a node's 8 cards at once; 7 of 63 steps cross the network."""
     placement = _place("h100:64", fsdp=64)
     price = collective_seconds("reduce_scatter", 64e9, "fsdp", placement)
-    assert price.seconds == pytest.approx(56e9 / 450e9 + 7e9 / 50e9)
-    assert (price.link, price.bound, price.hops) == ("network", "bandwidth", 3 + 3)
+    assert price.seconds == pytest.approx(63e9 / (8 * 50e9) + 8.4e-6 + 56 * 3.4e-6 + 7 * 14e-6)
+    assert (price.link, price.bound, price.hops) == ("network", "bandwidth", 63)
     moved = collective_seconds("all_to_all", 64e9, "fsdp", placement)
     # Each GPU holds 1 GB and sends 1/64 of it to everyone: 7/8 leaves the node, and passes NVLink in part.
-    assert moved.seconds == pytest.approx(0.875e9 / 450e9 + 0.875e9 / 50e9)
+    assert moved.seconds == pytest.approx(0.875e9 / 450e9 + 0.875e9 / 50e9, rel=5e-3)
+
+
+def test_a_ring_over_all_ranks_costs_steps_that_one_within_a_node_does_not() -> None:
+    """128 MB of weights: over 8 GPUs 0.3 ms, over 512 three times that at the same bandwidth of a node."""
+    within = collective_seconds("all_gather", 128e6, "x", _place("h100:8", x=8)).seconds
+    over_all = collective_seconds("all_gather", 128e6, "x", _place("h100:64x8", x=512)).seconds
+    assert within == pytest.approx(112e6 / 450e9 + 8.4e-6 + 7 * 1.9e-6, rel=0.15)
+    assert 3 * within < over_all < 6 * within
+
+
+def test_small_messages_run_under_the_protocol_that_is_there_first() -> None:
+    """NCCL's LL: 0.6 us a step; of LL128 1.9 us at 92% of the bandwidth; Simple 3.4 us at all of it."""
+    placement = _place("h100:8", x=8)
+    steps = {8: 0.6e-6, 32e6: 1.9e-6, 8e9: 3.4e-6}
+    shares = {8: 0.5, 32e6: 0.92, 8e9: 1.0}
+    for size, step in steps.items():
+        bandwidth = size * 7 / 8 / 450e9 / shares[size]
+        price = collective_seconds("all_gather", size, "x", placement)
+        assert price.seconds == pytest.approx(8.4e-6 + 7 * step + bandwidth)
+
+
+def test_collectives_as_published_of_another_network() -> None:
+    """Bus bandwidths of 256 MB on H100s with EFA (benchmarks/published), from its table of shares by nodes.
+
+    The machine's table has 2, 8, 32 and 64 nodes; 4 and 16 are interpolated, and within 25% as well.
+    """
+    rows = list(csv.DictReader(NCCL.read_text().splitlines()))
+    assert len(rows) == 14
+    for row in rows:
+        num_gpus, num_bytes = int(row["nodes"]) * 8, float(row["bytes"])
+        passes = 2 if row["op"] == "all_reduce" else 1
+        bus = float(row["bus_gigabytes_per_second"]) * 1e9
+        measured = passes * num_bytes * (num_gpus - 1) / num_gpus / bus
+        machine = read_chip(EFA, "efa.toml").chip
+        placement = _place(f"h100:{row['nodes']}x8", x=num_gpus).over(machine.network)
+        priced = collective_seconds(cast("Op", row["op"]), num_bytes, "x", placement).seconds
+        assert priced == pytest.approx(measured, rel=0.25), row
+
+
+NCCL = Path(__file__).parents[2] / "benchmarks/published/nccl-h100-efa.csv"
+_H100 = Path(catalog.__file__).with_name("catalog") / "h100.toml"
+EFA = _H100.read_text().replace(
+    "[step]",
+    """[network.efficiency.nvlink]
+all_gather = [[1, 0.575]]
+all_reduce = [[1, 0.995]]
+
+[network.by_nodes]
+all_gather = [[2, 0.49], [8, 0.19], [32, 0.08], [64, 0.031]]
+all_reduce = [[2, 0.94], [8, 0.26], [32, 0.166], [64, 0.084]]
+
+[step]""",
+    1,
+)
 
 
 def test_dcn_takes_what_the_slice_leaves() -> None:
@@ -215,7 +274,7 @@ def test_permute() -> None:
     line = collective_seconds("permute", 64, "Y", _place("v5e:4x4", X=4, Y=4))
     assert (line.seconds, line.hops, line.bound) == (pytest.approx(3e-6), 3, "latency")
     nodes = collective_seconds("permute", 64e9, "pipe", _place("h100:64", pipe=8, tensor=8))
-    assert (nodes.seconds, nodes.link) == (pytest.approx(8e9 / 50e9), "network")
+    assert (nodes.seconds, nodes.link) == (pytest.approx(8e9 / 50e9 + 8.4e-6 + 14e-6), "network")
 
 
 def _busiest_link_of_a_shift(
@@ -281,13 +340,15 @@ def test_a_permute_against_a_count_of_every_link(
 
 
 def test_a_gpu_collective_starts_with_one_launch() -> None:
-    """NCCL: 10 us of launch, then 3 hops of 1.9 us by trees over 8 GPUs; 3 of 4 us over 8 nodes."""
+    """NCCL: 8.4 us of launch, then 7 steps of 0.6 us (LL) round 8 GPUs; a sum goes by trees, 3 of 2.7."""
     placement = _place("h100:64", data=8, tensor=8)
     inside = collective_seconds("all_gather", 8, "tensor", placement)
-    assert (inside.seconds, inside.bound) == (pytest.approx(10e-6 + 3 * 1.9e-6), "latency")
+    assert (inside.seconds, inside.bound) == (pytest.approx(8.4e-6 + 7 * 0.6e-6, rel=1e-3), "latency")
     both = collective_seconds("all_reduce", 64, ("data", "tensor"), placement)
-    assert both.seconds == pytest.approx(10e-6 + 6 * 1.9e-6 + 6 * 4e-6)
-    assert collective_seconds("permute", 8, "data", placement).seconds == pytest.approx(10e-6 + 4e-6)
+    assert both.seconds == pytest.approx(8.4e-6 + 6 * 0.6e-6 + 6 * 2.7e-6, rel=1e-3)
+    assert collective_seconds("permute", 8, "data", placement).seconds == pytest.approx(
+        8.4e-6 + 2.7e-6, rel=1e-3
+    )
 
 
 def _measured(spec: str, link: str, **sizes: int) -> tuple[Placement, Placement]:
@@ -310,14 +371,14 @@ def test_a_calibrated_link_reaches_the_share_of_its_size(num_bytes: float, slowe
 
 
 def test_each_phase_has_the_share_of_its_own_bytes() -> None:
-    """8 MB over 8 x 8: NVLink gathers 8 MB, the cards 1 MB, which only half fills them."""
+    """8 MB over 8 x 8: NVLink carries 8 MB, the cards 1 MB, which only half fills them."""
     plain, measured = _measured("h100:64", "network", fsdp=64)
-    assert collective_seconds("all_gather", 80e6, "fsdp", plain).seconds == pytest.approx(
-        70e6 / 450e9 + 8.75e6 / 50e9
-    )
-    assert collective_seconds("all_gather", 8e6, "fsdp", measured).seconds == pytest.approx(
-        max(7e6 / 450e9, 10e-6 + 5.7e-6) + 0.875e6 / 25e9
-    )
+    latency = 8.4e-6 + 56 * 1.9e-6 + 7 * 4e-6
+    found = [collective_seconds("all_gather", 8e6, "fsdp", one).seconds for one in (plain, measured)]
+    assert found[0] == pytest.approx(8.4e-6 + 56 * 0.6e-6 + 7 * 2.7e-6 + 7.875e6 / (400e9 * 0.5))
+    assert found[1] < latency + 2 * 7.875e6 / (400e9 * 0.92)
+    large = [collective_seconds("all_gather", 80e9, "fsdp", one) for one in (plain, measured)]
+    assert large[0] == large[1]
 
 
 def test_a_measured_host_reaches_the_share_of_its_size() -> None:
@@ -387,15 +448,15 @@ def test_more_bytes_never_take_less_time(
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(
     placement: Placement, axes: tuple[str, ...], size: float
 ) -> None:
-    """On TPUs; on GPUs the two are one kernel, launched once."""
+    """On TPUs; on GPUs the two are one kernel, launched once, or a tree of fewer steps."""
     assume(not isinstance(placement.network, SharedMemory))  # measured apart
     prices = [collective_seconds(op, size, axes, placement) for op in ("all_gather", "reduce_scatter")]
     reduce = collective_seconds("all_reduce", size, axes, placement)
     assert prices[0] == prices[1]
-    launch = getattr(placement.network, "collective_launch_seconds", 0.0)
-    assert 2 * prices[0].seconds - launch <= reduce.seconds * (1 + 1e-9)
     assert reduce.seconds <= 2 * prices[0].seconds * (1 + 1e-9)
-    assert reduce.hops == 2 * prices[0].hops
+    if isinstance(placement.network, Torus):
+        assert 2 * prices[0].seconds <= reduce.seconds * (1 + 1e-9)
+        assert reduce.hops == 2 * prices[0].hops
 
 
 def test_copies_of_a_row_cross_to_a_node_once() -> None:
@@ -406,7 +467,7 @@ def test_copies_of_a_row_cross_to_a_node_once() -> None:
         for copies in (1, 8)
     )
     inner = collective_seconds("all_to_all", 1e10 / 4, "x", _place("h100:8", x=8)).seconds
-    assert (with_copies - inner) / (alone - inner) == pytest.approx(4 * (1 - 0.75**8) / 8, rel=1e-3)
+    assert (with_copies - inner) / (alone - inner) == pytest.approx(4 * (1 - 0.75**8) / 8, rel=1e-2)
     inside = _place("h100:8", expert=8)
     assert collective_seconds("all_to_all", 1e9, "expert", inside, copies=8) == collective_seconds(
         "all_to_all", 1e9, "expert", inside

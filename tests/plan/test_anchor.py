@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from meshwright.cli.main import main
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
+from meshwright.hardware.chip import StepEfficiency
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan.anchor import slowdown_of, step_seconds
+from meshwright.plan.anchor import Run, anchored, slowdown_of, step_seconds
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan, save_plan
 
@@ -58,6 +60,48 @@ def test_a_search_says_so_and_ranks_as_before(tmp_path: Path, capsys: pytest.Cap
     assert anchored["best"]["layout"] == plain["best"]["layout"]
     assert anchored["best"]["step_seconds"] == pytest.approx(3 * plain["best"]["step_seconds"])
     assert "every step takes 3 times what is priced, as the anchoring run did" in anchored["assumptions"]
+
+
+# Runs that rest on products, on attention and on links, in different parts.
+LAYOUTS = (
+    (8, 2048, "fsdp=16"),
+    (16, 32768, "fsdp=16,remat=full"),
+    (64, 512, "fsdp=4,tensor=4"),
+    (16, 8192, "data=16"),
+)
+
+
+def runs(*slower: float, step: StepEfficiency | None = None) -> list[Run]:
+    """Runs that take as long as priced with `step`, times `slower`."""
+    machine, config = load(HARDWARE), load_model("llama-3.2-1b")
+    truth = machine.with_step(step or machine.chip.step)
+    found = []
+    for (sequences, length, words), factor in zip(LAYOUTS, slower, strict=True):
+        layout, workload = Layout.parse(words), Workload(sequences * 16, length)
+        seconds = price(replace(config, max_seq_len=length), truth, workload, layout).step_seconds
+        found.append(Run(replace(config, max_seq_len=length), machine, workload, layout, factor * seconds))
+    return found
+
+
+def test_several_runs_move_the_constants_that_they_tell_of():
+    step = load(HARDWARE).chip.step
+    slow = replace(step, attention=0.5 * step.attention)
+    found = anchored(load(HARDWARE), runs(1.0, 1.0, 1.0, 1.0, step=slow))
+    assert slow.attention < found.step.attention < 0.9 * step.attention
+    assert found.step.matmul["bf16"] == pytest.approx(step.matmul["bf16"], rel=0.1)
+    assert any(line.startswith("attention moved from") for line in found.words)
+
+
+def test_runs_that_do_not_agree_move_nothing():
+    one = runs(1.0, 1.0, 1.0, 1.0)[0]
+    found = anchored(load(HARDWARE), [one._replace(seconds=k * one.seconds) for k in (1.3, 0.77)])
+    assert found.step == load(HARDWARE).chip.step
+    assert found.words[0].endswith("no constant moves")
+
+
+def test_a_run_on_other_chips_is_refused():
+    with pytest.raises(PlanError, match="a run on v5e says nothing of h100"):
+        anchored(load("h100:8"), runs(1.0, 1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
+from meshwright.plan.assumptions import spread_of
+from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search
@@ -23,6 +25,18 @@ from meshwright.plan_file import Plan, save_plan, shardings
 from meshwright.units import format_count
 
 _PACKAGES = ("jax", "jaxlib", "libtpu")
+
+
+def _interval(candidate: Candidate, least: float) -> dict:
+    """How sure its step time is, and whether it may be as fast as the best, whose step takes `least`."""
+    known = spread_of(candidate)
+    if known is None:
+        return {"step_seconds_interval": None, "as_fast_within_interval": None}
+    seconds, factor = candidate.step_seconds, 1 + known.within
+    return {
+        "step_seconds_interval": [seconds / factor, seconds * factor],
+        "as_fast_within_interval": seconds / factor <= least,
+    }
 
 
 def plan_document(
@@ -40,7 +54,11 @@ def plan_document(
     batch_tokens: those that were asked for.
     """
     workload = found.workload
-    candidates = [one.to_dict() | {"tie": found.is_tie(one)} for one in found.candidates[:num_candidates]]
+    least = found.best.step_seconds
+    candidates = [
+        one.to_dict() | {"tie": found.is_tie(one)} | _interval(one, least)
+        for one in found.candidates[:num_candidates]
+    ]
     return {
         "notices": list(found.notices),
         "best": candidates[0],
@@ -57,6 +75,7 @@ def plan_document(
             "chip": hardware.chip.name,
             "kind": hardware.chip.kind,
             "num_chips": hardware.num_chips,
+            "software": hardware.software.name,
             "hbm_bytes": hardware.chip.hbm_bytes,
         },
         "workload": {

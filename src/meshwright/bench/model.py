@@ -58,8 +58,9 @@ def _with_latency(hardware: Hardware, network: Torus | Switch, measured: Sequenc
 def _with_shares(hardware: Hardware, measured: Sequence[Measured]) -> Hardware:
     """The hardware with the share of each kind of link that each collective reaches by size.
 
-    share = price / t where bandwidth sets the price and t is beyond latency; points over several
-    kinds of links do not say which of them was slow, and are left out.
+    share = price / t where bandwidth sets the price and t is beyond latency, both without the latency of an
+    empty message on a switch, where it adds to them; points over several kinds of links do not say which of
+    them was slow, and are left out.
     """
     network = hardware.chip.network
     assert not isinstance(network, SharedMemory)
@@ -71,12 +72,19 @@ def _with_shares(hardware: Hardware, measured: Sequence[Measured]) -> Hardware:
         price = predicted(hardware, one)
         if len(kinds) == 1 and price.bound == "bandwidth":
             by_size = found.setdefault(kinds.pop(), {}).setdefault(one.point.op, {})
-            by_size.setdefault(_curve_bytes(one), []).append(price.seconds / one.timing.seconds)
+            latency = _empty_seconds(hardware, one) if isinstance(network, Switch) else 0.0
+            share = (price.seconds - latency) / max(one.timing.seconds - latency, price.seconds - latency)
+            by_size.setdefault(_curve_bytes(one), []).append(share)
     efficiency = {
         kind: {op: monotone((size, median(s)) for size, s in sizes.items()) for op, sizes in by_op.items()}
         for kind, by_op in found.items()
     }
     return _with(hardware, replace(network, efficiency=efficiency))
+
+
+def _empty_seconds(hardware: Hardware, one: Measured) -> float:
+    point = one.point
+    return collective_seconds(cast("Op", point.op), 0, point.axes, hardware.place(point.mesh)).seconds
 
 
 def _curve_bytes(one: Measured) -> float:

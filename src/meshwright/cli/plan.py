@@ -27,12 +27,14 @@ from meshwright.cli.extras import require
 from meshwright.cli.plan_output import misses, show_plan, write_plan
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
+from meshwright.hardware.software import DEFAULT as XLA
+from meshwright.hardware.software import software_names
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
-from meshwright.plan.anchor import slowdown_of
+from meshwright.plan.anchor import anchored, run_of, slowdown_of
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.explain.explanation import explain as explain_search
 from meshwright.plan.explain.fitting import cheapest_fit
@@ -40,6 +42,7 @@ from meshwright.plan.given import Condition, parse_conditions
 from meshwright.plan.smallest import NothingFits, Smallest
 from meshwright.plan.smallest import smallest as find_smallest
 from meshwright.plan.train import price_alone, search
+from meshwright.plan.validate.runs import runs_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -66,6 +69,10 @@ def train(
     compute_dtype: Annotated[
         str | None, dtype_option("--compute-dtype", help="Of matmuls. [bf16; on cpu the faster]")
     ] = None,
+    software: Annotated[
+        str,
+        typer.Option(help=f"What trains: {', '.join(software_names())}; mw train runs xla.", metavar="NAME"),
+    ] = XLA,
     given: Annotated[
         str | None,
         typer.Option("--given", help="What every layout must meet: tensor=8,pipe<=4,schedule!=zb-v."),
@@ -98,8 +105,10 @@ def train(
         ),
     ] = None,
     anchor: Annotated[
-        Path | None,
-        typer.Option(help="A run's metrics.jsonl, its plan.toml beside it: times are scaled to fit it."),
+        list[Path] | None,
+        typer.Option(
+            help="A run's metrics.jsonl, plan.toml beside it, or a CSV of runs; several may be named."
+        ),
     ] = None,
     audit: Annotated[
         bool,
@@ -134,7 +143,7 @@ def train(
     runnable = True if audit and runnable is None else runnable
     sizing = None
     if smallest:
-        _check_smallest(layout, anchor)
+        _check_smallest(layout, anchor, software)
         chip = load_hardware(hardware).chip if ":" in hardware else catalog.chip_of(hardware)
         dtypes = default_dtypes(chip, weights_dtype, compute_dtype)
         longest = _longest_step(workload, tokens, max_seconds, days)
@@ -142,7 +151,9 @@ def train(
         machine, found = sizing.hardware, sizing.found
     else:
         _check_not_smallest(max_seconds, days)
-        machine = _anchored(load_hardware(hardware), anchor)
+        machine, said_of_runs = _anchored(load_hardware(hardware).running(software), anchor or [])
+        for line in said_of_runs:
+            note(f"--anchor: {line}")
         weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
         if layout:
             layouts = [
@@ -182,9 +193,15 @@ def train(
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _anchored(machine: Hardware, metrics: Path | None) -> Hardware:
-    """`machine` as fast as a run of one's own was, if there is one."""
-    return machine.slowed(slowdown_of(metrics)) if metrics else machine
+def _anchored(machine: Hardware, files: list[Path]) -> tuple[Hardware, tuple[str, ...]]:
+    """`machine` as runs of one's own were, if there are any, and what they moved."""
+    if not files:
+        return machine, ()
+    if len(files) == 1 and files[0].suffix != ".csv":
+        return machine.slowed(slowdown_of(files[0])), ()
+    runs = [run for path in files for run in (runs_of(path) if path.suffix == ".csv" else [run_of(path)])]
+    found = anchored(machine, runs)
+    return machine.with_step(found.step), found.words
 
 
 def _check_alone(searching: dict[str, bool]) -> None:
@@ -193,7 +210,9 @@ def _check_alone(searching: dict[str, bool]) -> None:
         raise PlanError(f"--layout prices that layout alone; leave out {', '.join(clashing)}")
 
 
-def _check_smallest(layout: str | None, anchor: Path | None) -> None:
+def _check_smallest(layout: str | None, anchor: list[Path] | None, software: str) -> None:
+    if software != XLA:
+        raise PlanError(f"--smallest sizes machines for {XLA}; leave out --software, or name the topology")
     if anchor:
         raise PlanError(
             "--smallest tries machines that --anchor's run says nothing of; leave one of them out"

@@ -8,9 +8,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+from meshwright.cost.figures import larger, smaller
 from meshwright.hardware.chip import LinearCost, SharedMemory, Switch, Torus
 from meshwright.hardware.efficiency import share_at
-from meshwright.hardware.links import Link, LinkKind
+from meshwright.hardware.links import Link, LinkKind, link_rates
 from meshwright.hardware.topology import Placement
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
@@ -40,37 +41,72 @@ class CollectivePrice(NamedTuple):
 NOTHING = CollectivePrice(0.0, "bandwidth", 0, None)
 
 
+class Protocol(NamedTuple):
+    """How NCCL moves a message over a switch; figures are shares of those of its protocol Simple.
+
+    nvlink_hop, nic_hop: the latency of one step inside a domain and between domains. bandwidth: of the links.
+    """
+
+    nvlink_hop: float
+    nic_hop: float
+    bandwidth: float
+
+
+# Simple runs large messages at all of the bandwidth; LL128 and LL reach the next device sooner, with less.
+# Source: NCCL src/graph/tuning.cc: ringLat of NVLINK 3.4, 1.9, 0.6 us and of NET 14, 4, 2.7 us; LL128 carries
+# 120 of 128 bytes on NVLink (0.92 as tuned there), LL four of every eight.
+PROTOCOLS = (Protocol(1.0, 1.0, 1.0), Protocol(1.9 / 3.4, 4 / 14, 0.92), Protocol(0.6 / 3.4, 2.7 / 14, 0.5))
+
+
+# Collectives that pass blocks round a ring or along a tree.
+_AROUND = ("all_gather", "reduce_scatter", "all_reduce")
+
+
 def collective_seconds(
     op: Op, gathered_bytes: float, axes: str | tuple[str, ...], placement: Placement, *, copies: int = 1
 ) -> CollectivePrice:
     """The price of one collective over one or several mesh axes at once.
 
-        t = sum over phases of max(bandwidth, latency)
+        torus    t = sum over phases of max(bandwidth, latency)
+        switch   t = min over algorithms and protocols of launch + sum of latencies + largest bandwidth
 
     Links inside a slice or NVLink domain are one phase; between slices or domains (`dcn`, `network`)
     they are a second one on the array that the first leaves: V over the devices of the first. Where
     the hardware was calibrated, a phase's bandwidth is the share that its bytes reach. On GPUs the
-    launch of the kernel counts into the latency of the first phase.
+    launch of the kernel counts into the latency of the first phase, an all-gather or reduce-scatter is a
+    ring over all n devices, with n - 1 steps of which those between the domains cross the network, and an
+    all-reduce is two rings or a tree, whichever is faster. Both pass blocks over all links at once, so the
+    slowest sets the bandwidth; an all-to-all takes one phase after the other.
     copies: of each row of an all-to-all, for different devices: those for one slice or domain cross to it
     as one, and are copied there (DeepEP, DeepSeek-V3, 2024).
     gathered_bytes: V. An all-reduce is a reduce-scatter and an all-gather; a reduce-scatter over several
     dimensions of a torus takes the network's `scatter_passes`.
     Raises LayoutError for an axis that the mesh does not have.
-    Source: How to Scale Your Model, "Sharded Matrices"; each phase says its own formula.
+    Source: How to Scale Your Model, "Sharded Matrices"; each phase says its own formula; NCCL
+    src/graph/tuning.cc for the steps on a switch.
     """
     names, network = (axes,) if isinstance(axes, str) else tuple(axes), placement.network
     if isinstance(network, SharedMemory):
         return _host_price(op, gathered_bytes, placement.stretches(names), network.costs[op])
-    parts = _parts(op, names, placement, copies)
-    if not parts:
-        return NOTHING
-    if len(parts) == 1:
-        return _part_price(op, gathered_bytes, parts[0], network)
-    prices = [_part_price(op, gathered_bytes, part, network) for part in parts]
+    ways = _ways_to_send(op, names, placement, copies)
+    found = (_way_price(op, gathered_bytes, way, network) for way in ways)
+    return min(found, key=lambda price: price.seconds, default=NOTHING)
+
+
+def _way_price(
+    op: Op, gathered_bytes: float, way: "tuple[_Part, ...]", network: Torus | Switch
+) -> CollectivePrice:
+    prices = [_part_price(op, gathered_bytes, part, network) for part in way]
     slower = max(prices, key=lambda price: price.seconds)
-    if op == "permute":  # a message takes the links of one part
+    if op == "permute" or len(prices) == 1:  # a message takes the links of one part
         return slower
     seconds, hops = sum(price.seconds for price in prices), sum(price.hops for price in prices)
+    if op in _AROUND and isinstance(network, Switch):
+        latency = sum(part.latency for part in way)
+        bandwidth = max(price.seconds - part.latency for price, part in zip(prices, way, strict=True))
+        seconds = latency + bandwidth
+        bound: Bound = "bandwidth" if bandwidth >= latency else "latency"
+        return CollectivePrice(seconds, bound, hops, slower.link)
     return CollectivePrice(seconds, slower.bound, hops, slower.link)
 
 
@@ -78,11 +114,10 @@ def collective_seconds(
 def seconds_by_bytes(op: Op, axes: tuple[str, ...], placement: Placement) -> Callable[[float], float]:
     """The seconds of `collective_seconds` as a function of V, for those who ask thousands of times."""
     network = placement.network
-    parts = () if isinstance(network, SharedMemory) else _parts(op, axes, placement, 1)
-    if len(parts) != 1 or isinstance(network, SharedMemory) or parts[0].link in network.efficiency:
+    if isinstance(network, SharedMemory) or network.efficiency:
         return lambda gathered_bytes: collective_seconds(op, gathered_bytes, axes, placement).seconds
-    per_byte, latency = parts[0].bandwidth_seconds(1.0), parts[0].latency
-    return lambda gathered_bytes: max(gathered_bytes * per_byte, latency)
+    lines, adds = lines_of(op, axes, placement, 1), isinstance(network, Switch)
+    return lambda gathered_bytes: along_lines(op, gathered_bytes, lines, adds=adds)
 
 
 def seconds_of_many(
@@ -100,27 +135,44 @@ def seconds_of_many(
             return np.array([collective_seconds(op, v, axes, at, copies=copies).seconds for v, at in pairs])
 
         return one_by_one
-    rates = np.array([_inner_and_outer(op, axes, at, copies) for at in placements])
-    inner_per_byte, inner_latency, outer_per_byte, outer_latency = rates.T
+    # By way, phase and figure: an array with an entry for each placement.
+    lines = np.moveaxis(np.array([lines_of(op, axes, at, copies) for at in placements]), 0, -1)
+    adds = isinstance(network, Switch)
+    return lambda gathered_bytes: along_lines(op, gathered_bytes, lines, adds=adds)
 
-    def by_bytes(gathered_bytes: Any) -> Any:
-        inner = np.maximum(gathered_bytes * inner_per_byte, inner_latency)
-        outer = np.maximum(gathered_bytes * outer_per_byte, outer_latency)
-        return np.maximum(inner, outer) if op == "permute" else inner + outer
 
-    return by_bytes
+# Of each way to send, of the phase inside and then of the one between: (seconds for a byte of V, latency).
+Lines = Any
+
+
+def along_lines(op: Op, gathered_bytes: Any, lines: Lines, *, adds: bool) -> Any:
+    """Seconds of the fastest way. adds: latency and bandwidth of a phase are a sum, not a maximum."""
+    fastest = None
+    for inner, outer in lines:
+        first, second = (
+            gathered_bytes * per_byte + latency if adds else larger(gathered_bytes * per_byte, latency)
+            for per_byte, latency in (inner, outer)
+        )
+        seconds = larger(first, second) if op == "permute" else first + second
+        fastest = seconds if fastest is None else smaller(fastest, seconds)
+    return fastest
 
 
 @lru_cache(maxsize=65536)
-def _inner_and_outer(
-    op: Op, axes: tuple[str, ...], placement: Placement, copies: int
-) -> tuple[float, float, float, float]:
-    """(seconds for a byte of V, latency) of the phase inside, then of the one between; 0 where it is not."""
-    inner = outer = (0.0, 0.0)
-    for part in _parts(op, axes, placement, copies):
-        found = part.bandwidth_seconds(1.0), part.latency
-        inner, outer = (inner, found) if part.link in OUTER_LINKS else (found, outer)
-    return (*inner, *outer)
+def lines_of(op: Op, axes: tuple[str, ...], placement: Placement, copies: int) -> Lines:
+    """What `along_lines` takes, on one placement: a line is zero where a phase is not."""
+    number = _num_ways(op, placement.network)
+    found = _ways_to_send(op, axes, placement, copies) or ((),) * number
+    lines = []
+    for way in found:
+        inner = outer = (0.0, 0.0)
+        for part in way:
+            line = part.bandwidth_seconds(1.0), part.latency
+            inner, outer = (inner, line) if part.link in OUTER_LINKS else (line, outer)
+        if op in _AROUND and isinstance(placement.network, Switch):
+            inner, outer = (larger(inner[0], outer[0]), inner[1] + outer[1]), (0.0, 0.0)
+        lines.append((inner, outer))
+    return tuple(lines)
 
 
 class _Part(NamedTuple):
@@ -139,6 +191,61 @@ class _Part(NamedTuple):
     def bandwidth_seconds(self, gathered_bytes: float) -> float:
         """At all of the links' bandwidth."""
         return self.passes * gathered_bytes * self.bytes_of_gathered * self.seconds_per_byte
+
+
+def _num_ways(op: Op, network: object) -> int:
+    return len(PROTOCOLS) * (2 if op == "all_reduce" else 1) if isinstance(network, Switch) else 1
+
+
+@lru_cache(maxsize=65536)
+def _ways_to_send(
+    op: Op, axes: tuple[str, ...], placement: Placement, copies: int
+) -> tuple[tuple[_Part, ...], ...]:
+    """The ways in which a collective can run, each its phases: on a torus one, on a switch several."""
+    network = placement.network
+    parts = _parts(op, axes, placement, copies)
+    if not parts or not isinstance(network, Switch):
+        return (parts,) if parts else ()
+    ways = [parts]
+    if op in _AROUND:
+        tree, ring = _tree_and_ring(placement.stretches(axes), parts, network)
+        # Inside a domain a tree has no fewer steps that count than a ring of a switch's few devices.
+        other = tree if len(parts) > 1 or parts[0].link in OUTER_LINKS else ring
+        ways = [ring, other] if op == "all_reduce" else [ring]
+    return tuple(_under(protocol, way, network) for way in ways for protocol in PROTOCOLS)
+
+
+def _tree_and_ring(
+    links: tuple[Link, ...], parts: tuple[_Part, ...], network: Switch
+) -> tuple[tuple[_Part, ...], tuple[_Part, ...]]:
+    """The phases of a tree and of a ring over all n devices of a switch.
+
+    Each device sends V (n - 1)/n to the next, over NVLink or, with all others of its domain, over the cards:
+    V (n - 1)/n over what the domain's cards carry. Of a ring's n - 1 steps domains - 1 cross the network.
+    """
+    size = prod(link.size for link in links)
+    domains = prod(link.size for link in links if link.is_outer)
+    rates, tree, ring = link_rates(network), [], []
+    for place, part in enumerate(parts):
+        length = domains if part.link in OUTER_LINKS else size // domains
+        rate = part.seconds_per_byte * (size - 1) / size / ((length - 1) / length)
+        hops = part.passes * (domains - 1 if part.link in OUTER_LINKS else size - domains)
+        launch = network.collective_launch_seconds if place == 0 else 0.0
+        tree.append(part._replace(seconds_per_byte=rate))
+        ring.append(tree[-1]._replace(hops=hops, latency=launch + hops * rates[part.link][1]))
+    return tuple(tree), tuple(ring)
+
+
+def _under(protocol: Protocol, way: tuple[_Part, ...], network: Switch) -> tuple[_Part, ...]:
+    """`way`, made of the latencies of Simple, under another protocol. The launch stays."""
+    found = []
+    for place, part in enumerate(way):
+        launch = network.collective_launch_seconds if place == 0 else 0.0
+        factor = protocol.nic_hop if part.link in OUTER_LINKS else protocol.nvlink_hop
+        rate = part.seconds_per_byte / protocol.bandwidth
+        latency = launch + (part.latency - launch) * factor
+        found.append(part._replace(latency=latency, seconds_per_byte=rate))
+    return tuple(found)
 
 
 @lru_cache(maxsize=65536)
@@ -163,8 +270,12 @@ def _parts(op: Op, axes: tuple[str, ...], placement: Placement, copies: int) -> 
         network.scatter_passes if op == "reduce_scatter" and spread and isinstance(network, Torus) else passes
     )
     parts = [_part(op, inner, inner_share, launch, whole)] if inner else []
-    outer_share = _crossing(num_outer, copies) / num_inner
-    parts += [_part(op, outer, outer_share, 0.0 if inner else launch, passes)] if outer else []
+    if outer:
+        between = _part(op, outer, _crossing(num_outer, copies) / num_inner, 0.0 if inner else launch, passes)
+        if isinstance(network, Switch):
+            rate = between.seconds_per_byte / network.share_by_nodes(op, num_outer)
+            between = between._replace(seconds_per_byte=rate)
+        parts.append(between)
     return tuple(parts)
 
 
@@ -185,11 +296,13 @@ def _part(op: Op, links: tuple[Link, ...], share: float, launch: float, passes: 
 
 
 def _part_price(op: Op, gathered_bytes: float, part: _Part, network: Torus | Switch) -> CollectivePrice:
-    """max(bandwidth, latency), in seconds."""
+    """Of bandwidth and latency the larger on a torus, the sum on a switch."""
     moved = gathered_bytes * part.bytes_of_gathered
     bandwidth = part.bandwidth_seconds(gathered_bytes) / _share(network, part.link, op, moved)
     bound: Bound = "bandwidth" if bandwidth >= part.latency else "latency"
-    return CollectivePrice(max(bandwidth, part.latency), bound, part.hops, part.link)
+    adds = isinstance(network, Switch)
+    seconds = bandwidth + part.latency if adds else max(bandwidth, part.latency)
+    return CollectivePrice(seconds, bound, part.hops, part.link)
 
 
 def _share(network: Torus | Switch, kind: LinkKind, op: Op, num_bytes: float) -> float:
@@ -263,7 +376,7 @@ def _hops(link: Link) -> int:
     """Messages in sequence until the farthest device has been reached.
 
     n - 1 along a line or one way round a ring, half of that both ways, times the stride. Through a
-    switch ceil(log2 n): small messages go by trees, all-gathers by PAT (NCCL 2.23 and later).
+    switch ceil(log2 n), as by a tree; `_as_ring` has the steps of a ring there.
     """
     if link.kind != "ici":
         return (link.size - 1).bit_length()
@@ -338,5 +451,5 @@ def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: Li
 
 def forget_prices() -> None:
     """Empties the caches of prices, which are kept by placement."""
-    for cached in (seconds_by_bytes, _inner_and_outer, _parts):
+    for cached in (seconds_by_bytes, lines_of, _ways_to_send, _parts):
         cached.cache_clear()

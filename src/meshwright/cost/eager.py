@@ -18,13 +18,15 @@ memory of FSDP's streams), torch/distributed/fsdp (the root's weights are not re
 pass); PyTorch's notes on CUDA, "Memory management".
 """
 
-from collections.abc import Iterable
+from typing import Any
 
-from meshwright.cost.graph import Graph, Segment, saved_values
-from meshwright.cost.memory import Memory, gathered_weights_bytes, held_bytes, state_bytes
-from meshwright.cost.stages import alive_microbatches, different_stages, stage_counts
+from meshwright.cost.figures import larger, largest, smaller
+from meshwright.cost.graph import Graph, Segment, kept_with, saved_values
+from meshwright.cost.memory import Memory, gathered_weights_bytes, held_bytes, state_bytes, train_memory
+from meshwright.cost.stages import Counts, alive_microbatches, different_stages, stage_counts
+from meshwright.hardware.software import Software
 from meshwright.layout import Layout
-from meshwright.units import dtype_bytes
+from meshwright.units import dtype_bytes, whole
 
 # Arrays as large as the logits, besides them, where the vocabulary is whole and where it is split.
 _WHOLE_LOSS, _SPLIT_LOSS = 3, 4
@@ -32,23 +34,33 @@ _WHOLE_LOSS, _SPLIT_LOSS = 3, 4
 _RUN_ONCE = ("none", "attention")
 
 
+def step_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
+    """The peak of a step as its software has it: of a program that is planned, or operation by operation."""
+    return eager_memory(graph, layout) if software.eager else train_memory(graph, layout)
+
+
 def eager_memory(graph: Graph, layout: Layout) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    stages = different_stages(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
-    phases = (phase for stage in stages for phase in _phases(graph, layout, stage))
-    return max(phases, key=lambda memory: memory.total)
+    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
+    counts = stage_counts(graph, schedule, pipe, interleave)
+    found = []
+    for stage in different_stages(graph, schedule, pipe, interleave):
+        alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, stage)
+        found += eager_phases(graph, counts[stage], state_bytes(graph, layout, stage), alive, layout)
+    return max(found, key=lambda memory: memory.total)
 
 
-def _phases(graph: Graph, layout: Layout, index: int) -> tuple[Memory, ...]:
-    """The loss, the backward pass of the last layer and that of the first, on one stage."""
-    weights, gradients, optimizer = state_bytes(graph, layout, index)
+def eager_phases(
+    graph: Graph, counts: Counts, states: tuple[Any, Any, Any], alive: Any, layout: Layout
+) -> tuple[Memory, ...]:
+    """The loss, the backward pass of the last layer and that of the first, on one stage.
+
+    states, alive: as `peak` of memory.py has them; arrays where the graph was recorded for many layouts.
+    """
+    weights, gradients, optimizer = states
     scattered = layout.zero_stage >= 2
     early = gradients if scattered or layout.microbatches > 1 else 0  # before any of this step is made
-    counts = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)[index]
     held = held_bytes(graph, counts, layout.remat)
-    alive = alive_microbatches(
-        layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
-    )
     here = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
     layers = [(segment, count) for segment, count in here if segment.source]
     ends = [segment for segment, _ in here if not segment.source]
@@ -56,12 +68,12 @@ def _phases(graph: Graph, layout: Layout, index: int) -> tuple[Memory, ...]:
     saved = held.saved(alive) + sum(map(_unfused, ends))
     if layout.remat in _RUN_ONCE:
         saved += alive * sum(count * _unfused(segment) for segment, count in layers)
-    kept = round(min(saved, held.on_chip) if layout.offload else saved)
-    host = round(saved - kept)
+    kept = whole(smaller(saved, held.on_chip) if layout.offload else saved)
+    host = whole(saved - kept)
     gathered = (2 if layout.zero_stage == 3 else 1) * sum(map(gathered_weights_bytes, ends))
-    layer = gathered + held.layer + _most(_unfused(segment) for segment, _ in layers)
-    blocks = _most(_forward_peak(segment, layout.remat) for segment, _ in layers)
-    loss = gathered + 2 * _most(gathered_weights_bytes(segment) for segment, _ in layers) + blocks
+    layer = gathered + held.layer + largest(_unfused(segment) for segment, _ in layers)
+    blocks = largest(_forward_peak(segment, layout.remat) for segment, _ in layers)
+    loss = gathered + 2 * largest(gathered_weights_bytes(segment) for segment, _ in layers) + blocks
     loss += sum(_loss_bytes(segment, _loss_dtype(layout)) for segment in ends)
     return (
         Memory(weights, early, optimizer, kept, loss, host),
@@ -70,25 +82,21 @@ def _phases(graph: Graph, layout: Layout, index: int) -> tuple[Memory, ...]:
     )
 
 
-def _unfused(segment: Segment) -> int:
+def _unfused(segment: Segment) -> Any:
     return sum(node.unfused_bytes for node in segment.nodes)
 
 
-def _most(sizes: Iterable[int]) -> int:
-    """Of the kinds of layers, which run one at a time; a stage may have none."""
-    return max(sizes, default=0)
-
-
-def _forward_peak(segment: Segment, remat: str) -> int:
+@kept_with
+def _forward_peak(segment: Segment, remat: str) -> Any:
     """The most bytes that one forward pass has at once, besides weights and what it saves."""
     saved = {id(value) for value in saved_values(segment, remat)}
     last_use = {id(value): place for place, node in enumerate(segment.nodes) for value in node.inputs}
-    alive: dict[int, int] = {}
+    alive: dict[int, Any] = {}
     peak = 0
     for place, node in enumerate(segment.nodes):
         if node.kind != "gather":
             alive |= {id(v): v.bytes_per_device for v in node.outputs if id(v) not in saved}
-            peak = max(peak, sum(alive.values()))
+            peak = larger(peak, sum(alive.values()))
         for value in node.inputs:
             if last_use[id(value)] == place:
                 alive.pop(id(value), None)
@@ -100,10 +108,10 @@ def _loss_dtype(layout: Layout) -> str:
     return "f32" if wide else layout.compute_dtype
 
 
-def _loss_bytes(segment: Segment, dtype: str) -> int:
+def _loss_bytes(segment: Segment, dtype: str) -> Any:
     """Of the arrays that a loss has besides the logits."""
     found = 0
     for logits in (value for node in segment.nodes if node.kind == "loss" for value in node.inputs):
         arrays = _SPLIT_LOSS if logits.array.axes_of("V") else _WHOLE_LOSS
-        found += arrays * round(logits.bytes_per_device / dtype_bytes(logits.dtype) * dtype_bytes(dtype))
+        found += arrays * whole(logits.bytes_per_device / dtype_bytes(logits.dtype) * dtype_bytes(dtype))
     return found

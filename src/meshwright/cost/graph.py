@@ -76,7 +76,8 @@ class Work:
     """Compute on one device: FLOPs, bytes of HBM traffic, and the kernels that do it.
 
     shape: (rows, contracted, columns) of the product, where it is one, and (queries, head dimension, keys)
-    of attention. batch: such products at once.
+    of attention. batch: such products at once. unfused_bytes: the traffic besides where no kernel fuses the
+    steps of the operation.
     """
 
     flops: float = 0.0
@@ -84,6 +85,7 @@ class Work:
     kernels: float = 1
     shape: tuple[float, float, float] | None = None
     batch: float = 1.0
+    unfused_bytes: float = 0.0
 
 
 NO_WORK = Work(kernels=0)
@@ -157,7 +159,9 @@ class Graph:
 
     layers: for every layer in order, the index of its segment. directions: in which each segment runs; in
     prefill and generate forward alone.
-    caches: the keys and values (or latents) that generation keeps. Graphs are compared by identity.
+    caches: the keys and values (or latents) that generation keeps. head_layers: the head's parameters over a
+    layer's, where stages are filled by them (`Software.counts_head`); else 0. Graphs are compared by
+    identity.
     """
 
     segments: tuple[Segment, ...]
@@ -165,6 +169,7 @@ class Graph:
     weights: tuple[StoredWeights, ...] = ()
     caches: tuple[Value, ...] = ()
     directions: tuple[Direction, ...] = ("forward", "recompute", "backward")
+    head_layers: float = 0.0
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @property

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.cost.collectives import seconds_of_many
+from meshwright.cost.eager import eager_phases
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Transfer
 from meshwright.cost.memory import HeldBytes, held_bytes, peak, state_bytes, update_work
-from meshwright.cost.ops import record_loss
+from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.recorder import MeshSizes, Shape
@@ -30,10 +31,12 @@ from meshwright.cost.stages import (
 )
 from meshwright.cost.step import (
     TimedPass,
+    as_sent,
     at_step_rates,
     done_once,
     exposed_share,
     hop_transfer,
+    lost_at_nodes,
     norm_transfer,
     stage_times,
     timed_passes,
@@ -61,17 +64,15 @@ class Family:
         hardware: Hardware,
         members: Sequence[Member],
         seq_len: int,
-        *,
-        flash_attention: bool,
     ) -> None:
-        self.chip, self.members = hardware.chip, members
+        self.chip, self.members, self.eager = hardware.chip, members, hardware.software.eager
         self.microbatches = np.array([member.microbatches for member in members])
         self.layout = layout = members[0].mesh.replace(microbatches=members[0].microbatches)
         sequences = np.array([member.num_sequences for member in members])
         shape = Shape(sequences / self.microbatches, seq_len, seq_len)
         mesh = _Meshes([member.mesh for member in members])
         sizes = MeshSizes(mesh, self.microbatches)
-        self.graph = record_loss(config, layout, shape, flash_attention=flash_attention, many=sizes)
+        self.graph = record_training(config, hardware, layout, shape, sizes)
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
         self.placements = [machine.place(member.mesh.mesh) for member in members]
         self._prices: dict[tuple, Any] = {}
@@ -152,11 +153,15 @@ class Family:
         return self._timed[one]
 
     def _seconds(self, transfer: Transfer) -> Any:
+        transfer = as_sent(transfer, self.layout, self.chip)
         key = (transfer.op, transfer.axes, transfer.copies)
         if key not in self._prices:
             op, axes, copies = key
             self._prices[key] = seconds_of_many(op, axes, self.placements, copies=copies)
-        return self._prices[key](transfer.gathered_bytes)
+        seconds = self._prices[key](transfer.gathered_bytes)
+        if self.chip.step.host_node_seconds:
+            seconds = seconds + np.array([lost_at_nodes(transfer, at, self.chip) for at in self.placements])
+        return seconds
 
 
 class _SegmentSeconds(NamedTuple):
@@ -212,13 +217,20 @@ class Stages:
         family, pipe, interleave = self.family, self.pipe, self.interleave
         rows, states = self.rows[places], family.states(schedule, pipe, interleave)
         microbatches, totals = family.microbatches[rows], []
+        layout = states.layout.replace(remat=self.remat)
         numbers, which = np.unique(microbatches, return_inverse=True)
         for stage, parts in states.stages.items():
+            alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
+            alive = np.array(alive)[which]
+            if family.eager:
+                of_all = np.zeros(len(family.members))
+                of_all[rows] = alive
+                phases = eager_phases(family.graph, self._counts[stage], parts, of_all, layout)
+                totals += [_at(rows, np.asarray(phase.total)) for phase in phases]
+                continue
             weights, gradients, optimizer = (_at(rows, part) for part in parts)
             held = held_bytes(family.graph, self._counts[stage], self.remat)
             held = HeldBytes(*[_at(rows, figure) for figure in held])
-            alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
-            alive = np.array(alive)[which]
             memory = peak((weights, gradients, optimizer), held, alive, microbatches, states.layout)
             totals.append(memory.total)
         return largest(totals)

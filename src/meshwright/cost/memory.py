@@ -79,7 +79,7 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
     A tied table is where the embedding is and where the head is.
     """
     pipe, schedule = layout.pipe, layout.schedule.pipeline
-    own = stage_layers(len(graph.layers), schedule, pipe, layout.interleave, stage)
+    own = stage_layers(len(graph.layers), schedule, pipe, layout.interleave, stage, graph.head_layers)
     first, last = stage_ends(schedule, pipe, stage)
     here = {"first": first, "last": last, "first and last": first or last}
     stored = accumulated = updated = 0

@@ -12,9 +12,11 @@ from math import prod
 
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
+from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig
+from meshwright.models.count import count_params
 from meshwright.models.parameters import parameters
 from meshwright.models.transformer import Places, input_of, spelt_out
 from meshwright.notation.array import ShardedArray
@@ -36,10 +38,11 @@ class SymbolicOps(Recorder):
         shape: Shape,
         *,
         flash_attention: bool,
+        scores_dtype: str = "f32",
         many: MeshSizes | None = None,
     ) -> None:
         super().__init__(config, layout, shape, many)
-        self.flash_attention = flash_attention
+        self.flash_attention, self.scores_dtype = flash_attention, scores_dtype
         self._quantised: dict[int, Value] = {}
 
     # Embedding, norms and what is elementwise
@@ -98,8 +101,18 @@ class SymbolicOps(Recorder):
         out = self.value(x.array, x.dtype)
         # Steps of an RMS norm: x in float32, and divided by its size. Layer norms are one kernel anywhere.
         steps = self.value(x.array, "f32").bytes_per_device + out.bytes_per_device if kind == "rms" else 0
+        # As PyTorch's operations: a cast, a square, a mean, a product, a cast and a product cross memory with
+        # 36 bytes an element, not 4; backwards with about twice that.
+        traffic = 8 * self.value(x.array, "f32").bytes_per_device if kind == "rms" else 0
         return self.elementwise(
-            name, (x,), out, (x,), forward_transfers=sums, backward_transfers=sums, unfused_bytes=steps
+            name,
+            (x,),
+            out,
+            (x,),
+            forward_transfers=sums,
+            backward_transfers=sums,
+            unfused_bytes=steps,
+            unfused_traffic=traffic,
         )
 
     def rope(self, name: str, x: Value, places: Places, kind: LayerKind) -> Value:
@@ -212,9 +225,9 @@ class SymbolicOps(Recorder):
         """softmax(q . k) . v: 2 B T S N (H + O) FLOPs forward; the backward computes the scores again.
 
         Flash kernels skip the blocks that the mask hides and keep scores on chip; shards of a sequence
-        are dealt so that each has its share of early and late queries. Without one (XLA on CPU) all are
-        computed, and between the products each float32 score crosses memory about 5 times forward
-        (written, masked, exponentiated and written, read) and 11 backward.
+        are dealt so that each has its share of early and late queries. Without one (XLA on CPU, GPUs before
+        2023) all are computed, and between the products each score, in `scores_dtype`, crosses memory about
+        5 times forward (written, masked, exponentiated and written, read) and 11 backward.
         """
         out = self.value(self._like_queries(q, v), q.dtype)
         if self.layout.passes_keys_round:
@@ -300,8 +313,9 @@ class SymbolicOps(Recorder):
 
     def _scores(self, q: Value, k: Value, keys: float) -> Value:
         """The softmax between the two products, where no kernel fuses it with them."""
-        num_bytes = whole(4 * self.elements(q.array) / self.sizes[q.array.dims[-1]] * keys)
-        scores = Value(q.array.replace(name="scores"), "f32", num_bytes)
+        rows = self.elements(q.array) / self.sizes[q.array.dims[-1]]
+        num_bytes = whole(dtype_bytes(self.scores_dtype) * rows * keys)
+        scores = Value(q.array.replace(name="scores"), self.scores_dtype, num_bytes)
         forward, backward = Work(hbm_bytes=5 * num_bytes), Work(hbm_bytes=11 * num_bytes)
         return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), (forward,), (backward,)))
 
@@ -408,13 +422,41 @@ def _with_copies(node: Node, copies: int) -> Node:
 
 
 def record_loss(
-    config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool, many: MeshSizes | None = None
+    config: ModelConfig,
+    layout: Layout,
+    shape: Shape,
+    *,
+    flash_attention: bool,
+    scores_dtype: str = "f32",
+    many: MeshSizes | None = None,
 ) -> Graph:
-    """The graph of one microbatch's loss."""
-    ops = SymbolicOps(config, layout, shape, flash_attention=flash_attention, many=many)
+    """The graph of one microbatch's loss. scores_dtype: of attention's scores where no kernel fuses them."""
+    ops = SymbolicOps(
+        config, layout, shape, flash_attention=flash_attention, scores_dtype=scores_dtype, many=many
+    )
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, places)
     return ops.graph()
+
+
+def record_training(
+    config: ModelConfig, hardware: Hardware, layout: Layout, shape: Shape, many: MeshSizes | None = None
+) -> Graph:
+    """The graph of one microbatch's loss as the hardware's software runs it."""
+    # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
+    scores = layout.compute_dtype if hardware.chip.kind == "gpu" else "f32"
+    flash = runs_flash(hardware)
+    graph = record_loss(config, layout, shape, flash_attention=flash, scores_dtype=scores, many=many)
+    if not hardware.software.counts_head:
+        return graph
+    params = count_params(config)
+    of_a_layer = (params.total - params.vocab) / config.num_layers
+    return replace(graph, head_layers=config.d_model * config.vocab_size / of_a_layer)
+
+
+def runs_flash(hardware: Hardware) -> bool:
+    """Whether attention runs a kernel that keeps scores on chip: XLA on CPU and old software have none."""
+    return hardware.chip.kind != "cpu" and hardware.software.flash
 
 
 def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:

@@ -9,6 +9,7 @@ alone, so layouts that differ in what lies between the chips share them.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from meshwright.cost.figures import each, larger
@@ -59,6 +60,11 @@ class SegmentPass:
             key = f"{kind} ({self.direction})", bound
             found[key] = found.get(key, 0.0) + seconds
         return tuple((name, bound, seconds) for (name, bound), seconds in found.items() if seconds)
+
+    @cached_property
+    def launches(self) -> int:
+        """Operations that a host launches one by one, where no compiler has made a program of them."""
+        return sum(1 for _ in _pieces(self.direction, self.nodes))
 
     @cached_property
     def flops(self) -> float:
@@ -117,7 +123,8 @@ def seconds_of(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> Any:
 
 def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, float]:
     """Seconds of the FLOPs and of the bytes."""
-    hbm = work.hbm_bytes / chip.memory_bytes_per_second(dtypes.compute)
+    moved = work.hbm_bytes + (work.unfused_bytes if chip.step.unfused_norms else 0.0)
+    hbm = moved / chip.memory_bytes_per_second(dtypes.compute)
     if kind not in _STREAMED:
         hbm /= chip.step.elementwise
     return compute_seconds(work, kind, dtypes, chip), hbm
@@ -136,9 +143,10 @@ def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
         return 0.0
     if kind == "attention":
         assert work.shape is not None, "attention has a shape"
-        return work.flops / chip.attention_flops_per_second(dtypes.compute, work.shape[1])
+        return work.flops / chip.attention_flops_per_second(dtypes.compute, *work.shape[1:])
     if dtypes.matmul in chip.matmul_rates:
         rates = chip.matmul_rates[dtypes.matmul]
         return work.flops / each(lambda flops: share_at(rates, flops), work.flops)
     grouped = each(lambda batch: chip.step.experts if batch > 1 else 1.0, work.batch)
-    return work.flops / (chip.matmul_flops_per_second(dtypes.matmul) * grouped)
+    rows, _, columns = work.shape or (inf, 0.0, inf)
+    return work.flops / (chip.matmul_flops_per_second(dtypes.matmul, rows * columns * work.batch) * grouped)

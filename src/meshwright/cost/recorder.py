@@ -206,8 +206,12 @@ class Recorder:
         forward_transfers: tuple[Transfer, ...] = (),
         backward_transfers: tuple[Transfer, ...] = (),
         unfused_bytes: int = 0,
+        unfused_traffic: int = 0,
     ) -> Value:
-        """A memory-bound operation: the backward reads the inputs and the cotangent and writes one."""
+        """A memory-bound operation: the backward reads the inputs and the cotangent and writes one.
+
+        unfused_bytes: what its steps keep where nothing fuses them. unfused_traffic: what they move then.
+        """
         moved = sum(value.bytes_per_device for value in inputs) + output.bytes_per_device
         return self.add(
             Node(
@@ -216,8 +220,10 @@ class Recorder:
                 inputs,
                 (output,),
                 needs,
-                forward=(Work(hbm_bytes=moved),),
-                backward=(Work(hbm_bytes=moved + output.bytes_per_device),),
+                forward=(Work(hbm_bytes=moved, unfused_bytes=unfused_traffic),),
+                backward=(
+                    Work(hbm_bytes=moved + output.bytes_per_device, unfused_bytes=2 * unfused_traffic),
+                ),
                 forward_transfers=forward_transfers,
                 backward_transfers=backward_transfers,
                 unfused_bytes=unfused_bytes,

@@ -7,6 +7,7 @@ layers a depth has is decided here alone, for time, memory and the pictures.
 from collections import Counter
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from math import floor
 
 from meshwright.cost.graph import Graph
 from meshwright.layout.pipeline import SCHEDULES, StageRoute
@@ -24,8 +25,13 @@ def stage_routes(schedule: str, pipe: int, interleave: int) -> tuple[StageRoute,
 
 
 @lru_cache(maxsize=1024)
-def layers_of_depths(num_layers: int, schedule: str, pipe: int, interleave: int) -> tuple[range, ...]:
+def layers_of_depths(
+    num_layers: int, schedule: str, pipe: int, interleave: int, head_layers: float = 0.0
+) -> tuple[range, ...]:
     """The layers of every depth, in order and as even as whole layers allow.
+
+    head_layers: the head's work in layers, where the software counts it: then each depth but the last takes
+    layers until it is past its share, as nanotron fills stages.
 
     Layers that are left over when all depths have as many go to one depth of every stage in turn: first to
     the stages between, then to the one with the embedding, then to the one with the head. On a stage the
@@ -36,6 +42,10 @@ def layers_of_depths(num_layers: int, schedule: str, pipe: int, interleave: int)
     [15, 16, 16, 16, 16, 16, 16, 15]
     """
     route = stage_routes(schedule, pipe, interleave)[0]
+    if head_layers:
+        share = (num_layers + head_layers) / len(route)
+        ends = [min(num_layers, floor(share * (depth + 1)) + 1) for depth in range(len(route) - 1)]
+        return tuple(range(first, last) for first, last in pairwise((0, *ends, num_layers)))
     least, over = divmod(num_layers, len(route))
     more = set(_depths_in_turn(route, pipe)[:over])
     bounds = accumulate((least + (depth in more) for depth in range(len(route))), initial=0)
@@ -63,13 +73,15 @@ def stage_depths(schedule: str, pipe: int, interleave: int) -> tuple[tuple[int, 
     return tuple(map(tuple, own))
 
 
-def stage_layers(num_layers: int, schedule: str, pipe: int, interleave: int, stage: int) -> list[int]:
+def stage_layers(
+    num_layers: int, schedule: str, pipe: int, interleave: int, stage: int, head_layers: float = 0.0
+) -> list[int]:
     """The layers whose weights lie on a stage; twice those that both directions pass there.
 
     >>> stage_layers(8, "interleaved", 4, 2, stage=0)
     [0, 4]
     """
-    by_depth = layers_of_depths(num_layers, schedule, pipe, interleave)
+    by_depth = layers_of_depths(num_layers, schedule, pipe, interleave, head_layers)
     depths = stage_depths(schedule, pipe, interleave)[stage]
     return [layer for depth in depths for layer in by_depth[depth]]
 
@@ -91,18 +103,20 @@ def stage_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tup
 
 
 # Of a graph, all that its cut into stages depends on: runs of each segment outside the layers (0 of those in
-# them), and the segment of each layer in order. Graphs of many layouts have the same.
-_Outline = tuple[tuple[int, ...], tuple[int, ...]]
+# them), the segment of each layer in order, and the head's work in layers where it counts. Graphs of many
+# layouts have the same.
+_Outline = tuple[tuple[int, ...], tuple[int, ...], float]
 
 
 def _outline(graph: Graph) -> _Outline:
-    return tuple(0 if segment.source else segment.count for segment in graph.segments), graph.layers
+    outside = tuple(0 if segment.source else segment.count for segment in graph.segments)
+    return outside, graph.layers, graph.head_layers
 
 
 @lru_cache(maxsize=512)
 def _depth_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
-    outside, layers = outline
-    by_depth = layers_of_depths(len(layers), schedule, pipe, interleave)
+    outside, layers, head_layers = outline
+    by_depth = layers_of_depths(len(layers), schedule, pipe, interleave, head_layers)
     last, first_segment = len(by_depth) - 1, min(layers)
     found: list[Counts] = []
     for depth, own in enumerate(by_depth):

@@ -4,22 +4,25 @@
     stage  = its layers' passes, with the embedding on the first and the head on the last
     step   = microbatches . busiest stage + bubble + hops + what is done once: sums of gradients that do
              not hide under the last backward pass, the update, weights gathered after it
+    pass   = at least what the host takes to launch its operations and collectives
 
 Critical transfers (a partial sum that the next operation reads) stop a pass, for the share `waiting` of
 their time. The others (weights gathered ahead, gradients reduced behind) hide under the work of the same
 pass. `overlap` is the share of what hides that costs nothing: a transfer takes memory bandwidth, power
 and, on GPUs, processors from the work beside it. The bubble and what hops add to it are those of a
 simulation of the schedule's table (cost/pipeline). Prefill and generate are the same sum over forward
-passes, without what is done once.
+passes, without what is done once. Of one pass, weights that are gathered and gradients that are summed over
+the same axes travel together, as compilers and frameworks send them: they share the latency of a message.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 from meshwright.cost.collectives import CollectivePrice, collective_seconds
-from meshwright.cost.figures import largest, smaller
+from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer
 from meshwright.cost.memory import update_work
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
@@ -132,11 +135,14 @@ class StepPricer:
 
     def _price(self, transfer: Transfer) -> CollectivePrice:
         """The price of one run of a transfer."""
-        key = (transfer.op, transfer.gathered_bytes, transfer.axes, transfer.copies)
+        transfer = as_sent(transfer, self.layout, self.chip)
+        key = (transfer.op, transfer.gathered_bytes, transfer.axes, transfer.copies, transfer.critical)
         if key not in self._prices:
-            self._prices[key] = collective_seconds(
+            found = collective_seconds(
                 transfer.op, transfer.gathered_bytes, transfer.axes, self.placement, copies=transfer.copies
             )
+            lost = lost_at_nodes(transfer, self.placement, self.chip)
+            self._prices[key] = found._replace(seconds=found.seconds + lost)
         return self._prices[key]
 
     def _timed(self) -> "list[list[TimedPass]]":
@@ -158,8 +164,8 @@ class StepPricer:
             waiting, room = done_once(timed, counts, direction)
             exposed = exposed_share(waiting, room, self.chip.step.overlap) if waiting else 0.0
             for count, one in _in_direction(timed, counts, direction):
-                for transfer, _ in one.once:
-                    sums.add_transfer(transfer, named, count, exposed)
+                for transfer, seconds in one.once:
+                    sums.add_transfer(transfer, named, count, exposed, seconds)
 
     def _add_pipeline(self, sums: "_Sums", timed: "list[list[TimedPass]]", microbatch_seconds: float) -> None:
         """What the busiest stage waits for: other stages' passes (the bubble), and hops.
@@ -211,6 +217,23 @@ def norm_transfer(axes: Axes) -> Transfer:
     return Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
 
 
+def as_sent(transfer: Transfer, layout: Layout, chip: Chip) -> Transfer:
+    """`transfer` as the software sends it: some sum whole gradients under ZeRO 1 (`whole_sums`)."""
+    scattered = transfer.what == "gradients" and transfer.op == "reduce_scatter"
+    if chip.step.whole_sums and scattered and layout.zero_stage == 1:
+        return replace(transfer, op="all_reduce")
+    return transfer
+
+
+def lost_at_nodes(transfer: Transfer, placement: Placement, chip: Chip) -> float:
+    """Seconds that a collective waits for hosts of other domains (`StepEfficiency.host_node_seconds`)."""
+    if not transfer.critical or transfer.op == "permute":
+        return 0.0
+    links = placement.stretches(transfer.axes)
+    domains = prod(link.size for link in links if link.is_outer)
+    return chip.step.host_node_seconds * (domains - 1)
+
+
 def exposed_share(waiting: Any, room: Any, overlap: float) -> Any:
     """Of the seconds `waiting` of what a step does once, the share that does not hide in `room`."""
     return 1 - overlap * (room / largest((room, waiting, _AN_INSTANT)))
@@ -232,6 +255,8 @@ def at_step_rates(hardware: Hardware) -> Hardware:
             network,
             nvlink_bytes_per_second=network.nvlink_bytes_per_second * shares.get("nvlink", 1.0),
             nic_bytes_per_second=network.nic_bytes_per_second * shares.get("network", 1.0),
+            nic_hop_seconds=network.nic_hop_seconds * hardware.chip.step.network_latency,
+            falloff=hardware.chip.step.network_falloff,
         )
     return replace(hardware, chip=replace(hardware.chip, network=network))
 
@@ -241,24 +266,51 @@ class TimedPass:
 
     seconds_of: of one run of a transfer; arrays where the pass is one of many layouts. each, once: a
     transfer with the seconds of its runs in a row. exposed: the share of its hideable transfers that does
-    not hide, waiting: of those that compute needs at once. room: seconds that could hide more.
+    not hide, waiting: of those that compute needs at once. room: seconds that could hide more. held_up:
+    seconds that the chip waits for the host to launch the pass.
     """
 
     def __init__(self, work: SegmentPass, seconds_of: Callable[[Transfer], Any], chip: Chip) -> None:
         self.work, self.waiting = work, chip.step.waiting
-        taken = [(transfer, seconds_of(transfer) * transfer.repeat) for transfer in work.transfers]
+        taken = _sent_together(work.transfers, seconds_of)
         self.each = [pair for pair in taken if not pair[0].once]
         self.once = [pair for pair in taken if pair[0].once]
         self._behind = sum(seconds for transfer, seconds in self.each if not transfer.critical)
         needed = sum(seconds for transfer, seconds in self.each if transfer.critical)
         covered = smaller(work.seconds, self._behind)
         self._hidden = chip.step.overlap * covered
-        self.room = work.seconds - covered
-        self.seconds = work.seconds + self.waiting * needed + self._behind - self._hidden
+        busy = work.seconds + self.waiting * needed + self._behind - self._hidden
+        collectives = sum(transfer.repeat for transfer, _ in self.each)
+        launches = chip.step.host_seconds * work.launches + chip.step.host_collective_seconds * collectives
+        self.seconds = larger(busy, launches)
+        self.held_up = self.seconds - busy
+        self.room = work.seconds - covered + self.held_up
 
     @property
     def exposed(self) -> float:
         return 1 - self._hidden / self._behind if self._behind else 0.0
+
+
+def _sent_together(
+    transfers: Iterable[Transfer], seconds_of: Callable[[Transfer], Any]
+) -> list[tuple[Transfer, Any]]:
+    """Each transfer with the seconds of its runs in a row.
+
+    Those that compute does not wait for go as one message with others of their kind over the same axes, and
+    have a share of its time by their bytes.
+    """
+    groups: dict[tuple, list[Transfer]] = {}
+    for place, one in enumerate(transfers):
+        alike = (one.what, one.op, one.axes, one.once)
+        groups.setdefault((place,) if one.critical or one.repeat > 1 else alike, []).append(one)
+    found = []
+    for group in groups.values():
+        total = sum(one.gathered_bytes for one in group)
+        seconds = seconds_of(replace(group[0], gathered_bytes=total)) * group[0].repeat
+        found += [
+            (one, seconds * (one.gathered_bytes / total) if len(group) > 1 else seconds) for one in group
+        ]
+    return found
 
 
 def timed_passes(
@@ -328,13 +380,25 @@ class _Sums:
         """One direction of a segment, run `times` times; what hides under its work is not added."""
         for name, bound, seconds in one.work.terms:
             self.add(name, seconds * times, bound)
-        for transfer, _ in one.each:
+        for transfer, seconds in one.each:
             share = one.waiting if transfer.critical else one.exposed
-            self.add_transfer(transfer, one.work.direction, times, share)
+            self.add_transfer(transfer, one.work.direction, times, share, seconds)
+        self.add("host launches", one.held_up * times, "launch")
 
-    def add_transfer(self, transfer: Transfer, direction: Direction, times: float, exposed: float) -> None:
-        """A transfer of a pass that runs `times` times; exposed: the share of its time that does not hide."""
+    def add_transfer(
+        self,
+        transfer: Transfer,
+        direction: Direction,
+        times: float,
+        exposed: float,
+        seconds: float | None = None,
+    ) -> None:
+        """A transfer of a pass that runs `times` times; exposed: the share of its time that does not hide.
+
+        seconds: of its runs in a row, where they are not those of it alone.
+        """
         price, runs = self._price(transfer), times * transfer.repeat
+        one_run = price.seconds if seconds is None else seconds / transfer.repeat
         self.add_collective(
             PricedCollective(
                 transfer.what,
@@ -345,8 +409,8 @@ class _Sums:
                 transfer.gathered_bytes,
                 transfer.dtype,
                 runs,
-                price.seconds,
-                price.seconds * runs * exposed,
+                one_run,
+                one_run * runs * exposed,
                 price.resource,
             )
         )

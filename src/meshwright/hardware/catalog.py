@@ -284,7 +284,8 @@ def dump_toml(hardware: Hardware) -> str:
     tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
     tables |= {key: dict(vars(chip)[key]) for key in ("matmul_rates", "memory_rates") if vars(chip)[key]}
     # A file that says what a step reaches takes it from nowhere; its sources still name the chip.
-    tables |= _nested("step", _present(vars(replace(chip.step, taken_from=None))))
+    step = {key: value for key, value in vars(chip.step).items() if key not in _NOT_OF_A_CHIP}
+    tables |= _nested("step", _present(step))
     if isinstance(network, SharedMemory):
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:
@@ -292,6 +293,8 @@ def dump_toml(hardware: Hardware) -> str:
             {key: value for key, value in vars(network).items() if key not in _NOT_FIGURES}
         )
         tables |= {f"network.efficiency.{link}": dict(by_op) for link, by_op in network.efficiency.items()}
+        if isinstance(network, Switch) and network.by_nodes:
+            tables["network.by_nodes"] = dict(network.by_nodes)
     tables["sources"] = dict(chip.sources)
     return "\n".join(_table(name, values) for name, values in tables.items())
 
@@ -307,8 +310,10 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, (), {})}
 
 
+# Of a step: where it is from, and what software alone decides.
+_NOT_OF_A_CHIP = ("taken_from", "whole_sums", "unfused_norms")
 # Of a network: tables of their own, and what [step] says.
-_NOT_FIGURES = ("efficiency", "scatter_passes")
+_NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff")
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "host_bytes",
     "host_link_bytes_per_second", "matrix_unit", "power_watts", "power_limit_watts", "price_per_chip_hour",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from meshwright.errors import HardwareError
 from meshwright.hardware.efficiency import Points, share_at
@@ -55,8 +56,12 @@ class Switch:
     """GPUs on a switched NVLink domain; domains meet over one network card (NIC) a GPU.
 
     nvlink_bytes_per_second, nic_bytes_per_second: one way, a GPU.
+    nvlink_hop_seconds, nic_hop_seconds: latency of one step of a large message (NCCL's protocol Simple).
     collective_launch_seconds: fixed time of one collective, before its first hop.
     efficiency: measured share of the links' bandwidth by bytes of V; 1 where nothing is listed.
+    by_nodes: by collective, the share of the cards' bandwidth that it reaches over so many domains, as
+    measured. falloff: where nothing was measured it is (domains / 2)^-falloff: 0 for a network of full
+    bisection.
     """
 
     domain_size: int
@@ -66,6 +71,14 @@ class Switch:
     nic_hop_seconds: float
     collective_launch_seconds: float
     efficiency: LinkEfficiency = field(default_factory=dict, hash=False)
+    by_nodes: Mapping[str, Points] = field(default_factory=dict, hash=False)
+    falloff: float = 0.0
+
+    def share_by_nodes(self, op: str, num_domains: int) -> float:
+        """The share of the cards' bandwidth that a collective over so many domains reaches."""
+        if op in self.by_nodes:
+            return share_at(self.by_nodes[op], num_domains)
+        return 1.0 if op == "permute" else (num_domains / 2) ** -self.falloff
 
 
 @dataclass(frozen=True)
@@ -102,16 +115,20 @@ class SharedMemory:
 class StepEfficiency:
     """The share of a chip's ratings that a training step reaches; the defaults are ideal.
 
-    matmul: by dtype, the share of the dense peak that a large matmul reaches. experts: the share of that
-    rate which the matmuls of several experts reach together: they last as long as the fullest expert's, and
-    few tokens leave tiles part empty.
+    matmul: by dtype, the share of the dense peak that a large matmul reaches. matmul_half_outputs: a product
+    with so many elements in its result reaches half of that: its last tiles leave processors idle.
+    experts: the share of that rate which the matmuls of several experts reach together: they last as long as
+    the fullest expert's, and few tokens leave tiles part empty.
     attention: the share of the compute type's peak that a flash kernel reaches where the head dimension
-    fills the matrix units.
+    fills the matrix units and the sequence is long. attention_half_keys: with so many keys a query it reaches
+    half of that, since short sequences leave blocks and processors part empty.
     memory: the share of the HBM bandwidth that memory-bound work reaches. elementwise: the share of that
     which norms, activations and casts reach; their bytes are counted as if perfectly fused (operands and
     results once), which no compiler does. memory_by_dtype: a further factor by dtype. (XLA:CPU widens bf16
     to float32 and back, so half the bytes save no time.)
-    links: by kind of link, the share of its bandwidth that the step's collectives reach.
+    links: by kind of link, the share of its bandwidth that the step's collectives reach. network_falloff: how
+    that of the cards falls with the domains that a collective joins (`Switch.falloff`). network_latency: a
+    factor on the latency of its steps between domains.
     overlap: the share of a transfer's time that is hidden where as much compute runs beside it; the rest is
     what the transfer takes from that compute.
     waiting: the share of the time of critical transfers (activations of tensor parallelism) for which the
@@ -119,23 +136,38 @@ class StepEfficiency:
     scatter_passes: passes over the links of a reduce-scatter over several dimensions of a torus: 1 where one
     exists that uses all of these links, 2 where the compiler writes an all-reduce instead (XLA:TPU).
     kernel_seconds: fixed time of one kernel. launch_seconds: fixed time of one compiled program.
+    host_seconds, host_collective_seconds: what the host takes to launch an operation and a collective, where
+    it launches them one by one: no pass is faster, however little its operations have to do.
+    host_node_seconds: what a collective that the next operation waits for loses for every domain beyond the
+    first, since hosts that launch operations one by one do not arrive together.
+    unfused_norms: whether the steps of an RMS norm are kernels of their own.
+    whole_sums: whether gradients are summed whole under ZeRO 1, and not scattered to the optimizer's shards.
     slowdown: measured step over priced step, of a run that anchors the prices (mw plan --anchor).
     sources: where each figure comes from, by key.
     taken_from: the catalog's chip whose figures these are, where a chip's own file has no [step].
     """
 
     matmul: Mapping[str, float] = field(default_factory=dict, hash=False)
+    matmul_half_outputs: float = 0.0
     experts: float = 1.0
     attention: float = 1.0
+    attention_half_keys: float = 0.0
     memory: float = 1.0
     elementwise: float = 1.0
     memory_by_dtype: Mapping[str, float] = field(default_factory=dict, hash=False)
     links: Mapping[str, float] = field(default_factory=dict, hash=False)
+    network_falloff: float = 0.0
+    network_latency: float = 1.0
     overlap: float = 1.0
     waiting: float = 1.0
     scatter_passes: int = 1
     kernel_seconds: float = 0.0
     launch_seconds: float = 0.0
+    host_seconds: float = 0.0
+    host_collective_seconds: float = 0.0
+    host_node_seconds: float = 0.0
+    whole_sums: bool = False
+    unfused_norms: bool = False
     slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     taken_from: str | None = None
@@ -225,18 +257,20 @@ class Chip:
             return 1.0
         return min(1.0, self.power_limit_watts / self.power_watts) ** _CLOCK_OF_POWER
 
-    def matmul_flops_per_second(self, dtype: str) -> float:
-        """FLOPs a second that a large product in `dtype` reaches."""
-        return self.flops(dtype) * self.step.matmul_share(dtype) * self.clock_share
+    def matmul_flops_per_second(self, dtype: str, outputs: float = inf) -> float:
+        """FLOPs a second that a product in `dtype` reaches whose result has so many elements."""
+        filled = 1 / (1 + self.step.matmul_half_outputs / outputs)
+        return self.flops(dtype) * self.step.matmul_share(dtype) * filled * self.clock_share
 
-    def attention_flops_per_second(self, dtype: str, head: float) -> float:
-        """FLOPs a second that flash attention reaches at head dimension `head`.
+    def attention_flops_per_second(self, dtype: str, head: float, keys: float = inf) -> float:
+        """FLOPs a second that flash attention reaches at head dimension `head`, with `keys` a query.
 
         The scores contract over the head dimension and the values have as many columns, so a head smaller
         than the matrix unit leaves part of it empty.
         """
         filled = min(1.0, head / self.matrix_unit) if self.matrix_unit else 1.0
-        return self.flops(dtype) * self.step.attention * filled * self.clock_share
+        long = 1 / (1 + self.step.attention_half_keys / keys)
+        return self.flops(dtype) * self.step.attention * filled * long * self.clock_share
 
     def memory_bytes_per_second(self, dtype: str) -> float:
         """HBM bytes a second that memory-bound work in `dtype` gets."""

@@ -4,7 +4,8 @@ A catalog file, a user's own chip and a measured machine.toml share one form. To
 fields of Chip; [flops_per_second] is by dtype; [network] holds the fields of Torus or Switch, or one
 [network.<collective>] table each with latency_seconds, bytes_per_second and, where the bandwidth
 depends on the size, efficiency = [[bytes, share], ...]. For links the same points stand under
-[network.efficiency.<link>] as all_gather = [[bytes, share], ...]. [matmul_rates] and [memory_rates]
+[network.efficiency.<link>] as all_gather = [[bytes, share], ...]; between NVLink domains also by how many
+there are, [network.by_nodes] all_gather = [[domains, share], ...]. [matmul_rates] and [memory_rates]
 list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] is what a
 training step reaches of the ratings (StepEfficiency); what it does not name is ideal, and a user's file
 without one takes that of a chip of the catalog (catalog.load). [sources] says where each figure comes
@@ -50,7 +51,11 @@ _SWITCH = (
 )
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
 _STEP_SHARES = ("experts", "attention", "memory", "elementwise", "overlap", "waiting")
-_STEP_SECONDS = ("kernel_seconds", "launch_seconds", "slowdown")
+_STEP_SECONDS = (
+    "kernel_seconds", "launch_seconds", "host_seconds", "host_collective_seconds",
+    "host_node_seconds", "slowdown",
+    "attention_half_keys", "network_falloff", "network_latency", "matmul_half_outputs",
+)  # fmt: skip
 _STEP_COUNTS = ("scatter_passes",)
 _LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
 
@@ -198,10 +203,16 @@ def _torus(file: CheckedToml, table: Mapping[str, Any]) -> Torus:
 
 
 def _switch(file: CheckedToml, table: Mapping[str, Any]) -> Switch:
-    file.refuse_unknown(table, ("domain_size", *_SWITCH, "efficiency"), "network.")
+    file.refuse_unknown(table, ("domain_size", *_SWITCH, "efficiency", "by_nodes"), "network.")
     figures = {key: file.figure(table, key, "network.") for key in _SWITCH}
     domain_size = file.count(table, "domain_size", "network.")
-    return Switch(domain_size, **figures, efficiency=_efficiency(file, table, ("nvlink", "network")))
+    by_nodes: dict[str, Points] = {}
+    if "by_nodes" in table:
+        curves, prefix = file.table(table, "by_nodes", "network."), "network.by_nodes."
+        file.refuse_unknown(curves, COLLECTIVES, prefix)
+        by_nodes = {op: file.points(curves, op, prefix) for op in curves}
+    efficiency = _efficiency(file, table, ("nvlink", "network"))
+    return Switch(domain_size, **figures, efficiency=efficiency, by_nodes=by_nodes)
 
 
 def _efficiency(file: CheckedToml, network: Mapping[str, Any], links: tuple[str, ...]) -> LinkEfficiency:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import inf, prod
 
 from meshwright.errors import HardwareError, LayoutError
-from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
+from meshwright.hardware.chip import Chip, SharedMemory, StepEfficiency, Switch, Torus
 from meshwright.hardware.links import (
     AxisLinks,
     Link,
@@ -18,6 +18,9 @@ from meshwright.hardware.links import (
     link_rates,
 )
 from meshwright.hardware.orders import choosing_orders, undominated
+from meshwright.hardware.software import DEFAULT as XLA
+from meshwright.hardware.software import Software
+from meshwright.hardware.software import software as find_software
 from meshwright.notation.mesh import Mesh
 from meshwright.units import format_bytes
 
@@ -91,13 +94,15 @@ class Hardware:
     """Chips and how they are joined.
 
     spec: as the user wrote it. dims: the torus of one slice; (domains, GPUs a domain) for GPUs;
-    (devices,) on a host. num_slices: copies of it joined by the data-centre network.
+    (devices,) on a host. num_slices: copies of it joined by the data-centre network. software: what runs
+    there; the chip's `step` is already what it reaches.
     """
 
     spec: str
     chip: Chip
     dims: tuple[int, ...]
     num_slices: int = 1
+    software: Software = field(default_factory=lambda: find_software(XLA))
     num_chips: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,9 +116,21 @@ class Hardware:
         """This machine with steps that reach every rating."""
         return replace(self, chip=self.chip.ideal())
 
+    def running(self, name: str) -> "Hardware":
+        """This machine, described as of XLA's programs, with another software on it.
+
+        Raises HardwareError for a software that is not known.
+        """
+        found = find_software(name)
+        return replace(self, software=found, chip=replace(self.chip, step=found.applied(self.chip.step)))
+
     def slowed(self, slowdown: float) -> "Hardware":
         """This machine with every step `slowdown` times as long as its figures say."""
-        return replace(self, chip=replace(self.chip, step=replace(self.chip.step, slowdown=slowdown)))
+        return self.with_step(replace(self.chip.step, slowdown=slowdown))
+
+    def with_step(self, step: StepEfficiency) -> "Hardware":
+        """This machine with steps that reach so much of its ratings."""
+        return replace(self, chip=replace(self.chip, step=step))
 
     def with_figures(
         self,

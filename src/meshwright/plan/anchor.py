@@ -1,19 +1,69 @@
-"""How a user's own run compares with its price: one factor for all steps of the same software.
+"""How a user's own runs compare with their prices, and the constants that they move.
 
-slowdown = measured step time / predicted step time of the run's plan
+One run tells one factor for all steps:  slowdown = measured step time / predicted step time of its plan.
+
+Several tell what they depend on. A few constants of the step (the shares of products, attention and links,
+and what a host takes to launch) and the factor move to where
+
+    sum over runs (log(predicted / measured) / RUN)^2  +  sum over constants ((moved - catalog) / spread)^2
+
+is least, shares in logits and times in logarithms. Where the runs, each left out in turn, are not predicted
+any better so, nothing moves.
 """
 
-from math import isfinite
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, isfinite, log
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
+from meshwright.cost.step import StepPricer
 from meshwright.errors import PlanError
 from meshwright.files import parse_json, read_text
 from meshwright.hardware import catalog
+from meshwright.hardware.chip import StepEfficiency
+from meshwright.hardware.software import at_odds
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan_file import load_plan
+from meshwright.units import format_seconds
 
 PLAN = "plan.toml"
+# The spread of a run about its price that no constant explains: of rows of one source, fitted with it.
+RUN = 0.06
+# Spreads of the constants about the catalog's, as between the chips and software of the published rows.
+_SPREADS = {
+    "matmul": 0.25,
+    "attention": 0.4,
+    "links": 0.3,
+    "kernel_seconds": 0.4,
+    "host_seconds": 0.4,
+    "slowdown": 0.15,
+}
+_STEP_SIZE = 1e-3
+
+
+class Run(NamedTuple):
+    """A measured step: of this model and workload, on this machine, under this layout."""
+
+    config: ModelConfig
+    hardware: Hardware
+    workload: Workload
+    layout: Layout
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """What runs of one's own say. step: the constants that follow them. words: what moved, how far."""
+
+    step: StepEfficiency
+    words: tuple[str, ...]
 
 
 def slowdown_of(metrics: Path) -> float:
@@ -22,10 +72,99 @@ def slowdown_of(metrics: Path) -> float:
     metrics: its metrics.jsonl; plan.toml lies beside it. The median leaves hiccups and compilation out.
     Raises PlanError where there is no plan beside it or no step was timed.
     """
-    measured = step_seconds(metrics)
+    run = run_of(metrics)
+    return run.seconds / price(*run[:4]).step_seconds
+
+
+def run_of(metrics: Path) -> Run:
+    """The run whose metrics.jsonl this is. Raises PlanError as `slowdown_of` does."""
+    seconds = step_seconds(metrics)
     plan = load_plan(metrics.with_name(PLAN))
-    predicted = price(plan.model, catalog.load(plan.hardware), plan.workload, plan.layout)
-    return measured / predicted.step_seconds
+    return Run(plan.model, catalog.load(plan.hardware), plan.workload, plan.layout, seconds)
+
+
+def anchored(machine: Hardware, runs: Sequence[Run]) -> Anchored:
+    """The constants of `machine` as several runs on its chips tell them.
+
+    Raises PlanError for a run on other chips.
+    """
+    for run in runs:
+        if run.hardware.chip.name != machine.chip.name:
+            raise PlanError(
+                f"--anchor: a run on {run.hardware.chip.name} says nothing of {machine.chip.name}; "
+                "leave it out"
+            )
+    step = machine.chip.step
+    names = [name for name in _SPREADS if _moved(step, {name: 1.0}) != step]
+    errors = [_log_error(run, step) for run in runs]
+    pairs = zip(runs, errors, strict=True)
+    slopes = [[_slope(run, step, name, own) for name in names] for run, own in pairs]
+    left_out = []
+    for place, run in enumerate(runs):
+        others = [i for i in range(len(runs)) if i != place]
+        by = _solve([errors[i] for i in others], [slopes[i] for i in others], names)
+        left_out.append(_log_error(run, _moved(step, by)))
+    before, after = (median(map(abs, some)) for some in (errors, left_out))
+    said = f"{len(runs)} runs are {before:.1%} off their prices, and {after:.1%} each anchored by the others"
+    if after >= before:
+        return Anchored(step, (f"{said} (medians): no constant moves",))
+    moved = _solve(errors, slopes, names)
+    found = _moved(step, moved)
+    return Anchored(found, (f"{said} (medians)", *_words(step, found, moved)))
+
+
+def _log_error(run: Run, step: StepEfficiency) -> float:
+    hardware = replace(run.hardware, chip=replace(run.hardware.chip, step=step))
+    sequences = run.workload.num_sequences / run.layout.microbatches
+    graph = record(run.config, hardware, run.layout, sequences, run.workload.seq_len)
+    return log(StepPricer(graph, run.layout, hardware).cost().seconds / run.seconds)
+
+
+def _slope(run: Run, step: StepEfficiency, name: str, error: float) -> float:
+    return (_log_error(run, _moved(step, {name: _STEP_SIZE})) - error) / _STEP_SIZE
+
+
+def _moved(step: StepEfficiency, by: dict[str, float]) -> StepEfficiency:
+    """`step` with some constants moved in logits or logarithms; what is ideal stays so."""
+    figures: dict[str, object] = {}
+    for name, distance in by.items():
+        value = getattr(step, name)
+        if name in ("matmul", "links"):
+            figures[name] = {key: at_odds(share, exp(distance)) for key, share in value.items()}
+        elif name == "attention":
+            figures[name] = at_odds(value, exp(distance))
+        else:
+            figures[name] = value * exp(distance)
+    return replace(step, **figures)  # pyright: ignore[reportArgumentType]
+
+
+def _solve(
+    errors: Sequence[float], slopes: Sequence[Sequence[float]], names: Sequence[str]
+) -> dict[str, float]:
+    """How far each constant moves."""
+    import numpy as np  # a tenth of a second, which the price of a single layout need not take
+
+    matrix = np.array(slopes, dtype=float).reshape(len(errors), len(names)) / RUN
+    prior = np.diag([1 / _SPREADS[name] ** 2 for name in names])
+    found = np.linalg.solve(matrix.T @ matrix + prior, -matrix.T @ (np.array(errors) / RUN))
+    return dict(zip(names, found.tolist(), strict=True))
+
+
+# A constant that moves by less of its spread is not worth a word.
+_WORTH_SAYING = 0.1
+
+
+def _words(before: StepEfficiency, after: StepEfficiency, by: dict[str, float]) -> Iterable[str]:
+    for name, distance in by.items():
+        if abs(distance) < _WORTH_SAYING * _SPREADS[name]:
+            continue
+        one, other = getattr(before, name), getattr(after, name)
+        if isinstance(one, float):
+            pairs = [(name, one, other)]
+        else:
+            pairs = [(f"{name}.{key}", one[key], other[key]) for key in one if one[key] != other[key]]
+        show: Callable[[float], str] = format_seconds if name.endswith("_seconds") else "{:.3g}".format
+        yield from (f"{key} moved from {show(was)} to {show(now)}" for key, was, now in pairs)
 
 
 def step_seconds(metrics: Path) -> float:

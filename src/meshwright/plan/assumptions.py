@@ -13,11 +13,13 @@ from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
 from meshwright.hardware.links import LINK_FIELDS, Network, link_rates
+from meshwright.hardware.software import DEFAULT
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import record
+from meshwright.plan.spread import Spread, spread
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -59,12 +61,23 @@ def assumptions(
         f"no {'other ' if weighty else ''}figure that was fitted or measured makes up more than "
         f"{LEAST_SHARE:.0%} of this step"
     )
+    if hardware.software.name != DEFAULT:
+        yield f"steps are those of {hardware.software.name} ({hardware.software.about})"
+    if found := spread_of(best):
+        yield f"its step time: {found}"
     if chip.step.slowdown != 1:
         yield f"every step takes {chip.step.slowdown:.3g} times what is priced, as the anchoring run did"
     known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
     yield f"a program can have {format_bytes(chip.program_bytes)} of a chip ({known})"
     if chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks; scores stay on chip"
+
+
+def spread_of(candidate: "Candidate") -> Spread | None:
+    """By how much the prices of published layouts like this one were off."""
+    hardware, layout = candidate.hardware, candidate.layout
+    chips, name = hardware.num_chips, hardware.software.name
+    return spread(hardware.chip.kind, name, chips, layout.word("tensor"), layout.pipe)
 
 
 def shares(
@@ -111,7 +124,8 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
     matmul = layout.matmul_dtype or compute
     if matmul not in chip.matmul_rates:
         share = step.matmul_share(matmul)
-        yield "matmul", f"large matmuls in {matmul} run at {share:.0%} of the {matmul} peak", {"matmul": {}}
+        text = f"large matmuls in {matmul} run at {share:.0%} of the {matmul} peak"
+        yield "matmul", text, {"matmul": {}, "matmul_half_outputs": 0.0}
     yield (
         "experts",
         f"the products of several experts at once reach {step.experts:.0%} of the rate of one product",
@@ -120,7 +134,7 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
     yield (
         "attention",
         f"attention runs at {step.attention:.0%} of the {compute} peak",
-        {"attention": 1.0},
+        {"attention": 1.0, "attention_half_keys": 0.0},
     )
     yield (
         "memory" if step.memory < 1 else "memory_by_dtype",
@@ -134,7 +148,9 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
     )
     for kind, share in step.links.items():
         links = {other: one for other, one in step.links.items() if other != kind}
-        yield "links", f"collectives reach {share:.0%} of the bandwidth of {kind}", {"links": links}
+        even = {"network_falloff": 0.0} if kind == "network" else {}
+        text = f"collectives reach {share:.0%} of the bandwidth of {kind}"
+        yield "links", text, {"links": links, **even}
     yield (
         "overlap",
         f"a transfer that has as much compute beside it hides {step.overlap:.0%} of its time",
@@ -145,6 +161,8 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
         f"a product waits for {step.waiting:.0%} of the time of the collectives whose results it reads",
         {"waiting": 0.0},
     )
+    text = f"the host takes {format_seconds(step.host_seconds)} to launch an operation"
+    yield "host_seconds", text, {"host_seconds": 0.0, "host_collective_seconds": 0.0}
     yield (
         "kernel_seconds",
         f"a kernel takes {format_seconds(step.kernel_seconds)} beside its work",

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.many import Family, Member, Stages
-from meshwright.cost.ops import record_loss
+from meshwright.cost.ops import record_training, runs_flash
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
@@ -158,9 +158,9 @@ class Space:
             for microbatches, num_sequences in self._microbatches(mesh):
                 key = (mesh.rules, microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
-        flash, seq_len = runs_flash(self.hardware), self.workload.seq_len
+        seq_len = self.workload.seq_len
         for members in families.values():
-            family = Family(self.config, self.hardware, members, seq_len, flash_attention=flash)
+            family = Family(self.config, self.hardware, members, seq_len)
             for pipe in family.rows:
                 yield Group(self, family, pipe)
 
@@ -281,12 +281,7 @@ def record(
 ) -> Graph:
     """The graph of one microbatch of so many sequences, over all batch shards."""
     shape = Shape(num_sequences, seq_len, seq_len)
-    return record_loss(config, layout, shape, flash_attention=runs_flash(hardware))
-
-
-def runs_flash(hardware: Hardware) -> bool:
-    """Whether attention runs a kernel that keeps scores on chip: all but XLA on CPU has one."""
-    return hardware.chip.kind != "cpu"
+    return record_training(config, hardware, layout, shape)
 
 
 def _spread(degrees: list[int]) -> list[int]:

@@ -12,8 +12,8 @@ from heapq import nsmallest
 from itertools import islice
 
 from meshwright.cost.collectives import forget_prices
+from meshwright.cost.eager import step_memory
 from meshwright.cost.graph import Graph
-from meshwright.cost.memory import train_memory
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
@@ -114,7 +114,7 @@ def price(
     return Candidate(
         layout=layout,
         cost=pricer.cost(),
-        memory=train_memory(graph, layout),
+        memory=step_memory(graph, layout, hardware.software),
         model_flops=train_flops_per_token(config, workload.seq_len) * workload.num_tokens,
         num_tokens=workload.num_tokens,
         hardware=hardware,

@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,17 @@ from meshwright.plan.validate.score import (
     Prediction,
     anchored,
     grouped,
+    kendall_tau,
     predict,
     quantile,
-    regrets,
+    rankings,
     score,
     step_rows,
+    verdicts,
 )
 from meshwright.plan.validate.shape_guess import model_of
 
-COLUMNS = [field.name for field in fields(PublishedRow)]
+COLUMNS = [field.name for field in fields(PublishedRow) if field.default is MISSING]
 LLAMA = PublishedRow(
     id="A1",
     source="ours",
@@ -171,18 +173,30 @@ def test_an_empty_remat_is_the_least_that_fits():
     assert only(replace(LLAMA, remat="selective+offload")).offload
 
 
-def test_selective_keeps_every_second_product_where_memory_was_measured_on_a_gpu():
-    """XLA takes most of a GPU at its start, so such a figure is PyTorch's."""
-    timed = replace(LLAMA, remat="selective")
-    measured = replace(timed, metric=MEMORY)
-    on_tpu = replace(measured, hardware="v6e:4x4")
-    assert [only(row).remat for row in (timed, measured, on_tpu)] == ["matmuls", "alternate", "matmuls"]
+def test_selective_is_what_the_software_means_by_it_whatever_was_measured():
+    for metric in (THROUGHPUT, MEMORY):
+        row = replace(LLAMA, remat="selective", metric=metric)
+        named = {"xla": "matmuls", "pytorch-compiled": "alternate", "megatron": "attention", None: "matmuls"}
+        for software, remat in named.items():
+            assert only(replace(row, software=software)).remat == remat
 
 
-def test_an_empty_micro_batch_is_a_sequence_where_there_are_stages():
-    pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=None, interleave=None)
-    assert (only(pipelined).microbatches, only(pipelined).interleave) == (32, 2)
-    assert only(replace(LLAMA, micro_batch=None)).microbatches == 1
+def test_an_empty_micro_batch_is_the_fastest_size_that_fits():
+    silent = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=None, interleave=None)
+    counts = [layout.microbatches for layout in reproduce(silent).layouts[0]]
+    assert counts == [32, 16, 8, 4]
+    assert [layout.microbatches for layout in reproduce(replace(LLAMA, micro_batch=None)).layouts[0]] == [
+        4,
+        2,
+        1,
+    ]
+
+
+def test_one_microbatch_of_all_chips_is_a_habit_of_programs_for_tpus():
+    """`micro_batch x chips = batch` where two chips share a sequence."""
+    shared = replace(LLAMA, data=1, fsdp=8, tensor=2, micro_batch=4.0)
+    assert only(shared).microbatches == 2
+    assert only(replace(shared, hardware="v5e:4x4")).microbatches == 1
 
 
 def test_microbatches_that_do_not_divide_over_the_stages_do_not_interleave():
@@ -197,19 +211,36 @@ def test_chips_without_a_sequence_of_their_own_share_one():
     assert only(replace(silent, hardware="h100:3x8", chips=24, global_batch_sequences=2)).tensor == 1
 
 
-def test_a_width_is_padded_to_its_shards_and_kv_heads_are_replicated():
+def test_a_width_that_does_not_divide_is_priced_and_kv_heads_are_replicated():
     odd = replace(LLAMA, hardware="h100:3x8", chips=24, data=1, fsdp=24, global_batch_sequences=48)
-    assert reproduce(odd).config.d_model == 171 * 24
-    assert reproduce(LLAMA).config.d_model == 4096
+    narrow = replace(odd, d_model=1000, params_total=1e9)
     wide = replace(LLAMA, data=1, fsdp=1, tensor=16, zero=1)
     assert reproduce(wide).config.num_kv_heads == 16
-    assert [found.skipped for found in predict([odd, wide])] == [None, None]
+    assert [found.skipped for found in predict([odd, narrow, wide])] == [None, None, None]
 
 
-def test_a_local_batch_that_leaves_stages_empty_is_cut_for_them():
+def test_a_long_pipeline_without_accumulation_cuts_its_local_batch():
     pipelined = replace(LLAMA, data=1, fsdp=2, pipe=8, micro_batch=32.0)
     assert (only(pipelined).microbatches, only(pipelined).zero_stage) == (8, 1)
     assert only(replace(pipelined, micro_batch=2.0)).microbatches == 16
+    short = replace(LLAMA, data=1, fsdp=8, pipe=2, micro_batch=8.0)
+    assert only(short).microbatches == 1
+
+
+def test_zero_2_with_stages_sums_gradients_once_a_step():
+    staged = replace(LLAMA, data=8, fsdp=1, pipe=2, zero=2)
+    assert only(staged).zero_stage == 1
+    assert only(replace(staged, data=16, pipe=1)).zero_stage == 2
+
+
+def test_software_is_what_the_row_names():
+    machine = reproduce(replace(LLAMA, software="pytorch-eager")).hardware
+    assert machine.software.name == "pytorch-eager" and machine.chip.step.host_seconds > 0
+    assert reproduce(LLAMA).hardware.software.name == "xla"
+    old = reproduce(replace(LLAMA, software="megatron", year=2021)).hardware
+    assert not old.software.flash
+    (found,) = predict([replace(LLAMA, software="pascal")])
+    assert found.skipped is not None and "'pascal' is unknown" in found.skipped
 
 
 def test_a_fraction_of_a_sequence_is_a_chips_share_of_it():
@@ -295,13 +326,39 @@ def test_memory_is_not_scaled_by_an_anchor():
     assert anchored([predicted(LLAMA, 1.0), stored])[1] == stored
 
 
-def test_regret_is_what_the_layout_ranked_first_lost():
+def test_a_ranking_is_held_against_the_rule_of_thumb_and_chance():
     timed = replace(LLAMA, metric=STEP)
     rows = [replace(timed, id=f"A{i}", value=value) for i, value in enumerate((4.0, 5.0, 6.0))]
+    rows = [replace(row, tensor=tensor) for row, tensor in zip(rows, (8, 4, 2), strict=True)]
     found = [predicted(row, s, str(s)) for row, s in zip(rows, (3.0, 2.0, 4.0), strict=True)]
-    (lost,) = regrets(found)
-    assert (lost.best_id, lost.chosen_id, lost.regret) == ("A0", "A1", pytest.approx(0.25))
-    assert regrets(found[:1]) == []
+    (one,) = rankings(found)
+    assert (one.best_id, one.chosen_id, one.regret) == ("A0", "A1", pytest.approx(0.25))
+    assert one.best_of_five == 0 and one.tau == pytest.approx(1 / 3)
+    assert (one.rule_regret, one.random_regret) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert rankings(found[:1]) == []
+
+
+def test_tau_of_ties():
+    """scipy.stats.kendalltau([1, 2, 2, 3], [1, 2, 3, 3]) is 0.8."""
+    assert kendall_tau([(1, 1), (2, 2), (2, 3), (3, 3)]) == pytest.approx(0.8)
+    assert kendall_tau([(1, 1), (1, 2)]) == 0
+
+
+def test_verdicts_count_what_ran_and_what_ran_out():
+    ran = replace(predicted(LLAMA, 1.0), fits=False)
+    larger = replace(LLAMA, id="A2", metric=MEMORY, unit="bytes (ran out)", micro_batch=4.0, value=8e10)
+    out = Prediction(larger, 7e10, layout="data=1", fits=True)
+    found = verdicts([ran, out])
+    assert (found.num_ran, found.false_does_not_fit, found.num_ran_out, found.false_fits) == (1, 1.0, 1, 1.0)
+    smaller = replace(out, row=replace(larger, micro_batch=1.0))  # nothing smaller is known to have run
+    assert verdicts([ran, smaller]).num_ran_out == 0
+
+
+def test_one_mfu_is_that_of_other_sources():
+    rows = [replace(LLAMA, id=f"A{i}", source=source) for i, source in enumerate(("ours", "theirs"))]
+    slow = replace(rows[1], value=LLAMA.value / 2)
+    ours, theirs = predict([rows[0], slow])
+    assert ours.baseline == pytest.approx(LLAMA.value / 2) and theirs.baseline == pytest.approx(LLAMA.value)
 
 
 def test_groups_keep_their_order():
@@ -326,7 +383,7 @@ def test_json_has_the_keys_of_the_contract(capsys, tmp_path: Path):
     assert all(row.keys() >= keys for row in document["rows"])
     for key in ("median_abs_error", "p90_abs_error", "within_10_percent", "within_20_percent"):
         assert document[key] is not None
-    assert document["baseline_median_abs_error"] >= 0 and document["baseline_p90_abs_error"] >= 0
+    assert document["verdicts"]["num_ran"] == 2 and document["out_of_sample"]["num_rows"] == 2
 
 
 def test_a_missed_bar_exits_1(capsys, tmp_path: Path):

@@ -7,8 +7,8 @@ saves as there is room for on the chip, and on the host where activations are of
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshwright.cost.eager import eager_memory
-from meshwright.cost.memory import Memory, train_memory
+from meshwright.cost.eager import step_memory
+from meshwright.cost.memory import Memory
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.plan.candidate import Candidate
@@ -16,9 +16,6 @@ from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan.validate.reproduce import Case
 
-# A published row did run, on a chip whose memory the table does not give (H100s come with 80 and 96 GB),
-# in a framework that may keep less than we count: a layout that needs so much more than there is may be it.
-_BENEFIT_OF_DOUBT = 1.2
 # Of the host's memory, what saved activations may take.
 _HOST_SHARE = 0.9
 
@@ -89,14 +86,12 @@ def memory_of(case: Case, layout: Layout) -> Memory:
     """What a layout needs on a chip: as most programs for GPUs run, or as XLA plans it."""
     sequences = case.workload.num_sequences / layout.microbatches
     graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
-    count = eager_memory if case.hardware.chip.kind == "gpu" else train_memory
-    return count(graph, layout)
+    return step_memory(graph, layout, case.hardware.software)
 
 
 def _excess(hardware: Hardware, memory: Memory) -> float:
     """Bytes that do not fit, on the chip and on its share of the host."""
-    limit = hardware.chip.program_bytes * _BENEFIT_OF_DOUBT
-    return max(0, memory.total - limit) + max(0, memory.host - _host_bytes(hardware))
+    return max(0, memory.total - hardware.chip.program_bytes) + max(0, memory.host - _host_bytes(hardware))
 
 
 def _host_bytes(hardware: Hardware) -> float:

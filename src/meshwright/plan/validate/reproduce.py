@@ -16,7 +16,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import SEARCHED_REMATS
-from meshwright.plan.validate.published import MEMORY, PublishedRow
+from meshwright.plan.validate.published import PublishedRow
 from meshwright.plan.validate.shape_guess import model_of
 from meshwright.units import DTYPE_BYTES
 
@@ -43,12 +43,14 @@ _MASTER_COPY: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "
 _BF16_WEIGHTS: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "bf16"}
 _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
 
-# Of a model's width, to divide over ranks that it does not divide over.
-_MOST_PADDING = 0.05
-_REMATS = {"none": ("none",), "selective": ("matmuls",), "full": ("full",)}
-# JAX's programs keep the results of all products, PyTorch's of every second. Who publishes what memory a GPU
-# took runs PyTorch, since XLA takes most of it at its start; rows of time do not say.
-_SELECTIVE_IN_MEMORY = ("alternate",)
+_REMATS = {"none": ("none",), "full": ("full",)}
+# What `selective` keeps: JAX's programs the results of all products, PyTorch's of every second, Megatron all
+# but attention's (Korthikanti et al., 2022).
+_SELECTIVE = {"xla": "matmuls", "pytorch-eager": "alternate", "pytorch-compiled": "alternate"}
+_SELECTIVE_OF_MEGATRON = "attention"
+_SHORT_PIPE = 2
+# Sequences of a microbatch of which a source says nothing: whoever tunes a run takes the fastest that fits.
+_MICROBATCHES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -76,39 +78,39 @@ def reproduce(row: PublishedRow) -> Case:
 
 
 def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
-    """`config` with a width that divides over the shards, if one is near, and a KV head for each tensor rank.
-
-    Frameworks shard a layer's parameters as one flat array, padded, so any number of ranks will do, and
-    replicate KV heads of which there are fewer than ranks.
-    """
-    width = -(-config.d_model // layout.fsdp) * layout.fsdp
+    """`config` with a KV head for each tensor rank: frameworks replicate those of which there are fewer."""
     heads, ranks = config.num_kv_heads, layout.tensor
-    if width <= (1 + _MOST_PADDING) * config.d_model:
-        config = replace(config, d_model=width)
     if config.mla is None and heads < ranks and ranks % heads == config.num_heads % ranks == 0:
         config = replace(config, num_kv_heads=ranks)
     return config
 
 
 def machine_of(row: PublishedRow) -> Hardware:
-    """The row's hardware with the figures that the source gives of its own machine."""
+    """The row's hardware with its software, and the figures that the source gives of its own machine."""
     gigabits = row.nic_gbit_per_gpu
-    return catalog.load(row.hardware).with_figures(
+    machine = catalog.load(row.hardware).with_figures(
         nic_bytes_per_second=gigabits * 1e9 / 8 if gigabits else None,
         hbm_bytes_per_second=row.hbm_bytes_per_second,
         power_watts=row.power_watts,
     )
+    if row.software is None:
+        return machine
+    machine = machine.running(row.software)
+    if row.year is not None and row.year < machine.software.flash_since:
+        machine = replace(machine, software=replace(machine.software, flash=False))
+    return machine
 
 
 def _preferences(row: PublishedRow) -> Iterator[tuple[str, Mapping[str, object]]]:
     """(remat policy, dtypes of the parameters' states), what costs least time first."""
     asked, _, _ = (row.remat or "").partition("+")
     remats = _REMATS.get(asked) if asked else SEARCHED_REMATS
+    if asked == "selective":
+        remats = (_SELECTIVE.get(row.software or "xla", _SELECTIVE_OF_MEGATRON),)
     if remats is None:
-        raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {', '.join(_REMATS)}, each with +offload")
+        known = ", ".join((*_REMATS, "selective"))
+        raise LayoutError(f"remat = {row.remat!r} is unknown; fits: {known}, each with +offload")
     mixed, narrow = _states(row)
-    if asked == "selective" and row.metric == MEMORY and machine_of(row).chip.kind == "gpu":
-        remats = _SELECTIVE_IN_MEMORY
     for some in (mixed, narrow):
         yield from product(remats, some)
 
@@ -144,10 +146,10 @@ def _layouts(
             f"= {data * fsdp * tensor * pipe * context} is not the row's {row.chips} chips"
         )
     compute, matmul = arithmetic(row.dtype, hardware)
-    microbatches = _microbatches(row, data * fsdp, pipe)
     undecided = row.sequence_parallel is None and tensor > 1
     sequence_parallel = (False, True) if undecided else (bool(row.sequence_parallel),)
-    for split in sequence_parallel:
+    counts = _microbatches(row, data * fsdp, pipe, hardware.chip.kind)
+    for split, microbatches in product(sequence_parallel, counts):
         yield Layout.from_dict(
             {
                 "data": data,
@@ -191,28 +193,31 @@ def _data_axes(row: PublishedRow, ranks: int) -> tuple[int, int, int | None]:
         data, fsdp = data * fsdp // row.zero_group, row.zero_group
     if zero == 3 and fsdp == 1:
         data, fsdp = 1, data
+    if zero == 2 and (row.pipe or 1) > 1:
+        zero = 1  # frameworks sum gradients once a step where there are stages, not once a microbatch
     if zero == 0 and fsdp > 1:
         data, fsdp = data * fsdp, 1
     return data, fsdp, None if zero == 3 and fsdp * (row.context or 1) == 1 else zero
 
 
-def _microbatches(row: PublishedRow, ranks: int, pipe: int) -> int:
-    """The microbatches of one step.
+def _microbatches(row: PublishedRow, ranks: int, pipe: int, kind: str) -> list[int]:
+    """The numbers of microbatches that a step may have.
 
-    Programs that shard one array over all chips (JAX) count the batch of a chip, also where several chips
-    share a sequence: if that times the chips is the whole batch, nothing accumulates. A pipeline of which
-    the microbatches would not fill half the stages cuts its local batch into as many as there are stages,
-    since what is called a micro batch is then what one rank holds. One that does not say runs sequences one
-    by one.
+    Programs for TPUs shard one array over all chips and count the batch of a chip, also where several chips
+    share a sequence: if that times the chips is the whole batch, nothing accumulates. A long pipeline that
+    does not accumulate either cuts its local batch into as many microbatches as it has stages: all but one
+    would idle otherwise.
     """
     if row.micro_batch is None:
-        return max(1, row.global_batch_sequences // ranks) if pipe > 1 else 1
-    if pipe == 1 and row.micro_batch * row.chips == row.global_batch_sequences:
-        return 1
+        local = max(1, row.global_batch_sequences // ranks)
+        return [local // size for size in _MICROBATCHES if local % size == 0]
+    of_a_chip = kind == "tpu" or row.micro_batch < 1  # less than a sequence is no microbatch
+    if of_a_chip and pipe == 1 and row.micro_batch * row.chips == row.global_batch_sequences:
+        return [1]
     count = max(1, round(row.global_batch_sequences / (ranks * row.micro_batch)))
-    if pipe > 1 and 2 * count <= pipe:
-        return max(1, min(pipe, row.global_batch_sequences // ranks))
-    return count
+    if count == 1 and pipe > _SHORT_PIPE:
+        return [max(1, min(pipe, row.global_batch_sequences // ranks))]
+    return [count]
 
 
 def _chunks(row: PublishedRow, config: ModelConfig, pipe: int, microbatches: int) -> int:

@@ -1,0 +1,102 @@
+"""How wrong prices are out of sample: of published rows, each with constants fitted without its source.
+
+The file is written by benchmarks/fit_published.py, with the constants of the catalog.
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from math import expm1, log2
+
+# So many of the most similar rows tell the spread, of which this share is inside.
+_SIMILAR = 40
+INSIDE = 0.8
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A row that was predicted without its source. log_error: log(predicted / measured step time)."""
+
+    id: str
+    value: float
+    kind: str
+    software: str
+    chips: int
+    tensor: int
+    pipe: int
+    log_error: float
+
+
+@cache
+def outside_rows() -> tuple[Outside, ...]:
+    """All rows on which the constants were fitted."""
+    text = (resources.files("meshwright.plan") / "out_of_sample.csv").read_text(encoding="utf-8")
+    return tuple(
+        Outside(
+            cells["id"],
+            float(cells["value"]),
+            cells["kind"],
+            cells["software"],
+            int(cells["chips"]),
+            int(cells["tensor"]),
+            int(cells["pipe"]),
+            float(cells["log_error"]),
+        )
+        for cells in csv.DictReader(text.splitlines())
+    )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """By how much similar rows were off: INSIDE of `num_rows` by at most the share `within`."""
+
+    within: float
+    num_rows: int
+
+    def __str__(self) -> str:
+        """
+        >>> str(Spread(0.123, 40))
+        'within 12% in 8 of 10 of 40 published cases like this'
+        """
+        share = f"{10 * INSIDE:.0f} of 10 of {self.num_rows}"
+        return f"within {self.within:.0%} in {share} published cases like this"
+
+
+def spread(kind: str, software: str, chips: int, tensor: int, pipe: int) -> Spread | None:
+    """Of the rows most like such a layout; None where there is no row of such chips.
+
+    Like: of the same kind of chip and, where there are enough, software; then nearest in the doublings of
+    chips, tensor ranks and stages.
+    """
+    alike = [row for row in outside_rows() if row.kind == kind]
+    own = [row for row in alike if row.software == software]
+    if len(own) >= _SIMILAR:
+        alike = own
+
+    def distance(row: Outside) -> float:
+        pairs = ((chips, row.chips), (tensor, row.tensor), (pipe, row.pipe))
+        return sum(abs(log2(one / other)) for one, other in pairs) + 2 * (row.software != software)
+
+    return _spread(sorted(alike, key=distance)[:_SIMILAR])
+
+
+def _spread(rows: Iterable[Outside]) -> Spread | None:
+    errors = sorted(expm1(abs(row.log_error)) for row in rows)
+    within = quantile(errors, INSIDE)
+    return None if within is None else Spread(within, len(errors))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """The value below which `share` of the ordered values lie, interpolated; None of no values.
+
+    >>> quantile([1.0, 2.0, 4.0], 0.5), quantile([1.0, 2.0], 0.9)
+    (2.0, 1.9)
+    """
+    if not ordered:
+        return None
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
