@@ -115,7 +115,8 @@ def test_zero_1_scatters_gradients_and_gathers_what_it_updated() -> None:
     comms = [
         sum(p.seconds * p.count for p in c.collectives if p.tensor == "w_in") for c in (replicas, shared)
     ]
-    assert comms[0] == pytest.approx(comms[1])
+    # Each has a share of the latency of the message in which it travels with other weights.
+    assert comms[0] == pytest.approx(comms[1], rel=0.01)
 
 
 def test_a_step_is_launched_once_a_microbatch() -> None:
