@@ -291,18 +291,22 @@ class TimedPass:
         return 1 - self._hidden / self._behind if self._behind else 0.0
 
 
+_SENT_TOGETHER = ("weights", "gradients", "updated weights")
+
+
 def _sent_together(
     transfers: Iterable[Transfer], seconds_of: Callable[[Transfer], Any]
 ) -> list[tuple[Transfer, Any]]:
     """Each transfer with the seconds of its runs in a row.
 
-    Those that compute does not wait for go as one message with others of their kind over the same axes, and
-    have a share of its time by their bytes.
+    Weights and gradients that compute does not wait for go as one message with others over the same axes,
+    and have a share of its time by their bytes.
     """
     groups: dict[tuple, list[Transfer]] = {}
     for place, one in enumerate(transfers):
         alike = (one.what, one.op, one.axes, one.once)
-        groups.setdefault((place,) if one.critical or one.repeat > 1 else alike, []).append(one)
+        together = one.what in _SENT_TOGETHER and not one.critical
+        groups.setdefault(alike if together else (place,), []).append(one)
     found = []
     for group in groups.values():
         total = sum(one.gathered_bytes for one in group)
