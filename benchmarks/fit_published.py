@@ -34,7 +34,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.plan.space import record
 from meshwright.plan.validate.choice import Mix, mixes
-from meshwright.plan.validate.published import MEMORY, STEP, PublishedRow, SkippedRow, read_rows
+from meshwright.plan.validate.published import MEMORY, STEP, PublishedRow, read_rows
 from meshwright.plan.validate.reproduce import Case, reproduce
 from meshwright.plan.validate.score import TRUST, quantile
 
@@ -210,7 +210,7 @@ def read(path: Path) -> list[Row]:
     """The rows of step times that can be expressed."""
     rows = []
     for published in read_rows(path):
-        if isinstance(published, SkippedRow) or published.metric == MEMORY:
+        if not isinstance(published, PublishedRow) or published.metric == MEMORY:
             continue
         try:
             rows.append(Row.of(published))

@@ -187,7 +187,7 @@ BAD = [
     (["--max-seconds", "3"], "--max-seconds bounds what --smallest looks for; add --smallest"),
     (["--days", "3", "--tokens", "1T"], "--days bounds what --smallest looks for; add --smallest"),
     (["--smallest", "--days", "3"], "--days needs the length of the run; add --tokens 1T"),
-    (["--smallest", "--max-seconds", "nan"], "--max-seconds nan is no time; write a number above 0"),
+    (["--smallest", "--max-seconds", "nan"], "'--max-seconds': nan is out of range"),
     (["--smallest", "--max-seconds", "0"], "--max-seconds 0.0 is no time; write a number above 0"),
     (["--smallest", "--layout", "fsdp=64"], "--smallest searches layouts; leave out --layout"),
     (["--smallest", "--hardware", "cpu:8"], "--smallest needs a chip that comes in slices"),

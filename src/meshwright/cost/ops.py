@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
@@ -147,9 +148,10 @@ class SymbolicOps(Recorder):
         partial = self.value(plan.product, dtype)
         self._quantise(name, x, w, partial)
         rows, inner, columns, batch = self._product_shape(plan, x, w)
-        kernels = -(-batch // 1)  # one of each expert here
+        read = self.read_share(plan)
+        kernels = -(-batch * read // 1)  # one of each expert here
         flops = plan.flops_per_device(self.mesh, self.sizes)
-        traffic = x.bytes_per_device + w.bytes_per_device + partial.bytes_per_device
+        traffic = x.bytes_per_device + w.bytes_per_device * read + partial.bytes_per_device
         self.add(
             Node(
                 name,
@@ -163,6 +165,10 @@ class SymbolicOps(Recorder):
             )
         )
         return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
+
+    def read_share(self, plan: Contraction) -> Any:
+        """The share of a product's weights that it reads: all of them, in training."""
+        return 1.0
 
     def _product_shape(self, plan: Contraction, x: Value, w: Value) -> tuple[float, float, float, float]:
         """(rows, contracted, columns, products at once) on one device."""
@@ -185,7 +191,7 @@ class SymbolicOps(Recorder):
         if matmul_dtype is None or dtype_bytes(matmul_dtype) >= dtype_bytes(compute_dtype):
             return
         times = {id(x): 1.0, id(w): 1 / self.microbatches, id(product): 1.0}
-        fresh = [value for value in (x, w) if id(value) not in self._quantised]
+        fresh = [value for value in dict.fromkeys((x, w)) if id(value) not in self._quantised]
         self._quantised |= {id(value): value for value in fresh}
         forward, backward = (
             tuple(Work(hbm_bytes=_CAST_BYTES * times[id(v)] * self.elements(v.array)) for v in values)

@@ -120,6 +120,8 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
     hbm = work.hbm_bytes / chip.memory_bytes_per_second(dtypes.compute)
     if kind not in _STREAMED:
         hbm /= chip.step.elementwise
+    elif kind == "attention":
+        hbm /= chip.step.cache
     return compute_seconds(work, kind, dtypes, chip), hbm
 
 

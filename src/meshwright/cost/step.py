@@ -122,6 +122,8 @@ class StepPricer:
             self._add_once(sums, timed, busiest)
             self._add_update(sums)
             slowdown = self.chip.step.slowdown
+        elif launch := self.chip.step.launch_seconds:
+            sums.add("launch", launch, "launch")
         runs = tuple(count * microbatches for count in busiest)
         return StepCost(tuple(sums.terms()), tuple(sums.collectives), flops, runs).scaled(slowdown)
 
@@ -134,9 +136,11 @@ class StepPricer:
         """The price of one run of a transfer."""
         key = (transfer.op, transfer.gathered_bytes, transfer.axes, transfer.copies)
         if key not in self._prices:
-            self._prices[key] = collective_seconds(
+            price = collective_seconds(
                 transfer.op, transfer.gathered_bytes, transfer.axes, self.placement, copies=transfer.copies
             )
+            more = self.chip.step.collective_seconds if price.link else 0.0
+            self._prices[key] = price._replace(seconds=price.seconds + more) if more else price
         return self._prices[key]
 
     def _timed(self) -> "list[list[TimedPass]]":

@@ -11,7 +11,7 @@ from meshwright.files import parse_toml
 from meshwright.hardware.efficiency import Points, fault
 
 _MAY_BE_ZERO = (
-    "overlap", "launch_seconds", "kernel_seconds", "collective_launch_seconds",
+    "overlap", "launch_seconds", "kernel_seconds", "collective_seconds", "collective_launch_seconds",
     "hop_seconds", "nvlink_hop_seconds", "nic_hop_seconds", "dcn_hop_seconds", "latency_seconds",
 )  # fmt: skip
 

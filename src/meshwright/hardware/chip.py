@@ -100,7 +100,7 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class StepEfficiency:
-    """The share of a chip's ratings that a training step reaches; the defaults are ideal.
+    """The share of a chip's ratings that a step reaches, of training or of inference; defaults are ideal.
 
     matmul: by dtype, the share of the dense peak that a large matmul reaches. experts: the share of that
     rate which the matmuls of several experts reach together: they last as long as the fullest expert's, and
@@ -118,7 +118,9 @@ class StepEfficiency:
     next matmul waits; the rest is hidden where matmuls start on the blocks that have arrived.
     scatter_passes: passes over the links of a reduce-scatter over several dimensions of a torus: 1 where one
     exists that uses all of these links, 2 where the compiler writes an all-reduce instead (XLA:TPU).
-    kernel_seconds: fixed time of one kernel. launch_seconds: fixed time of one compiled program.
+    cache: a further share of the HBM bandwidth, which attention over a cache reaches.
+    kernel_seconds: fixed time of one kernel. collective_seconds: of one collective, beside the price of its
+    bytes and hops. launch_seconds: fixed time of one compiled program.
     slowdown: measured step over priced step, of a run that anchors the prices (mw plan --anchor).
     sources: where each figure comes from, by key.
     taken_from: the catalog's chip whose figures these are, where a chip's own file has no [step].
@@ -135,6 +137,8 @@ class StepEfficiency:
     waiting: float = 1.0
     scatter_passes: int = 1
     kernel_seconds: float = 0.0
+    collective_seconds: float = 0.0
+    cache: float = 1.0
     launch_seconds: float = 0.0
     slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -167,10 +171,10 @@ class Chip:
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
     matrix_unit: rows and columns of its systolic arrays, of which a product over fewer fills a part.
     power_watts: the power it is rated for (TDP). power_limit_watts: what this machine gives it, where
-    that is less. price_per_chip_hour: in whatever currency the prices of all chips are.
+    that is less. price_per_chip_hour: list price on demand, in `currency`; None: unknown.
     matmul_rates, memory_rates: as measured, by dtype: FLOPs a second by the FLOPs of a product, bytes a
     second by the bytes that an operation touches; nothing is listed where nothing was measured.
-    step: what a training step reaches of the ratings.
+    step: what a training step reaches of the ratings. inference: what prefill and generate do; None: as much.
     sources: where each figure comes from, by key.
     """
 
@@ -189,9 +193,11 @@ class Chip:
     power_watts: float | None = None
     power_limit_watts: float | None = None
     price_per_chip_hour: float | None = None
+    currency: str = "USD"
     matmul_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)
     memory_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)
     step: StepEfficiency = StepEfficiency()
+    inference: StepEfficiency | None = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def flops(self, dtype: str) -> float:
@@ -249,7 +255,7 @@ class Chip:
 
     def ideal(self) -> "Chip":
         """This chip with steps that reach every rating."""
-        return replace(self, step=StepEfficiency())
+        return replace(self, step=StepEfficiency(), inference=None)
 
     @property
     def link_bytes_per_second(self) -> float:

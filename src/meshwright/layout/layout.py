@@ -285,6 +285,11 @@ class Layout:
         return self.precision.optimizer_dtype
 
     @property
+    def kv_dtype(self) -> str:
+        """Of the cache: compute_dtype where nothing else is said."""
+        return self.precision.kv_dtype or self.precision.compute_dtype
+
+    @property
     def master_weights(self) -> bool:
         return self.precision.master_weights
 

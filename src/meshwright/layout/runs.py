@@ -7,7 +7,7 @@ from meshwright.errors import LayoutError, ModelError
 from meshwright.layout.axes import AXES
 from meshwright.layout.fit import check_updates, check_weights
 from meshwright.layout.layout import Layout
-from meshwright.layout.precision import Precision
+from meshwright.layout.precision import DTYPES, Precision
 from meshwright.models.config import ModelConfig
 
 _REMATS_RUN = ("none", "matmuls", "full")
@@ -59,6 +59,8 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         not in (None, precision.weights_dtype),
         f"optimizer_dtype={precision.optimizer_dtype}": precision.optimizer_dtype != plain.optimizer_dtype,
         "master_weights=true": precision.master_weights,
+        f"weights_dtype={precision.weights_dtype}": precision.weights_dtype not in DTYPES,
+        f"kv_dtype={precision.kv_dtype}": precision.kv_dtype not in (None, precision.compute_dtype),
     }
     return next((feature for feature, used in features.items() if used), None)
 

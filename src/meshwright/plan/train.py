@@ -107,6 +107,7 @@ def price(
     whole: refuse microbatches of part of a sequence, which no step takes; published rows may have them.
     Raises LayoutError where the layout does not divide or has another chip count.
     """
+    layout.precision.check_trains()
     check_enough(workload, layout)
     layout.check(config, workload.num_sequences if whole else None, seq_len=workload.seq_len, padded=True)
     graph = _graph(config, hardware, workload, layout)
@@ -236,6 +237,7 @@ class _Scout:
         self._config, self._hardware, self._on_progress = config, hardware, on_progress
         fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
         base = Layout.of(weights_dtype=weights_dtype).replace(**fixed)
+        base.precision.check_trains()
         self._bases = [base.replace(compute_dtype=dtype) for dtype in compute_dtypes]
         self._given = tuple(one for one in given if one.field not in NOT_SEARCHED)
         self._reasons: dict[tuple, tuple[Layout, str | None]] = {}

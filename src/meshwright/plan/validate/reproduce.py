@@ -16,7 +16,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import SEARCHED_REMATS
-from meshwright.plan.validate.published import MEMORY, PublishedRow
+from meshwright.plan.validate.published import MEMORY, PublishedRow, Row
 from meshwright.plan.validate.shape_guess import model_of
 from meshwright.units import DTYPE_BYTES
 
@@ -90,7 +90,7 @@ def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
     return config
 
 
-def machine_of(row: PublishedRow) -> Hardware:
+def machine_of(row: Row) -> Hardware:
     """The row's hardware with the figures that the source gives of its own machine."""
     gigabits = row.nic_gbit_per_gpu
     return catalog.load(row.hardware).with_figures(

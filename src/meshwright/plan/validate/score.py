@@ -22,7 +22,8 @@ from typing import TypeVar
 from meshwright.errors import MeshwrightError
 from meshwright.models.count import train_flops_per_token
 from meshwright.plan.validate.choice import choose
-from meshwright.plan.validate.published import MEMORY, PublishedRow, SkippedRow
+from meshwright.plan.validate.inference import reproduce_inference
+from meshwright.plan.validate.published import MEMORY, InferenceRow, PublishedRow, Row
 from meshwright.plan.validate.reproduce import Case, reproduce
 
 _Item = TypeVar("_Item")
@@ -35,7 +36,7 @@ TRUST = 0.2
 class Prediction:
     """One row and what the planner says of it, in the row's unit. baseline: what one MFU says."""
 
-    row: PublishedRow | SkippedRow
+    row: Row
     predicted: float | None = None
     skipped: str | None = None
     layout: str | None = None
@@ -84,9 +85,7 @@ class Score:
         return all(e is not None and e <= bar for e, bar in zip(found, (median_bar, p90_bar), strict=True))
 
 
-def predict(
-    rows: Sequence[PublishedRow | SkippedRow], on_progress: Callable[[float], None] | None = None
-) -> list[Prediction]:
+def predict(rows: Sequence[Row], on_progress: Callable[[float], None] | None = None) -> list[Prediction]:
     """Every row priced as it is (the free score)."""
     found = []
     for number, row in enumerate(rows, 1):
@@ -96,10 +95,11 @@ def predict(
     return _with_baseline(found)
 
 
-def _predict(row: PublishedRow | SkippedRow) -> Prediction:
-    if isinstance(row, SkippedRow):
-        return Prediction(row, skipped=row.reason)
+def _predict(row: Row) -> Prediction:
     try:
+        if isinstance(row, InferenceRow):
+            layout, figure = reproduce_inference(row).choice
+            return Prediction(row, figure, layout=str(layout))
         case = reproduce(row)
         chosen = choose(case)
     except MeshwrightError as error:
@@ -160,6 +160,11 @@ def _baseline(given: Prediction, medians: dict) -> Prediction:
 def step_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
     """Those of step times (or throughputs) that were predicted and set no anchor."""
     return [p for p in predictions if _metric(p) not in (None, MEMORY) and not p.is_anchor]
+
+
+def inference_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Those of serving that were predicted."""
+    return [p for p in predictions if isinstance(p.row, InferenceRow) and p.predicted is not None]
 
 
 def memory_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
