@@ -40,6 +40,8 @@ from meshwright.plan.validate.score import quantile
 PRIORS = {
     "memory": (0.8, 0.15),
     "cache": (0.8, 0.3),
+    "widened": (0.9, 0.3),
+    "waiting": (0.7, 0.4),
     "elementwise": (0.7, 0.4),
     "matmul.bf16": (0.7, 0.2),
     "matmul.fp8": (0.6, 0.2),
@@ -70,7 +72,7 @@ class Recorded:
 
 # Columns of `pieces`: weight, compute and HBM seconds, kernels, which share of each; launches.
 _COMPUTE = {"matmul": 0, "fp8": 1, "attention": 2, "none": 3, "experts": 4}
-_MEMORY = {"matmul": 0, "attention": 1, "other": 2}
+_MEMORY = {"matmul": 0, "attention": 1, "other": 2, "widened": 3}
 
 
 def record(row: InferenceRow) -> Recorded:
@@ -119,7 +121,7 @@ def _pass(case: ServedCase, layout: Layout, batch: int, queries: int, keys: int,
                 elif node.kind == "matmul":
                     compute = work.flops / chip.flops(dtypes.matmul)
                     which = "fp8" if dtypes.matmul == "fp8" else "experts" if work.batch > 1 else "matmul"
-                memory = node.kind if node.kind in _MEMORY else "other"
+                memory = "widened" if work.widened else node.kind if node.kind in _MEMORY else "other"
                 pieces.append(
                     [
                         weight * segment.count,
@@ -143,12 +145,12 @@ def predicted(one: Recorded, figures: dict[str, float]) -> float:
     """Seconds of the row's passes."""
     bf16, fp8 = figures["matmul.bf16"], figures["matmul.fp8"]
     compute = np.array([bf16, fp8, figures["attention"], 1.0, bf16 * figures["experts"]])
-    memory = figures["memory"] * np.array([1.0, figures["cache"], figures["elementwise"]])
+    memory = figures["memory"] * np.array([1.0, figures["cache"], figures["elementwise"], figures["widened"]])
     weight, flops, hbm, kernels, which, where, launches = one.pieces.T
     seconds = np.maximum(flops / compute[which.astype(int)], hbm / memory[where.astype(int)])
     seconds += kernels * figures["kernel_seconds"] + launches * figures["launch_seconds"]
     moved = one.transfers[:, 0].sum() + one.transfers[:, 1].sum() * figures["collective_seconds"]
-    return float((weight * seconds).sum() + moved)
+    return float((weight * seconds).sum() + figures["waiting"] * moved)
 
 
 def error(one: Recorded, figures: dict[str, float]) -> float:
@@ -190,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--write", action="store_true", help="write the tables into the catalog")
+    parser.add_argument("--rows", action="store_true", help="list every row")
     arguments = parser.parse_args()
     rows = []
     for row in read_rows(arguments.file):
@@ -216,6 +219,14 @@ def main() -> None:
             print(f"fitted {source}: {summary(errors)}")
     print(f"fitted, all: {summary(everything)}")
     print(json.dumps(fitted, indent=1))
+    if arguments.rows:
+        for one in rows:
+            row = one.row
+            what = f"{row.chip} {row.weight_dtype} tensor={row.tensor} batch={row.batch}"
+            off = error(one, fitted[one.kind])
+            print(
+                f"{row.id} {row.source[:12]} {what} {row.prompt_len}+{row.output_len} {row.metric} {off:+.0%}"
+            )
     if arguments.write:
         for name in catalog.names():
             kind = catalog.chip(name).kind

@@ -15,7 +15,7 @@ from meshwright.cli import main as front_door
 from meshwright.cli.main import COMMANDS, main
 
 GROUPS = {
-    "plan": ["train"],
+    "plan": ["serve", "train"],
     "bench": ["collectives", "matmul", "plan", "serve"],
     "launch": ["k8s", "local", "slurm"],
 }

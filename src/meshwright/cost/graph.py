@@ -76,7 +76,8 @@ class Work:
     """Compute on one device: FLOPs, bytes of HBM traffic, and the kernels that do it.
 
     shape: (rows, contracted, columns) of the product, where it is one, and (queries, head dimension, keys)
-    of attention. batch: such products at once.
+    of attention. batch: such products at once. widened: whether its weights are stored narrower than they are
+    multiplied.
     """
 
     flops: float = 0.0
@@ -84,6 +85,7 @@ class Work:
     kernels: float = 1
     shape: tuple[float, float, float] | None = None
     batch: float = 1.0
+    widened: bool = False
 
 
 NO_WORK = Work(kernels=0)

@@ -152,6 +152,7 @@ class SymbolicOps(Recorder):
         kernels = -(-batch * read // 1)  # one of each expert here
         flops = plan.flops_per_device(self.mesh, self.sizes)
         traffic = x.bytes_per_device + w.bytes_per_device * read + partial.bytes_per_device
+        widened = dtype_bytes(w.dtype) < dtype_bytes(self.layout.matmul_dtype or dtype)
         self.add(
             Node(
                 name,
@@ -159,7 +160,7 @@ class SymbolicOps(Recorder):
                 (x, w),
                 (partial,),
                 (x, w),
-                forward=(Work(flops, traffic, kernels, (rows, inner, columns), batch),),
+                forward=(Work(flops, traffic, kernels, (rows, inner, columns), batch, widened),),
                 backward=(Work(flops, traffic, kernels, (rows, columns, inner), batch),),
                 weight_gradient=(Work(flops, traffic, kernels, (inner, rows, columns), batch),),
             )

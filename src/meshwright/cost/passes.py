@@ -122,6 +122,8 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
         hbm /= chip.step.elementwise
     elif kind == "attention":
         hbm /= chip.step.cache
+    elif work.widened:
+        hbm /= chip.step.widened
     return compute_seconds(work, kind, dtypes, chip), hbm
 
 

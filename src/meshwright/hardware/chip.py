@@ -118,7 +118,8 @@ class StepEfficiency:
     next matmul waits; the rest is hidden where matmuls start on the blocks that have arrived.
     scatter_passes: passes over the links of a reduce-scatter over several dimensions of a torus: 1 where one
     exists that uses all of these links, 2 where the compiler writes an all-reduce instead (XLA:TPU).
-    cache: a further share of the HBM bandwidth, which attention over a cache reaches.
+    cache, widened: a further share of the HBM bandwidth, which attention over a cache reaches, and products
+    whose weights are stored narrower than they are multiplied.
     kernel_seconds: fixed time of one kernel. collective_seconds: of one collective, beside the price of its
     bytes and hops. launch_seconds: fixed time of one compiled program.
     slowdown: measured step over priced step, of a run that anchors the prices (mw plan --anchor).
@@ -139,6 +140,7 @@ class StepEfficiency:
     kernel_seconds: float = 0.0
     collective_seconds: float = 0.0
     cache: float = 1.0
+    widened: float = 1.0
     launch_seconds: float = 0.0
     slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)

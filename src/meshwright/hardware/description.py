@@ -50,7 +50,7 @@ _SWITCH = (
     "collective_launch_seconds",
 )
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
-_STEP_SHARES = ("experts", "attention", "memory", "elementwise", "cache", "overlap", "waiting")
+_STEP_SHARES = ("experts", "attention", "memory", "elementwise", "cache", "widened", "overlap", "waiting")
 _STEP_SECONDS = ("kernel_seconds", "collective_seconds", "launch_seconds", "slowdown")
 _STEP_COUNTS = ("scatter_passes",)
 _LINKS = {"tpu": ("ici", "dcn"), "gpu": ("nvlink", "network"), "cpu": ("host",)}
