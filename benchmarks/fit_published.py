@@ -14,6 +14,7 @@ Layouts are chosen by memory alone, so they are recorded once and priced again f
 Nothing looks at ids, sources, models' names or notes. Needs scipy, which JAX brings.
 """
 
+# pyright: reportArgumentType=false
 import argparse
 import json
 import math
