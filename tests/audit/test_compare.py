@@ -239,6 +239,16 @@ def test_a_gather_in_steps_round_a_ring_is_the_planned_one() -> None:
     assert line_up(planned, [block] * 2)[0].status == "differs"
 
 
+@pytest.mark.parametrize("op", ["permute", "all_to_all"])
+def test_a_block_that_is_sent_counts_as_the_whole_that_is_planned(op: str) -> None:
+    """V of a plan is of all four devices; an instruction's operand is what one of them holds."""
+    block = _emitted(op, "fsdp", size=1024)
+    prices = step_prices(load("v5p:4x4x4"), MESH)
+    assert _statuses([_planned(op, "fsdp")], [block]) == [("wq", "backward", "match")]
+    assert prices.gathered(block) == 4096
+    assert prices.sent(block) == prices.planned_sent(_planned(op, "fsdp"))
+
+
 def test_what_travels_counts_in_its_own_type_where_the_compiler_widens_nothing() -> None:
     wide = replace(_emitted("reduce_scatter", "fsdp", size=8192), widened=False)
     wide = replace(wide, collective=replace(wide.collective, source_dtype="bf16"))

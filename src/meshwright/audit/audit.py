@@ -114,7 +114,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
             "planned": sum(p.step_bytes for p in planned.collectives),
             # An all-reduce counts once; so do its parts, scattered and gathered.
             "compiled": sum(
-                e.bytes_per_step for e in emitted if e.op != "all_gather" or not e.collective.follows_sum
+                e.gathered_per_step for e in emitted if e.op != "all_gather" or not e.collective.follows_sum
             ),
         },
         "sent": {
@@ -239,7 +239,7 @@ def _planned_summary(planned: Sequence[PricedCollective]) -> dict | None:
 
 
 def _emitted_summary(emitted: Sequence[Emitted]) -> dict | None:
-    return _summary([(e.op, e.axes, e.num_bytes, e.runs) for e in emitted])
+    return _summary([(e.op, e.axes, e.gathered_bytes, e.runs) for e in emitted])
 
 
 def _summary(parts: Sequence[tuple[str, tuple[str, ...], int, float]]) -> dict | None:

@@ -74,7 +74,7 @@ def emitted_bytes(emitted: Iterable[Emitted]) -> Counter[Key]:
     total: Counter[Key] = Counter()
     for e in emitted:
         if not e.collective.follows_sum:
-            total[e.op, frozenset(e.axes)] += e.bytes_per_step
+            total[e.op, frozenset(e.axes)] += e.gathered_per_step
     return total
 
 
@@ -237,7 +237,7 @@ def _is_number(p: PricedCollective) -> bool:
 
 
 def rings(expected: Counter[Key], q: Question) -> Rewritten | None:
-    """V (n - 1)/n in permutes of blocks over the axes of a planned gather, scatter or both."""
+    """V in n - 1 permutes of blocks, V (n - 1) as permutes count, for a planned gather, scatter or both."""
     rewritten, found = expected.copy(), emitted_bytes(q.emitted)
     for (op, axes), _ in found.items():
         if op != "permute" or (op, axes) in expected:
@@ -245,7 +245,7 @@ def rings(expected: Counter[Key], q: Question) -> Rewritten | None:
         n = _size(q, axes)
         for kind in ("all_gather", "reduce_scatter"):
             if kind_bytes := rewritten.pop((kind, axes), 0):
-                rewritten["permute", axes] += round((kind_bytes - found[kind, axes]) * (n - 1) / n)
+                rewritten["permute", axes] += (kind_bytes - found[kind, axes]) * (n - 1)
                 if found[kind, axes]:
                     rewritten[kind, axes] = found[kind, axes]
     return None if rewritten == expected else (rewritten, "in steps: permutes of blocks round a ring")
