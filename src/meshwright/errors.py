@@ -86,13 +86,21 @@ class RequestError(MeshwrightError):
     """An HTTP request that cannot be served.
 
     status: the HTTP status (4xx). param: the request field at fault. code: OpenAI's error code.
+    retry_after_seconds: when the same request may succeed, if waiting helps.
     """
 
     def __init__(
-        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
+        self.retry_after_seconds = retry_after_seconds
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import CheckpointOption, ContextOption, Json, TensorOption, progress, whole_option
+from meshwright.cli.common import (
+    CheckpointOption,
+    ContextOption,
+    Json,
+    TensorOption,
+    count_option,
+    progress,
+    whole_option,
+)
 from meshwright.nn.devices import split_host
 from meshwright.serve.folder import check_model_folder
 
@@ -23,12 +31,29 @@ def serve(
     slots: Annotated[int, whole_option("--slots", help="Sequences generated at once.")] = 8,
     context: ContextOption = None,
     tensor: TensorOption = 1,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", envvar="MESHWRIGHT_API_KEYS", help="A key that clients need; may repeat."),
+    ] = None,
+    requests_per_minute: Annotated[
+        float | None,
+        typer.Option("--requests-per-minute", min=1, help="Of one key, or of one address without keys."),
+    ] = None,
+    request_seconds: Annotated[
+        float | None, typer.Option("--request-seconds", min=0.1, help="Cut off answers that take longer.")
+    ] = None,
+    max_body_bytes: Annotated[int, count_option("--max-body-bytes", help="Of a request. [16M]")] = 16_000_000,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option("--cors-origin", help="A site whose pages may ask, or *; may repeat. [none]"),
+    ] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="A JSON line a request, on stderr.")] = False,
     as_json: Json = False,
 ) -> None:
     """Serve a checkpoint behind OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models.
 
-    Prints its address once it answers; /health and /metrics beside them. SIGTERM ends it once the
-    answers under way are finished.
+    Prints its address once it answers; a chat page at /, /health and /metrics beside them. SIGTERM ends it
+    once the answers under way are finished.
 
     \b
     mw serve --checkpoint runs/demo --port 8000
@@ -42,11 +67,22 @@ def serve(
         listener = stack.enter_context(bind(host, port))  # first, since loading may take minutes
         from meshwright.cli.serving import open_service
         from meshwright.serve.http.app import create_app
+        from meshwright.serve.http.limits import Limits
+        from meshwright.serve.http.log import log_as_json
 
         with progress() as report:
             opened = open_service(checkpoint, tensor=tensor, num_slots=slots, context=context, report=report)
             service = stack.enter_context(opened)
-        api = create_app(service.engine, service.tokenizer, service.name)
+        limits = Limits(
+            max_body_bytes=max_body_bytes,
+            api_keys=frozenset(api_key or ()),
+            requests_per_minute=requests_per_minute,
+            request_seconds=request_seconds,
+            cors_origins=tuple(cors_origin or ()),
+        )
+        api = create_app(service.engine, service.tokenizer, service.name, limits)
+        if log_json:
+            log_as_json()
         run(api, listener, lambda address: _announce(address, service.name, as_json))
 
 
