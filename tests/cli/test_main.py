@@ -136,7 +136,7 @@ def test_imports_no_jax(arguments: list[str]):
 import sys
 from meshwright.cli.main import main
 main({arguments!r})
-heavy = [name for name in ("jax", "grain", "plotly", "starlette", "transformers") if name in sys.modules]
+heavy = [name for name in ("jax", "grain", "starlette", "transformers") if name in sys.modules]
 print("loaded:", *heavy)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

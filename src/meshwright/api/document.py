@@ -58,6 +58,7 @@ def plan_document(
             "kind": hardware.chip.kind,
             "num_chips": hardware.num_chips,
             "hbm_bytes": hardware.chip.hbm_bytes,
+            "usable_bytes": hardware.chip.program_bytes,
         },
         "workload": {
             "batch_tokens": workload.num_tokens,
