@@ -187,7 +187,8 @@ def _logits_bytes(plan: Plan) -> int:
     """Bytes of an inference step's result on one device: float32, whole over the vocabulary."""
     if plan.workload.phase == "train":
         return 0
-    return 4 * plan.workload.num_sequences * plan.model.vocab_size // plan.layout.num_batch_shards
+    shards = plan.layout.at(plan.workload.phase).num_batch_shards
+    return 4 * plan.workload.num_sequences * plan.model.vocab_size // shards
 
 
 def _differences(
