@@ -128,9 +128,9 @@ class TestBuffers:
     def test_the_head_has_the_room_of_gradients_that_come_after_it(self) -> None:
         """Those of one microbatch, which are no buffers if it is the only one."""
         held = HeldBytes(a_microbatch=0, once=0, on_chip=0, layer=10, ends=25)
-        assert [held.buffers(gradients, 1, pipe=1) for gradients in (0, 5, 20)] == [25, 20, 10]
-        assert [held.buffers(gradients, 4, pipe=1) for gradients in (0, 5, 20)] == [25, 25, 30]
-        assert [held.buffers(gradients, 4, pipe=2) for gradients in (0, 5, 20)] == [25, 25, 25]
+        assert [held.buffers(gradients, 1, apart=True) for gradients in (0, 5, 20)] == [25, 20, 10]
+        assert [held.buffers(gradients, 4, apart=True) for gradients in (0, 5, 20)] == [25, 25, 30]
+        assert [held.buffers(gradients, 4, apart=False) for gradients in (0, 5, 20)] == [25, 25, 25]
 
 
 @given(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
+from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.layout import Layout
 from meshwright.models import transformer
@@ -372,6 +372,8 @@ class SymbolicOps(Recorder):
         layers: Sequence[Layer],
     ) -> tuple[Value, object]:
         """One layer of each kind is recorded and counted as often as there are."""
+        if self.layout.schedule.is_alike and self.layout.pipe > 1:
+            x = self._of_stage("enter", x, "backward")
         self.close("embedding", 1)
         recorded: dict[LayerKind, int] = {}
         for kind, count in Counter(layer.kind for layer in layers).items():
@@ -379,7 +381,19 @@ class SymbolicOps(Recorder):
             x, cache = block(self, weights[kind.stack], source, places, cache, kind)
             self.close("layer", count, source)
         self.layer_segments += [recorded[layer.kind] for layer in layers]
+        if self.layout.schedule.is_alike and self.layout.pipe > 1:
+            x = self._of_stage("leave", x, "forward")
         return x, cache
+
+    def _of_stage(self, name: str, x: Value, direction: Direction) -> Value:
+        """What one stage has, on all: the last's output, or the first's cotangent."""
+        sent = Transfer(
+            "activations", "all_reduce", ("pipe",), name, x.bytes_per_device, x.dtype, critical=True
+        )
+        node = Node(name, "reduce", (x,), (self.value(x.array, x.dtype),))
+        if direction == "forward":
+            return self.add(replace(node, forward_transfers=(sent,)))
+        return self.add(replace(node, backward_transfers=(sent,)))
 
     def take(self, name: str, x: Value, indices: Value) -> Value:
         self.sizes["T"] = 1

@@ -18,8 +18,10 @@ WIDE_LETTERS = "NKFMUV"
 # What a cache holds, by array, and the axes that split weights by letters of which it may have none.
 CACHE_ARRAYS = {"k": "BSKH", "v": "BSKH", "latent": "BSR", "rope": "BSA"}
 _CACHE_AXES = ("tensor", "kv_replicas")
+# Every table of the rules.
+EVERYWHERE = "stored used gradients updated activations"
 # The order of entries in composed tables: where two letters of an array ask for an axis, the first has it.
-_ORDER = "E" + WIDE_LETTERS + "GDBTSC"
+_ORDER = "LE" + WIDE_LETTERS + "GDBTSC"
 
 
 @dataclass(frozen=True)

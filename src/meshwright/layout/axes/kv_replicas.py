@@ -7,8 +7,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import WIDE_LETTERS, Ask, Axis, Composition, Form, Option, divisors
-from meshwright.layout.axes.tensor import EVERYWHERE
+from meshwright.layout.axes.axis import (
+    EVERYWHERE,
+    WIDE_LETTERS,
+    Ask,
+    Axis,
+    Composition,
+    Form,
+    Option,
+    divisors,
+)
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions

@@ -6,7 +6,16 @@ Source: Shoeybi et al., "Megatron-LM" (2019); Korthikanti et al. (2022) for sequ
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshwright.layout.axes.axis import WIDE_LETTERS, Ask, Axis, Composition, Form, Option, divisors
+from meshwright.layout.axes.axis import (
+    EVERYWHERE,
+    WIDE_LETTERS,
+    Ask,
+    Axis,
+    Composition,
+    Form,
+    Option,
+    divisors,
+)
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
@@ -15,7 +24,6 @@ if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
 
 MAX_TENSOR = 64
-EVERYWHERE = "stored used gradients updated activations"
 
 
 class Tensor(Axis):
