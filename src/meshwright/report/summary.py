@@ -101,7 +101,7 @@ def _hardware_card(run: Run) -> Card | None:
     hardware = (run.plan or {}).get("hardware")
     if not hardware:
         return None
-    chips, memory = hardware.get("num_chips"), hardware.get("hbm_bytes")
+    chips, memory = hardware.get("num_chips"), hardware.get("usable_bytes") or hardware.get("hbm_bytes")
     detail = ([f"{chips:,} devices"] if chips else []) + ([f"{format_bytes(memory)} each"] if memory else [])
     return Card("Hardware", str(hardware.get("spec", ABSENT)), " · ".join(detail))
 
