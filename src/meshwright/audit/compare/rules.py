@@ -4,10 +4,10 @@ A row is what was planned of one tensor in one pass beside what was emitted of i
 operation and mesh axes. Each rule whose form is seen in the emitted rewrites the expected bytes; what was
 emitted must then be what is expected on every axis, within TOLERANCE, neither more nor less.
 
+    scattered_sums  XLA:CPU has no reduce-scatter: an all-reduce of which each device keeps its slice
     tied            a table that is read twice: gathered once, its gradients added before their sum
     kept_gathers    a weight gathered once for all microbatches, and kept
     joined          collectives over X, then over Y, of one array: at once over X and Y
-    scattered_sums  XLA:CPU has no reduce-scatter: an all-reduce of which each device keeps its slice
     lookups         XLA:CPU looks up and scatters rows of 16-bit tables in float32
     narrowed        gradients of norms, summed in float32, are sent in the type to which they are converted
     sums_apart      XLA:CPU sums each number of a norm by itself
@@ -304,5 +304,5 @@ def _axes_of(emitted: Iterable[Emitted]) -> Axes:
 
 
 RULES: tuple[Rule, ...] = (
-    tied, kept_gathers, scattered_sums, joined, lookups, narrowed, sums_apart, rings, padded, across_slices,
+    scattered_sums, tied, kept_gathers, joined, lookups, narrowed, sums_apart, rings, padded, across_slices,
 )  # fmt: skip
