@@ -238,7 +238,7 @@ def test_a_model_file_without_its_keys(capsys, tmp_path: Path):
 def test_a_folder_in_the_way_of_the_plan(capsys, tmp_path: Path):
     assert plan(*HERE, "-o", str(tmp_path)) == 2
     assert list(tmp_path.iterdir()) == []
-    assert "Is a directory" in capsys.readouterr().err
+    assert "it is a folder; name a file" in capsys.readouterr().err
 
 
 ASKED = ["--layout", "fsdp=32,tensor=2,remat=full"]
