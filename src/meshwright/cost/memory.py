@@ -85,7 +85,9 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
     here = {"first": first, "last": last, "first and last": first or last}
     stored = accumulated = updated = 0
     for part in graph.weights:
-        if part.place == "layers":
+        if part.place == "layers" and pipe > 1 and layout.schedule.is_alike:
+            share = 1.0  # recorded as its stage's rows: L is split over pipe
+        elif part.place == "layers":
             share = sum(layer in part.layers for layer in own) / len(part.layers)
         else:
             share = here[part.place]
