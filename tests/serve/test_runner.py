@@ -251,9 +251,8 @@ def test_the_cache_is_split_by_kv_heads_and_held_once(runner):
         memory = program.memory_analysis()
         cache_bytes = 2 * 3 * pool.addressable_data(0).nbytes
         assert memory.alias_size_in_bytes == cache_bytes
-        assert (
-            memory.temp_size_in_bytes < 2 * cache_bytes
-        )  # a cache so small that a step's tokens weigh as much
+        # The cache is so small that a step's own tokens weigh as much.
+        assert memory.temp_size_in_bytes < 2 * cache_bytes
 
 
 def test_a_runner_answers_only_after_its_warm_up(reference):
