@@ -21,7 +21,7 @@ def expected(window: int | None, how: Scores, sinks: np.ndarray | None) -> np.nd
     out = np.zeros(QUERIES.shape)
     for row, table in enumerate(TABLES):
         k, v = (np.concatenate([_wide(pool)[page] for page in table], axis=1) for pool in POOLS)
-        for number, position in enumerate(POSITIONS[row]):
+        for number, position in enumerate(row_positions(row)):
             begin = 0 if window is None else max(0, position - window + 1)
             keys = np.arange(begin, position + 1)
             for head in range(K * G):
