@@ -32,7 +32,8 @@ from meshwright.cost.step import at_step_rates
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
-from meshwright.plan.validate.inference import ServedCase, reproduce_inference
+from meshwright.plan.validate import inference
+from meshwright.plan.validate.inference import ServedCase, engine_of, reproduce_inference
 from meshwright.plan.validate.published import InferenceRow, read_rows
 from meshwright.plan.validate.score import quantile
 
@@ -54,6 +55,17 @@ PRIORS = {
 NAMES = tuple(PRIORS)
 SHARES = tuple(name for name in NAMES if not name.endswith("_seconds"))
 SHRINKAGE = 0.02
+# What an engine has of its own; the rest is the family's.
+OF_ENGINES = (
+    "memory",
+    "cache",
+    "widened",
+    "waiting",
+    "matmul.bf16",
+    "kernel_seconds",
+    "collective_seconds",
+    "launch_seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,8 @@ def record(row: InferenceRow) -> Recorded:
         (weights[1], "generate", 1, context),
     ):
         if weight:
-            found = _pass(case, layout.at(phase), batch, queries, keys, weight)
+            pieces_a_batch, times = case.microbatches(layout, batch)
+            found = _pass(case, layout.at(phase), batch / pieces_a_batch, queries, keys, weight * times)
             pieces += found[0]
             transfers += found[1]
     measured = row.value
@@ -105,7 +118,7 @@ def record(row: InferenceRow) -> Recorded:
     return Recorded(row, kind, measured, np.array(pieces), np.array(transfers).reshape(-1, 2))
 
 
-def _pass(case: ServedCase, layout: Layout, batch: int, queries: int, keys: int, weight: float) -> tuple:
+def _pass(case: ServedCase, layout: Layout, batch: float, queries: int, keys: int, weight: float) -> tuple:
     chip, dtypes = case.hardware.chip, Dtypes.of(layout)
     graph = record_inference(case.config, layout, Shape(batch, queries, keys), flash_attention=True)
     placement = at_step_rates(case.hardware).place(layout.mesh)
@@ -159,17 +172,19 @@ def error(one: Recorded, figures: dict[str, float]) -> float:
     return 1 / ratio - 1 if one.row.metric == "tokens_per_s" else ratio - 1
 
 
-def fit(rows: Sequence[Recorded]) -> dict[str, float]:
-    """The figures of one family."""
+def fit(
+    rows: Sequence[Recorded], start: dict[str, float] | None = None, names: Sequence[str] = NAMES
+) -> dict[str, float]:
+    """The figures of a family; or of one engine: its `names`, near `start`, whose other figures it keeps."""
     counts = {source: sum(r.row.source == source for r in rows) for source in {r.row.source for r in rows}}
     weights = np.array([counts[r.row.source] ** -0.5 for r in rows])
     weights /= weights.sum()
+    priors = start or {name: prior for name, (prior, _) in PRIORS.items()}
 
     def figures(x: Any) -> dict[str, float]:
-        found = {}
-        for name, z in zip(NAMES, x, strict=True):
-            prior, width = PRIORS[name]
-            value = prior * exp(float(np.clip(z, -4, 4)) * width)
+        found = dict(priors)
+        for name, z in zip(names, x, strict=True):
+            value = priors[name] * exp(float(np.clip(z, -4, 4)) * PRIORS[name][1])
             found[name] = min(value, 1.0) if name in SHARES else value
         return found
 
@@ -178,8 +193,18 @@ def fit(rows: Sequence[Recorded]) -> dict[str, float]:
         off = np.array([abs(log(predicted(r, now) / r.measured)) for r in rows])
         return float((weights * off).sum() + SHRINKAGE * (x**2).mean())
 
-    best = minimize(loss, np.zeros(len(NAMES)), method="Powell", options={"xtol": 1e-2, "ftol": 1e-4})
+    best = minimize(loss, np.zeros(len(names)), method="Powell", options={"xtol": 1e-2, "ftol": 1e-3})
     return figures(best.x)
+
+
+def fit_engines(rows: Sequence[Recorded], family: dict[str, float]) -> dict[str, dict[str, float]]:
+    """The figures of each engine of a family."""
+    engines = dict.fromkeys(engine_of(r.row) for r in rows)
+    return {
+        engine: fit([r for r in rows if engine_of(r.row) == engine], family, OF_ENGINES)
+        for engine in engines
+        if engine
+    }
 
 
 def summary(errors: Sequence[float]) -> str:
@@ -191,47 +216,80 @@ def summary(errors: Sequence[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--write", action="store_true", help="write the tables into the catalog")
     parser.add_argument("--rows", action="store_true", help="list every row")
+    parser.add_argument("--write", action="store_true", help="write the tables into the catalog")
     arguments = parser.parse_args()
-    rows = []
-    for row in read_rows(arguments.file):
-        try:
-            assert isinstance(row, InferenceRow)
-            rows.append(record(row))
-        except MeshwrightError as problem:
-            print(f"{row.id}: {problem}")
+    rows = read(arguments.file)
     families = {kind: [r for r in rows if r.kind == kind] for kind in ("tpu", "gpu")}
-    left_out: list[float] = []
-    for family in families.values():
-        for source in dict.fromkeys(r.row.source for r in family):
-            without = fit([r for r in family if r.row.source != source])
-            errors = [error(r, without) for r in family if r.row.source == source]
-            left_out += errors
-            print(f"left out {source}: {summary(errors)}", flush=True)
-    print(f"left out, all: {summary(left_out)}")
+    leave_out(families)
     fitted = {kind: fit(family) for kind, family in families.items()}
-    everything: list[float] = []
-    for kind, family in families.items():
-        for source in dict.fromkeys(r.row.source for r in family):
-            errors = [error(r, fitted[kind]) for r in family if r.row.source == source]
-            everything += errors
-            print(f"fitted {source}: {summary(errors)}")
-    print(f"fitted, all: {summary(everything)}")
+    engines = {kind: fit_engines(family, fitted[kind]) for kind, family in families.items()}
+
+    def figures_of(one: Recorded) -> dict[str, float]:
+        return engines[one.kind].get(engine_of(one.row) or "", fitted[one.kind])
+
+    for source in dict.fromkeys(one.row.source for one in rows):
+        print(
+            f"fitted {source}: {summary([error(r, figures_of(r)) for r in rows if r.row.source == source])}"
+        )
+    print(f"fitted, all: {summary([error(r, figures_of(r)) for r in rows])}")
     print(json.dumps(fitted, indent=1))
-    if arguments.rows:
-        for one in rows:
-            row = one.row
-            what = f"{row.chip} {row.weight_dtype} tensor={row.tensor} batch={row.batch}"
-            off = error(one, fitted[one.kind])
-            print(
-                f"{row.id} {row.source[:12]} {what} {row.prompt_len}+{row.output_len} {row.metric} {off:+.0%}"
-            )
+    for one in rows if arguments.rows else ():
+        row = one.row
+        what = f"{row.chip} {row.weight_dtype} tensor={row.tensor} batch={row.batch}"
+        off = error(one, figures_of(one))
+        print(f"{row.id} {row.source[:12]} {what} {row.prompt_len}+{row.output_len} {row.metric} {off:+.0%}")
     if arguments.write:
         for name in catalog.names():
             kind = catalog.chip(name).kind
             if kind in fitted:
                 write(name, fitted[kind], len(families[kind]), kind)
+        write_engines(engines)
+
+
+def read(path: Path) -> list[Recorded]:
+    """The rows that can be expressed."""
+    rows = []
+    for row in read_rows(path):
+        try:
+            assert isinstance(row, InferenceRow)
+            rows.append(record(row))
+        except MeshwrightError as problem:
+            print(f"{row.id}: {problem}")
+    return rows
+
+
+def leave_out(families: dict[str, list[Recorded]]) -> None:
+    """Prints the errors of each source with the figures that the others give."""
+    left_out: list[float] = []
+    for family in families.values():
+        for source in dict.fromkeys(r.row.source for r in family):
+            others = [r for r in family if r.row.source != source]
+            without = fit(others)
+            own = [r for r in others if engine_of(r.row) in engines_of(family, source)]
+            known = fit_engines(own, without)
+            errors = [
+                error(r, known.get(engine_of(r.row) or "", without)) for r in family if r.row.source == source
+            ]
+            left_out += errors
+            print(f"left out {source}: {summary(errors)}", flush=True)
+    print(f"left out, all: {summary(left_out)}", flush=True)
+
+
+def engines_of(rows: Sequence[Recorded], source: str) -> set[str | None]:
+    """The engines that a source's rows ran."""
+    return {engine_of(r.row) for r in rows if r.row.source == source}
+
+
+def write_engines(engines: dict[str, dict[str, dict[str, float]]]) -> None:
+    """plan/validate/engines.toml, the figures of each engine on each kind of chip."""
+    lines = ["# What engines reach in inference, by kind of chip: benchmarks/fit_inference.py.", ""]
+    for kind, found in engines.items():
+        for engine, figures in found.items():
+            lines += [f"[{kind}.{engine}]"]
+            lines += [f'"{name}" = {figures[name]:.3g}' for name in OF_ENGINES]
+            lines.append("")
+    (Path(inference.__file__).parent / "engines.toml").write_text("\n".join(lines))
 
 
 def write(name: str, figures: dict[str, float], num_rows: int, kind: str) -> None:

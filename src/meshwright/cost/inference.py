@@ -198,7 +198,7 @@ def inference_cost(
 
 
 def pass_cost(
-    config: ModelConfig, layout: Layout, hardware: Hardware, num_sequences: int, queries: int, context: int
+    config: ModelConfig, layout: Layout, hardware: Hardware, num_sequences: float, queries: int, context: int
 ) -> tuple[StepCost, InferenceMemory]:
     """The parts of a pass of `queries` tokens of each sequence, the last of `context` positions."""
     shape, alone = Shape(num_sequences, queries, context), layout.replace(microbatches=1)

@@ -9,8 +9,10 @@ A batch of which not all have room runs in waves of as many as do. Columns leave
 beyond its heads; the fastest way that fits is taken.
 """
 
+import tomllib
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from importlib import resources
 from math import ceil
 
 from meshwright.cost.inference import pass_cost
@@ -42,10 +44,6 @@ class ServedCase:
         faster = max if self.row.metric == "tokens_per_s" else min
         return faster(found, key=lambda pair: pair[1])
 
-    def figure(self, hardware: Hardware) -> float:
-        """The row's figure on a machine of other efficiencies."""
-        return self._figure(self.choice[0], hardware)
-
     def _figure(self, layout: Layout, hardware: Hardware) -> float:
         row = self.row
         if row.metric == "ttft_s":
@@ -66,18 +64,28 @@ class ServedCase:
         at, context = layout.at("generate"), self.row.prompt_len + max(1, self.row.output_len // 2)
         return min(self.row.batch, max_batch(self.config, self.hardware, at, 1, context) or self.row.batch)
 
+    def microbatches(self, layout: Layout, batch: int) -> tuple[int, float]:
+        """(parts of a batch that follow each other through the stages, time of all over that of one)."""
+        parts = min(batch, layout.pipe)
+        return parts, (parts + layout.pipe - 1) / layout.pipe
+
     def _generate(self, layout: Layout, hardware: Hardware, batch: int) -> float:
-        at, context = layout.at("generate"), self.row.prompt_len + max(1, self.row.output_len // 2)
-        return pass_cost(self.config, at, hardware, batch, 1, context)[0].seconds
+        context = self.row.prompt_len + max(1, self.row.output_len // 2)
+        return self._pass(layout.at("generate"), hardware, batch, 1, context)
 
     def _prefill(self, layout: Layout, hardware: Hardware, batch: int) -> float:
-        at, length = layout.at("prefill"), self.row.prompt_len
-        return pass_cost(self.config, at, hardware, batch, length, length)[0].seconds
+        length = self.row.prompt_len
+        return self._pass(layout.at("prefill"), hardware, batch, length, length)
+
+    def _pass(self, at: Layout, hardware: Hardware, batch: int, queries: int, context: int) -> float:
+        parts, times = self.microbatches(at, batch)
+        cost, _ = pass_cost(self.config, at, hardware, batch / parts, queries, context)
+        return times * cost.seconds
 
 
 def reproduce_inference(row: InferenceRow) -> ServedCase:
     """The case of a row. Raises MeshwrightError where the row cannot be expressed."""
-    config, hardware = model_of(row), machine_of(row)
+    config, hardware = model_of(row), with_engine(machine_of(row), engine_of(row))
     if hardware.num_chips != row.chips:
         raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
     layouts = tuple(_layouts(row, config, hardware))
@@ -132,8 +140,25 @@ def stored_dtype(text: str, hardware: Hardware) -> tuple[str, str | None]:
     return compute, None
 
 
-def with_inference(hardware: Hardware, **figures: object) -> Hardware:
-    """`hardware` with these figures of what its chips reach in inference."""
+def engine_of(row: InferenceRow) -> str | None:
+    """The engine's name without its version: tensorrt-llm of `TensorRT-LLM v0.6.1`."""
+    return row.engine.split()[0].lower() if row.engine else None
+
+
+def with_engine(hardware: Hardware, engine: str | None) -> Hardware:
+    """`hardware` with what this engine reaches of it, where that is known."""
     chip = hardware.chip
+    figures = _engines().get(chip.kind, {}).get(engine or "", {})
+    if not figures:
+        return hardware
     step = chip.inference or chip.step
-    return replace(hardware, chip=replace(chip, inference=replace(step, **figures)))
+    of_products = {name.partition(".")[2]: value for name, value in figures.items() if "." in name}
+    others = {name: value for name, value in figures.items() if "." not in name}
+    step = replace(step, matmul={**step.matmul, **of_products}, **others)
+    return replace(hardware, chip=replace(chip, inference=step))
+
+
+@cache
+def _engines() -> dict[str, dict[str, dict[str, float]]]:
+    """What engines reach, by kind of chip and name."""
+    return tomllib.loads((resources.files("meshwright.plan.validate") / "engines.toml").read_text("utf-8"))

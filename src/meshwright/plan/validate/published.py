@@ -112,6 +112,7 @@ class InferenceRow:
     nic_gbit_per_gpu: float | None
     hbm_bytes_per_second: float | None
     power_watts: float | None
+    engine: str | None
     weight_dtype: str
     kv_dtype: str | None
     tensor: int | None
