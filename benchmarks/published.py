@@ -1,6 +1,6 @@
 """The planner beside what others measured: every score of a table of published results in one JSON.
 
-    python benchmarks/published.py published/training.csv > benchmarks/results/published.json
+    python benchmarks/published.py benchmarks/published/training.csv > benchmarks/results/published.json
 
 Scores free and anchored with the baselines of one MFU, by source, rows of memory, regret, and from
 results/fit_published.json what is left of it where the constants are fitted without each source.
@@ -44,14 +44,14 @@ def within(document: dict) -> dict[str, bool]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("file", type=Path)
     file = parser.parse_args().file
     start = time.perf_counter()
     found = predict(read_rows(file))
     seconds = time.perf_counter() - start
     free, anchor = validation_document(found, anchor=False), validation_document(anchored(found), anchor=True)
-    shared = ("memory", "regret", "regrets", "skipped", "rows")
+    shared = ("memory", "regret", "rankings", "ranking", "skipped", "rows")
     document = {
         "benchmark": "published",
         "command": f"python benchmarks/published.py {file.name}",

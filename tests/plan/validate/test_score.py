@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
@@ -26,15 +26,17 @@ from meshwright.plan.validate.score import (
     Prediction,
     anchored,
     grouped,
+    kendall_tau,
     predict,
     quantile,
-    regrets,
+    rankings,
     score,
     step_rows,
+    verdicts,
 )
 from meshwright.plan.validate.shape_guess import model_of
 
-COLUMNS = [field.name for field in fields(PublishedRow)]
+COLUMNS = [field.name for field in fields(PublishedRow) if field.default is MISSING]
 LLAMA = PublishedRow(
     id="A1",
     source="ours",
@@ -332,13 +334,39 @@ def test_memory_is_not_scaled_by_an_anchor():
     assert anchored([predicted(LLAMA, 1.0), stored])[1] == stored
 
 
-def test_regret_is_what_the_layout_ranked_first_lost():
+def test_a_ranking_is_held_against_the_rule_of_thumb_and_chance():
     timed = replace(LLAMA, metric=STEP)
     rows = [replace(timed, id=f"A{i}", value=value) for i, value in enumerate((4.0, 5.0, 6.0))]
+    rows = [replace(row, tensor=tensor) for row, tensor in zip(rows, (8, 4, 2), strict=True)]
     found = [predicted(row, s, str(s)) for row, s in zip(rows, (3.0, 2.0, 4.0), strict=True)]
-    (lost,) = regrets(found)
-    assert (lost.best_id, lost.chosen_id, lost.regret) == ("A0", "A1", pytest.approx(0.25))
-    assert regrets(found[:1]) == []
+    (one,) = rankings(found)
+    assert (one.best_id, one.chosen_id, one.regret) == ("A0", "A1", pytest.approx(0.25))
+    assert one.best_of_five == 0 and one.tau == pytest.approx(1 / 3)
+    assert (one.rule_regret, one.random_regret) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert rankings(found[:1]) == []
+
+
+def test_tau_of_ties():
+    """scipy.stats.kendalltau([1, 2, 2, 3], [1, 2, 3, 3]) is 0.8."""
+    assert kendall_tau([(1, 1), (2, 2), (2, 3), (3, 3)]) == pytest.approx(0.8)
+    assert kendall_tau([(1, 1), (1, 2)]) == 0
+
+
+def test_verdicts_count_what_ran_and_what_ran_out():
+    ran = replace(predicted(LLAMA, 1.0), fits=False)
+    larger = replace(LLAMA, id="A2", metric=MEMORY, unit="bytes (ran out)", micro_batch=4.0, value=8e10)
+    out = Prediction(larger, 7e10, layout="data=1", fits=True)
+    found = verdicts([ran, out])
+    assert (found.num_ran, found.false_does_not_fit, found.num_ran_out, found.false_fits) == (1, 1.0, 1, 1.0)
+    smaller = replace(out, row=replace(larger, micro_batch=1.0))  # nothing smaller is known to have run
+    assert verdicts([ran, smaller]).num_ran_out == 0
+
+
+def test_one_mfu_is_that_of_other_sources():
+    rows = [replace(LLAMA, id=f"A{i}", source=source) for i, source in enumerate(("ours", "theirs"))]
+    slow = replace(rows[1], value=LLAMA.value / 2)
+    ours, theirs = predict([rows[0], slow])
+    assert ours.baseline == pytest.approx(LLAMA.value / 2) and theirs.baseline == pytest.approx(LLAMA.value)
 
 
 def test_groups_keep_their_order():
@@ -363,7 +391,7 @@ def test_json_has_the_keys_of_the_contract(capsys, tmp_path: Path):
     assert all(row.keys() >= keys for row in document["rows"])
     for key in ("median_abs_error", "p90_abs_error", "within_10_percent", "within_20_percent"):
         assert document[key] is not None
-    assert document["baseline_median_abs_error"] >= 0 and document["baseline_p90_abs_error"] >= 0
+    assert document["verdicts"]["num_ran"] == 2
 
 
 def test_a_missed_bar_exits_1(capsys, tmp_path: Path):

@@ -7,7 +7,7 @@ nothing else that is not physical is read.
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
@@ -30,7 +30,8 @@ class PublishedRow:
 
     mlp: gated or plain. d_ff: of one expert where there are experts. micro_batch: sequences of one data
     rank in a microbatch. zero_group: data ranks that share a shard group where that is not all of them.
-    remat: none, selective or full, each perhaps with +offload.
+    remat: none, selective or full, each perhaps with +offload. unit: of the
+    value, in words. software, year: what ran, and when. A table may lack these three.
     """
 
     id: str
@@ -69,6 +70,14 @@ class PublishedRow:
     remat: str | None
     metric: str
     value: float
+    unit: str | None = None
+    software: str | None = None
+    year: int | None = None
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the program ran out of memory, of which `value` is then what there was."""
+        return self.metric == MEMORY and "ran out" in (self.unit or "")
 
     @property
     def num_tokens(self) -> int:
@@ -157,7 +166,8 @@ def read_rows(path: Path) -> list[Row]:
 def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[Row]:
     columns = reader.fieldnames or []
     inference = _INFERENCE_COLUMN in columns
-    needed = [field.name for field in fields(InferenceRow if inference else PublishedRow)]
+    kind = InferenceRow if inference else PublishedRow
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [name for name in needed if name not in columns]:
         raise PlanError(
             f"{path}: lacks the column {', '.join(missing)}; its first line must name the columns"
@@ -181,7 +191,7 @@ def _inference_row(cells: dict[str, str], where: str) -> InferenceRow:
 
 
 def _row(cells: dict[str, str], where: str) -> PublishedRow:
-    values = {f.name: _cell(where, f.name, cells[f.name], f.type) for f in fields(PublishedRow)}
+    values = {f.name: _cell(where, f.name, cells.get(f.name, ""), f.type) for f in fields(PublishedRow)}
     row = PublishedRow(**values)
     if row.metric not in METRICS:
         raise PlanError(f"{where}: metric = {row.metric!r} is unknown; fits: {', '.join(METRICS)}")

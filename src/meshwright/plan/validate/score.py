@@ -5,7 +5,7 @@
 Two scores. Free: the catalog's figures alone. Anchored: the first row of each source, chip and dtype
 sets one software efficiency, a factor of every step time, as a user does who has measured one run;
 those rows are then left out of the errors. Beside each stands what needs no planner: one MFU for a
-chip and dtype (the rows' median), and that of the anchoring row.
+chip and dtype (the median of the other sources' rows), and that of the anchoring row.
 
     factor = (published / predicted of the first row) ^ TRUST
 
@@ -16,7 +16,9 @@ others.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from itertools import combinations
+from math import inf, sqrt
+from statistics import mean, median
 from typing import TypeVar
 
 from meshwright.errors import MeshwrightError
@@ -34,7 +36,10 @@ TRUST = 0.2
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row and what the planner says of it, in the row's unit. baseline: what one MFU says."""
+    """One row and what the planner says of it, in the row's unit.
+
+    baseline: what one MFU says. fits: whether what ran, or ran out, has room by the planner's count.
+    """
 
     row: Row
     predicted: float | None = None
@@ -43,6 +48,7 @@ class Prediction:
     mfu: float | None = None
     baseline: float | None = None
     is_anchor: bool = False
+    fits: bool | None = None
 
     @property
     def error(self) -> float | None:
@@ -63,6 +69,7 @@ class Prediction:
             "skipped": self.skipped,
             "baseline_error": self.baseline_error,
             "layout": self.layout,
+            "fits": self.fits,
             "anchor": self.is_anchor,
         }
 
@@ -105,7 +112,8 @@ def _predict(row: Row) -> Prediction:
     except MeshwrightError as error:
         return Prediction(row, skipped=str(error))
     predicted = chosen.bytes_per_chip if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
-    return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case))
+    fits = chosen.bytes_per_chip <= case.hardware.chip.program_bytes
+    return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case), fits=fits)
 
 
 def anchored(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Prediction]:
@@ -140,20 +148,23 @@ def _mfu(row: PublishedRow, case: Case) -> float | None:
 
 
 def _with_baseline(predictions: list[Prediction]) -> list[Prediction]:
-    """What the median MFU of all rows of a chip and dtype says of each."""
-    known = [p for p in predictions if isinstance(p.row, PublishedRow) and p.mfu is not None]
-    medians = {
-        key: median(p.mfu for p in group if p.mfu is not None)
-        for key, group in grouped(known, lambda p: (p.row.chip, p.row.dtype)).items()  # pyright: ignore
-    }
-    return [_baseline(p, medians) for p in predictions]
+    """What the median MFU of the rows of other sources says of each."""
+    known = [(p.row, p.mfu) for p in predictions if isinstance(p.row, PublishedRow) and p.mfu is not None]
+    return [_baseline(p, known) for p in predictions]
 
 
-def _baseline(given: Prediction, medians: dict) -> Prediction:
+def _baseline(given: Prediction, known: Sequence[tuple[PublishedRow, float]]) -> Prediction:
+    """Of the rows of other sources those of the same chip and dtype, of the chip, or all there are."""
     row = given.row
     if not isinstance(row, PublishedRow) or given.mfu is None:
         return given
-    seconds = row.seconds() * given.mfu / medians[row.chip, row.dtype]
+    others = [(other, mfu) for other, mfu in known if other.source != row.source]
+    same_chip = [(other, mfu) for other, mfu in others if other.chip == row.chip]
+    same = [(other, mfu) for other, mfu in same_chip if other.dtype == row.dtype]
+    taken = next((some for some in (same, same_chip, others) if some), None)
+    if taken is None:
+        return given
+    seconds = row.seconds() * given.mfu / median(mfu for _, mfu in taken)
     return replace(given, baseline=row.in_unit(seconds))
 
 
@@ -168,8 +179,47 @@ def inference_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
 
 
 def memory_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Those of memory that were predicted."""
-    return [p for p in predictions if _metric(p) == MEMORY]
+    """Those of memory that were predicted, of programs that ran."""
+    return [p for p in predictions if _metric(p) == MEMORY and not _ran_out(p)]
+
+
+def _ran_out(given: Prediction) -> bool:
+    return isinstance(given.row, PublishedRow) and given.row.ran_out
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """How often the planner is wrong on whether a layout fits.
+
+    false_does_not_fit: share of the layouts that ran and are said not to fit. false_fits: share of those that
+    ran out of memory, though the same with a smaller microbatch ran, and are said to fit. num_*: of each.
+    """
+
+    num_ran: int
+    false_does_not_fit: float | None
+    num_ran_out: int
+    false_fits: float | None
+
+
+def verdicts(predictions: Iterable[Prediction]) -> Verdicts:
+    """Those of all rows that were predicted, each layout once."""
+    known = {_memory_question(p): p for p in predictions if p.fits is not None and _metric(p)}
+    ran = [key for key, p in known.items() if not _ran_out(p)]
+    least: dict[Hashable, float] = {}
+    for alike, size in ran:
+        least[alike] = min(size, least.get(alike, size))
+    out = [key for key, p in known.items() if _ran_out(p) and least.get(key[0], inf) < key[1]]
+    wrong = sum(not known[key].fits for key in ran), sum(bool(known[key].fits) for key in out)
+    shares = [number / len(keys) if keys else None for number, keys in zip(wrong, (ran, out), strict=True)]
+    return Verdicts(len(ran), shares[0], len(out), shares[1])
+
+
+def _memory_question(given: Prediction) -> tuple[Hashable, float]:
+    """(what a row's memory depends on but its microbatch, its microbatch)."""
+    row = given.row
+    assert isinstance(row, PublishedRow)
+    degrees = (row.data, row.fsdp, row.tensor, row.pipe, row.interleave, row.context, row.expert)
+    return (panel_of(row), degrees, row.zero, row.zero_group, row.remat), row.micro_batch or 0.0
 
 
 def _metric(given: Prediction) -> str | None:
@@ -210,28 +260,70 @@ def _share_within(errors: Sequence[float], bound: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Regret:
-    """Rows of one model, machine and batch under several layouts.
+class Ranking:
+    """A panel: rows of one model, machine and batch under several layouts.
 
-    regret: the best measured step time was this share below that of the layout ranked first.
+    regret: how much longer the layout ranked first took than the best one. best_of_five: the same of the best
+    of the first five. tau: Kendall's rank correlation of predicted and measured times. rule_regret: of the
+    layout of least tensor, then least pipe, then the largest microbatch. random_regret: of one at random, on
+    average.
     """
 
     ids: tuple[str, ...]
     best_id: str
     chosen_id: str
     regret: float
+    best_of_five: float
+    tau: float
+    rule_regret: float
+    random_regret: float
 
 
-def regrets(predictions: Iterable[Prediction]) -> list[Regret]:
-    """One for each group of rows of one table that differ in their layout alone."""
-    groups = grouped(step_rows(predictions), _question)
-    return [_regret(group) for group in groups.values() if len({p.layout for p in group}) > 1]
+def rankings(predictions: Iterable[Prediction]) -> list[Ranking]:
+    """One for each panel in which several layouts were measured."""
+    panels = grouped(step_rows(predictions), lambda p: panel_of(p.row))  # pyright: ignore
+    return [_ranking(panel) for panel in panels.values() if len({p.layout for p in panel}) > 1]
 
 
-def _question(given: Prediction) -> Hashable:
-    """What a planner is asked, of which a layout is the answer."""
-    row = given.row
-    assert isinstance(row, PublishedRow)
+def _ranking(panel: Sequence[Prediction]) -> Ranking:
+    timed = [(p, p.row, p.predicted) for p in panel if isinstance(p.row, PublishedRow) and p.predicted]
+    measured = {id(p): row.seconds() for p, row, _ in timed}
+    priced = {id(p): row.seconds(predicted) for p, row, predicted in timed}
+    order = sorted(panel, key=lambda p: priced[id(p)])
+    best = min(measured.values())
+
+    def lost(chosen: Prediction) -> float:
+        """Of the runs of its layout the fastest."""
+        return min(measured[id(p)] for p in panel if p.layout == chosen.layout) / best - 1
+
+    plainest = min(timed, key=lambda one: (one[1].tensor or 1, one[1].pipe or 1, -(one[1].micro_batch or 0)))
+    return Ranking(
+        ids=tuple(p.row.id for p in panel),
+        best_id=min(panel, key=lambda p: measured[id(p)]).row.id,
+        chosen_id=order[0].row.id,
+        regret=lost(order[0]),
+        best_of_five=min(map(lost, order[:5])),
+        tau=kendall_tau([(priced[id(p)], measured[id(p)]) for p in panel]),
+        rule_regret=lost(plainest[0]),
+        random_regret=mean(measured.values()) / best - 1,
+    )
+
+
+def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
+    """Kendall's tau-b: concordant less discordant pairs over those that are not tied, on either side.
+
+    >>> kendall_tau([(1, 1), (2, 2), (3, 4), (4, 3)])
+    0.6666666666666666
+    """
+    agree, first, second = 0, 0, 0
+    for (a, b), (c, d) in combinations(pairs, 2):
+        x, y = (a > c) - (a < c), (b > d) - (b < d)
+        agree, first, second = agree + x * y, first + abs(x), second + abs(y)
+    return agree / sqrt(first * second) if first and second else 0.0
+
+
+def panel_of(row: PublishedRow) -> Hashable:
+    """The model, machine and batch of a row: rows of one panel differ in their layout alone."""
     model = (
         row.mlp,
         row.n_layers,
@@ -244,22 +336,6 @@ def _question(given: Prediction) -> Hashable:
     )
     figures = (row.nic_gbit_per_gpu, row.hbm_bytes_per_second, row.power_watts)
     return (row.source, model, row.hardware, figures, row.dtype, row.seq_len, row.num_tokens)
-
-
-def _regret(group: Sequence[Prediction]) -> Regret:
-    def measured(p: Prediction) -> float:
-        assert isinstance(p.row, PublishedRow)
-        return p.row.seconds()
-
-    def predicted(p: Prediction) -> float:
-        assert isinstance(p.row, PublishedRow) and p.predicted is not None
-        return p.row.seconds(p.predicted)
-
-    best = min(group, key=measured)
-    ranked_first = min(group, key=predicted).layout
-    chosen = min((p for p in group if p.layout == ranked_first), key=measured)
-    lost = measured(chosen) / measured(best) - 1
-    return Regret(tuple(p.row.id for p in group), best.row.id, chosen.row.id, lost)
 
 
 def grouped(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> dict[Hashable, list[_Item]]:
