@@ -161,7 +161,7 @@ def test_generate_writes_the_prompt_and_its_continuation(trained: Path, capsys):
         (["--context", "1"], "the prompt has 2 tokens, but the context holds 1"),
         (["--context", "4Ki"], "a context of 4096 tokens is longer than the model's 128"),
         (["--tensor", "3"], "do not divide over tensor = 3"),
-        (["--stop", ""], "an empty --stop would stop everything"),
+        (["--stop", ""], "--stop is empty; give it a value"),
     ],
 )
 def test_generate_refuses(options: list[str], message: str, trained: Path, capsys):
