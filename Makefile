@@ -29,7 +29,7 @@ help:
 	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
 	@echo 'make nightly   make test, the slow tests too, on random examples'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
-	@echo 'make screenshot docs/report.png from runs/demo/report.html (needs Chromium)'
+	@echo 'make screenshot docs/report.png from REPORT=runs/demo/report.html (needs Chromium)'
 	@echo 'make clean     remove environments and caches, keep runs/'
 	@echo
 	@echo 'PYTHON=$(PYTHON)  WORKERS=$(WORKERS)  DEV=$(DEV)  TORCH=$(TORCH)'
@@ -116,12 +116,13 @@ lock:
 compile = $(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links \
   --no-annotate --custom-compile-command 'make lock' --output-file $(1) pyproject.toml
 
+REPORT ?= runs/demo/report.html
 CHROMIUM ?= $(firstword $(shell command -v chromium chromium-browser google-chrome 2>/dev/null))
 screenshot:
 	@test -n '$(CHROMIUM)' || { echo 'make screenshot needs Chromium: make screenshot CHROMIUM=path'; exit 2; }
 	@profile=$$(mktemp -d); $(CHROMIUM) --headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars \
 	  --disable-background-networking --disable-component-update --disable-sync --user-data-dir="$$profile" \
-	  --window-size=1280,3420 --screenshot=docs/report.png "file://$$PWD/runs/demo/report.html" 2>/dev/null; \
+	  --window-size=1280,1100 --screenshot=docs/report.png "file://$(abspath $(REPORT))" 2>/dev/null; \
 	  rm -rf "$$profile"; test -f docs/report.png && echo 'wrote docs/report.png'
 
 clean:

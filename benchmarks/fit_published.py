@@ -16,6 +16,7 @@ recorded once and priced again, for all steps of a derivative at once: what a ch
 here. Nothing looks at ids, models' names or notes.
 """
 
+# pyright: reportArgumentType=false
 import argparse
 import csv
 import json
@@ -59,7 +60,7 @@ from meshwright.layout import Layout
 from meshwright.plan.space import record
 from meshwright.plan.spread import quantile
 from meshwright.plan.validate.choice import Mix, mixes
-from meshwright.plan.validate.published import MEMORY, STEP, PublishedRow, SkippedRow, read_rows
+from meshwright.plan.validate.published import MEMORY, STEP, PublishedRow, read_rows
 from meshwright.plan.validate.reproduce import Case, reproduce
 from meshwright.plan.validate.score import heldable, panel_of
 
@@ -434,7 +435,7 @@ def read(paths: Sequence[Path]) -> list[Row]:
     """The rows of step times that can be expressed and held to."""
     rows = []
     for published in (row for path in paths for row in read_rows(path)):
-        if isinstance(published, SkippedRow) or published.metric == MEMORY or not heldable(published):
+        if not isinstance(published, PublishedRow) or published.metric == MEMORY or not heldable(published):
             continue
         try:
             rows.append(Row.of(published))

@@ -13,7 +13,7 @@ import meshwright
 
 SOURCE = Path(meshwright.__file__).parent
 JAX_FREE_ROOMS = ("errors", "units", "notation", "hardware", "models", "layout", "cost", "plan")
-HEAVY = ("jax", "jaxlib", "optax", "orbax", "grain", "torch", "transformers", "plotly", "starlette")
+HEAVY = ("jax", "jaxlib", "optax", "orbax", "grain", "torch", "transformers", "starlette")
 
 
 def modules_of(room: str) -> list[str]:

@@ -4,7 +4,7 @@
 
     plans = mw.plan("llama-3-70b", "v5p:16x16x16", mw.Train(batch_tokens="4M", seq_len="8k"))
 
-`model`, `hardware`, `Train`, `plan`, `price` and `audit` are the library, which `meshwright.api` documents.
+`model`, `hardware`, `Train`, `Serve`, `plan`, `price` and `audit` are the library (see `meshwright.api`).
 Each is imported when it is first asked for, and planning imports no JAX.
 """
 
@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshwright.api import Serve as Serve
     from meshwright.api import Train as Train
     from meshwright.api import audit as audit
     from meshwright.api import hardware as hardware
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from meshwright.api import price as price
 
 __version__ = "0.1.0"
-__all__ = ["Train", "audit", "hardware", "model", "plan", "price"]
+__all__ = ["Serve", "Train", "audit", "hardware", "model", "plan", "price"]
 
 # Functions of the library that have the name of a package: the package can be called.
 _PACKAGES = ("audit", "hardware", "plan")

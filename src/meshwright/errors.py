@@ -18,7 +18,7 @@ The command line prints the message and exits 2; HTTP wraps it in the OpenAI err
 Our own invariants use `assert`.
 """
 
-from difflib import SequenceMatcher, get_close_matches
+import difflib
 
 # More names than these are no help to choose from.
 _MOST_NAMED = 5
@@ -86,13 +86,21 @@ class RequestError(MeshwrightError):
     """An HTTP request that cannot be served.
 
     status: the HTTP status (4xx). param: the request field at fault. code: OpenAI's error code.
+    retry_after_seconds: when the same request may succeed, if waiting helps.
     """
 
     def __init__(
-        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
+        self.retry_after_seconds = retry_after_seconds
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -101,10 +109,10 @@ def nearest(name: str, known: list[str]) -> str:
     >>> nearest("v5q", ["v5p", "v5e", "h100"])
     'did you mean v5p or v5e?'
     """
-    close = get_close_matches(name, known, n=2, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
     if len(known) <= _MOST_NAMED:
         return f"known: {', '.join(sorted(known))}"
-    alike = sorted(known, key=lambda word: (-SequenceMatcher(None, name, word).ratio(), word))
+    alike = sorted(known, key=lambda word: (-difflib.SequenceMatcher(None, name, word).ratio(), word))
     return f"nearest: {', '.join(alike[:_MOST_NAMED])} ({len(known)} known)"

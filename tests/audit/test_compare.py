@@ -231,12 +231,37 @@ def test_a_table_read_twice_may_be_gathered_and_summed_once() -> None:
     ]
 
 
+def test_two_gradients_of_a_table_may_be_summed_in_two_forms() -> None:
+    """XLA:CPU scatters that of the look-up, and all-reduces that of the head, of which slices are kept."""
+    planned = [_planned("reduce_scatter", "fsdp", "embed")] * 2
+    emitted = [
+        _emitted("reduce_scatter", "fsdp", "embed"),
+        _emitted("all_reduce", "fsdp", "embed", kept="fsdp"),
+    ]
+    (row,) = line_up(planned, emitted)
+    assert row.status == "equivalent" and row.note.startswith("an all-reduce of which each device keeps")
+    (once,) = line_up(planned, emitted[1:])
+    assert once.status == "equivalent" and once.note.endswith(
+        "two gradients of one table, added before they are summed"
+    )
+
+
 def test_a_gather_in_steps_round_a_ring_is_the_planned_one() -> None:
     """Three permutes of a quarter each, over four devices; two are too few."""
     planned, block = [_planned("all_gather", "fsdp")], _emitted("permute", "fsdp", size=1024)
     (row,) = line_up(planned, [block] * 3)
     assert (row.status, row.note) == ("equivalent", "in steps: permutes of blocks round a ring")
     assert line_up(planned, [block] * 2)[0].status == "differs"
+
+
+@pytest.mark.parametrize("op", ["permute", "all_to_all"])
+def test_a_block_that_is_sent_counts_as_the_whole_that_is_planned(op: str) -> None:
+    """V of a plan is of all four devices; an instruction's operand is what one of them holds."""
+    block = _emitted(op, "fsdp", size=1024)
+    prices = step_prices(load("v5p:4x4x4"), MESH)
+    assert _statuses([_planned(op, "fsdp")], [block]) == [("wq", "backward", "match")]
+    assert prices.gathered(block) == 4096
+    assert prices.sent(block) == prices.planned_sent(_planned(op, "fsdp"))
 
 
 def test_what_travels_counts_in_its_own_type_where_the_compiler_widens_nothing() -> None:

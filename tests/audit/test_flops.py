@@ -4,6 +4,7 @@ import pytest
 
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.products import dot_flops
+from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo.parse import parse_hlo
 
 
@@ -128,3 +129,37 @@ ENTRY %main (x: {lhs}, w: {rhs}, n: s32[4]) -> {result} {{
 }}
 """
     assert dot_flops(parse_hlo(text)) == 2 * 64 * 16 * 32
+
+
+BRANCHES = """HloModule branches, num_partitions=2
+
+%small (a: f32[8,8]) -> f32[8,8] {
+  %a = f32[8,8] parameter(0)
+  ROOT %n = f32[8,8] negate(%a)
+}
+
+%large (b: f32[8,8]) -> f32[8,8] {
+  %b = f32[8,8] parameter(0)
+  ROOT %d = f32[8,8] dot(%b, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%other (c: f32[8,8]) -> f32[8,8] {
+  %c = f32[8,8] parameter(0)
+  ROOT %e = f32[8,8] dot(%c, %c), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (flag: s32[], x: f32[8,8]) -> f32[8,8] {
+  %flag = s32[] parameter(0)
+  %x = f32[8,8] parameter(1)
+  %d0 = f32[8,8] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %if = f32[8,8] conditional(%flag, %d0, %d0, %d0), branch_computations={%small, %large, %other}
+}
+"""
+
+
+def test_of_a_conditional_the_largest_branch_counts_and_is_said() -> None:
+    """One product before it, and one in each of two of its three branches."""
+    program = parse_hlo(BRANCHES)
+    assert dot_flops(program) == 2 * (2 * 8**3)
+    (said,) = audit_program(program)["branches"]
+    assert said == "if: of 3 branches the largest counts, 1.02k FLOPs (the others: 0, 1.02k)"

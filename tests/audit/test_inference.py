@@ -7,7 +7,7 @@ import pytest
 from tests.audit.test_families import TWO_PERIODS
 from tests.nn.test_layouts import GPT, TIED
 
-from meshwright.audit.audit import audit_plan
+from meshwright.audit.audit import _logits_bytes, audit_plan
 from meshwright.cost.inference import inference_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
@@ -95,6 +95,18 @@ def test_a_plan_keeps_its_phase(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "plan.toml").workload == plan.workload
     save_plan(Plan(TINY, "cpu:8", Workload(16, 64), Layout.of(data=2, tensor=4)), tmp_path / "plan.toml")
     assert "phase" not in (tmp_path / "plan.toml").read_text()
+
+
+def test_logits_are_split_as_the_phase_splits_its_batch() -> None:
+    """Generation with a table of its own, which splits no batch where prefill splits it in two."""
+    tables = Layout.of(data=2, tensor=4).to_dict()
+    letters = {letter: axes for letter, axes in tables["rules"]["activations"].items() if letter != "B"}
+    tables["rules"]["generate"] = letters
+    layout = Layout.from_dict(tables)
+    sizes = [
+        _logits_bytes(Plan(TINY, "cpu:8", Workload(16, 64, one), layout)) for one in ("prefill", "generate")
+    ]
+    assert sizes == [4 * 8 * TINY.vocab_size, 4 * 16 * TINY.vocab_size]
 
 
 def test_numerics_are_of_training() -> None:

@@ -219,3 +219,34 @@ def test_no_fault_is_named_where_there_is_none(wrong: Case, right: Case) -> None
     del wrong
     found = audited(right.run, right.args)
     assert (found["warnings"], found["not_understood"], found["verdict"]) == ([], [], "match")
+
+
+def fsdp(*, constrain: bool) -> dict:
+    """Two layers behind an embedding, weights and batch over data: held to the batch's axis or not."""
+
+    def hold(x: jax.Array) -> jax.Array:
+        return constrained(x, "data", None, None) if constrain else x
+
+    def loss(weights: tuple[jax.Array, ...], tokens: jax.Array) -> jax.Array:
+        table, w_in, w_out = weights
+        x = hold(table[tokens])
+        x = hold(x + jnp.tanh(x @ w_in) @ w_out)
+        x = hold(x + jnp.tanh(x @ w_in) @ w_out)
+        return (jax.nn.softmax((x @ table.T).astype(jnp.float32)) ** 2).mean()
+
+    def run(*args: jax.Array) -> tuple[jax.Array, ...]:
+        return jax.grad(loss)(args[:3], args[3])
+
+    weights = ((V, D), P(None, "data")), ((D, F), P("data", None)), ((F, D), P(None, "data"))
+    args = tuple((shape, spec, "bfloat16") for shape, spec in weights)
+    return audited(run, (*args, ((B, T), P("data", None), "int32")))
+
+
+def test_fsdp_without_constraints_is_named_at_its_root() -> None:
+    """One accident, however many activations move in consequence; none of them where they are held."""
+    (named,) = fsdp(constrain=False)["warnings"]
+    assert named["kind"] == "activations_not_constrained" and named["bytes"] > 0
+    assert "with_sharding_constraint(x, P(batch axes))" in named["change"]
+    held = fsdp(constrain=True)
+    assert "activations_not_constrained" not in {one["kind"] for one in held["warnings"]}
+    assert held["bytes"]["compiled"] < named["bytes"]

@@ -56,7 +56,7 @@ def test_doctor_finds_nothing_wrong_here(capsys):
     assert wrong <= {"locks"}  # which another process of this machine may hold
     assert (code, document["ok"]) == (int(bool(wrong)), not wrong)
     assert found["devices"]["found"].startswith("8 cpu")
-    assert found["jax"]["ok"] and found["[hf]"]["ok"]
+    assert found["numpy"]["ok"] and found["[run]"]["ok"] and found["[hf]"]["ok"]
 
 
 def test_doctor_names_what_mends_it(capsys, monkeypatch):

@@ -15,7 +15,7 @@ from meshwright.cli import main as front_door
 from meshwright.cli.main import COMMANDS, main
 
 GROUPS = {
-    "plan": ["train"],
+    "plan": ["serve", "train"],
     "bench": ["collectives", "matmul", "plan", "serve"],
     "launch": ["k8s", "local", "slurm"],
 }
@@ -136,7 +136,7 @@ def test_imports_no_jax(arguments: list[str]):
 import sys
 from meshwright.cli.main import main
 main({arguments!r})
-heavy = [name for name in ("jax", "grain", "plotly", "starlette", "transformers") if name in sys.modules]
+heavy = [name for name in ("jax", "grain", "starlette", "transformers") if name in sys.modules]
 print("loaded:", *heavy)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -187,7 +187,7 @@ BAD = [
     (["--max-seconds", "3"], "--max-seconds bounds what --smallest looks for; add --smallest"),
     (["--days", "3", "--tokens", "1T"], "--days bounds what --smallest looks for; add --smallest"),
     (["--smallest", "--days", "3"], "--days needs the length of the run; add --tokens 1T"),
-    (["--smallest", "--max-seconds", "nan"], "--max-seconds nan is no time; write a number above 0"),
+    (["--smallest", "--max-seconds", "nan"], "'--max-seconds': nan is out of range"),
     (["--smallest", "--max-seconds", "0"], "--max-seconds 0.0 is no time; write a number above 0"),
     (["--smallest", "--layout", "fsdp=64"], "--smallest searches layouts; leave out --layout"),
     (["--smallest", "--hardware", "cpu:8"], "--smallest needs a chip that comes in slices"),
@@ -238,7 +238,7 @@ def test_a_model_file_without_its_keys(capsys, tmp_path: Path):
 def test_a_folder_in_the_way_of_the_plan(capsys, tmp_path: Path):
     assert plan(*HERE, "-o", str(tmp_path)) == 2
     assert list(tmp_path.iterdir()) == []
-    assert "Is a directory" in capsys.readouterr().err
+    assert "it is a folder; name a file" in capsys.readouterr().err
 
 
 ASKED = ["--layout", "fsdp=32,tensor=2,remat=full"]

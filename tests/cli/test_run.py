@@ -161,7 +161,7 @@ def test_generate_writes_the_prompt_and_its_continuation(trained: Path, capsys):
         (["--context", "1"], "the prompt has 2 tokens, but the context holds 1"),
         (["--context", "4Ki"], "a context of 4096 tokens is longer than the model's 128"),
         (["--tensor", "3"], "do not divide over tensor = 3"),
-        (["--stop", ""], "an empty --stop would stop everything"),
+        (["--stop", ""], "--stop is empty; give it a value"),
     ],
 )
 def test_generate_refuses(options: list[str], message: str, trained: Path, capsys):
@@ -211,9 +211,11 @@ def test_no_checkpoint_at_all(tmp_path: Path, capsys):
 
 
 def test_serve_on_a_port_in_use_does_not_load_the_model(tmp_path: Path, capsys):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", "--checkpoint", str(tmp_path / "none"), "--port", str(port)]) == 2
+        assert main(["serve", "--checkpoint", str(tmp_path), "--port", str(port)]) == 2
     assert f"port {port} on 127.0.0.1 is in use; choose another with --port" in one_line(capsys)
 
 

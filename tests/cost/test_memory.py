@@ -128,9 +128,9 @@ class TestBuffers:
     def test_the_head_has_the_room_of_gradients_that_come_after_it(self) -> None:
         """Those of one microbatch, which are no buffers if it is the only one."""
         held = HeldBytes(a_microbatch=0, once=0, on_chip=0, layer=10, ends=25)
-        assert [held.buffers(gradients, 1, pipe=1) for gradients in (0, 5, 20)] == [25, 20, 10]
-        assert [held.buffers(gradients, 4, pipe=1) for gradients in (0, 5, 20)] == [25, 25, 30]
-        assert [held.buffers(gradients, 4, pipe=2) for gradients in (0, 5, 20)] == [25, 25, 25]
+        assert [held.buffers(gradients, 1, apart=True) for gradients in (0, 5, 20)] == [25, 20, 10]
+        assert [held.buffers(gradients, 4, apart=True) for gradients in (0, 5, 20)] == [25, 25, 30]
+        assert [held.buffers(gradients, 4, apart=False) for gradients in (0, 5, 20)] == [25, 25, 25]
 
 
 @given(
@@ -212,3 +212,11 @@ def test_llama_2_13b_does_not_fit_under_data_parallelism() -> None:
     memory = train_memory(record(layout, config), layout)
     assert memory.weights + memory.optimizer == pytest.approx(130e9, rel=0.01)
     assert memory.weights + memory.optimizer + memory.gradients == pytest.approx(156e9, rel=0.01)
+
+
+def test_every_stage_of_lanes_holds_its_layers_and_its_share_of_the_vocabulary() -> None:
+    """Half of everything, but for the last norm, which both stages have."""
+    deep = replace(SMALL, num_layers=4)
+    found = _stored(Layout.of(pipe=2, data=2, microbatches=4, schedule="lanes"), deep)
+    half = (count_params(deep).total - D) // 2 + D
+    assert (found.weights, found.gradients, found.moments) == (half, half, half)

@@ -22,6 +22,7 @@ OPTIONAL = (
     "overlap",
 )
 OPTIONAL += ("waiting", "scatter_passes", "kernel_seconds", "launch_seconds", "slowdown", "efficiency")
+OPTIONAL += ("cache", "widened", "collective_seconds", "price_per_chip_hour", "currency")
 
 
 def _lines(spec: str) -> list[tuple[int, str, str]]:

@@ -165,7 +165,7 @@ class TestText:
             ("tensor=two", "layout: tensor = 'two'; it must be a positive integer"),
             ("tensor=-2", "layout: tensor = '-2'; it must be a positive integer"),
             ("remat=ful", "layout: remat = 'ful'; did you mean full?"),
-            ("weights_dtype=int8", "layout: weights_dtype = 'int8'; fits: f32, bf16"),
+            ("weights_dtype=int3", "layout: weights_dtype = 'int3'; fits: f32, bf16, fp8, int8, int4"),
         ],
     )
     def test_what_is_refused(self, text: str, message: str) -> None:

@@ -216,3 +216,15 @@ def test_whatever_a_key_says_the_error_is_ours(changed: tuple[str, str, Any]) ->
     name, key, value = changed
     with suppress(ModelError):
         assert from_hf(FILES[name] | {key: value}, name).num_layers > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("residual_multiplier", 0.22), ("clip_qkv", 8.0), ("num_local_experts", 8)]
+)
+def test_a_key_that_would_make_it_another_model_is_refused(key: str, value: float) -> None:
+    with pytest.raises(ModelError, match=f"mine: {key} = {value} changes what the model computes, and Llama"):
+        from_hf(HF | {key: value}, "mine")
+
+
+def test_a_key_that_says_what_is_so_anyway_is_read() -> None:
+    assert from_hf(HF | {"residual_multiplier": 1.0}, "mine") == from_hf(HF, "mine")

@@ -16,14 +16,6 @@ def test_an_option_that_xla_does_not_know_is_left_out_with_a_warning(monkeypatch
         assert compiler.compiler_options(mesh) == known
 
 
-def test_options_are_tried_whatever_mesh_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step is traced under its own mesh, of which no device may be at hand."""
-    known = {"xla_cpu_enable_fast_math": True}
-    monkeypatch.setitem(compiler._OPTIONS, "cpu", known)
-    with jax.set_mesh(mesh := device_mesh(Layout.of(data=8))):
-        assert compiler.compiler_options(mesh) == known
-
-
 def test_the_defaults_do_on_cpus() -> None:
     assert compiler.compiler_options(device_mesh(Layout.of())) is None
 

@@ -194,13 +194,19 @@ class TestGiven:
         assert str(error.value) == f"llama-3-70b on h100:16x8: {message}"
 
     def test_what_does_not_run_is_ranked_and_said(self) -> None:
-        found = self._found("pipe=4,tensor=8")
-        assert found.notices == ("None of these layouts runs yet (pipe=4): they are what can be planned.",)
+        found = self._found("pipe=4,tensor=8,schedule=1f1b")
+        assert found.notices == (
+            "None of these layouts runs yet (pipe=4 with schedule=1f1b): they are what can be planned.",
+        )
         assert found.faster is None
 
     def test_what_does_not_run_is_refused_where_only_that_is_wanted(self) -> None:
-        with pytest.raises(PlanError, match=r"nothing that meets what is asked runs yet \(pipe=4\); --any"):
-            self._found("pipe=4", runnable=True)
+        with pytest.raises(PlanError, match=r"what is asked runs yet \(pipe=4 with schedule=1f1b\); --any"):
+            self._found("pipe=4,schedule=1f1b", runnable=True)
+
+    def test_a_pipeline_that_is_asked_for_runs_in_lanes(self) -> None:
+        found = self._found("pipe=4,tensor=8", runnable=True)
+        assert {candidate.layout.schedule.pipeline for candidate in found.candidates} == {"lanes"}
 
 
 def test_a_layout_has_whole_sequences_in_its_microbatches() -> None:
@@ -289,7 +295,9 @@ class TestRanking:
         found = search(config, load("h100:64x8"), workload, weights_dtype="bf16", compute_dtypes=("bf16",))
         for candidate in found.candidates:
             assert why_not(config, candidate.layout) is None
-        assert found.faster and found.faster.why_not == f"pipe={found.faster.candidate.layout.pipe}"
+        assert found.faster
+        faster = found.faster.candidate.layout
+        assert found.faster.why_not == f"pipe={faster.pipe} with schedule={faster.schedule.pipeline}"
         assert found.faster.candidate.step_seconds * 1.02 < found.best.step_seconds
 
     def test_a_model_that_does_not_run_is_ranked_and_said(self) -> None:

@@ -14,7 +14,7 @@ from meshwright.report.pipeline_view import pipeline_caption, pipeline_figure, p
 SVG = "{http://www.w3.org/2000/svg}"
 PICTURES = Path(__file__).parents[2] / "docs" / "pipeline"
 TITLES: dict[str, str] = dict(
-    zip(SCHEDULES, ("GPipe", "1F1B", "Interleaved 1F1B", "ZB-H1", "ZB-V", "DualPipe"), strict=True)
+    zip(SCHEDULES, ("GPipe", "Lanes", "1F1B", "Interleaved 1F1B", "ZB-H1", "ZB-V", "DualPipe"), strict=True)
 )
 BODY = PassSeconds(0.01, 0.01, 0.01)
 BLOCK = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)H[\d.]+z")

@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Callable
 
-import jax.numpy as jnp
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from meshwright.serve.sampling import NUM_TOP
+from meshwright.serve.batch import PENDING, Batch, Limits, Work
+from meshwright.serve.logit_edits import batch_edits, batch_rows
+from meshwright.serve.sampling import NUM_TOP, sample
 from meshwright.serve.scoring import Scores
+from meshwright.serve.sequence import SamplingParams, TokenScore
 from meshwright.serve.tokenizer import Tokenizer
 
 EOS = 256
@@ -30,56 +32,107 @@ def script(*tokens: int) -> Rule:
 
 
 class MockRunner:
-    """Keeps the tokens of each slot as a cache would, and checks the protocol while it is used.
+    """Keeps tokens in pages as a cache would, and checks the protocol while it is used.
 
     spread: the most likely token's lead in nats; small ones leave room for sampling.
     gate: closed, it holds the device thread before the next step.
+    batches: how many tokens each step took of each of its sequences. prefilled: the prompts, once computed.
+    num_generated: tokens sampled.
     """
 
     def __init__(
-        self, rule: Rule = count_up, *, num_slots: int = 2, context: int = 64, spread: float = 20.0
+        self,
+        rule: Rule = count_up,
+        *,
+        num_slots: int = 2,
+        context: int = 64,
+        spread: float = 20.0,
+        page_size: int = 4,
+        num_pages: int | None = None,
+        chunk: int = 1024,
     ) -> None:
-        self.num_slots, self.context, self.vocab_size = num_slots, context, VOCAB_SIZE
+        pages = num_slots * -(-context // page_size) if num_pages is None else num_pages
+        self.limits = Limits(num_slots, context, page_size, pages, chunk, block=4)
+        self.vocab_size = VOCAB_SIZE
         self.rule, self.spread = rule, spread
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
-        self.prompts: list[list[int]] = [[] for _ in range(num_slots)]
-        self.answers: list[list[int]] = [[] for _ in range(num_slots)]
-        self.batches: list[int] = []
+        self.last = [0] * num_slots
+        self.cache: dict[tuple[int, int], int] = {}
+        self.num_generated = 0
+        self.batches: list[list[int]] = []
         self.prefilled: list[list[int]] = []
 
-    def prefill(self, slot: int, tokens: list[int]):
-        self._turn()
-        assert 0 < len(tokens) < self.context
-        self.prompts[slot], self.answers[slot] = list(tokens), []
-        self.prefilled.append(list(tokens))
-        return self._logits(slot)
+    def run(self, batch: Batch) -> "_Read":
+        self.gate.wait(30)
+        if self.failure:
+            raise self.failure
+        slots = [work.slot for work in batch.works]
+        assert batch.works and len(set(slots)) == len(slots)
+        assert set(slots) <= set(range(self.limits.num_slots))
+        self.batches.append([len(work.tokens) for work in batch.works])
+        for work in batch.works:
+            self._write(work)
+        rows = [row for work in batch.works for row in self._logits(work)]
+        self.num_generated += len(rows)
+        chosen = iter(self._choose(batch, rows))
+        sampled = [[next(chosen) for _ in range(work.num_samples)] for work in batch.works]
+        for work, tokens in zip(batch.works, sampled, strict=True):
+            if len(tokens) == 1:
+                self.last[work.slot] = tokens[0].token
+        return _Read(sampled)
 
-    def generate(self, tokens: np.ndarray, positions: np.ndarray):
-        self._turn()
-        assert tokens.dtype == positions.dtype == np.int32
-        assert tokens.shape == positions.shape == (self.num_slots,)
-        self.batches.append(int((positions > 0).sum()))
-        return jnp.stack(
-            [self._step(slot, *row) for slot, row in enumerate(zip(tokens, positions, strict=True))]
-        )
+    def _write(self, work: Work) -> None:
+        prompt = list(work.sequence.request.prompt)
+        if work.start < len(prompt) <= work.start + len(work.tokens):
+            self.prefilled.append(prompt)
+        for position, token in enumerate(work.tokens, work.start):
+            page = work.pages[position // self.limits.page_size]
+            assert 1 <= page <= self.limits.num_pages
+            known = self.last[work.slot] if token == PENDING else token
+            self.cache[page, position % self.limits.page_size] = known
 
-    def _step(self, slot: int, token: int, position: int):
-        if position == 0:  # nobody's slot
-            assert token == 0
-            return jnp.zeros(self.vocab_size)
-        assert position == len(self.prompts[slot]) + len(self.answers[slot]) < self.context
-        self.answers[slot].append(int(token))
-        return self._logits(slot)
+    def _logits(self, work: Work) -> list[np.ndarray]:
+        size, num_prompt = self.limits.page_size, len(work.sequence.request.prompt)
+        end = work.start + len(work.tokens)
+        assert end <= self.limits.context
+        seen = [self.cache[work.pages[i // size], i % size] for i in range(end)]
+        rows = []
+        for behind in range(work.num_samples, 0, -1):
+            known = seen[: end - behind + 1]
+            assert known[:num_prompt] == list(work.sequence.request.prompt)
+            rows.append(self.logits(known[:num_prompt], known[num_prompt:]))
+        return rows
 
-    def _logits(self, slot: int):
+    def logits(self, prompt: list[int], answer: list[int]) -> np.ndarray:
         logits = np.zeros(self.vocab_size, np.float32)
-        logits[self.rule(self.prompts[slot], self.answers[slot])] = self.spread
-        return jnp.asarray(logits)
+        logits[self.rule(prompt, answer)] = self.spread
+        return logits
+
+    def _choose(self, batch: Batch, rows: list[np.ndarray]) -> list[TokenScore]:
+        if not rows:
+            return []
+        params, edits, positions = [], [], []
+        for work in batch.works:
+            end = work.start + len(work.tokens)
+            params += [work.sequence.request.sampling] * work.num_samples
+            edits += [work.sequence.edits] * work.num_samples
+            positions += range(end - work.num_samples + 1, end + 1)
+        # As many rows every time, so that sampling is compiled once.
+        missing = -len(rows) % 8
+        logits = np.stack([*rows, *[np.zeros(self.vocab_size, np.float32)] * missing])
+        params += [SamplingParams(0.0)] * missing
+        changed = batch_edits(list(zip(params, [*edits, *[None] * missing], strict=True)), self.vocab_size)
+        found = sample(logits, batch_rows(params, [*positions, *[0] * missing]), changed)
+        tokens, logprobs, top_ids, tops = (np.asarray(x).tolist() for x in found)
+        return [
+            TokenScore(tokens[i], logprobs[i], tuple(zip(top_ids[i], tops[i], strict=True))[: p.top_logprobs])
+            for i, p in enumerate(params[: len(rows)])
+        ]
 
     def prepare_scores(self, num_tokens: int) -> None:
-        assert 0 < num_tokens < self.context
+        assert 0 < num_tokens < self.limits.context
 
     def scores(self, tokens: list[int]) -> Scores:
         """As if each prefix were a prompt whose answer begins."""
@@ -93,10 +146,13 @@ class MockRunner:
             np.take_along_axis(logprobs, own, -1)[:, 0], top_ids, np.take_along_axis(logprobs, top_ids, -1)
         )
 
-    def _turn(self) -> None:
-        self.gate.wait(30)
-        if self.failure:
-            raise self.failure
+
+class _Read:
+    def __init__(self, sampled: list[list[TokenScore]]) -> None:
+        self._sampled = sampled
+
+    def read(self) -> list[list[TokenScore]]:
+        return self._sampled
 
 
 def byte_tokenizer() -> Tokenizer:

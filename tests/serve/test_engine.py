@@ -1,13 +1,15 @@
 """The engine on a model worked by hand: what arrives, what is freed, what is refused."""
 
 import asyncio
+import random
 
 import pytest
 from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, count_up, script
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine import Engine
-from meshwright.serve.sequence import EngineError, Request, SamplingParams
+from meshwright.serve.scheduler import MODES
+from meshwright.serve.sequence import EngineError, Request, SamplingParams, Sequence
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -44,14 +46,13 @@ def test_more_requests_than_slots_are_each_answered_as_if_alone():
     runner = MockRunner(num_slots=2)
     answers = serve(runner, greedy(3, 4), greedy(10, max_tokens=2), greedy(20, max_tokens=6), greedy(7))
     assert answers == [[5, 6, 7, 8], [11, 12], [21, 22, 23, 24, 25, 26], [8, 9, 10, 11]]
-    assert runner.prefilled[1:] == [[3, 4], [10], [20], [7]]  # after the warm-up, first come first served
+    assert runner.prefilled == [[3, 4], [10], [20], [7]]  # first come, first served
 
 
 def test_requests_share_a_step():
     runner = MockRunner(num_slots=2)
     serve(runner, greedy(1, max_tokens=8), greedy(2, max_tokens=8))
-    # One prompt a turn: the first generates alone once, then they go together.
-    assert runner.batches[1:] == [1, 2, 2, 2, 2, 2, 2, 1]
+    assert runner.batches == [[1, 1]] * 8
 
 
 @pytest.mark.parametrize(
@@ -229,8 +230,8 @@ def test_a_failing_device_fails_every_request_and_stops_the_engine(caplog):
 
 def test_logits_that_are_not_finite_fail_only_their_own_request():
     runner = MockRunner()
-    healthy = runner._logits
-    runner._logits = lambda slot: healthy(slot) * (float("nan") if runner.prompts[slot] == [9] else 1)
+    healthy = runner.logits
+    runner.logits = lambda prompt, answer: healthy(prompt, answer) * (float("nan") if prompt == [9] else 1)
 
     async def main(engine: Engine):
         sick, well = engine.submit(greedy(9)), engine.submit(greedy(20))
@@ -267,3 +268,84 @@ def test_metrics_count_tokens_and_times():
         assert metric(engine, "meshwright_time_per_output_token_seconds_count") == 2
         assert metric(engine, 'meshwright_finished_requests_total{reason="length"}') == 1
         assert metric(engine, 'meshwright_finished_requests_total{reason="stop"}') == 1
+
+
+class GoodGuesser:
+    """Draws most of its drafts from the answer that the model will give, and the rest wrong."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.num_right = 0
+
+    def pays(self, num_sequences: int) -> bool:
+        return self._random.random() < 0.8
+
+    def draft(self, sequence: Sequence) -> list[int]:
+        drafts = answer_to(tuple(sequence.tokens), self._random.randint(0, 3))
+        return [token if self._random.random() < 0.7 else (token + 1) % 50 for token in drafts]
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_right += num_accepted
+
+
+def of_all_tokens(prompt: list[int], answer: list[int]) -> int:
+    tokens = prompt + answer
+    return (7 * sum(i * token for i, token in enumerate(tokens, 1)) + len(tokens)) % 50
+
+
+def answer_to(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    answer: list[int] = []
+    while len(answer) < num_tokens:
+        answer.append(of_all_tokens(list(prompt), answer))
+    return answer
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_answers_are_the_same_however_they_are_computed(seed):
+    """Few pages or many, chunks, prefixes, drafts, batches, priorities, clients that leave: any mixture."""
+    chance = random.Random(seed)
+    page_size, num_slots = chance.choice([2, 4, 8]), chance.choice([1, 2, 3, 5])
+    num_pages = max(48 // page_size, chance.choice([1, 2, 4]) * num_slots * 48 // page_size // 4)
+    runner = MockRunner(
+        of_all_tokens,
+        num_slots=num_slots,
+        context=48,
+        page_size=page_size,
+        num_pages=num_pages,
+        chunk=chance.choice([4, 8, 64]),
+    )
+    begin = tuple(chance.randrange(50) for _ in range(20))
+    prompts = [
+        begin[: chance.choice([0, 9, 20])] + tuple(chance.randrange(50) for _ in range(chance.randint(1, 9)))
+        for _ in range(10)
+    ]
+    requests = [
+        Request(prompt, chance.randint(1, 48 - len(prompt)), GREEDY, priority=chance.choice([0, 0, 1]))
+        for prompt in prompts
+    ]
+    leaves = {number for number in range(10) if chance.random() < 0.15}
+    guesser = GoodGuesser(seed) if chance.random() < 0.5 else None
+
+    async def one(engine: Engine, number: int) -> list[int]:
+        found: list[int] = []
+        with engine.submit(requests[number]) as stream:
+            async for event in stream:
+                found.append(event.token)
+                if number in leaves:
+                    break
+        return found
+
+    async def main(engine: Engine) -> list[list[int]]:
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*(one(engine, number) for number in range(10)))
+
+    mode, prefix_cache = chance.choice(MODES), chance.random() < 0.7
+    with Engine(runner, mode=mode, prefix_cache=prefix_cache, drafter=guesser) as engine:
+        found = asyncio.run(main(engine))
+    for number, request in enumerate(requests):
+        assert request.max_tokens is not None
+        num_tokens = 1 if number in leaves else request.max_tokens
+        assert found[number] == answer_to(request.prompt, num_tokens)
+    held = len(engine.prefixes) if engine.prefixes is not None else 0
+    assert engine._scheduler.pool.num_free + held == num_pages
+    assert guesser is None or guesser.num_right

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,28 +21,39 @@ from meshwright.models.files import read_model
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
 from meshwright.nn.weights import load_hf
+from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
-from meshwright.serve.runner import JaxRunner, prefill_lengths
-from meshwright.serve.sequence import Request, SamplingParams
+from meshwright.serve.runner import JaxRunner, score_lengths
+from meshwright.serve.sequence import Event, Request, SamplingParams
 
-CONTEXT, NUM_SLOTS = 40, 3
+CONTEXT, NUM_SLOTS, PAGE = 40, 2, 8
 # As in tests/nn/test_weights.py, where its reason stands.
 TOLERANCE = 2e-5
-# A prompt that fills its padded length, one that passes it by a token, short ones, and one so long
-# that little room is left.
+# A prompt that fills its blocks, one that passes them by a token, short ones, and one so long that little
+# room is left.
 PROMPT_LENGTHS = (1, 16, 5, 17, 32, 3, 9)
 PROMPTS = [np.random.default_rng(n).integers(0, 64, n).tolist() for n in PROMPT_LENGTHS]
 NUM_TOKENS = 8
 
 
-def layout(tensor: int) -> Layout:
-    return Layout.of(tensor=tensor, weights_dtype="f32", compute_dtype="f32")
+def layout(tensor: int, dtype: str = "f32") -> Layout:
+    return Layout.of(tensor=tensor, weights_dtype=dtype, compute_dtype=dtype)
 
 
-def make_runner(folder: Path, tensor: int) -> JaxRunner:
+def make_runner(folder: Path, tensor: int, num_slots: int = NUM_SLOTS) -> JaxRunner:
     config, mesh = read_model(folder), device_mesh(layout(tensor))
     params = load_hf(folder, config, layout(tensor), mesh)
-    runner = JaxRunner(params, config, layout(tensor), mesh, num_slots=NUM_SLOTS, context=CONTEXT)
+    runner = JaxRunner(
+        params,
+        config,
+        layout(tensor),
+        mesh,
+        num_slots=num_slots,
+        context=CONTEXT,
+        page_size=PAGE,
+        chunk=8,
+        block=8,
+    )
     runner.warm_up()
     return runner
 
@@ -53,34 +65,51 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, hf_models.save("stretched", folder)
 
 
-@pytest.fixture(scope="module")
-def answers(reference) -> list[list[int]]:
-    """What transformers generates from each of PROMPTS.
+def answers_of(model: Any, prompts: Sequence[list[int]] = PROMPTS) -> list[list[int]]:
+    """What transformers generates from each of the prompts.
 
     The runner-up must stay behind by more than rounding can mend, or equality would be luck.
     """
-    _, model = reference
-    answers = [hf_models.greedy(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
+    answers = [hf_models.greedy(model, prompt, NUM_TOKENS) for prompt in prompts]
+    for prompt, answer in zip(prompts, answers, strict=True):
         ranked = np.sort(hf_models.logits(model, [prompt + answer])[0, len(prompt) - 1 : -1])
         assert (ranked[:, -1] - ranked[:, -2]).min() > 10 * TOLERANCE
+    return answers
+
+
+@pytest.fixture(scope="module")
+def answers(reference) -> list[list[int]]:
+    answers = answers_of(reference[1])
     assert len({tuple(answer) for answer in answers}) == len(PROMPTS)
     return answers
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)],
+)
 def runner(reference, request: pytest.FixtureRequest) -> JaxRunner:
     return make_runner(reference[0], request.param)
 
 
-def generate_alone(runner: JaxRunner, slot: int, prompt: list[int]) -> list[int]:
-    """The greedy answer in one slot, the others held by nobody."""
-    answer = [int(np.argmax(runner.prefill(slot, prompt)))]
-    tokens, positions = np.zeros((2, NUM_SLOTS), np.int32)
-    while len(answer) < NUM_TOKENS:
-        tokens[slot], positions[slot] = answer[-1], len(prompt) + len(answer) - 1
-        answer.append(int(np.argmax(runner.generate(tokens, positions)[slot])))
-    return answer
+def greedy(prompt: list[int], max_tokens: int = NUM_TOKENS) -> Request:
+    return Request(tuple(prompt), max_tokens, SamplingParams(temperature=0.0), frozenset())
+
+
+def generate(runner: JaxRunner, *requests: Request, **how: Any) -> list[list[int]]:
+    """The answers to the requests, all sent at once."""
+    return [[event.token for event in events] for events in events_of(runner, *requests, **how)]
+
+
+def events_of(runner: JaxRunner, *requests: Request, **how: Any) -> list[list[Event]]:
+    async def one(engine: Engine, request: Request) -> list[Event]:
+        return [event async for event in engine.submit(request)]
+
+    async def main(engine: Engine) -> list[list[Event]]:
+        return await asyncio.gather(*(one(engine, request) for request in requests))
+
+    with Engine(runner, **how) as engine:
+        return asyncio.run(main(engine))
 
 
 @pytest.mark.parametrize(
@@ -91,19 +120,16 @@ def generate_alone(runner: JaxRunner, slot: int, prompt: list[int]) -> list[int]
         pytest.param("gpt2", marks=pytest.mark.slow),
         pytest.param("mixtral", marks=pytest.mark.slow),
         pytest.param("gpt_oss", marks=pytest.mark.slow),
-        "gemma3",
-        "deepseek_v2",
+        pytest.param("gemma3", marks=pytest.mark.slow),
+        pytest.param("deepseek_v2", marks=pytest.mark.slow),
     ],
 )
 def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:
-    """Prompts shorter and longer than the window of 7, from a cache of all positions."""
+    """Prompts shorter and longer than the window of 7."""
     model = hf_models.save(kind, tmp_path)
-    runner = make_runner(tmp_path, tensor=2)
-    for prompt in (PROMPTS[1], PROMPTS[5]):
-        answer = hf_models.greedy(model, prompt, NUM_TOKENS)
-        ranked = np.sort(hf_models.logits(model, [prompt + answer])[0, len(prompt) - 1 : -1])
-        assert (ranked[:, -1] - ranked[:, -2]).min() > 10 * TOLERANCE
-        assert generate_alone(runner, 1, prompt) == answer
+    prompts = [PROMPTS[1], PROMPTS[5]]
+    runner = make_runner(tmp_path, tensor=2, num_slots=1)
+    assert generate(runner, *map(greedy, prompts)) == answers_of(model, prompts)
 
 
 def test_scores_are_the_log_probabilities_of_transformers(reference, runner: JaxRunner) -> None:
@@ -121,17 +147,12 @@ def test_scores_are_the_log_probabilities_of_transformers(reference, runner: Jax
         )
 
 
-def greedy(prompt: list[int], max_tokens: int = NUM_TOKENS) -> Request:
-    return Request(tuple(prompt), max_tokens, SamplingParams(temperature=0.0), frozenset())
+def test_requests_alone_get_the_tokens_of_transformers(runner, answers):
+    assert [generate(runner, greedy(prompt))[0] for prompt in PROMPTS[:4]] == answers[:4]
 
 
 async def tokens_of(stream: Any) -> list[int]:
     return [event.token async for event in stream]
-
-
-def test_a_request_alone_gets_the_tokens_of_transformers(runner, answers):
-    for number, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
-        assert generate_alone(runner, number % NUM_SLOTS, prompt) == answer
 
 
 def test_requests_that_enter_at_different_times_get_the_same_tokens_as_alone(runner, answers):
@@ -153,34 +174,52 @@ def test_requests_that_enter_at_different_times_get_the_same_tokens_as_alone(run
 
 def test_answers_of_different_lengths_leave_their_neighbours_alone(runner, answers):
     lengths = (1, 8, 3, 6, 8, 2, 5)
-    requests = [greedy(prompt, length) for prompt, length in zip(PROMPTS, lengths, strict=True)]
-
-    async def main(engine: Engine) -> list[list[int]]:
-        return await asyncio.gather(*[tokens_of(engine.submit(request)) for request in requests])
-
-    with Engine(runner) as engine:
-        found = asyncio.run(main(engine))
+    found = generate(runner, *[greedy(*both) for both in zip(PROMPTS, lengths, strict=True)])
     assert found == [answer[:length] for answer, length in zip(answers, lengths, strict=True)]
 
 
-def test_logits_after_a_prompt_of_any_length_equal_transformers(reference, runner):
+def test_a_batch_at_a_time_gets_the_same_tokens(runner, answers):
+    assert generate(runner, *map(greedy, PROMPTS), mode="batched") == answers
+
+
+def test_pages_that_run_out_are_computed_again(runner, answers, monkeypatch):
+    """Two sequences of up to five pages each in a cache of six."""
+    monkeypatch.setattr(runner, "limits", dataclasses.replace(runner.limits, num_pages=6))
+    assert generate(runner, *map(greedy, PROMPTS)) == answers
+    assert generate(runner, *map(greedy, PROMPTS), prefix_cache=False) == answers
+
+
+def test_a_conversation_finds_its_pages_again(reference, runner):
+    """Three turns, each of which goes on from the answer before; a page that was found is not computed."""
+    turns, prompt = [], PROMPTS[3]
+    with Engine(runner) as engine:
+        for _ in range(3):
+            [answer] = [asyncio.run(_ask(engine, greedy(prompt, 5)))]
+            turns.append((prompt, answer))
+            prompt = [*prompt, *answer, 7]
+        assert engine.prefixes is not None
+        assert len(engine.prefixes) >= len(prompt) // PAGE - 1
+    for prompt, answer in turns:
+        assert hf_models.greedy(reference[1], prompt, 5) == answer
+
+
+async def _ask(engine: Engine, request: Request) -> list[int]:
+    return await tokens_of(engine.submit(request))
+
+
+def test_the_logprob_after_a_prompt_of_any_length_is_that_of_transformers(reference, runner):
     tokens = np.random.default_rng(0).integers(0, 64, CONTEXT).tolist()
-    expected = hf_models.logits(reference[1], [tokens])[0]
-    for length in (1, 2, 15, 16, 17, 31, 32, 33, CONTEXT - 1, CONTEXT):
-        found = runner.prefill(1, tokens[:length])
-        assert (found.shape, found.dtype) == ((64,), np.float32)
-        np.testing.assert_allclose(found, expected[length - 1], rtol=0, atol=TOLERANCE)
+    logits = hf_models.logits(reference[1], [tokens])[0].astype(np.float64)
+    expected = (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).max(-1)
+    lengths = (1, 2, 7, 8, 9, 15, 16, 17, 33, CONTEXT - 2, CONTEXT - 1)
+    found = events_of(runner, *[greedy(tokens[:length], 1) for length in lengths])
+    logprobs = [events[0].logprob for events in found]
+    np.testing.assert_allclose(logprobs, expected[np.array(lengths) - 1], rtol=0, atol=TOLERANCE)
 
 
 def test_the_last_position_of_the_context_is_reached(reference, runner):
-    tokens = np.random.default_rng(1).integers(0, 64, CONTEXT).tolist()
-    runner.prefill(2, tokens[:-1])
-    last, positions = np.zeros((2, NUM_SLOTS), np.int32)
-    last[2], positions[2] = tokens[-1], CONTEXT - 1
-    found = runner.generate(last, positions)
-    assert (found.shape, found.dtype) == ((NUM_SLOTS, 64), np.float32)
-    expected = hf_models.logits(reference[1], [tokens])[0, -1]
-    np.testing.assert_allclose(found[2], expected, rtol=0, atol=TOLERANCE)
+    prompt = np.random.default_rng(1).integers(0, 64, CONTEXT - 3).tolist()
+    assert generate(runner, greedy(prompt, 3)) == [hf_models.greedy(reference[1], prompt, 3)]
 
 
 def test_nothing_compiles_after_the_warm_up(runner):
@@ -192,9 +231,10 @@ def test_nothing_compiles_after_the_warm_up(runner):
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        for length in range(1, CONTEXT + 1):
-            runner.prefill(length % NUM_SLOTS, [1] * length)
-            runner.generate(np.ones(NUM_SLOTS, np.int32), np.full(NUM_SLOTS, length - 1, np.int32))
+        drawn = SamplingParams(temperature=1.0, top_p=0.5, top_k=3, seed=1)
+        some = [Request(tuple([1] * n), 3, drawn) for n in range(1, CONTEXT - 3)]
+        generate(runner, *some)
+        generate(runner, greedy([1]), greedy([2, 3]))
         assert compiled == []
         jax.jit(lambda x: x + len(compiled))(np.float32(1))
         assert compiled  # the listener hears a compilation
@@ -203,36 +243,41 @@ def test_nothing_compiles_after_the_warm_up(runner):
 
 
 def test_the_cache_is_split_by_kv_heads_and_held_once(runner):
-    cache = runner._cache["k"]
-    tensor = "tensor" if runner._layout.tensor > 1 else None
-    assert cache.shape == (3, NUM_SLOTS, CONTEXT, 4, 6)
-    assert cache.sharding.spec == P(None, None, None, tensor, None)
-    memory = runner._generate_program.memory_analysis()
-    cache_bytes = 2 * cache.addressable_data(0).nbytes
-    assert memory.alias_size_in_bytes == cache_bytes
-    assert memory.temp_size_in_bytes < cache_bytes
+    pool = runner._pools["k"][0]
+    tensor = "tensor" if runner._mesh.size > 1 else None
+    assert pool.shape == (1 + NUM_SLOTS * CONTEXT // PAGE, 4, PAGE, 6)
+    assert pool.sharding.spec == P(None, tensor, None, None)
+    for program in runner._steps.values():
+        memory = program.memory_analysis()
+        cache_bytes = 2 * 3 * pool.addressable_data(0).nbytes
+        assert memory.alias_size_in_bytes == cache_bytes
+        # The cache is so small that a step's own tokens weigh as much.
+        assert memory.temp_size_in_bytes < 2 * cache_bytes
 
 
 def test_a_runner_answers_only_after_its_warm_up(reference):
     config, mesh = read_model(reference[0]), device_mesh(layout(1))
     runner = JaxRunner({}, config, layout(1), mesh, num_slots=1, context=8)
     with pytest.raises(AssertionError, match=r"warm_up\(\) comes first"):
-        runner.prefill(0, [1])
+        runner.run(Batch(()))
 
 
-def test_bfloat16_serves_from_a_cache_of_its_own_type(reference):
+@pytest.mark.slow
+def test_bfloat16_serves_what_it_was_given(reference):
+    """One and two rows take another path of XLA's; a prompt as a whole and a token at a time agree."""
     config = dataclasses.replace(read_model(reference[0]), num_layers=1)
-    narrow = Layout.of(tensor=2)
+    narrow = layout(2, "bf16")
     mesh = device_mesh(narrow)
-    runner = JaxRunner(init_params(config, narrow, mesh, 0), config, narrow, mesh, num_slots=1, context=8)
+    params = init_params(config, narrow, mesh, 0)
+    runner = JaxRunner(params, config, narrow, mesh, num_slots=2, context=8)
     runner.warm_up()
-    once = runner.prefill(0, [1, 2, 3])
-    runner.prefill(0, [1, 2])
-    [again] = runner.generate(np.array([3], np.int32), np.array([2], np.int32))
-    assert (runner._cache["v"].dtype, once.dtype) == (jax.numpy.bfloat16, np.float32)
+    [[one, two, three]] = events_of(runner, greedy([1, 2], 3))
+    again = events_of(runner, greedy([1, 2, one.token], 1), greedy([1, 2, one.token, two.token], 1))
     # Eight bits of mantissa: logits of up to 4 are rounded by 2**-7, a few times over. Another token
     # before the last moves them by 1.
-    np.testing.assert_allclose(again, once, rtol=0, atol=0.06)
+    for expected, [found] in zip((two, three), again, strict=True):
+        assert found.token == expected.token
+        assert found.logprob == pytest.approx(expected.logprob, abs=0.06)
 
 
 @pytest.mark.parametrize(
@@ -275,9 +320,19 @@ def test_sizes_that_serve_nobody_are_refused(reference, num_slots, context, mess
     assert str(error.value) == message
 
 
+def test_too_few_pages_for_one_sequence_are_refused(reference):
+    config = dataclasses.replace(read_model(reference[0]), name="tiny")
+    sizes = {"num_slots": 1, "context": 64, "num_pages": 7, "page_size": 8}
+    with pytest.raises(PlanError) as error:
+        JaxRunner({}, config, layout(1), device_mesh(layout(1)), **sizes)
+    assert str(error.value) == (
+        "tiny: a cache of 7 pages of 8 positions is too small for one context of 64; fits: 8 pages or more"
+    )
+
+
 @given(st.integers(1, 100_000))
-def test_prefill_lengths_reach_the_context_and_waste_less_than_half(context):
-    lengths = prefill_lengths(context)
+def test_score_lengths_reach_the_context_and_waste_less_than_half(context):
+    lengths = score_lengths(context)
     assert lengths[-1] == context
     assert lengths == sorted(set(lengths))
     assert all(longer <= 2 * shorter for shorter, longer in pairwise(lengths))

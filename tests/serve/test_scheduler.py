@@ -1,31 +1,111 @@
-"""The scheduler: first come first served, every slot free or taken once, a bounded queue."""
+"""The scheduler: first come first served, every slot and page free or held, a bounded queue."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from meshwright.errors import RequestError
+from meshwright.serve.batch import PENDING, Batch, Limits
 from meshwright.serve.scheduler import Scheduler
-from meshwright.serve.sequence import Request, Sequence
+from meshwright.serve.sequence import Request, Sequence, TokenScore
 
 
-def sequence() -> Sequence:
-    return Sequence(Request((1,)), max_tokens=4, index=0, emit=lambda _: None)
+def sequence(num_tokens: int = 1, max_tokens: int = 4, first: int = 0, priority: int = 0) -> Sequence:
+    prompt = tuple(range(first, first + num_tokens))
+    return Sequence(Request(prompt, priority=priority), max_tokens, index=0, emit=lambda _: None)
+
+
+def limits(num_slots: int = 2, num_pages: int = 100, chunk: int = 8) -> Limits:
+    return Limits(num_slots, context=16, page_size=4, num_pages=num_pages, chunk=chunk, block=4)
+
+
+def tokens_of(batch: Batch | None) -> list[tuple[int, ...]]:
+    return [work.tokens for work in batch.works] if batch else []
+
+
+def run(scheduler: Scheduler, batch: Batch, token: int = 99) -> None:
+    """What an engine does with a step: everything that is sampled is `token`."""
+    for work in batch.works:
+        if work.samples and work.sequence.finish_reason is None:
+            for sampled in scheduler.accepted(work, [TokenScore(token, 0.0)] * work.num_samples):
+                if work.sequence.append(sampled).finish_reason:
+                    scheduler.release(work.sequence, "length")
+                    break
+            scheduler.computed(work.sequence)
 
 
 def test_slots_are_given_in_order_of_arrival():
-    scheduler = Scheduler(num_slots=2, max_waiting=8)
+    scheduler = Scheduler(limits(), max_waiting=8)
     first, second, third = sequences = [sequence() for _ in range(3)]
     scheduler.add(sequences)
-    assert [scheduler.admit(), scheduler.admit(), scheduler.admit()] == [first, second, None]
+    scheduler.schedule()
     assert (first.slot, second.slot, third.slot) == (0, 1, None)
     scheduler.release(first, "stop")
-    assert scheduler.admit() is third
+    scheduler.schedule()
     assert third.slot == 0
 
 
+def test_the_urgent_come_first():
+    scheduler = Scheduler(limits(num_slots=1), max_waiting=8)
+    calm, urgent = sequence(), sequence(priority=-1)
+    scheduler.add([calm, urgent])
+    scheduler.schedule()
+    assert (urgent.slot, calm.slot) == (0, None)
+
+
+def test_a_long_prompt_goes_in_chunks_beside_those_who_generate():
+    scheduler = Scheduler(limits(), max_waiting=8, prefix_cache=False)
+    scheduler.add([sequence(2, max_tokens=9), sequence(13, first=20)])
+    steps = []
+    for _ in range(3):
+        batch = scheduler.schedule()
+        assert batch
+        steps.append(tokens_of(batch))
+    # Two tokens take a block of the chunk of eight; the answer goes on from tokens that nobody has read.
+    assert steps == [
+        [(0, 1), (20, 21, 22, 23)],
+        [(PENDING,), tuple(range(24, 32))],
+        [(PENDING,), (32,)],
+    ]
+
+
+def test_pages_are_taken_from_whoever_came_last():
+    scheduler = Scheduler(limits(num_pages=4, chunk=16), max_waiting=8, prefix_cache=False)
+    early, late = sequence(8, max_tokens=8), sequence(7, first=50, max_tokens=8)
+    scheduler.add([early, late])
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first and second
+    assert tokens_of(first) == [tuple(range(8)), tuple(range(50, 57))]
+    assert tokens_of(second) == [(PENDING,)]  # its third page was the other's
+    assert (late.slot, late.pages, late.num_computed, scheduler.num_waiting) == (None, [], 0, 1)
+    for batch in (first, second):
+        run(scheduler, batch)
+    assert late.tokens[-1] == 99  # what was sampled before it lost its pages still counts
+    while batch := scheduler.schedule():
+        run(scheduler, batch)
+    assert (early.num_generated, late.num_generated) == (8, 8)
+    assert (early.num_preempted, late.num_preempted) == (0, 1)
+    assert scheduler.pool.num_free == 4
+
+
+def test_who_begins_like_another_shares_its_pages():
+    scheduler = Scheduler(limits(num_slots=3, chunk=16), max_waiting=8)
+    one, like_it, other = sequence(7), sequence(7), sequence(7, first=30)
+    scheduler.add([one, like_it, other])
+    batch = scheduler.schedule()
+    assert batch
+    # Whoever begins like one that is being computed waits for its pages.
+    assert [work.sequence for work in batch.works] == [one, other]
+    run(scheduler, batch)
+    later = scheduler.schedule()
+    assert later
+    assert tokens_of(later) == [(99,), (99,), (4, 5, 6)]
+    assert like_it.pages[0] == one.pages[0] != other.pages[0]
+
+
 def test_a_full_queue_refuses_all_or_nothing():
-    scheduler = Scheduler(num_slots=1, max_waiting=2)
+    scheduler = Scheduler(limits(num_slots=1), max_waiting=2)
     scheduler.add([sequence(), sequence()])
     with pytest.raises(
         RequestError, match=r"^2 answers asked for, but the queue has room for 1; retry later$"
@@ -38,63 +118,77 @@ def test_a_full_queue_refuses_all_or_nothing():
 def test_a_request_that_can_never_fit_is_the_users_mistake():
     message = r"^4 answers in one request, but the server holds at most 3$"
     with pytest.raises(RequestError, match=message) as error:
-        Scheduler(num_slots=1, max_waiting=2).add([sequence() for _ in range(4)])
+        Scheduler(limits(num_slots=1), max_waiting=2).add([sequence() for _ in range(4)])
     assert (error.value.status, error.value.param) == (400, "n")
 
 
 def test_releasing_a_waiting_sequence_leaves_the_slots_alone():
-    scheduler = Scheduler(num_slots=1, max_waiting=2)
+    scheduler = Scheduler(limits(num_slots=1), max_waiting=2)
     running, waiting = sequence(), sequence()
     scheduler.add([running, waiting])
-    scheduler.admit()
+    scheduler.schedule()
     scheduler.release(waiting, "cancelled")
-    assert (scheduler.num_waiting, scheduler.running) == (0, {0: running})
+    assert (scheduler.num_waiting, scheduler.running) == (0, [running])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Any order of arrivals, admissions and departures, against two plain lists."""
+    """Any order of arrivals, steps, results and departures: nothing is lost, and nothing is held twice."""
 
-    @initialize(num_slots=st.integers(1, 4), max_waiting=st.integers(0, 4))
-    def start(self, num_slots, max_waiting):
-        self.num_slots, self.max_waiting = num_slots, max_waiting
-        self.scheduler = Scheduler(num_slots, max_waiting)
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+    @initialize(num_slots=st.integers(1, 3), num_pages=st.integers(4, 9), prefix_cache=st.booleans())
+    def start(self, num_slots, num_pages, prefix_cache):
+        self.limits = limits(num_slots, num_pages)
+        self.scheduler = Scheduler(self.limits, max_waiting=3, prefix_cache=prefix_cache)
+        self.under_way: list[Batch] = []
 
-    @rule(count=st.integers(1, 3))
-    def arrive(self, count):
-        sequences = [sequence() for _ in range(count)]
-        fits = len(self.waiting) + len(self.running) + count <= self.num_slots + self.max_waiting
+    @rule(num_tokens=st.integers(1, 11), first=st.sampled_from([0, 0, 40]), priority=st.integers(0, 1))
+    def arrive(self, num_tokens, first, priority):
+        fits = len(self.scheduler.unfinished) < self.limits.num_slots + 3
         try:
-            self.scheduler.add(sequences)
+            self.scheduler.add([sequence(num_tokens, 4, first, priority)])
         except RequestError:
             assert not fits
         else:
             assert fits
-            self.waiting += sequences
 
+    @precondition(lambda self: len(self.under_way) < 2)
     @rule()
-    def admit(self):
-        admitted = self.scheduler.admit()
-        if not self.waiting or len(self.running) == self.num_slots:
-            assert admitted is None
-        else:
-            assert admitted is self.waiting[0]
-            self.running.append(self.waiting.pop(0))
+    def step(self):
+        unfinished = bool(self.scheduler.unfinished)
+        batch = self.scheduler.schedule()
+        assert batch or self.under_way or not unfinished
+        if batch:
+            assert (
+                sum(-(-len(w.tokens) // 4) * 4 for w in batch.works if len(w.tokens) > 1) <= self.limits.chunk
+            )
+            self.under_way.append(batch)
 
-    @precondition(lambda self: self.waiting or self.running)
+    @precondition(lambda self: self.under_way)
+    @rule()
+    def result(self):
+        run(self.scheduler, self.under_way.pop(0))
+
+    @precondition(lambda self: self.scheduler.unfinished)
     @rule(data=st.data())
     def depart(self, data):
-        leaving = data.draw(st.sampled_from([*self.waiting, *self.running]))
-        self.scheduler.release(leaving, "cancelled")
-        (self.waiting if leaving in self.waiting else self.running).remove(leaving)
+        self.scheduler.release(data.draw(st.sampled_from(self.scheduler.unfinished)), "cancelled")
 
     @invariant()
     def slots_are_held_once(self):
-        assert sorted(s.slot for s in self.running if s.slot is not None) == sorted(self.scheduler.running)
-        assert all(self.scheduler.running[s.slot] is s for s in self.running if s.slot is not None)
-        assert self.scheduler.num_waiting == len(self.waiting)
-        assert all(0 <= slot < self.num_slots for slot in self.scheduler.running)
+        slots = [one.slot for one in self.scheduler.running]
+        assert len(set(slots)) == len(slots) <= self.limits.num_slots
+        assert all(one.slot is None and not one.pages for one in self.scheduler._waiting)
+
+    @invariant()
+    def every_page_is_free_or_held(self):
+        pool, prefixes = self.scheduler.pool, self.scheduler.prefixes
+        held: dict[int, int] = {}
+        for page in (page for one in self.scheduler.running for page in one.pages):
+            held[page] = held.get(page, 0) + 1
+        for node in prefixes._nodes if prefixes is not None else ():
+            held[node.page] = held.get(node.page, 0) + 1
+        assert pool.num_free + len(held) == pool.num_pages
+        assert all(pool.holders(page) == count for page, count in held.items())
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=30)

@@ -24,7 +24,7 @@ TOLERANCE = 5e-6
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (16, 17), dtype=np.int32)
 
 
-def _step(config: ModelConfig, layout: Layout) -> CompiledStep:
+def compiled_step(config: ModelConfig, layout: Layout) -> CompiledStep:
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=2, total_steps=100)
     layout = layout.replace(weights_dtype="f32", compute_dtype="f32")
     return CompiledStep(config, layout, Workload(16, 16), optimizer, chip_flops_per_second=1e11)
@@ -41,12 +41,12 @@ def _gradients(step: CompiledStep) -> tuple[float, dict[str, jax.Array]]:
 
 @cache
 def _one_device(config: ModelConfig) -> tuple[float, dict[str, np.ndarray]]:
-    loss, gradients = _gradients(_step(config, Layout.of()))
+    loss, gradients = _gradients(compiled_step(config, Layout.of()))
     return loss, {path: np.asarray(gradient) for path, gradient in gradients.items()}
 
 
-def _assert_agrees(config: ModelConfig, text: str) -> None:
-    step = _step(config, Layout.parse(text))
+def assert_agrees(config: ModelConfig, text: str) -> None:
+    step = compiled_step(config, Layout.parse(text))
     loss, gradients = _gradients(step)
     expected_loss, expected = _one_device(config)
     assert loss == pytest.approx(expected_loss, rel=TOLERANCE)
@@ -70,7 +70,7 @@ def _assert_agrees(config: ModelConfig, text: str) -> None:
     ],
 )
 def test_loss_and_gradients_are_those_of_one_device(text: str) -> None:
-    _assert_agrees(TINY, text)
+    assert_agrees(TINY, text)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_loss_and_gradients_are_those_of_one_device(text: str) -> None:
     ],
 )
 def test_the_other_pairs_of_options(text: str) -> None:
-    _assert_agrees(TINY, text)
+    assert_agrees(TINY, text)
 
 
 @pytest.mark.slow
@@ -104,14 +104,20 @@ def test_the_other_pairs_of_options(text: str) -> None:
 )
 def test_other_families_agree(config: ModelConfig, text: str) -> None:
     """A table that is used twice, windows in periods, norms of heads, biases and learned positions."""
-    _assert_agrees(config, text)
+    assert_agrees(config, text)
 
 
 def test_a_shard_that_does_not_divide_is_refused() -> None:
     """The weights are whole: only what ZeRO shards of them must divide."""
     with pytest.raises(LayoutError) as error:
-        _step(replace(TINY, d_model=20), Layout.of(data=8, zero=1))
+        compiled_step(replace(TINY, d_model=20), Layout.of(data=8, zero=1))
     assert str(error.value) == (
         "dembed[V, D_data]: 20 model dimension (D) do not divide over data = 8; "
         "fits: data in {1, 2, 4, 5, 10, 20}, or replicate: dembed[V, D]"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["attention", "alternate"])
+def test_every_policy_of_recomputing_agrees(remat: str) -> None:
+    assert_agrees(TINY, f"data=2,fsdp=2,tensor=2,remat={remat}")

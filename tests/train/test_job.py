@@ -78,7 +78,7 @@ def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], mes
     [
         (plan(layers_per_cache=2), ModelError, "layers that share a cache can be planned, not yet run"),
         (plan(vocab_size=256), DataError, "needs V >= 257 ids"),
-        (plan(Layout.of(data=1, optimizer_dtype="bf16")), LayoutError, "optimizer_dtype=bf16 can be planned"),
+        (plan(Layout.of(data=1, optimizer_dtype="int8")), LayoutError, "optimizer_dtype=int8 can be planned"),
         (replace(plan(), workload=Workload(16, 32, "prefill")), PlanError, "training takes 'train'"),
     ],
 )

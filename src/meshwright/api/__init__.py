@@ -3,7 +3,8 @@
     model      a Transformer, by name or from a file
     hardware   a machine, as on the command line
     Train      the tokens of a training step
-    plan       its layouts, ranked
+    Serve      the requests to answer
+    plan       its layouts, ranked; or the ways to serve
     price      one layout
     audit      a jitted function of one's own, beside what moves in it
 
@@ -11,13 +12,14 @@ Where an argument is a model, a machine or a number, the text that the command l
 raise subclasses of `errors.MeshwrightError`, in one line that says what would fit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from meshwright.api.results import Plans, PricedLayout
-from meshwright.api.work import Train
+from meshwright.api.serving import ServedLayout, ServedLayouts
+from meshwright.api.work import Serve, Train
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
@@ -28,7 +30,19 @@ from meshwright.models.presets import load_model
 from meshwright.plan.given import parse_conditions
 from meshwright.plan.train import price_alone, search
 
-__all__ = ["Plans", "PricedLayout", "Train", "audit", "hardware", "model", "plan", "price"]
+__all__ = [
+    "Plans",
+    "PricedLayout",
+    "Serve",
+    "ServedLayout",
+    "ServedLayouts",
+    "Train",
+    "audit",
+    "hardware",
+    "model",
+    "plan",
+    "price",
+]
 
 
 def model(spec: str | Path | ModelConfig, **overrides: Any) -> ModelConfig:
@@ -56,19 +70,51 @@ def hardware(spec: str | Path | Hardware) -> Hardware:
     return _machine(spec)
 
 
+@overload
 def plan(
     model: str | Path | ModelConfig,
     hardware: str | Path | Hardware,
     work: Train,
+    *,
+    given: str = ...,
+    top: int = ...,
+    runnable: bool | None = ...,
+    weights_dtype: str | None = ...,
+    compute_dtype: str | None = ...,
+    kv_dtype: str | None = ...,
+    progress: Callable[[int], None] | None = ...,
+) -> Plans: ...
+@overload
+def plan(
+    model: str | Path | ModelConfig,
+    hardware: str | Path | Hardware,
+    work: Serve,
+    *,
+    given: str = ...,
+    top: int = ...,
+    runnable: bool | None = ...,
+    weights_dtype: str | None = ...,
+    compute_dtype: str | None = ...,
+    kv_dtype: str | None = ...,
+    progress: Callable[[int], None] | None = ...,
+) -> ServedLayouts: ...
+def plan(
+    model: str | Path | ModelConfig,
+    hardware: str | Path | Hardware,
+    work: Train | Serve,
     *,
     given: str = "",
     top: int = 10,
     runnable: bool | None = None,
     weights_dtype: str | None = None,
     compute_dtype: str | None = None,
+    kv_dtype: str | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Plans:
+) -> Plans | ServedLayouts:
     """The layouts to do `work` with, ranked by the time of a step; printed, the `top` ones as a table.
+
+    To serve, hardware may name several machines and chips (`v5e,h100:8`), weights_dtype and kv_dtype
+    several types; the answer is a frontier, and given, top, runnable and progress are not asked.
 
     given: what every layout must meet, as `mw plan train --given` takes it. runnable: rank what runs, or
     whatever can be planned; by default what runs, if anything does. weights_dtype, compute_dtype: bf16, but
@@ -79,6 +125,8 @@ def plan(
     >>> plans.best.layout.tensor
     1
     """
+    if isinstance(work, Serve):
+        return plan_serving(_config(model), hardware, work, weights_dtype, kv_dtype, compute_dtype)
     config, machine = _config(model), _machine(hardware)
     workload = work.workload(config)
     weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
@@ -93,6 +141,44 @@ def plan(
         on_progress=progress,
     )
     return Plans(config, machine, work, found, top)
+
+
+def plan_serving(
+    model: ModelConfig,
+    hardware: str | Path | Hardware,
+    work: Serve,
+    weights_dtype: str | None = None,
+    kv_dtype: str | None = None,
+    compute_dtype: str | None = None,
+) -> ServedLayouts:
+    """`plan` of a Serve. Raises Infeasible, a PlanError, where nothing fits or meets the targets."""
+    from meshwright.plan.serve.search import search as search_serving
+    from meshwright.plan.serve.search import serving_machines
+
+    machines = [hardware] if isinstance(hardware, Hardware) else serving_machines(str(hardware).split(","))
+    precisions = serving_precisions(machines, weights_dtype, kv_dtype, compute_dtype)
+    found = search_serving(model, machines, work.requests, work.targets, precisions=precisions)
+    return ServedLayouts(model, work, found)
+
+
+def serving_precisions(
+    machines: Sequence[Hardware],
+    weights_dtype: str | None,
+    kv_dtype: str | None,
+    compute_dtype: str | None = None,
+    matmul_dtype: str | None = None,
+) -> list[dict[str, object]]:
+    """Words of layouts for every type of the weights and the cache named (`bf16,int8`).
+
+    By default the type to compute in: bf16, but on CPUs f32.
+    """
+    on_cpu = all(machine.chip.kind == "cpu" for machine in machines)
+    compute = compute_dtype or ("f32" if on_cpu else "bf16")
+    return [
+        {"weights_dtype": weights, "compute_dtype": compute, "kv_dtype": kv, "matmul_dtype": matmul_dtype}
+        for weights in (weights_dtype or compute).split(",")
+        for kv in (kv_dtype or compute).split(",")
+    ]
 
 
 def price(

@@ -77,6 +77,7 @@ def plan_document(
             "num_chips": hardware.num_chips,
             "software": hardware.software.name,
             "hbm_bytes": hardware.chip.hbm_bytes,
+            "usable_bytes": hardware.chip.program_bytes,
         },
         "workload": {
             "batch_tokens": workload.num_tokens,

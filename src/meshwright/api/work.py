@@ -1,11 +1,15 @@
 """What a machine is asked to do, as the library's user writes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from meshwright.errors import PlanError
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.units import parse_count, parse_length
+
+if TYPE_CHECKING:
+    from meshwright.plan.serve.requests import Requests, Targets
 
 
 @dataclass(frozen=True)
@@ -36,3 +40,67 @@ class Train:
                 f"fits: --batch-tokens {self.seq_len}"
             )
         return Workload(round(self.batch_tokens / self.seq_len), self.seq_len)
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Requests of `prompt_tokens` answered with `output_tokens`; integers, or text as on the command line.
+
+    ttft, tpot: the most seconds to the first token, and for each after it. max_price_per_hour: of all chips.
+    prefix_hit, drafts, acceptance, paged: as plan/serve/requests.py has them.
+
+    >>> Serve("8k", 512, tpot=0.02)
+    Serve(prompt_tokens=8192, output_tokens=512, ttft=None, tpot=0.02)
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    ttft: float | None = None
+    tpot: float | None = None
+    max_price_per_hour: float | None = field(default=None, repr=False)
+    prefix_hit: float = field(default=0.0, repr=False)
+    drafts: int = field(default=0, repr=False)
+    acceptance: float = field(default=0.0, repr=False)
+    paged: bool = field(default=False, repr=False)
+
+    def __init__(
+        self,
+        prompt_tokens: int | str,
+        output_tokens: int | str,
+        ttft: float | None = None,
+        tpot: float | None = None,
+        *,
+        max_price_per_hour: float | None = None,
+        prefix_hit: float = 0.0,
+        drafts: int = 0,
+        acceptance: float = 0.0,
+        paged: bool = False,
+    ) -> None:
+        values = locals() | {
+            "prompt_tokens": parse_length(prompt_tokens),
+            "output_tokens": parse_length(output_tokens),
+        }
+        for one in fields(self):
+            object.__setattr__(self, one.name, values[one.name])
+
+    @property
+    def requests(self) -> "Requests":
+        """What is served. Raises PlanError for a share or a number that is none."""
+        from meshwright.plan.serve.requests import Requests
+
+        return Requests(
+            self.prompt_tokens,
+            self.output_tokens,
+            self.prefix_hit,
+            self.drafts,
+            self.acceptance,
+            self.paged,
+        )
+
+    @property
+    def targets(self) -> "Targets":
+        """What every answer must meet. Raises PlanError for what is no time."""
+        from meshwright.plan.serve.requests import Targets
+
+        given = {"ttft": self.ttft, "tpot": self.tpot, "price_per_hour": self.max_price_per_hour}
+        return Targets(**{name: value for name, value in given.items() if value is not None})

@@ -114,7 +114,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
             "planned": sum(p.step_bytes for p in planned.collectives),
             # An all-reduce counts once; so do its parts, scattered and gathered.
             "compiled": sum(
-                e.bytes_per_step for e in emitted if e.op != "all_gather" or not e.collective.follows_sum
+                e.gathered_per_step for e in emitted if e.op != "all_gather" or not e.collective.follows_sum
             ),
         },
         "sent": {
@@ -187,7 +187,8 @@ def _logits_bytes(plan: Plan) -> int:
     """Bytes of an inference step's result on one device: float32, whole over the vocabulary."""
     if plan.workload.phase == "train":
         return 0
-    return 4 * plan.workload.num_sequences * plan.model.vocab_size // plan.layout.num_batch_shards
+    shards = plan.layout.at(plan.workload.phase).num_batch_shards
+    return 4 * plan.workload.num_sequences * plan.model.vocab_size // shards
 
 
 def _differences(
@@ -239,7 +240,7 @@ def _planned_summary(planned: Sequence[PricedCollective]) -> dict | None:
 
 
 def _emitted_summary(emitted: Sequence[Emitted]) -> dict | None:
-    return _summary([(e.op, e.axes, e.num_bytes, e.runs) for e in emitted])
+    return _summary([(e.op, e.axes, e.gathered_bytes, e.runs) for e in emitted])
 
 
 def _summary(parts: Sequence[tuple[str, tuple[str, ...], int, float]]) -> dict | None:

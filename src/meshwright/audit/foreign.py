@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.audit.compile.log import compiler_warnings, replicates
+from meshwright.audit.facts.branches import is_counted, smaller_branches
 from meshwright.audit.facts.buffers import peak
 from meshwright.audit.facts.collectives import located
 from meshwright.audit.facts.emitted import on_mesh
@@ -20,7 +21,7 @@ from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.facts.sent import Sent
 from meshwright.audit.facts.timeline import timeline
 from meshwright.audit.hlo.parse import Program, parse_hlo
-from meshwright.audit.remarks.accidents import accidents
+from meshwright.audit.remarks.accidents import accidents, at_the_root
 from meshwright.audit.remarks.repeated import repeated_products
 from meshwright.audit.remarks.replicas import replicated_state
 from meshwright.errors import AuditError
@@ -75,13 +76,17 @@ def audit_program(
     if machine and machine.chip.kind == program.compiler:
         found = [(one.value, one.emitted) for one in reading.sent]
         line = timeline(program, machine.chip, step_prices(machine, prices.mesh), found)
-    warnings = [
-        *accidents(schedule, reading.sent, prices),
-        *replicated_state(program, prices),
-        *repeated_products(program, prices),
-    ]
+    warnings = at_the_root(
+        [
+            *accidents(schedule, reading.sent, prices),
+            *replicated_state(program, prices),
+            *repeated_products(program, prices),
+        ]
+    )
     warnings.sort(key=lambda one: (-(one.seconds or 0.0), -one.bytes))
     said = None if compiler_log is None else compiler_warnings(compiler_log)
+    smaller = smaller_branches(program)
+    counted = [one for one in reading.sent if is_counted(one.value.place, smaller)]
     return {
         "verdict": "differs" if gaps or warnings or replicates(said or ()) else "match",
         "program": program.name,
@@ -91,6 +96,7 @@ def audit_program(
         "emitted": [
             _to_dict(one, reading.prices, named=mesh is not None)
             | {
+                "conditional": one.collective.conditional,
                 "overlaps": beside[id(one.emitted)],
                 "exposed_seconds": line and line.exposed[id(one.emitted)],
             }
@@ -99,11 +105,12 @@ def audit_program(
         "warnings": [one.to_dict() for one in warnings],
         "compiler_warnings": None if said is None else [one.to_dict() for one in said],
         "not_understood": gaps,
+        "branches": list(dict.fromkeys(smaller.values())),
         "step_seconds": {"planned": None, "scheduled": line and line.seconds},
-        "bytes": {"planned": None, "compiled": sum(one.emitted.bytes_per_step for one in reading.sent)},
+        "bytes": {"planned": None, "compiled": sum(one.emitted.bytes_per_step for one in counted)},
         "flops": {"planned": None, "compiled": dot_flops(program)},
         "memory": {"planned": None, "compiled": None, "peak": largest and largest.to_dict()},
-        "seconds": _total(reading.prices.seconds(one.emitted) for one in reading.sent),
+        "seconds": _total(reading.prices.seconds(one.emitted) for one in counted),
     }
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import partial
 from math import inf, isfinite
 from pathlib import Path
@@ -16,9 +17,12 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, ModelError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.short import read_words
+from meshwright.models.config import ModelConfig
+from meshwright.models.presets import load_model
 from meshwright.units import dtype_bytes, parse_count, parse_length
 
 # Wide enough for the tables where the output is piped and there is no terminal to ask.
@@ -57,6 +61,9 @@ ModelOption = Annotated[
 ]
 HardwareOption = Annotated[
     str, typer.Option("--hardware", help="v5p:16x20x28, v5e:4x4, h100:8x8, 2*v5p:16x16x16, cpu:8 or a .toml.")
+]
+SetOption = Annotated[
+    str | None, typer.Option("--set", help="Change the model: num_kv_heads=64,d_ff=20480.", metavar="K=V,...")
 ]
 LocalHardwareOption = Annotated[
     str, typer.Option("--hardware", help="This machine, as so many virtual devices: cpu:8.")
@@ -149,6 +156,25 @@ def load_hardware(spec: str) -> Hardware:
         if warning:
             note(f"mw: warning: {warning}")
     return machine
+
+
+def load_model_with(model: str, changes: str | None) -> ModelConfig:
+    """The model that `model` names, with the fields changed that `--set` names.
+
+    Raises ModelError for a field that no model has, or a value that is none.
+    """
+    config = load_model(model)
+    if not changes:
+        return config
+    words = read_words(changes)
+    known = [field.name for field in fields(config)]
+    for name in words:
+        if name not in known:
+            raise ModelError(f"--set {name}: a model has no such field; {nearest(name, known)}")
+    return replace(config, **{name: _FLAGS.get(str(value), value) for name, value in words.items()})
+
+
+_FLAGS = {"true": True, "false": False}
 
 
 @contextmanager

@@ -56,13 +56,13 @@ def generate(
         raise typer.BadParameter("an empty --stop would stop everything")
     check_model_folder(checkpoint)
     split_host(tensor)
-    from meshwright.cli.serving import open_service
+    from meshwright.cli.serving import Serving, open_service
     from meshwright.serve.sequence import Request, SamplingParams
 
     with ExitStack() as stack:
         with progress() as report:
-            opened = open_service(checkpoint, tensor=tensor, num_slots=1, context=context, report=report)
-            service = stack.enter_context(opened)
+            asked = Serving(tensor=tensor, num_slots=1, context=context, prefix_cache=False)
+            service = stack.enter_context(open_service(checkpoint, asked, report))
         sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
         tokens = service.tokenizer.encode(prompt)
         room = service.engine.context - len(tokens)
@@ -71,8 +71,8 @@ def generate(
                 f"the prompt has {len(tokens)} tokens, but the context holds {service.engine.context}; "
                 f"give at most {service.engine.context - 1}, or a longer --context"
             )
-        asked = Request(tokens, min(max_tokens, room), sampling, service.tokenizer.eos_ids)
-        document = asyncio.run(_answer(service, asked, stop or [], None if as_json else prompt))
+        request = Request(tokens, min(max_tokens, room), sampling, service.tokenizer.eos_ids)
+        document = asyncio.run(_answer(service, request, stop or [], None if as_json else prompt))
     if as_json:
         emit(document)
     else:

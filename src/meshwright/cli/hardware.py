@@ -9,7 +9,7 @@ from meshwright.cli.hardware_tables import catalog_table, figures_table, num_hos
 from meshwright.errors import HardwareError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip, SharedMemory
-from meshwright.hardware.roofs import largest_machine, roofs
+from meshwright.hardware.roofs import critical_batch, largest_machine, roofs
 from meshwright.hardware.topology import Hardware
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -84,11 +84,20 @@ def chip_document(chip: Chip) -> dict:
         "power_watts": chip.power_watts,
         "power_limit_watts": chip.power_limit_watts,
         "price_per_chip_hour": chip.price_per_chip_hour,
+        "currency": chip.currency,
         "step": dict(vars(chip.step)),
+        "inference": dict(vars(chip.inference)) if chip.inference else None,
         "network": {"kind": type(network).__name__, **links},
+        "critical_batch": critical_batches(chip),
         "roofs": [roof.to_dict() for roof in roofs(largest_machine(chip))],
         "sources": dict(chip.sources),
     }
+
+
+def critical_batches(chip: Chip) -> dict[str, float]:
+    """B_crit by the type of (weights, products): from how many tokens on a pass is bound by FLOPs."""
+    pairs = (("bf16", "bf16"), ("int8", "bf16"), ("int8", "int8"))
+    return {f"{weights}/{products}": critical_batch(chip, weights, products) for weights, products in pairs}
 
 
 def hardware_document(machine: Hardware) -> dict:
@@ -107,4 +116,6 @@ def hardware_document(machine: Hardware) -> dict:
 
 def detail(machine: Hardware) -> list[object]:
     """What to print of one machine: its shape in words, its roofs, every figure with its source."""
-    return [shape(machine), roofs_table(machine), figures_table(machine.chip)]
+    batches = ", ".join(f"{count:,.0f} {types}" for types, count in critical_batches(machine.chip).items())
+    said = f"B_crit, tokens from which on products are bound by FLOPs (weights/products): {batches}"
+    return [shape(machine), roofs_table(machine), said, figures_table(machine.chip)]

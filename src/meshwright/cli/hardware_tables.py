@@ -148,6 +148,7 @@ def figures_table(chip: Chip) -> object:
         ("flops_per_second", chip.flops_per_second, {}),
         ("network", _links(chip), {**chip.sources, **rules}),
         ("step", _not_ideal(chip.step), chip.step.sources),
+        *([("inference", _not_ideal(chip.inference), chip.inference.sources)] if chip.inference else []),
     )
     for name, values, sources in groups:
         table.add_row(name, "" if values else "ideal", Text(chip.sources.get(name, "")))

@@ -33,7 +33,8 @@ _LONGEST_WORD = 160
 # Module of cli/ and the line that `mw --help` shows.
 COMMANDS = {
     "demo": "Plan, train, audit and serve a small model here.",
-    "plan": "Rank the layouts to train a model on a machine.",
+    "plan": "Rank the layouts to train or serve a model.",
+    "compare": "Put plans side by side: time, chips, memory, price.",
     "validate": "Compare the planner with what others measured.",
     "train": "Train a model with a plan's layout.",
     "launch": "Start a command as many processes.",

@@ -1,6 +1,6 @@
 """mw model: what a model counts to."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
@@ -72,6 +72,7 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
         "forward_flops": asdict(flops),
         "kv_dtype": kv_dtype,
         "kv_bytes_per_token": counted.kv_bytes_per_token(config, kv_dtype),
+        "kv_bytes_per_token_without_gqa": counted.kv_bytes_per_token(_without_gqa(config), kv_dtype),
         "kv_bytes": counted.kv_cache_bytes(config, seq_len, kv_dtype),
         "kv_read_bytes": counted.kv_read_bytes(config, seq_len, kv_dtype),
         "flops_per_byte": {
@@ -79,6 +80,12 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
             "generate": _intensities(config, 1, counted.generation_intensity(config, seq_len)),
         },
     }
+
+
+def _without_gqa(config: ModelConfig) -> ModelConfig:
+    """The model with keys and values of every query head, and no latents."""
+    d_head = config.d_head
+    return replace(config, mla=None, num_kv_heads=config.num_heads, d_head=d_head + d_head % 2)
 
 
 def _intensities(config: ModelConfig, num_tokens: int, scores: float) -> dict[str, float]:
@@ -151,6 +158,8 @@ def _totals(document: dict) -> object:
     table.add_row("training FLOPs a token", format_count(document["train_flops_per_token"]), at)
     cache = f"in {document['kv_dtype']}, over all layers"
     table.add_row("KV cache a token", format_bytes(document["kv_bytes_per_token"]), cache)
+    if (without := document["kv_bytes_per_token_without_gqa"]) != document["kv_bytes_per_token"]:
+        table.add_row("  with every head its own", format_bytes(without), cache)
     table.add_row("KV cache of a sequence", format_bytes(document["kv_bytes"]), f"at {seq_len}")
     return table
 

@@ -14,10 +14,12 @@ from meshwright.cli.common import (
     Json,
     ModelOption,
     SeqLenOption,
+    SetOption,
     count_option,
     dtype_option,
     emit,
     load_hardware,
+    load_model_with,
     note,
     number_option,
     progress,
@@ -25,6 +27,7 @@ from meshwright.cli.common import (
 )
 from meshwright.cli.extras import require
 from meshwright.cli.plan_output import misses, show_plan, write_plan
+from meshwright.cli.plan_serve import serve
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.software import DEFAULT as XLA
@@ -33,7 +36,6 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.models.presets import load_model
 from meshwright.plan.anchor import anchored, run_of, slowdown_of
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.explain.explanation import explain as explain_search
@@ -48,9 +50,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
 
 
+app.command()(serve)
+
+
 @app.callback()
 def plan() -> None:
-    """Rank the layouts to train a model on a machine."""
+    """Rank the layouts to train or to serve a model on a machine."""
 
 
 @app.command()
@@ -122,6 +127,7 @@ def train(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the best plan here, and its .json beside it.")
     ] = None,
+    changes: SetOption = None,
     as_json: Json = False,
 ) -> None:
     """Rank the layouts to train a model on a machine, and say what binds each.
@@ -132,7 +138,7 @@ def train(
     mw plan train --model llama-3-70b --hardware v5p:16x20x28 --batch-tokens 4M --seq-len 4096
     mw plan train --model llama-3-8b --hardware h100 --batch-tokens 4M --seq-len 8192 --smallest
     """
-    config = load_model(model)
+    config = load_model_with(model, changes)
     workload = Train(batch_tokens, seq_len).workload(config)
     if output:
         check_output(output)

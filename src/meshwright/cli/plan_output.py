@@ -54,8 +54,8 @@ def show_plan(
         *([found.faster_words, ""] if found.faster_words else []),
         *map(_opinion, document.get("audit", [])),
         *([] if in_words else [breakdown_table(document["best"])]),
-        *(_prose(section.title, section.paragraphs) for section in sections),
-        _prose("Assumptions", tuple(document["assumptions"])),
+        *(prose(section.title, section.paragraphs) for section in sections),
+        prose("Assumptions", tuple(document["assumptions"])),
         f"{found.considered:,} layouts considered in {format_seconds(found.seconds)}"
         + ("" if in_words else "; --explain says why in words"),
     )
@@ -94,7 +94,7 @@ def _sizes(sizing: Smallest) -> str:
     return text
 
 
-def _prose(title: str, paragraphs: tuple[str, ...]) -> object:
+def prose(title: str, paragraphs: tuple[str, ...]) -> object:
     """A heading and its points, no wider than reads well."""
     from rich.console import Group
     from rich.constrain import Constrain

@@ -2,12 +2,23 @@
 
 import json
 from contextlib import ExitStack
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
-from meshwright.cli.common import CheckpointOption, ContextOption, Json, TensorOption, progress, whole_option
-from meshwright.nn.devices import split_host
+from meshwright.cli.common import (
+    CheckpointOption,
+    ContextOption,
+    Json,
+    TensorOption,
+    count_option,
+    load_hardware,
+    progress,
+    whole_option,
+)
+from meshwright.nn.devices import split_host, use_devices_of
+from meshwright.plan_file import load_plan
 from meshwright.serve.folder import check_model_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -16,6 +27,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def serve(
     checkpoint: CheckpointOption,
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan.toml: its layout, dtypes, sequences and context.")
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, whole_option("--port", least=0, most=65535, help="The port to listen on; 0 takes a free one.")
@@ -23,12 +37,47 @@ def serve(
     slots: Annotated[int, whole_option("--slots", help="Sequences generated at once.")] = 8,
     context: ContextOption = None,
     tensor: TensorOption = 1,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", envvar="MESHWRIGHT_API_KEYS", help="A key that clients need; may repeat."),
+    ] = None,
+    requests_per_minute: Annotated[
+        float | None,
+        typer.Option("--requests-per-minute", min=1, help="Of one key, or of one address without keys."),
+    ] = None,
+    request_seconds: Annotated[
+        float | None, typer.Option("--request-seconds", min=0.1, help="Cut off answers that take longer.")
+    ] = None,
+    max_body_bytes: Annotated[int, count_option("--max-body-bytes", help="Of a request. [16M]")] = 16_000_000,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option("--cors-origin", help="A site whose pages may ask, or *; may repeat. [none]"),
+    ] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="A JSON line a request, on stderr.")] = False,
+    dtype: Annotated[
+        Literal["f32", "bf16"] | None,
+        typer.Option(help="Of weights and products. [f32 on CPUs, bf16 elsewhere; the plan's]"),
+    ] = None,
+    mode: Annotated[
+        Literal["interleaved", "batched"],
+        typer.Option(help="Prompts beside answers, or one batch after another."),
+    ] = "interleaved",
+    prefix_cache: Annotated[
+        bool,
+        typer.Option("--prefix-cache/--no-prefix-cache", help="Keep pages for who begins alike."),
+    ] = True,
+    cache_tokens: Annotated[
+        int | None, count_option("--cache-tokens", help="Tokens that the cache holds. [slots x context]")
+    ] = None,
+    drafts: Annotated[
+        int, whole_option("--drafts", least=0, most=15, help="Tokens guessed by look-up and verified a step.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Serve a checkpoint behind OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models.
 
-    Prints its address once it answers; /health and /metrics beside them. SIGTERM ends it once the
-    answers under way are finished.
+    Prints its address once it answers; a chat page at /, /health and /metrics beside them. SIGTERM ends it
+    once the answers under way are finished.
 
     \b
     mw serve --checkpoint runs/demo --port 8000
@@ -37,16 +86,33 @@ def serve(
     check_model_folder(checkpoint)
     from meshwright.serve.http.server import bind, run
 
-    split_host(tensor)
+    planned = None if plan is None else load_plan(plan)
+    if planned is None:
+        split_host(tensor)
+    else:
+        use_devices_of(load_hardware(planned.hardware))
     with ExitStack() as stack:
         listener = stack.enter_context(bind(host, port))  # first, since loading may take minutes
-        from meshwright.cli.serving import open_service
+        from meshwright.cli.serving import Serving, open_service
         from meshwright.serve.http.app import create_app
+        from meshwright.serve.http.limits import Limits
+        from meshwright.serve.http.log import log_as_json
 
         with progress() as report:
-            opened = open_service(checkpoint, tensor=tensor, num_slots=slots, context=context, report=report)
-            service = stack.enter_context(opened)
-        api = create_app(service.engine, service.tokenizer, service.name)
+            asked = Serving(
+                tensor, slots, context, planned, dtype, mode, prefix_cache, cache_tokens, num_drafts=drafts
+            )
+            service = stack.enter_context(open_service(checkpoint, asked, report))
+        limits = Limits(
+            max_body_bytes=max_body_bytes,
+            api_keys=frozenset(api_key or ()),
+            requests_per_minute=requests_per_minute,
+            request_seconds=request_seconds,
+            cors_origins=tuple(cors_origin or ()),
+        )
+        api = create_app(service.engine, service.tokenizer, service.name, limits)
+        if log_json:
+            log_as_json()
         run(api, listener, lambda address: _announce(address, service.name, as_json))
 
 

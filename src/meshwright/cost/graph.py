@@ -77,7 +77,7 @@ class Work:
 
     shape: (rows, contracted, columns) of the product, where it is one, and (queries, head dimension, keys)
     of attention. batch: such products at once. unfused_bytes: the traffic besides where no kernel fuses the
-    steps of the operation.
+    steps of the operation. widened: whether its weights are stored narrower than they are multiplied.
     """
 
     flops: float = 0.0
@@ -86,6 +86,7 @@ class Work:
     shape: tuple[float, float, float] | None = None
     batch: float = 1.0
     unfused_bytes: float = 0.0
+    widened: bool = False
 
 
 NO_WORK = Work(kernels=0)

@@ -1,19 +1,29 @@
 """One forward pass with a cache: prefill of B prompts, or the next token of B sequences.
 
-The recorded pass is priced as the forward passes of training are (step.py). Memory is weights, caches and
-what one operation reads and writes; nothing is kept for a backward pass. What a cache holds, and what a
-layer reads of it, is said by models/count.py: a local layer's window, one latent for all heads, one cache
-for several layers. What serve/ runs today keeps every position of every layer.
+The recorded pass is priced as the forward passes of training are (step.py), with what the chip reaches of its
+ratings in inference. Memory is weights, caches and what one operation reads and writes; nothing is kept for a
+backward pass. What a cache holds, and what a layer reads of it, is said by models/count.py: a local layer's
+window, one latent for all heads, one cache for several layers. Weights and caches are read in the type that
+they are stored in, and widened where they are multiplied; the scales of quantised ones are not counted.
+
+A batch may be an array of batches: then every figure that follows from it is an array too.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
 
-from meshwright.cost.graph import Graph, Node, Value
+from meshwright.cost.collectives import seconds_of_many
+from meshwright.cost.figures import largest
+from meshwright.cost.graph import Graph, Node, Transfer, Value
 from meshwright.cost.memory import stored_parameters
 from meshwright.cost.ops import SymbolicOps, symbolic_weights
+from meshwright.cost.passes import Dtypes
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import StepCost, StepPricer
+from meshwright.cost.stages import depth_counts
+from meshwright.cost.step import StepCost, StepPricer, TimedPass, at_step_rates, stage_times, timed_passes
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase
@@ -21,28 +31,64 @@ from meshwright.models import transformer
 from meshwright.models.config import LayerKind, ModelConfig
 from meshwright.models.count import cache_arrays, cache_windows, cached_positions
 from meshwright.models.transformer import Places
+from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
-from meshwright.units import dtype_bytes
+from meshwright.notation.einsum import Contraction, Reshard
+from meshwright.units import dtype_bytes, whole
 
 
 @dataclass(frozen=True)
 class InferenceMemory:
     """Bytes on one chip. buffers: the inputs and outputs of the largest operation."""
 
-    weights: int
-    cache: int
-    buffers: int
+    weights: Any
+    cache: Any
+    buffers: Any
 
     @property
-    def total(self) -> int:
+    def total(self) -> Any:
         return self.weights + self.cache + self.buffers
 
     def to_dict(self) -> dict[str, int]:
-        return asdict(self)
+        """The keys of `bytes_per_chip` in contract.md."""
+        return {**asdict(self), "total": self.total}
 
 
 class _CachedOps(SymbolicOps):
-    """Records a pass of T queries of each sequence, behind S - T positions in the cache."""
+    """Records a pass of T queries of each sequence, behind S - T positions in the cache.
+
+    verified: whether logits are wanted of every query, as of the drafts that a step verifies.
+    """
+
+    verified = False
+
+    def take(self, name: str, x: Value, indices: Value) -> Value:
+        return x if self.verified else super().take(name, x, indices)
+
+    def fetch(self, name: str, stored: Value, reshard: Reshard) -> Value:
+        """A weight as its product reads it: in the type that it is stored in, where that is narrower."""
+        if dtype_bytes(stored.dtype) >= dtype_bytes(self.layout.compute_dtype):
+            return super().fetch(name, stored, reshard)
+        gathers = self.transfers("weights", reshard.forward, name, stored.dtype, critical=False)
+        if not gathers:
+            return stored
+        out = self.value(reshard.used, stored.dtype)
+        return self.add(Node(name, "gather", (stored,), (out,), forward_transfers=gathers))
+
+    def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
+        """Activations alone are cast: weights lie in memory as the products read them."""
+        super()._quantise(name, x, x, product)
+
+    def read_share(self, plan: Contraction) -> Any:
+        """Of the experts' weights what some token chose: 1 - (1 - k/E)^tokens of even choices."""
+        if "E" not in plan.einsum.lhs or self.config.moe is None:
+            return 1.0
+        tokens = self.sizes["B"] * self.sizes["T"] / self.mesh.size(self._whole_experts_axes())
+        return 1 - (1 - self.config.moe.experts_per_token / self.config.moe.num_experts) ** tokens
+
+    def _whole_experts_axes(self) -> tuple[str, ...]:
+        """Axes that split the tokens and not the experts: each has its own copies of the experts."""
+        return tuple(axis for axis in self.layout.batch_axes if axis not in self.layout.expert_axes)
 
     def attention(
         self,
@@ -60,33 +106,68 @@ class _CachedOps(SymbolicOps):
         From latents[B,S,R] and rotary keys[B,S,A] it reads them as one KV head: queries go through wk_up
         and sums of latents through wv_up (DeepSeek-V2, 2024), which are the FLOPs of the new position's keys
         and values. So scores take 2 B S N (R + A) FLOPs, and values 2 B S N R.
+
+        Queries go to where the cache is, and the values' sums back: two AllToAlls where a cache is split by
+        sequence of the batch; where it is split by position, the queries of all heads are gathered, and
+        partial sums of exponentials and values are added up. Source: How to Scale Your Model, "Inference".
         """
         if self.sizes["T"] == self.sizes["S"]:
             return super().attention(name, q, k, v, places, cache, kind)
-        out = self.value(self._like_queries(q, v), q.dtype)
         kept = tuple(self.cached(1, kind.window).values())
+        out = self._like_queries(q, v)
+        there = _at_cache(q.array, kept[0].array)
+        q = self._moved(f"to_{name}", q, there)
+        summed = _at_cache(out, kept[0].array).replace(unreduced=kept[0].array.axes_of("S"))
+        partial = self.value(summed, q.dtype)
         if self.config.mla is None:
-            return self._attend(name, (q,), kept, out, out, kind.window), cache
-        latent, rope = (
-            self.value(self.layout.activation("q", letters), q.dtype) for letters in ("BTNR", "BTNA")
-        )
-        return self._attend(name, (latent, rope), kept, latent, out, kind.window), cache
+            made = self._attend(name, (q,), kept, partial, partial, kind.window)
+        else:
+            latent, rope = (
+                self.value(_at_cache(self.layout.activation("q", letters), kept[0].array), q.dtype)
+                for letters in ("BTNR", "BTNA")
+            )
+            made = self._attend(name, (latent, rope), kept, latent, partial, kind.window)
+        return self._moved(f"from_{name}", made, out), cache
+
+    def _moved(self, name: str, x: Value, target: ShardedArray) -> Value:
+        """`x` where attention needs it, or its sums back where the next product reads them."""
+        steps = reshard(x.array, target.replace(name=x.array.name))
+        moves = self.transfers("activations", steps, name, x.dtype, critical=True)
+        if not moves:
+            return x
+        return self.add(Node(name, "move", (x,), (self.value(target, x.dtype),), forward_transfers=moves))
 
     def cached(self, num_layers: int, window: int | None) -> dict[str, Value]:
         """The arrays in the cache of so many layers with this window."""
         sizes = self.sizes
         self.sizes = sizes | {"L": num_layers, "S": cached_positions(sizes["S"], window)}
         found = {
-            name: self.activation_value(name, "L" + letters)
+            name: self.value(self.layout.activation(name, "L" + letters), self.layout.kv_dtype)
             for name, letters in cache_arrays(self.config).items()
         }
         self.sizes = sizes
         return found
 
 
-def record_inference(config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool) -> Graph:
-    """The graph of one step: logits[B, V] after each sequence's last token, whole over V."""
+def _at_cache(queries: ShardedArray, cache: ShardedArray) -> ShardedArray:
+    """queries[B, T, N, ...] on the devices of the cache that they read: split as it is by B.
+
+    Heads stay split over the axes that do not split the cache's sequences or positions.
+    """
+    taken = {*cache.axes_of("B"), *cache.axes_of("S")}
+    heads = tuple(axis for axis in queries.axes_of("N") if axis not in taken)
+    return queries.replace(axes={"B": cache.axes_of("B"), "N": heads})
+
+
+def record_inference(
+    config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool, verified: bool = False
+) -> Graph:
+    """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
+
+    verified: after each of its T tokens.
+    """
     ops = _CachedOps(config, layout, shape, flash_attention=flash_attention)
+    ops.verified = verified
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
     logits, _ = transformer.logits(config, ops, weights, tokens, places, indices=tokens)
@@ -101,23 +182,101 @@ def record_inference(config: ModelConfig, layout: Layout, shape: Shape, *, flash
     return replace(ops.graph(), caches=caches, directions=("forward",))
 
 
+@lru_cache(maxsize=256)
+def in_inference(hardware: Hardware) -> Hardware:
+    """`hardware` with what its chips reach of their ratings in inference."""
+    chip = hardware.chip
+    return replace(hardware, chip=replace(chip, step=chip.inference)) if chip.inference else hardware
+
+
 def inference_cost(
     config: ModelConfig, layout: Layout, hardware: Hardware, phase: Phase, num_sequences: int, context: int
 ) -> tuple[StepCost, InferenceMemory]:
     """The parts of one step with caches of `context` positions, and its peak on one chip."""
     queries = context if phase == "prefill" else 1
-    shape, whole = Shape(num_sequences, queries, context), layout.replace(microbatches=1)
-    graph = record_inference(config, whole, shape, flash_attention=hardware.chip.kind != "cpu")
-    return StepPricer(graph, whole, hardware).cost(), inference_memory(graph, whole)
+    return pass_cost(config, layout.at(phase), hardware, num_sequences, queries, context)
+
+
+def pass_cost(
+    config: ModelConfig, layout: Layout, hardware: Hardware, num_sequences: float, queries: int, context: int
+) -> tuple[StepCost, InferenceMemory]:
+    """The parts of a pass of `queries` tokens of each sequence, the last of `context` positions."""
+    shape, alone = Shape(num_sequences, queries, context), layout.replace(microbatches=1)
+    verified = queries > 1 and layout.phase == "generate"
+    flash_attention = hardware.chip.kind != "cpu"
+    graph = record_inference(config, alone, shape, flash_attention=flash_attention, verified=verified)
+    return StepPricer(graph, alone, in_inference(hardware)).cost(), inference_memory(graph, alone)
 
 
 def inference_memory(graph: Graph, layout: Layout) -> InferenceMemory:
     """The peak of one recorded pass on one chip."""
-    held = max(
-        sum(value.bytes_per_device for value in (*node.inputs, *node.outputs)) for _, node in graph.nodes()
+    made = {id(value) for _, node in graph.nodes() for value in node.outputs}  # neither stored nor cached
+    held = largest(
+        sum(value.bytes_per_device for value in (*node.inputs, *node.outputs) if id(value) in made)
+        for _, node in graph.nodes()
     )
     return InferenceMemory(
         weights=round(stored_parameters(graph, layout).weights * dtype_bytes(layout.weights_dtype)),
-        cache=sum(value.bytes_per_device for value in graph.caches),
+        cache=whole(_held_by_a_stage(graph, layout)),
         buffers=held,
     )
+
+
+def _held_by_a_stage(graph: Graph, layout: Layout) -> Any:
+    """Bytes of the caches of the layers of one stage."""
+    return sum(value.bytes_per_device for value in graph.caches) / layout.pipe
+
+
+def cache_bytes(config: ModelConfig, layout: Layout, num_sequences: Any, context: int) -> Any:
+    """Bytes on one chip of the caches of `num_sequences` sequences of `context` positions."""
+    ops = _CachedOps(config, layout, Shape(num_sequences, 1, context), flash_attention=True)
+    caches = (
+        value.bytes_per_device
+        for window, count in Counter(cache_windows(config)).items()
+        for value in ops.cached(count, window).values()
+    )
+    return whole(sum(caches) / layout.pipe)
+
+
+class Passes:
+    """One pass of one layout, recorded for many batches at once; `seconds` prices it on a machine.
+
+    batches: an array of numbers of sequences. layout: in its phase, without stages.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        batches: Any,
+        queries: int,
+        context: int,
+        *,
+        flash_attention: bool,
+    ) -> None:
+        self.layout, self.batches = layout, batches
+        verified = queries > 1 and layout.phase == "generate"
+        shape = Shape(batches, queries, context)
+        self.graph = record_inference(
+            config, layout, shape, flash_attention=flash_attention, verified=verified
+        )
+        self.memory = inference_memory(self.graph, layout)
+
+    def seconds(self, hardware: Hardware) -> Any:
+        """Seconds of the pass for every batch: `StepPricer.cost` of each."""
+        machine = at_step_rates(in_inference(hardware))
+        places = [machine.place(self.layout.mesh)] * len(self.batches)
+        chip, prices = machine.chip, dict[tuple, Callable[[Any], Any]]()
+
+        def seconds_of(transfer: Transfer) -> Any:
+            op, axes, copies = key = transfer.op, transfer.axes, transfer.copies
+            if self.layout.mesh.size(axes) == 1:
+                return 0.0
+            if key not in prices:
+                prices[key] = seconds_of_many(op, axes, places, copies=copies)
+            return prices[key](transfer.gathered_bytes) + chip.step.collective_seconds
+
+        dtypes = Dtypes.of(self.layout)
+        timed = timed_passes(self.graph, "none", dtypes, chip, lambda one: TimedPass(one, seconds_of, chip))
+        [counts] = depth_counts(self.graph, "1f1b", 1, 1)
+        return stage_times(timed, counts)[0] + chip.step.launch_seconds + 0 * self.batches

@@ -8,7 +8,8 @@
     buffers      gathered weights and the working set of a backward pass: of one layer, whose next
                  layer's weights arrive meanwhile, or of the head, whichever is larger. The gradients of
                  a microbatch come after the head; where there are several they lie beside their sum
-                 until they are added to it. In a pipeline they are taken to be added as they are made
+                 until they are added to it. In a pipeline they are taken to be added as they are made,
+                 unless it is one of lanes
 
 The peak is at the start of the backward pass, when the activations of every layer are alive. Of the stages
 of a pipeline, the first of those that have the same layers is asked: it has the most microbatches alive.
@@ -84,7 +85,9 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
     here = {"first": first, "last": last, "first and last": first or last}
     stored = accumulated = updated = 0
     for part in graph.weights:
-        if part.place == "layers":
+        if part.place == "layers" and pipe > 1 and layout.schedule.is_alike:
+            share = 1.0  # recorded as its stage's rows: L is split over pipe
+        elif part.place == "layers":
             share = sum(layer in part.layers for layer in own) / len(part.layers)
         else:
             share = here[part.place]
@@ -117,7 +120,7 @@ def peak(
     weights, gradients, optimizer = states
     saved = held.saved(alive)
     kept = smaller(saved, held.on_chip) if layout.offload else saved
-    buffers = held.buffers(gradients, microbatches, layout.pipe)
+    buffers = held.buffers(gradients, microbatches, layout.pipe == 1 or layout.schedule.is_alike)
     return Memory(weights, gradients, optimizer, whole(kept), buffers, whole(saved - kept))
 
 
@@ -151,13 +154,14 @@ class HeldBytes(NamedTuple):
         """With so many microbatches in flight."""
         return alive * self.a_microbatch + self.once
 
-    def buffers(self, gradients: Any, microbatches: Any, pipe: int) -> Any:
+    def buffers(self, gradients: Any, microbatches: Any, apart: bool) -> Any:
         """Those of the pass that needs most, one microbatch's gradients included.
 
-        These are not there yet when the head runs. Those of a single one are counted as the step's.
+        apart: whether these lie beside their sum before they are added to it. They are not there yet when
+        the head runs. Those of a single one are counted as the step's.
         """
         alone = microbatches == 1
-        own = gradients * (alone | (pipe == 1))
+        own = gradients * (alone | apart)
         return larger(self.layer + own, self.ends) - own * alone
 
 

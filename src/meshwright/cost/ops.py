@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
-from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
+from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -160,9 +161,11 @@ class SymbolicOps(Recorder):
         partial = self.value(plan.product, dtype)
         self._quantise(name, x, w, partial)
         rows, inner, columns, batch = self._product_shape(plan, x, w)
-        kernels = -(-batch // 1)  # one of each expert here
+        read = self.read_share(plan)
+        kernels = -(-batch * read // 1)  # one of each expert here
         flops = plan.flops_per_device(self.mesh, self.sizes)
-        traffic = x.bytes_per_device + w.bytes_per_device + partial.bytes_per_device
+        traffic = x.bytes_per_device + w.bytes_per_device * read + partial.bytes_per_device
+        widened = dtype_bytes(w.dtype) < dtype_bytes(self.layout.matmul_dtype or dtype)
         self.add(
             Node(
                 name,
@@ -170,12 +173,16 @@ class SymbolicOps(Recorder):
                 (x, w),
                 (partial,),
                 (x, w),
-                forward=(Work(flops, traffic, kernels, (rows, inner, columns), batch),),
+                forward=(Work(flops, traffic, kernels, (rows, inner, columns), batch, widened),),
                 backward=(Work(flops, traffic, kernels, (rows, columns, inner), batch),),
                 weight_gradient=(Work(flops, traffic, kernels, (inner, rows, columns), batch),),
             )
         )
         return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
+
+    def read_share(self, plan: Contraction) -> Any:
+        """The share of a product's weights that it reads: all of them, in training."""
+        return 1.0
 
     def _product_shape(self, plan: Contraction, x: Value, w: Value) -> tuple[float, float, float, float]:
         """(rows, contracted, columns, products at once) on one device."""
@@ -198,7 +205,7 @@ class SymbolicOps(Recorder):
         if matmul_dtype is None or dtype_bytes(matmul_dtype) >= dtype_bytes(compute_dtype):
             return
         times = {id(x): 1.0, id(w): 1 / self.microbatches, id(product): 1.0}
-        fresh = [value for value in (x, w) if id(value) not in self._quantised]
+        fresh = [value for value in dict.fromkeys((x, w)) if id(value) not in self._quantised]
         self._quantised |= {id(value): value for value in fresh}
         forward, backward = (
             tuple(Work(hbm_bytes=_CAST_BYTES * times[id(v)] * self.elements(v.array)) for v in values)
@@ -379,6 +386,8 @@ class SymbolicOps(Recorder):
         layers: Sequence[Layer],
     ) -> tuple[Value, object]:
         """One layer of each kind is recorded and counted as often as there are."""
+        if self.layout.schedule.is_alike and self.layout.pipe > 1:
+            x = self._of_stage("enter", x, "backward")
         self.close("embedding", 1)
         recorded: dict[LayerKind, int] = {}
         for kind, count in Counter(layer.kind for layer in layers).items():
@@ -386,7 +395,19 @@ class SymbolicOps(Recorder):
             x, cache = block(self, weights[kind.stack], source, places, cache, kind)
             self.close("layer", count, source)
         self.layer_segments += [recorded[layer.kind] for layer in layers]
+        if self.layout.schedule.is_alike and self.layout.pipe > 1:
+            x = self._of_stage("leave", x, "forward")
         return x, cache
+
+    def _of_stage(self, name: str, x: Value, direction: Direction) -> Value:
+        """What one stage has, on all: the last's output, or the first's cotangent."""
+        sent = Transfer(
+            "activations", "all_reduce", ("pipe",), name, x.bytes_per_device, x.dtype, critical=True
+        )
+        node = Node(name, "reduce", (x,), (self.value(x.array, x.dtype),))
+        if direction == "forward":
+            return self.add(replace(node, forward_transfers=(sent,)))
+        return self.add(replace(node, backward_transfers=(sent,)))
 
     def take(self, name: str, x: Value, indices: Value) -> Value:
         self.sizes["T"] = 1

@@ -127,6 +127,10 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
     hbm = moved / chip.memory_bytes_per_second(dtypes.compute)
     if kind not in _STREAMED:
         hbm /= chip.step.elementwise
+    elif kind == "attention":
+        hbm /= chip.step.cache
+    elif work.widened:
+        hbm /= chip.step.widened
     return compute_seconds(work, kind, dtypes, chip), hbm
 
 

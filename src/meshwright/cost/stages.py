@@ -89,7 +89,8 @@ def stage_layers(
 def depth_counts(graph: Graph, schedule: str, pipe: int, interleave: int) -> tuple[Counts, ...]:
     """How often one microbatch runs each segment of the graph at every depth.
 
-    The first depth has what comes before the layers, the last what comes after.
+    The first depth has what comes before the layers, the last what comes after; or every depth its share of
+    both, where stages are alike.
     """
     return _depth_counts(_outline(graph), schedule, pipe, interleave)
 
@@ -119,10 +120,11 @@ def _depth_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) 
     by_depth = layers_of_depths(len(layers), schedule, pipe, interleave, head_layers)
     last, first_segment = len(by_depth) - 1, min(layers)
     found: list[Counts] = []
+    alike = SCHEDULES[schedule].alike and pipe > 1
     for depth, own in enumerate(by_depth):
         counts = Counter(layers[layer] for layer in own)
         for segment, runs in enumerate(outside):
-            if runs and depth == (0 if segment < first_segment else last):
+            if runs and (alike or depth == (0 if segment < first_segment else last)):
                 counts[segment] = runs
         found.append(tuple(counts[segment] for segment in range(len(outside))))
     return tuple(found)
@@ -153,6 +155,8 @@ def stage_ends(schedule: str, pipe: int, stage: int) -> Ends:
     >>> [stage_ends("1f1b", 4, s) for s in (0, 3)], [stage_ends("zb-v", 4, s) for s in (0, 3)]
     ([(True, False), (False, True)], [(True, True), (False, False)])
     """
+    if SCHEDULES[schedule].alike:
+        return True, True
     directions = stage_routes(schedule, pipe, 1)
     first, last = ({route[depth].stage for route in directions} for depth in (0, -1))
     return stage in first, stage in last

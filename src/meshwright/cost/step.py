@@ -32,6 +32,7 @@ from meshwright.cost.stages import Counts, depth_counts, stage_counts
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
+from meshwright.layout.pipeline import pipeline_schedule
 from meshwright.notation.array import Axes
 from meshwright.units import format_seconds
 
@@ -110,9 +111,10 @@ class StepPricer:
         timed, stages, microbatches = self._timed(), self._stages(), self.layout.microbatches
         busiest = max(stages, key=lambda counts: sum(stage_times(timed, counts)))
         sums = _Sums(self._price)
-        for count, directions in zip(busiest, timed, strict=True):
+        idle = [self._idle_runs(number) for number in range(len(timed))]
+        for count, directions, runs in zip(busiest, timed, idle, strict=True):
             for one in directions:
-                sums.add_pass(one, count * microbatches)
+                sums.add_pass(one, count * microbatches, runs)
         flops = sum(
             segment.count * one.work.flops
             for segment, directions in zip(self.graph.segments, timed, strict=True)
@@ -125,6 +127,8 @@ class StepPricer:
             self._add_once(sums, timed, busiest)
             self._add_update(sums)
             slowdown = self.chip.step.slowdown
+        elif launch := self.chip.step.launch_seconds:
+            sums.add("launch", launch, "launch")
         runs = tuple(count * microbatches for count in busiest)
         return StepCost(tuple(sums.terms()), tuple(sums.collectives), flops, runs).scaled(slowdown)
 
@@ -132,6 +136,17 @@ class StepPricer:
         """What every stage runs."""
         layout = self.layout
         return stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+
+    def _idle_runs(self, segment: int) -> float:
+        """Runs of a segment for each that has a microbatch, idle ones included; those add to the bubble.
+
+        Of stages that are alike, all but the head, which runs where a microbatch leaves.
+        """
+        layout, is_head = self.layout, segment > max(self.graph.layers)
+        if layout.pipe == 1 or is_head:
+            return 1.0
+        schedule = pipeline_schedule(layout.schedule.pipeline)
+        return schedule.num_passes(layout.pipe, layout.microbatches) / layout.microbatches
 
     def _price(self, transfer: Transfer) -> CollectivePrice:
         """The price of one run of a transfer."""
@@ -141,8 +156,9 @@ class StepPricer:
             found = collective_seconds(
                 transfer.op, transfer.gathered_bytes, transfer.axes, self.placement, copies=transfer.copies
             )
-            lost = lost_at_nodes(transfer, self.placement, self.chip)
-            self._prices[key] = found._replace(seconds=found.seconds + lost)
+            more = self.chip.step.collective_seconds if found.link else 0.0
+            more += lost_at_nodes(transfer, self.placement, self.chip)
+            self._prices[key] = found._replace(seconds=found.seconds + more)
         return self._prices[key]
 
     def _timed(self) -> "list[list[TimedPass]]":
@@ -380,13 +396,16 @@ class _Sums:
         found = [Term(name, seconds, bound) for (name, bound), seconds in self._seconds.items() if seconds]
         return sorted(found, key=lambda term: -term.seconds)
 
-    def add_pass(self, one: TimedPass, times: float) -> None:
-        """One direction of a segment, run `times` times; what hides under its work is not added."""
+    def add_pass(self, one: TimedPass, times: float, idle: float) -> None:
+        """One direction of a segment, run `times` times; what hides under its work is not added.
+
+        idle: by how many its collectives run for each of those; what is idle takes no time here.
+        """
         for name, bound, seconds in one.work.terms:
             self.add(name, seconds * times, bound)
         for transfer, seconds in one.each:
             share = one.waiting if transfer.critical else one.exposed
-            self.add_transfer(transfer, one.work.direction, times, share, seconds)
+            self.add_transfer(transfer, one.work.direction, times * idle, share / idle, seconds)
         self.add("host launches", one.held_up * times, "launch")
 
     def add_transfer(

@@ -186,7 +186,8 @@ def _with_step(given: Chip) -> Chip:
     """`given` with the `[step]` of the nearest chip of the catalog."""
     known = nearest_chip(given)
     sources = {key: f"that of {known.name}: {source}" for key, source in known.step.sources.items()}
-    return replace(given, step=replace(known.step, sources=sources, taken_from=known.name))
+    step = replace(known.step, sources=sources, taken_from=known.name)
+    return replace(given, step=step, inference=given.inference or known.inference)
 
 
 def _dims(name: str, chip: Chip, spec: str, slices: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -281,11 +282,16 @@ def dump_toml(hardware: Hardware) -> str:
         "aliases": list(chip.aliases),
         "devices": f"{slices}{chip.name}:{'x'.join(map(str, hardware.dims))}",
     }
+    if chip.price_per_chip_hour:
+        head["currency"] = chip.currency
     tables: dict[str, dict[str, Any]] = {"": head, "flops_per_second": dict(chip.flops_per_second)}
     tables |= {key: dict(vars(chip)[key]) for key in ("matmul_rates", "memory_rates") if vars(chip)[key]}
     # A file that says what a step reaches takes it from nowhere; its sources still name the chip.
     step = {key: value for key, value in vars(chip.step).items() if key not in _NOT_OF_A_CHIP}
     tables |= _nested("step", _present(step))
+    if chip.inference:
+        inference = {key: value for key, value in vars(chip.inference).items() if key not in _NOT_OF_A_CHIP}
+        tables |= _nested("inference", _present(inference))
     if isinstance(network, SharedMemory):
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:

@@ -113,7 +113,7 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class StepEfficiency:
-    """The share of a chip's ratings that a training step reaches; the defaults are ideal.
+    """The share of a chip's ratings that a step reaches, of training or of inference; defaults are ideal.
 
     matmul: by dtype, the share of the dense peak that a large matmul reaches. matmul_half_outputs: a product
     with so many elements in its result reaches half of that: its last tiles leave processors idle.
@@ -135,7 +135,10 @@ class StepEfficiency:
     next matmul waits; the rest is hidden where matmuls start on the blocks that have arrived.
     scatter_passes: passes over the links of a reduce-scatter over several dimensions of a torus: 1 where one
     exists that uses all of these links, 2 where the compiler writes an all-reduce instead (XLA:TPU).
-    kernel_seconds: fixed time of one kernel. launch_seconds: fixed time of one compiled program.
+    cache, widened: a further share of the HBM bandwidth, which attention over a cache reaches, and products
+    whose weights are stored narrower than they are multiplied.
+    kernel_seconds: fixed time of one kernel. collective_seconds: of one collective, beside the price of its
+    bytes and hops. launch_seconds: fixed time of one compiled program.
     host_seconds, host_collective_seconds: what the host takes to launch an operation and a collective, where
     it launches them one by one: no pass is faster, however little its operations have to do.
     host_node_seconds: what a collective that the next operation waits for loses for every domain beyond the
@@ -162,6 +165,9 @@ class StepEfficiency:
     waiting: float = 1.0
     scatter_passes: int = 1
     kernel_seconds: float = 0.0
+    collective_seconds: float = 0.0
+    cache: float = 1.0
+    widened: float = 1.0
     launch_seconds: float = 0.0
     host_seconds: float = 0.0
     host_collective_seconds: float = 0.0
@@ -199,10 +205,10 @@ class Chip:
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
     matrix_unit: rows and columns of its systolic arrays, of which a product over fewer fills a part.
     power_watts: the power it is rated for (TDP). power_limit_watts: what this machine gives it, where
-    that is less. price_per_chip_hour: in whatever currency the prices of all chips are.
+    that is less. price_per_chip_hour: list price on demand, in `currency`; None: unknown.
     matmul_rates, memory_rates: as measured, by dtype: FLOPs a second by the FLOPs of a product, bytes a
     second by the bytes that an operation touches; nothing is listed where nothing was measured.
-    step: what a training step reaches of the ratings.
+    step: what a training step reaches of the ratings. inference: what prefill and generate do; None: as much.
     sources: where each figure comes from, by key.
     """
 
@@ -221,9 +227,11 @@ class Chip:
     power_watts: float | None = None
     power_limit_watts: float | None = None
     price_per_chip_hour: float | None = None
+    currency: str = "USD"
     matmul_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)
     memory_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)
     step: StepEfficiency = StepEfficiency()
+    inference: StepEfficiency | None = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def flops(self, dtype: str) -> float:
@@ -283,7 +291,7 @@ class Chip:
 
     def ideal(self) -> "Chip":
         """This chip with steps that reach every rating."""
-        return replace(self, step=StepEfficiency())
+        return replace(self, step=StepEfficiency(), inference=None)
 
     @property
     def link_bytes_per_second(self) -> float:

@@ -8,7 +8,8 @@ depends on the size, efficiency = [[bytes, share], ...]. For links the same poin
 there are, [network.by_nodes] all_gather = [[domains, share], ...]. [matmul_rates] and [memory_rates]
 list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] is what a
 training step reaches of the ratings (StepEfficiency); what it does not name is ideal, and a user's file
-without one takes that of a chip of the catalog (catalog.load). [sources] says where each figure comes
+without one takes that of a chip of the catalog (catalog.load). [inference] has the same keys, for prefill and
+generate. [sources] says where each figure comes
 from, [step.sources] those of [step]. `devices = "cpu:8"` in a machine.toml is
 its topology. `per_core = true` says that the figures are those of one host core.
 """
@@ -38,7 +39,7 @@ _COUNTS = ("chips_per_host", "hbm_bytes", "host_bytes")
 _OPTIONAL = ("power_watts", "power_limit_watts", "price_per_chip_hour")
 _OTHER = (
     "name", "aliases", "kind", "devices", "per_core", "flops_per_second", "matmul_rates", "memory_rates",
-    "network", "step", "sources",
+    "network", "step", "inference", "currency", "sources",
 )  # fmt: skip
 _TORUS = ("one_way_bytes_per_second", "hop_seconds", "dcn_bytes_per_second", "dcn_hop_seconds")
 _WRAPAROUND = ("wraparound_multiple_of", "wraparound_exactly")
@@ -50,9 +51,9 @@ _SWITCH = (
     "collective_launch_seconds",
 )
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
-_STEP_SHARES = ("experts", "attention", "memory", "elementwise", "overlap", "waiting")
+_STEP_SHARES = ("experts", "attention", "memory", "elementwise", "cache", "widened", "overlap", "waiting")
 _STEP_SECONDS = (
-    "kernel_seconds", "launch_seconds", "host_seconds", "host_collective_seconds",
+    "kernel_seconds", "collective_seconds", "launch_seconds", "host_seconds", "host_collective_seconds",
     "host_node_seconds", "slowdown",
     "attention_half_keys", "network_falloff", "network_latency", "matmul_half_outputs",
 )  # fmt: skip
@@ -102,10 +103,12 @@ def read_chip(text: str, origin: str) -> Description:
         aliases=_aliases(file, data),
         matmul_rates=_rates(file, data, "matmul_rates"),
         memory_rates=_rates(file, data, "memory_rates"),
-        step=_step(file, data),
+        step=_step(file, data, "step"),
+        inference=_step(file, data, "inference") if "inference" in data else None,
         sources=file.strings(data, "sources"),
         **{key: file.figure(data, key) for key in _FIGURES},
         **{key: file.figure(data, key) for key in _OPTIONAL if key in data},
+        currency=_currency(file, data) if "currency" in data else "USD",
         hbm_usable_bytes=file.count(data, "hbm_usable_bytes") if "hbm_usable_bytes" in data else None,
     )
     devices = file.string(data, "devices") if "devices" in data else None
@@ -136,6 +139,13 @@ def _kind(file: CheckedToml, data: Mapping[str, Any]) -> str:
     return kind
 
 
+def _currency(file: CheckedToml, data: Mapping[str, Any]) -> str:
+    currency = file.string(data, "currency")
+    if len(currency) != 3 or not currency.isalpha() or not currency.isupper():
+        raise file.error("currency", f"is {currency!r}, not three letters such as USD")
+    return currency
+
+
 def _aliases(file: CheckedToml, data: Mapping[str, Any]) -> tuple[str, ...]:
     aliases = data.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
@@ -151,26 +161,29 @@ def _flops(file: CheckedToml, data: Mapping[str, Any]) -> dict[str, float]:
     return {dtype: file.figure(table, dtype, prefix) for dtype in table}
 
 
-def _step(file: CheckedToml, data: Mapping[str, Any]) -> StepEfficiency:
-    if "step" not in data:
+def _step(file: CheckedToml, data: Mapping[str, Any], name: str) -> StepEfficiency:
+    """The table `name`, [step] or [inference]."""
+    if name not in data:
         return StepEfficiency()
-    table, prefix, links = file.table(data, "step"), "step.", _LINKS[_kind(file, data)]
+    table, prefix, links = file.table(data, name), f"{name}.", _LINKS[_kind(file, data)]
     named = ("matmul", "memory_by_dtype", "links", "sources")
     file.refuse_unknown(table, (*_STEP_SHARES, *_STEP_SECONDS, *_STEP_COUNTS, *named), prefix)
     figures: dict[str, Any] = {key: file.share(table, key, prefix) for key in _STEP_SHARES if key in table}
     figures |= {key: file.figure(table, key, prefix) for key in _STEP_SECONDS if key in table}
     figures |= {key: file.count(table, key, prefix) for key in _STEP_COUNTS if key in table}
     return StepEfficiency(
-        matmul=_shares(file, table, "matmul", tuple(DTYPE_BYTES)),
-        memory_by_dtype=_shares(file, table, "memory_by_dtype", tuple(DTYPE_BYTES)),
-        links=_shares(file, table, "links", links),
+        matmul=_shares(file, table, prefix, "matmul", tuple(DTYPE_BYTES)),
+        memory_by_dtype=_shares(file, table, prefix, "memory_by_dtype", tuple(DTYPE_BYTES)),
+        links=_shares(file, table, prefix, "links", links),
         sources=file.strings(table, "sources", prefix),
         **figures,
     )
 
 
-def _shares(file: CheckedToml, step: Mapping[str, Any], key: str, known: tuple[str, ...]) -> dict[str, float]:
-    table, prefix = (file.table(step, key, "step.") if key in step else {}), f"step.{key}."
+def _shares(
+    file: CheckedToml, step: Mapping[str, Any], where: str, key: str, known: tuple[str, ...]
+) -> dict[str, float]:
+    table, prefix = (file.table(step, key, where) if key in step else {}), f"{where}{key}."
     file.refuse_unknown(table, known, prefix)
     return {name: file.share(table, name, prefix) for name in table}
 

@@ -5,6 +5,7 @@ from math import prod
 
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware
+from meshwright.units import dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,14 @@ def _torus(hardware: Hardware, torus: Torus) -> list[Roof]:
         size = prod(roof.size for roof in found)
         found.append(Roof("ici", size, one_way * len(found), reached, flops / reached, dims, rings))
     return found
+
+
+def critical_batch(chip: Chip, weights_dtype: str = "bf16", matmul_dtype: str = "bf16") -> float:
+    """B_crit: the tokens of a pass from which on its products are bound by FLOPs, not by reading weights.
+
+        2 B P / C = P w / W  at  B = beta alpha,  alpha = C / W,  beta = w / 2
+
+    C: dense peak in matmul_dtype. W: HBM bytes a second. w: bytes of a stored weight. With experts E / k
+    times as many. Source: How to Scale Your Model, "Inference".
+    """
+    return chip.flops(matmul_dtype) * dtype_bytes(weights_dtype) / 2 / chip.hbm_bytes_per_second

@@ -10,7 +10,8 @@ tables (axes/, one record for each axis):
     tensor       N, K, F and V of weights and activations; with sequence_parallel also T where none of them is
     context      T of activations; keys and values are gathered for attention or pass round a ring
     expert       E of the experts' weights, over an axis cut out of the data ranks
-    pipe         no array: the schedule gives every stage its layers
+    pipe         no array: the schedule gives every stage its layers. With lanes L of weights, which lie on
+                 their stages, and V, of which every stage has a share
 
 Norms and other vectors are whole on every device: they are too small to be worth a gather.
 """
@@ -93,7 +94,8 @@ class Layout:
         """
         form, schedule, precision = parted(words)
         whole = whole_form(form)
-        return cls(*expand(whole), Schedule(**schedule), Precision(**precision), _known_form=whole)
+        order = Schedule(**schedule)
+        return cls(*expand(whole, order), order, Precision(**precision), _known_form=whole)
 
     @classmethod
     def parse(cls, text: str, **defaults: object) -> "Layout":
@@ -111,7 +113,7 @@ class Layout:
             return self._known_form
         for form in forms_of(self.mesh):
             try:
-                if expand(whole_form(form)) == (self.mesh, self.rules):
+                if expand(whole_form(form), self.schedule) == (self.mesh, self.rules):
                     return form
             except LayoutError:
                 continue
@@ -141,20 +143,22 @@ class Layout:
         """
         form, schedule, precision = parted(words)
         mesh, rules, known = self.mesh, self.rules, self._known_form
+        new_schedule = replace(self.schedule, **schedule) if schedule else self.schedule
+        if self.pipe > 1 and new_schedule.is_alike != self.schedule.is_alike:
+            form = {**form, "pipe": form.get("pipe", self.pipe)}  # the rules follow from both
         if form:
             if self.form is None:
                 raise LayoutError(
                     f"layout {self}: rules without a short form have no {', '.join(form)} to set"
                 )
             known = whole_form({**self.form, **form})
-            mesh, rules = expand(known)
-        new_schedule = replace(self.schedule, **schedule) if schedule else self.schedule
+            mesh, rules = expand(known, new_schedule)
         new_precision = replace(self.precision, **precision) if precision else self.precision
         return Layout(mesh, rules, new_schedule, new_precision, self.phase, known)
 
     def with_form(self, form: Form) -> "Layout":
         """The layout of a whole form, which is taken as it is, with this schedule and precision."""
-        return Layout(*expand(form), self.schedule, self.precision, self.phase, form)
+        return Layout(*expand(form, self.schedule), self.schedule, self.precision, self.phase, form)
 
     def at(self, phase: str) -> "Layout":
         """This layout in another phase, whose table of activations then holds."""
@@ -285,6 +289,11 @@ class Layout:
         return self.precision.optimizer_dtype
 
     @property
+    def kv_dtype(self) -> str:
+        """Of the cache: compute_dtype where nothing else is said."""
+        return self.precision.kv_dtype or self.precision.compute_dtype
+
+    @property
     def master_weights(self) -> bool:
         return self.precision.master_weights
 
@@ -334,15 +343,15 @@ class Layout:
 
     def weight(self, name: str, letters: str) -> ShardedArray:
         """The sharding in which a weight is stored."""
-        return (self.rules.stored if is_matrix(letters) else _WHOLE).split(name, letters)
+        return _split(self.rules.stored, name, letters)
 
     def gradient(self, name: str, letters: str) -> ShardedArray:
         """The sharding of a weight's gradient once summed, and of its optimizer state."""
-        return (self.rules.updated if is_matrix(letters) else _WHOLE).split(name, letters)
+        return _split(self.rules.updated, name, letters)
 
     def accumulated(self, name: str, letters: str) -> ShardedArray:
         """The sharding of a weight's gradient while microbatches add to it."""
-        return (self.rules.gradients if is_matrix(letters) else _WHOLE).split(name, letters)
+        return _split(self.rules.gradients, name, letters)
 
     def activation(self, name: str, letters: str) -> ShardedArray:
         """The sharding of an activation (or a cache) with these letters."""
@@ -427,7 +436,8 @@ class Layout:
         check_batch(self, num_sequences, seq_len)
 
 
-_WHOLE = Table(())
+def _split(table: Table, name: str, letters: str) -> ShardedArray:
+    return (table if is_matrix(letters) else table.of_layers).split(name, letters)
 
 
 def _table(name: str, values: object) -> dict:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from meshwright.errors import LayoutError
 
 DTYPES = ("f32", "bf16")
+# Of weights that no gradient changes, and of caches.
+STORED_DTYPES = (*DTYPES, "fp8", "int8", "int4")
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
 OPTIMIZER_DTYPES = (*DTYPES, "fp8", "int8")
 
@@ -13,9 +15,10 @@ OPTIMIZER_DTYPES = (*DTYPES, "fp8", "int8")
 class Precision:
     """What arrays are stored and computed in.
 
-    weights_dtype: stored weights. compute_dtype: activations and gathers. matmul_dtype: the operands of
-    matmuls alone (None: compute_dtype). gradients_dtype: gradients (None: weights_dtype). optimizer_dtype:
-    Adam's two moments. master_weights: whether a float32 copy lies beside the weights.
+    weights_dtype: stored weights; narrower than bf16 only where nothing is trained. kv_dtype: the cache of
+    keys and values in inference (None: compute_dtype). compute_dtype: activations and gathers. matmul_dtype:
+    the operands of matmuls alone (None: compute_dtype). gradients_dtype: gradients (None: weights_dtype).
+    optimizer_dtype: Adam's two moments. master_weights: whether a float32 copy lies beside the weights.
     """
 
     weights_dtype: str = "bf16"
@@ -24,16 +27,26 @@ class Precision:
     gradients_dtype: str | None = None
     optimizer_dtype: str = "f32"
     master_weights: bool = False
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name, fits in _FITS.items():
             value = getattr(self, name)
-            if value not in fits and not (value is None and name in ("matmul_dtype", "gradients_dtype")):
+            if value not in fits and not (value is None and name in _MAY_BE_NONE):
                 raise LayoutError(f"layout: {name} = {value!r}; fits: {', '.join(fits)}")
 
+    def check_trains(self) -> None:
+        """Raises LayoutError for stored weights that no optimizer updates."""
+        if self.weights_dtype not in DTYPES:
+            raise LayoutError(
+                f"layout: weights_dtype = {self.weights_dtype!r}; fits: {', '.join(DTYPES)} in training"
+            )
 
+
+_MAY_BE_NONE = ("matmul_dtype", "gradients_dtype", "kv_dtype")
 _FITS = {
-    "weights_dtype": DTYPES,
+    "weights_dtype": STORED_DTYPES,
+    "kv_dtype": STORED_DTYPES,
     "compute_dtype": DTYPES,
     "matmul_dtype": MATMUL_DTYPES,
     "gradients_dtype": DTYPES,

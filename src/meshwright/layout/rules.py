@@ -23,7 +23,7 @@ from meshwright.notation.operation import placed
 
 LetterRules = tuple[tuple[str, Axes], ...]
 # Letters of models/transformer.py that a rule may name.
-LETTERS = "BTSCDFMUNKGHVWEJAORQ"
+LETTERS = "BTSCDFMUNKGHVWEJAORQL"
 # Phases of inference, each of which may have a table of activations of its own.
 OWN_PHASES = ("prefill", "generate")
 
@@ -62,6 +62,11 @@ class Table:
     def split(self, name: str, letters: str) -> ShardedArray:
         """The array `name[letters]` as the table splits it."""
         return _split(self, name, letters)
+
+    @cached_property
+    def of_layers(self) -> "Table":
+        """The entry for L alone: vectors of every layer are split by layer, and whole otherwise."""
+        return Table(tuple(row for row in self.letters if row[0] == "L"))
 
     def without(self, axes: set[str]) -> "Table":
         """This table without the mesh axes named, and without the entries that had no others."""
@@ -113,7 +118,7 @@ def _split(table: Table, name: str, letters: str) -> ShardedArray:
     used: set[str] = set()
     for letter, axes in own:
         # A router's scores have an entry for every expert: only what is an expert's own is split.
-        if letter in letters and (letter != "E" or "M" in letters or "C" in letters):
+        if letter in letters and (letter != "E" or "M" in letters or "C" in letters or "ED" in letters):
             taken[letter] = tuple(axis for axis in axes if axis not in used)
             used |= set(axes)
     return ShardedArray(name, tuple(letters), tuple(taken.get(letter, ()) for letter in letters))

@@ -5,12 +5,10 @@ Everything can be planned. What nn/ does not run yet is named here, feature by f
 
 from meshwright.errors import LayoutError, ModelError
 from meshwright.layout.axes import AXES
-from meshwright.layout.fit import check_updates, check_weights
+from meshwright.layout.fit import check_stages, check_updates, check_weights
 from meshwright.layout.layout import Layout
-from meshwright.layout.precision import Precision
+from meshwright.layout.precision import DTYPES
 from meshwright.models.config import ModelConfig
-
-_REMATS_RUN = ("none", "matmuls", "full")
 
 
 def why_not(config: ModelConfig, layout: Layout, phase: str = "train") -> str | None:
@@ -44,21 +42,23 @@ def model_lacks(config: ModelConfig) -> str | None:
 
 def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     """The first word of the layout that nn/ does not run yet, in this phase."""
+    if phase != "train" and layout.pipe > 1:
+        return f"pipe={layout.pipe}"
     for axis in AXES:
         if layout.degree(axis.name) > 1 and (word := axis.why_not(layout)):
             return word
     if phase != "train" and (word := _positions_split(layout)):
         return word
-    schedule, precision, plain = layout.schedule, layout.precision, Precision()
+    schedule, precision = layout.schedule, layout.precision
     features = {
-        f"remat={schedule.remat}": schedule.remat not in _REMATS_RUN,
         "offload=true": schedule.offload,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
         not in (None, precision.compute_dtype),
         f"gradients_dtype={precision.gradients_dtype}": precision.gradients_dtype
         not in (None, precision.weights_dtype),
-        f"optimizer_dtype={precision.optimizer_dtype}": precision.optimizer_dtype != plain.optimizer_dtype,
-        "master_weights=true": precision.master_weights,
+        f"optimizer_dtype={precision.optimizer_dtype}": precision.optimizer_dtype not in DTYPES,
+        f"weights_dtype={precision.weights_dtype}": precision.weights_dtype not in DTYPES,
+        f"kv_dtype={precision.kv_dtype}": precision.kv_dtype not in (None, precision.compute_dtype),
     }
     return next((feature for feature, used in features.items() if used), None)
 
@@ -73,6 +73,7 @@ def _positions_split(layout: Layout) -> str | None:
 
 def _does_not_divide(config: ModelConfig, layout: Layout) -> str | None:
     try:
+        check_stages(layout, config)
         check_weights(layout, config, padded=False)
         check_updates(layout, config)
     except LayoutError as error:

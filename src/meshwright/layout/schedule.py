@@ -40,6 +40,11 @@ class Schedule:
         if self.interleave > 1 and self.pipeline == "1f1b":
             object.__setattr__(self, "pipeline", "interleaved")  # what 1F1B over chunks is called
 
+    @property
+    def is_alike(self) -> bool:
+        """Whether all stages run one program (layout/pipeline/schedule.py)."""
+        return SCHEDULES[self.pipeline].alike
+
 
 def check_positive(name: str, value: object) -> None:
     """Raises LayoutError where `value` is no positive integer."""

@@ -101,8 +101,8 @@ def whole_form(words: Mapping[str, object]) -> Form:
     return form
 
 
-def expand(form: Form) -> tuple[Mesh, Rules]:
-    """The mesh and the rules that a whole form stands for."""
+def expand(form: Form, schedule: Schedule) -> tuple[Mesh, Rules]:
+    """The mesh and the rules that a whole form stands for under a schedule."""
     home, cut = expert_home(form)
     sizes: dict[str, int] = {}
     for axis in AXES:
@@ -112,6 +112,7 @@ def expand(form: Form) -> tuple[Mesh, Rules]:
     # What the rules follow from: which axes there are, not how many devices they have.
     facts = {name: min(form[name], 2) for name in DEGREES} | {name: form[name] for name in OPTIONS}
     facts |= {"expert_home": home, "expert_over_tensor": form["expert"] > cut and form["tensor"] > 1}
+    facts["stages_alike"] = schedule.is_alike
     present = tuple(axis for axis, size in sizes.items() if size > 1)
     return mesh, _composed(tuple(facts.items()), present)
 

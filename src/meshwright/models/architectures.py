@@ -298,3 +298,19 @@ NO_EFFECT = (
     "_attn_implementation", "_experts_implementation", "attn_implementation", "use_return_dict",
     "_commit_hash",
 )  # fmt: skip
+
+# Keys of HF's models that change what is computed, with the values that change nothing. Where an architecture
+# does not read one, any other value is another model.
+CHANGES: dict[str, tuple[Any, ...]] = {
+    "residual_multiplier": (1,), "embedding_multiplier": (1,), "attention_multiplier": (None,),
+    "logits_scaling": (1,), "logit_scale": (1,), "scale_emb": (1,), "scale_depth": (None,),
+    "dim_model_base": (None,), "clip_qkv": (None,), "qk_layernorm": (False,), "use_qk_norm": (False,),
+    "use_parallel_residual": (False,), "parallel_attn": (False,), "new_decoder_architecture": (False,),
+    "alibi": (False,), "rotary_pct": (1,), "rope_interleaved": (False,), "use_mrope": (False,),
+    "no_rope_layers": (None, []), "no_rope_layer_interval": (None, 0), "attn_temperature_tuning": (False,),
+    "attention_chunk_size": (None,), "attn_logit_softcapping": (None,), "final_logit_softcapping": (None,),
+    "query_pre_attn_scalar": (None,), "use_cla": (False,), "cla_share_factor": (None, 1),
+    "num_kv_shared_layers": (None, 0), "use_bias": (False,), "attn_output_gate": (False,),
+    "sliding_window_pattern": (None,), "num_local_experts": (None, 0, 1), "num_experts": (None, 0, 1),
+    "n_routed_experts": (None, 0), "q_lora_rank": (None,), "kv_lora_rank": (None,),
+}  # fmt: skip

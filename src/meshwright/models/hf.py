@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.architectures import ARCHITECTURES, NO_EFFECT, Architecture, Key
+from meshwright.models.architectures import ARCHITECTURES, CHANGES, NO_EFFECT, Architecture, Key
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.rope_settings import ROPE_KEYS, read_rope, write_rope
 
@@ -37,8 +37,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
     """The ModelConfig of an HF `config.json`.
 
-    Raises ModelError naming every missing key at once, or the architecture or option that is not
-    supported. Warns of keys it does not know: they may change what the model computes.
+    Raises ModelError naming every missing key at once, or the architecture, the option or the key that is
+    not supported and changes what the model computes. Warns of keys that it does not know.
     """
     config = _text_config(config, name)
     _check_kinds(config, name)
@@ -51,7 +51,7 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
     for key, supported in architecture.fixed.items():
         if config.get(key, supported[0]) not in supported:
             raise ModelError(f"{name}: {key} = {config[key]!r} is not supported; fits: {supported[0]!r}")
-    _warn_of_unknown(config, architecture, keys, name)
+    _check_unknown(config, architecture, keys, name)
     return _read(config, architecture, name)
 
 
@@ -153,12 +153,17 @@ def _architecture(config: Mapping[str, Any], name: str) -> Architecture:
     return by_type[model_type]
 
 
-def _warn_of_unknown(
-    config: Mapping[str, Any], architecture: Architecture, keys: list[Key], name: str
-) -> None:
+def _check_unknown(config: Mapping[str, Any], architecture: Architecture, keys: list[Key], name: str) -> None:
     known = {name for key in keys for name in key.names}
     known |= {*NO_EFFECT, *ROPE_KEYS, *architecture.fixed, *architecture.ignored, *_WINDOW_KEYS}
     known |= {"quantization_config"}
+    for key in sorted({*config} & {*CHANGES} - known):
+        if config[key] not in CHANGES[key]:
+            raise ModelError(
+                f"{name}: {key} = {config[key]!r} changes what the model computes, and "
+                f"{architecture.class_name} is read without it; fits: {key} = {CHANGES[key][0]!r}"
+            )
+    known |= set(CHANGES)
     if unknown := sorted(set(config) - known):
         warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=3)
     if config.get("quantization_config"):

@@ -6,6 +6,7 @@ the one reduction of its cotangent; a gathered weight's gradient is reduce-scatt
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import jax
@@ -40,17 +41,26 @@ from meshwright.nn.gradients import Scattered, read
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
-from meshwright.nn.stack import KindInLoop, run_layers
+from meshwright.nn.stack import KindInLoop, run_layers, run_stage
 from meshwright.notation.einsum import Contraction
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
-MATMUL, OPERATION = "matmul", "operation"
+MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
 _NO_WINDOW = 1 << 30
 _policies = jax.checkpoint_policies
+
+
+def _kept(*names: str) -> Callable[..., Any]:
+    """The policy that saves results with these names, and what attention keeps."""
+    return _policies.save_from_both_policies(_policies.save_only_these_names(*names), kept)
+
+
 _POLICIES = {
-    "none": _policies.save_from_both_policies(_policies.save_only_these_names(MATMUL, OPERATION), kept),
-    "matmuls": _policies.save_from_both_policies(_policies.save_only_these_names(MATMUL), kept),
+    "none": _kept(MATMUL, SECOND, OPERATION),
+    "attention": _kept(MATMUL, SECOND, OPERATION),  # scores are within an operation
+    "matmuls": _kept(MATMUL, SECOND),
+    "alternate": _kept(MATMUL),
     "full": _policies.nothing_saveable,
 }
 
@@ -62,6 +72,14 @@ class JaxOps:
         check_runs(config, layout)
         self.config, self.layout = config, layout
         self.dtype = JAX_DTYPES[layout.compute_dtype]
+        self._num_products = 0  # of the layer that is being traced
+        self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
+
+    def on_stage(self, number: Array, layers: Sequence[Sequence[Layer]]) -> "JaxOps":
+        """These operations in the stage of a pipeline with this number; layers: those of each stage."""
+        ops = copy(self)
+        ops._stage = number, layers
+        return ops
 
     def reads(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """The weights, those whose gradients are scattered as `read`; each layer does so with its own."""
@@ -103,7 +121,13 @@ class JaxOps:
         with jax.named_scope(name):
             w = apply_reshard(plan.rhs_reshard, weight.astype(self.dtype))
             y = apply_reshard(plan.out_reshard, local_product(plan, self.dtype, x, w))
-            return checkpoint_name(y, MATMUL)
+            return checkpoint_name(y, self._kind_of_product(plan))
+
+    def _kind_of_product(self, plan: Contraction) -> str:
+        """MATMUL, or SECOND for every second product of a layer; sums of several devices are all kept."""
+        number, self._num_products = self._num_products, self._num_products + 1
+        is_sum = plan.out_reshard.forward or plan.out_reshard.backward
+        return MATMUL if number % 2 == 0 or is_sum else SECOND
 
     def bias(self, name: str, y: Array, b: Array) -> Array:
         """y plus b, which has the last dimensions of y, or of y[E, C, M] the first and the last."""
@@ -283,11 +307,14 @@ class JaxOps:
 
         def plain(x: Array, w: Any, cache: None, number: None, kind: KindInLoop) -> tuple[Array, None]:
             def one(x: Array, w: Any, which: Array | None) -> Array:
+                self._num_products = 0
                 return block(self, self.reads(w), x, places, None, kind._replace(which=which))[0]
 
             return jax.checkpoint(one, policy=_POLICIES[self.layout.remat])(x, w, kind.which), None
 
         with jax.named_scope("layers"):
+            if self._stage is not None:
+                return run_stage(plain, weights, x, *self._stage)
             if cache is None:
                 return run_layers(plain, weights, x, None, layers)
             return run_layers(cached, weights, x, cache, layers)

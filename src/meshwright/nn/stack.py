@@ -79,6 +79,27 @@ def run_layers(
     return x, cache
 
 
+def run_stage(
+    run: RunLayer, weights: Mapping[str, Any], x: Array, stage: Array, layers: Sequence[Sequence[Layer]]
+) -> tuple[Array, Any]:
+    """x after the layers of one stage of a pipeline; weights: its own. layers: of each stage, of one stack.
+
+    Stages run one program: where their layers are of different kinds, the number of the kind is data.
+    """
+    kinds: list[LayerKind] = list(dict.fromkeys(layer.kind for own in layers for layer in own))
+    numbers = [[kinds.index(layer.kind) for layer in own] for own in layers]
+    alike = all(own == numbers[0] for own in numbers)
+    which = None
+    if len(kinds) > 1:
+        which = jnp.asarray(numbers[0] if alike else numbers, jnp.int32)
+        which = which if alike else lax.dynamic_index_in_dim(which, stage, keepdims=False)
+
+    def body(x: Array, step: tuple[Any, Any]) -> tuple[Array, None]:
+        return run(x, step[0], None, None, KindInLoop(tuple(kinds), step[1]))[0], None
+
+    return lax.scan(body, x, (weights[kinds[0].stack], which))[0], None
+
+
 def _scan(run: RunLayer, weights: Mapping[str, Any], x: Array, cache: Any, loop: _Loop) -> tuple[Array, Any]:
     places = [loop.at(place) for place in range(loop.period)]
     kinds = [tuple(dict.fromkeys(layer.kind for layer in layers)) for layers in places]

@@ -61,7 +61,7 @@ class Fastest:
 
     asked: seconds are those for so many sequences: a step of more takes as long as it does, for what is more
     is no work that was asked for; of smaller steps there are more. wanted: leaves the others out.
-    on_group: told of every group. lacking: those met so far that do not fit.
+    lacking: those met so far that do not fit.
     """
 
     def __init__(
@@ -70,9 +70,8 @@ class Fastest:
         *,
         asked: int | None = None,
         wanted: _Wanted = None,
-        on_group: Callable[[Group], None] | None = None,
     ) -> None:
-        self._asked, self._wanted, self._on_group = asked, wanted, on_group
+        self._asked, self._wanted = asked, wanted
         self._serial = count()
         self._heap: list[tuple[float, int, _Members | _Scheduled | _Single]] = []
         self._found: list[tuple[float, Choice]] = []
@@ -82,8 +81,6 @@ class Fastest:
     def add(self, groups: Iterable[Group]) -> None:
         """Takes up more layouts, before any is asked for that they may precede."""
         for group in groups:
-            if self._on_group:
-                self._on_group(group)
             ascending = self._ascending(group, group.all_places, group.least_seconds)
             self._push(_Members(self._wanted, group, *ascending))
 

@@ -21,6 +21,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
 from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipeline.lanes import LANES
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -102,6 +103,7 @@ class Space:
         self._of_schedule = [condition for condition in given if condition.field in _OF_SCHEDULE]
         self._given_schedule = {condition.field for condition in self._of_schedule}
         self._schedules: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        self._of_lanes = base.replace(schedule=LANES.name, microbatches=2)  # the fewest that it takes
 
     # Meshes
 
@@ -113,9 +115,22 @@ class Space:
         plain = {axis.name: 1 for axis in AXES} | {"zero": None}
         axes = [axis for axis in SEARCHED if axis.runs or not running]
         for words in self._chosen(axes, plain | {name: self.base.word(name) for name in OPTIONS}):
-            mesh = self.base.with_form(words)
-            if self._is_given(mesh):
-                yield mesh
+            for base in self._orders(words["pipe"], running):
+                mesh = base.with_form(words)
+                if self._is_given(mesh):
+                    yield mesh
+
+    def _orders(self, pipe: int, running: bool) -> Iterator[Layout]:
+        """The base with each set of rules: stages that are alike split what others do not.
+
+        Lanes are searched where `pipe` or the schedule is given.
+        """
+        if pipe == 1 or not running:
+            yield self.base
+        asked = {one.field for one in (*self._of_mesh, *self._of_schedule)} & {"pipe", "schedule"}
+        meets = self._meets("schedule", LANES.name) and self._meets("interleave", 1)
+        if pipe > 1 and asked and meets and self.config.num_layers % pipe == 0:
+            yield self._of_lanes
 
     def _chosen(self, axes: Sequence[Axis], words: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """The words of all axes, each chosen after those before it; together they take every chip."""
@@ -126,8 +141,7 @@ class Space:
             return
         torus = isinstance(self.hardware.chip.network, Torus)
         largest = Workload(self._batches[-1], self.workload.seq_len)
-        conditions = frozenset(one.field for one in self._of_mesh)
-        ask = Ask(self.config, largest, self.hardware.num_chips // taken, torus, conditions)
+        ask = Ask(self.config, largest, self.hardware.num_chips // taken, torus)
         for more in axes[0].choices(ask, words):
             # A second tensor axis is cut out of the first.
             decided = {name for name in more if name in DEGREES and name != "tensor"}
@@ -192,8 +206,11 @@ class Space:
         most = max(1, _MAX_PASS_TOKENS * mesh.context // self.workload.seq_len)
         return sorted(size for size in (*dividing, *between) if size <= most)
 
-    def schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
-        """(schedule, chunks a stage), of those that exist and meet what is given."""
+    def schedules(self, mesh: Layout, microbatches: int) -> list[tuple[str, int]]:
+        """(schedule, chunks a stage), of those that exist, have such rules and meet what is given."""
+        if mesh.schedule.is_alike:
+            return [(LANES.name, 1)] if LANES.exists(mesh.pipe, microbatches) else []
+        pipe = mesh.pipe
         key = pipe, microbatches
         if key not in self._schedules:
             self._schedules[key] = [
@@ -246,7 +263,7 @@ class Group:
         self.least_seconds = self._slowdown * family.least_seconds(pipe)
         self.schedules: dict[tuple[str, int], list[int]] = {}
         for place, row in enumerate(rows):
-            for schedule in space.schedules(pipe, family.members[row].microbatches):
+            for schedule in space.schedules(family.members[row].mesh, family.members[row].microbatches):
                 self.schedules.setdefault(schedule, []).append(place)
 
     @property

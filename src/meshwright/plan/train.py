@@ -5,11 +5,12 @@ once more by cost/step.py, which says what their time consists of.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import nsmallest
-from itertools import islice
+from itertools import chain, islice
+from math import inf
 
 from meshwright.cost.collectives import forget_prices
 from meshwright.cost.eager import step_memory
@@ -107,6 +108,7 @@ def price(
     whole: refuse microbatches of part of a sequence, which no step takes; published rows may have them.
     Raises LayoutError where the layout does not divide or has another chip count.
     """
+    layout.precision.check_trains()
     check_enough(workload, layout)
     layout.check(config, workload.num_sequences if whole else None, seq_len=workload.seq_len, padded=True)
     graph = _graph(config, hardware, workload, layout)
@@ -201,12 +203,12 @@ def search(
     found = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
     if planned != workload:
-        near = scout.fastest(workload, runs=runs)
+        near = scout.nearest(workload, runs=runs)
         notices.append(planned_words(workload, planned, _why_another(pool, near, workload, hardware)))
     if not runs and runnable is None:
         why = why_not(config, found[0].layout)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
-    faster = _faster(scout.not_run(planned), found, config, hardware, planned) if runs else None
+    faster = _faster(scout.not_run(workload, planned), found, config, hardware, planned) if runs else None
     said = tuple(assumptions(config, hardware, planned, found[0]))
     forget_prices()
     forget_placements()
@@ -236,9 +238,13 @@ class _Scout:
         self._config, self._hardware, self._on_progress = config, hardware, on_progress
         fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
         base = Layout.of(weights_dtype=weights_dtype).replace(**fixed)
+        base.precision.check_trains()
         self._bases = [base.replace(compute_dtype=dtype) for dtype in compute_dtypes]
         self._given = tuple(one for one in given if one.field not in NOT_SEARCHED)
         self._reasons: dict[tuple, tuple[Layout, str | None]] = {}
+        # The groups of the pool, and those that `narrow` added to it.
+        self._pooled: list[Group] = []
+        self._few: list[Group] = []
         self.considered = 0
 
     def pool(
@@ -246,28 +252,21 @@ class _Scout:
     ) -> tuple[Fastest, bool]:
         """The layouts out of which the best gives the batch, and whether they are those that run."""
         asked, found = workload.num_sequences, Fastest([])
-        if runnable is not False and why_not(self._config, self._bases[0]) is None:
+        some_run = why_not(self._config, self._bases[0]) is None
+        for runs in [True] * (runnable is not False and some_run) + [False] * (runnable is not True):
             for within in batch_within:
-                if found := self.fastest(workload, within, runs=True, asked=asked):
-                    return found, True
-        if runnable is not True:
-            for within in batch_within:
-                if found := self.fastest(workload, within, runs=False, asked=asked):
-                    return found, False
+                self._pooled = list(self._groups(workload, within, runs=runs or None))
+                if found := self._fastest(self._pooled, asked, runs=runs):
+                    return found, runs
         return found, bool(runnable)
 
-    def fastest(
-        self, workload: Workload, within: float = 0.0, *, runs: bool, asked: int | None = None
-    ) -> Fastest:
-        """The layouts for batches that differ from the workload's by a share `within`: what runs, or all."""
-        wanted = (lambda choice: self.why_not(choice) is None) if runs else None
-        groups = self._groups(workload, within, running=runs)
-        return Fastest(groups, asked=asked, wanted=wanted, on_group=self._count)
+    def nearest(self, workload: Workload, *, runs: bool) -> Fastest:
+        """The layouts that take the workload's own batch: what runs, or all."""
+        return self._fastest(self._groups(workload, 0.0, runs=runs or None), None, runs=runs)
 
-    def not_run(self, workload: Workload) -> Fastest:
-        """The layouts that do not run."""
-        groups = self._groups(workload, 0.0)
-        return Fastest(groups, wanted=lambda one: self.why_not(one) is not None, on_group=self._count)
+    def _fastest(self, groups: Iterable[Group], asked: int | None, *, runs: bool) -> Fastest:
+        wanted = (lambda choice: self.why_not(choice) is None) if runs else None
+        return Fastest(groups, asked=asked, wanted=wanted)
 
     def narrow(self, pool: Fastest, asked: Workload, planned: Workload, *, runs: bool) -> None:
         """Leaves in the pool what takes the planned batch, all of it.
@@ -275,24 +274,33 @@ class _Scout:
         A mesh of few shards divides a batch nearer to the one asked for, too, which the pool has it for.
         """
         few = 2 * abs(planned.num_sequences - asked.num_sequences)
-        batch = planned.num_sequences
-        pool.keep(lambda one: one.num_sequences == batch and one.mesh.num_batch_shards > few)
-        if few:
-            pool.add(self._groups(planned, 0.0, running=runs, most_shards=few))
+        self._few = list(self._groups(planned, 0.0, runs=runs or None, most_shards=few)) if few else []
+        pool.keep(_takes(planned.num_sequences, few))
+        pool.add(self._few)
+
+    def not_run(self, asked: Workload, planned: Workload) -> Fastest:
+        """The layouts for the planned batch that do not run; for after `narrow`."""
+        found = Fastest(self._pooled, wanted=lambda choice: self.why_not(choice) is not None)
+        found.keep(_takes(planned.num_sequences, 2 * abs(planned.num_sequences - asked.num_sequences)))
+        found.add(chain(self._few, self._groups(planned, 0.0, runs=False)))
+        return found
 
     def _groups(
-        self, workload: Workload, within: float, *, running: bool = False, most_shards: int | None = None
+        self, workload: Workload, within: float, *, runs: bool | None, most_shards: float = inf
     ) -> Iterator[Group]:
+        """Those of meshes that run, that do not, or, where `runs` is None, of all."""
         for space in self.spaces(workload, within, self._given):
-            meshes = space.meshes(running=running)
-            if most_shards is not None:
-                meshes = (mesh for mesh in meshes if mesh.num_batch_shards <= most_shards)
-            yield from space.groups(mesh for mesh in meshes if not running or self._of_mesh(mesh) is None)
-
-    def _count(self, group: Group) -> None:
-        self.considered += group.num_layouts
-        if self._on_progress:
-            self._on_progress(self.considered)
+            meshes = (
+                mesh
+                for mesh in space.meshes(running=runs is True)
+                if mesh.num_batch_shards <= most_shards
+                and (runs is None or runs == (self._of_mesh(mesh) is None))
+            )
+            for group in space.groups(meshes):
+                self.considered += group.num_layouts
+                if self._on_progress:
+                    self._on_progress(self.considered)
+                yield group
 
     def spaces(self, workload: Workload, within: float, given: Sequence[Condition]) -> Iterator[Space]:
         """The spaces of layouts, one for each dtype to compute in."""
@@ -313,6 +321,11 @@ class _Scout:
         if key not in reasons:  # with the mesh itself, or another one may get its id
             reasons[key] = mesh, why_not(self._config, mesh)
         return reasons[key][1]
+
+
+def _takes(num_sequences: int, few: int) -> Callable[[Choice], bool]:
+    """Whether a layout takes so many sequences on a mesh of more than `few` shards."""
+    return lambda one: one.num_sequences == num_sequences and one.mesh.num_batch_shards > few
 
 
 def _planned_batch(pool: Fastest, asked: int) -> int:

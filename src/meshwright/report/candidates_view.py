@@ -17,14 +17,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 250, 48, 42
 _MOST_DOTS = 3000
 
 
-def candidates_figure(
-    found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point], considered: int
-) -> Figure:
+def candidates_figure(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point]) -> Figure:
     """A dot for each of `found`; the chosen one and the best of each usual strategy have names."""
-    words = f"{considered:,} layouts were considered"
     caption = (
-        f"{words}; each dot is one that was priced. What lies right of the line does not fit the memory of "
-        "a chip. Of each usual strategy the best is named."
+        "Each dot is a layout; those right of the line do not fit the memory of a chip. The best layout of "
+        "each usual strategy is named."
     )
     return Figure.of("layouts", "Why this layout", caption, _panel(found, chosen, usual))
 

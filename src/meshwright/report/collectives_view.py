@@ -4,20 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from string import ascii_uppercase
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from meshwright import __version__
+from meshwright.report.charts import Chart, chart, libraries, script_json, series
 from meshwright.report.documents import Document
-from meshwright.report.html import plotly_script, script_json
 from meshwright.units import format_bytes, format_seconds
 
-Figure = dict[str, Any]
 _COLOURS = 3  # of the page's charts
 _LETTERS = ascii_uppercase
 _WIDTH, _HEIGHT = 84, 20  # characters of a plot
-_SYMBOLS = ("circle", "diamond", "square")
 
 
 def collectives_html(document: Document) -> str:
@@ -30,7 +27,7 @@ def collectives_html(document: Document) -> str:
         version=__version__,
         mesh=document["mesh"],
         charts={op: script_json(figure(document["results"], op)) for op in operations(document)},
-        plotly=plotly_script(),
+        libraries=libraries(),
     )
 
 
@@ -39,32 +36,16 @@ def operations(document: Document) -> list[str]:
     return list(dict.fromkeys(result["op"] for result in document["results"]))
 
 
-def figure(results: Sequence[Document], op: str) -> Figure:
+def figure(results: Sequence[Document], op: str) -> Chart:
     """Seconds over V for one collective, both logarithmic: points measured, lines of the model."""
-    traces: list[Figure] = []
+    curves: list[Chart] = []
     for number, (axes, points) in enumerate(_by_axes(results, op).items()):
-        colour = f"var(--chart-{number % _COLOURS + 1})"
+        colour = number % _COLOURS + 1
         sizes = [point["bytes"] for point in points]
-        style = {"type": "scatter", "x": sizes, "legendgroup": axes, "line": {"color": colour, "width": 1.6}}
-        measured = [point["seconds"] for point in points]
+        curves.append(series(axes, "points", sizes, [point["seconds"] for point in points], colour))
         model = [point["predicted_seconds"] for point in points]
-        symbol = _SYMBOLS[number // _COLOURS % len(_SYMBOLS)]
-        marker = {"color": colour, "size": 7, "symbol": symbol}
-        traces.append(style | {"name": axes, "mode": "markers", "y": measured, "marker": marker})
-        traces.append(style | {"name": f"{axes}, model", "mode": "lines", "y": model, "showlegend": False})
-    axis = {"type": "log", "gridcolor": "var(--line)", "exponentformat": "power"}
-    return {
-        "data": traces,
-        "layout": {
-            "height": 340,
-            "margin": {"l": 64, "r": 16, "t": 24, "b": 48},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"family": "Inter, system-ui, sans-serif", "color": "var(--ink)", "size": 12},
-            "xaxis": axis | {"title": {"text": "V, bytes of the gathered array"}},
-            "yaxis": axis | {"title": {"text": "seconds"}},
-        },
-    }
+        curves.append(series(f"{axes}, model", "line", sizes, model, colour, of=axes))
+    return chart(curves, "V, bytes of the gathered array", "seconds", logarithmic="xy")
 
 
 def terminal_plot(document: Document, op: str) -> str:

@@ -3,7 +3,6 @@
 The file holds its own styles, scripts and drawings; it opens without a network and loads nothing.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,12 +21,13 @@ from meshwright.notation.mesh import Mesh
 from meshwright.plan_file import load_plan
 from meshwright.report import audit_view, mesh_view, plan_view, summary
 from meshwright.report.audit_graph import layer_svg
+from meshwright.report.charts import libraries, script_json
 from meshwright.report.documents import Document, Run, planned_step_seconds, read_run
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
 from meshwright.report.plan_figures import Priced, Progress, plan_figures, price_plan
-from meshwright.report.plots import loss_figure, step_time_figure
+from meshwright.report.plots import loss_chart, step_time_chart
 from meshwright.units import format_bytes, format_seconds
 
 # Makes the document of a plan that has none beside it: what `mw plan train --json` prints.
@@ -106,6 +106,7 @@ def render(report: Report) -> str:
         version=__version__,
         written=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
         cards=summary.cards(run),
+        contents=_contents(report),
         plan=_plan_context(run.plan),
         plan_text=run.plan_text,
         figures=report.figures,
@@ -115,8 +116,24 @@ def render(report: Report) -> str:
         audit=_audit_context(run.audit),
         completion=run.completion,
         environment=(run.plan or {}).get("environment") or {},
-        plotly=plotly_script() if run.metrics else None,
+        libraries=libraries() if run.metrics else None,
     )
+
+
+def _contents(report: Report) -> list[tuple[str, str]]:
+    """(anchor, words) of each section that the page has."""
+    run = report.run
+    plan = run.plan or {}
+    sections = (
+        ("plan", "Plan", plan.get("candidates")),
+        ("figures", "Figures", report.figures),
+        ("run", "Run", run.metrics),
+        ("audit", "Audit", run.audit),
+        ("completion", "Completion", run.completion),
+        ("mesh", "Mesh", plan and mesh_view.mesh_of(plan)),
+        ("fine-print", "Fine print", plan.get("assumptions") or run.plan_text or plan.get("environment")),
+    )
+    return [(anchor, words) for anchor, words, there in sections if there]
 
 
 def _workload_text(workload: Workload | None) -> str:
@@ -170,8 +187,8 @@ def _training_context(run: Run) -> dict[str, Any] | None:
     return {
         "facts": summary.run_facts(run),
         "figures": {
-            "loss": script_json(loss_figure(run.metrics, entropy)),
-            "step-time": script_json(step_time_figure(run.metrics, planned_step_seconds(run))),
+            "loss": script_json(loss_chart(run.metrics, entropy)),
+            "step-time": script_json(step_time_chart(run.metrics, planned_step_seconds(run))),
         },
         "comparison": summary.step_comparison(run),
     }
@@ -202,16 +219,3 @@ def _code_spans(text: str) -> Markup:
     """Text with `this` as code."""
     pieces = [Markup("<code>{}</code>").format(p) if n % 2 else p for n, p in enumerate(text.split("`"))]
     return Markup().join(pieces)
-
-
-def script_json(value: object) -> Markup:
-    """JSON that may stand inside a <script> element: no `<` can close it."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
-
-
-def plotly_script() -> Markup:
-    """plotly.js whole: plotly's Python package ships no smaller bundle. Only pages with charts import it."""
-    from plotly.offline import get_plotlyjs
-
-    return Markup(get_plotlyjs())

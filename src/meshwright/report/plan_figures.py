@@ -103,7 +103,7 @@ def plan_figures(priced: Priced) -> list[Figure]:
     """Every figure of a plan, in the order of a page."""
     plan, chosen = priced.plan, priced.chosen
     figures = [
-        candidates_figure(priced.search.candidates, chosen, priced.usual, priced.search.considered),
+        candidates_figure(priced.search.candidates, chosen, priced.usual),
         Figure.of(
             "step",
             "Where the step goes",

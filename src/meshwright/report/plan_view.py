@@ -33,6 +33,7 @@ class CandidateRow:
     chosen: bool
     tie: bool
     segments: tuple[Segment, ...]
+    numbers: tuple[float, float, float]  # step time, MFU and bytes, by which a reader may sort
 
 
 def candidate_rows(plan: Document) -> list[CandidateRow]:
@@ -54,6 +55,7 @@ def candidate_rows(plan: Document) -> list[CandidateRow]:
             chosen=rank - 1 == chosen,
             tie=bool(c.get("tie")),
             segments=_breakdown(c, colours, 100 * (c.get("step_seconds") or 0) / slowest),
+            numbers=(c.get("step_seconds") or 0, c.get("mfu") or 0, bytes_total(c) or 0),
         )
         for rank, c in enumerate(shown, start=1)
     ]

@@ -25,7 +25,7 @@ def program_table(audit: Document) -> Group:
     for row in sorted(_alike(audit["emitted"]), key=_cost, reverse=True):
         table.add_row(*_cells(row))
     gaps = [Text(f"not understood: {line}", style="yellow") for line in audit["not_understood"]]
-    said = _compiler_lines(audit)
+    said = [*_compiler_lines(audit), *(Text(line, style="dim") for line in audit.get("branches", []))]
     at_once = schedule_tables(audit)
     return Group(table, *at_once, *map(_warning, audit["warnings"]), *said, *gaps, _verdict(audit))
 

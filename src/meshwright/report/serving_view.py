@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from meshwright import __version__
 from meshwright.errors import DataError
+from meshwright.report.charts import Chart, chart, libraries, script_json, series
 from meshwright.report.documents import Document, read_json
-from meshwright.report.html import plotly_script, script_json
 from meshwright.units import format_seconds
-
-Figure = dict[str, Any]
 
 ROWS = {
     "ttft_seconds": "time to first token",
@@ -120,67 +117,41 @@ def serving_html(document: Document) -> str:
         facts=facts(document),
         rows=[(name, document[key]) for key, name in ROWS.items()],
         charts={name: script_json(figure) for name, figure in _figures(document).items()},
-        plotly=plotly_script(),
+        libraries=libraries(),
     )
 
 
-def _figures(document: Document) -> dict[str, Figure]:
+def _figures(document: Document) -> dict[str, Chart]:
     return {
         "distributions": _cumulative(document),
         "requests": _over_time(document),
     }
 
 
-def _cumulative(document: Document) -> Figure:
+def _cumulative(document: Document) -> Chart:
     """The share of answers within a time, for the times of a whole answer."""
-    traces = []
-    for number, key in enumerate(("ttft_seconds", "tpot_seconds")):
+    curves = []
+    for number, key in enumerate(("ttft_seconds", "tpot_seconds"), start=1):
         values = sorted(_values(document, key))
         share = [(rank + 1) / len(values) for rank in range(len(values))]
-        line = {"color": f"var(--chart-{number + 1})", "shape": "hv"}
-        traces.append(
-            {"type": "scatter", "mode": "lines", "name": ROWS[key], "x": values, "y": share, "line": line}
-        )
-    return _chart(traces, "seconds", "share of answers", logarithmic=True)
+        curves.append(series(ROWS[key], "steps", values, share, number))
+    return chart(curves, "seconds", "share of answers", logarithmic="x")
 
 
-def _over_time(document: Document) -> Figure:
+def _over_time(document: Document) -> Chart:
     """Time to first token of each request by when it was sent; failed ones on the axis."""
     whole = [row for row in document["answers"] if row["error"] is None and row["ttft_seconds"] is not None]
     failed = [row for row in document["answers"] if row["error"] is not None]
-    traces = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": ROWS["ttft_seconds"],
-            "x": [row["start_seconds"] for row in whole],
-            "y": [row["ttft_seconds"] for row in whole],
-            "marker": {"color": "var(--chart-1)", "size": 6},
-        },
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "failed",
-            "x": [row["start_seconds"] for row in failed],
-            "y": [0 for _ in failed],
-            "text": [row["error"] for row in failed],
-            "marker": {"color": "var(--chart-3)", "size": 8, "symbol": "x"},
-        },
+    starts = [row["start_seconds"] for row in whole]
+    curves = [
+        series(ROWS["ttft_seconds"], "points", starts, [row["ttft_seconds"] for row in whole], 1),
+        series(
+            "failed",
+            "points",
+            [row["start_seconds"] for row in failed],
+            [0.0 for _ in failed],
+            3,
+            notes=[row["error"] for row in failed],
+        ),
     ]
-    return _chart(traces, "seconds since the start", "seconds to the first token")
-
-
-def _chart(traces: list[Figure], x: str, y: str, *, logarithmic: bool = False) -> Figure:
-    axis = {"gridcolor": "var(--line)"}
-    return {
-        "data": traces,
-        "layout": {
-            "height": 340,
-            "margin": {"l": 64, "r": 16, "t": 24, "b": 48},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"family": "Inter, system-ui, sans-serif", "color": "var(--ink)", "size": 12},
-            "xaxis": axis | {"title": {"text": x}} | ({"type": "log"} if logarithmic else {}),
-            "yaxis": axis | {"title": {"text": y}, "rangemode": "tozero"},
-        },
-    }
+    return chart(curves, "seconds since the start", "seconds to the first token")

@@ -8,6 +8,7 @@ from meshwright.report.documents import (
     Document,
     Run,
     bound_text,
+    bytes_total,
     last_value,
     layout_degrees,
     measured_step_seconds,
@@ -40,7 +41,17 @@ class StepBar:
 
 def cards(run: Run) -> list[Card]:
     """The summary, one card for each thing the run has something to say about."""
-    makers = (_model_card, _hardware_card, _layout_card, _step_card, _loss_card, _audit_card)
+    makers = (
+        _layout_card,
+        _step_card,
+        _speed_card,
+        _memory_card,
+        _budget_card,
+        _loss_card,
+        _audit_card,
+        _model_card,
+        _hardware_card,
+    )
     return [card for card in (make(run) for make in makers) if card]
 
 
@@ -90,7 +101,7 @@ def _hardware_card(run: Run) -> Card | None:
     hardware = (run.plan or {}).get("hardware")
     if not hardware:
         return None
-    chips, memory = hardware.get("num_chips"), hardware.get("hbm_bytes")
+    chips, memory = hardware.get("num_chips"), hardware.get("usable_bytes") or hardware.get("hbm_bytes")
     detail = ([f"{chips:,} devices"] if chips else []) + ([f"{format_bytes(memory)} each"] if memory else [])
     return Card("Hardware", str(hardware.get("spec", ABSENT)), " · ".join(detail))
 
@@ -124,6 +135,45 @@ def _step_card(run: Run) -> Card | None:
     ratio = measured / planned
     detail = f"planned {format_seconds(planned)} · measured / planned {ratio:.2f}"
     return Card("Step time", format_seconds(measured), detail, "good" if 0.8 <= ratio <= 1.25 else "warn")
+
+
+def _speed_card(run: Run) -> Card | None:
+    """MFU and tokens a second: measured where there is a run, else planned."""
+    mfu, speed = last_value(run.metrics, "mfu"), last_value(run.metrics, "tokens_per_second")
+    best, which = winner(run.plan) if run.plan else None, "measured"
+    if best and speed is None:
+        chips = ((run.plan or {}).get("hardware") or {}).get("num_chips") or 1
+        each = best.get("tokens_per_second_per_chip")
+        mfu, speed, which = best.get("mfu"), each and each * chips, "planned"
+    if mfu is None or speed is None:
+        return None
+    return Card("MFU", percent_text(mfu), f"{format_count(speed)} tokens/s, {which}")
+
+
+def _memory_card(run: Run) -> Card | None:
+    """What the fullest chip holds, and what is left of what a program can have."""
+    best = winner(run.plan) if run.plan else None
+    needed = bytes_total(best) if best else None
+    hardware = (run.plan or {}).get("hardware") or {}
+    usable = hardware.get("usable_bytes") or hardware.get("hbm_bytes")
+    if needed is None or not usable:
+        return None
+    left = usable - needed
+    room = f"{format_bytes(left)} ({left / usable:.0%}) free of {format_bytes(usable)}"
+    if left < 0:
+        room = f"{format_bytes(-left)} more than the {format_bytes(usable)} there are"
+    tone = "bad" if left < 0 else "warn" if left < 0.05 * usable else "good"
+    return Card("Memory of a chip", format_bytes(needed), room, tone)
+
+
+def _budget_card(run: Run) -> Card | None:
+    """The whole training run, where its tokens were given."""
+    budget = (run.plan or {}).get("budget")
+    if not budget:
+        return None
+    price = "" if budget.get("price") is None else f", {format_count(budget['price'])} at the chip's price"
+    hours = f"{format_count(budget['tokens'])} tokens, {format_count(budget['chip_hours'])} chip-hours{price}"
+    return Card("Whole run", f"{budget['days']:.3g} days", hours)
 
 
 def _loss_card(run: Run) -> Card | None:

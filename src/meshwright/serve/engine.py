@@ -1,8 +1,8 @@
 """Continuous batching: requests join and leave the running batch between two steps.
 
-One background thread owns the device. Each turn it prefills at most one waiting prompt into a free
-slot, so that those already generating stall for one prompt at most, and then generates one token for
-every slot that is taken. Everything else (submit, cancel) only changes the scheduler, under a lock.
+One background thread owns the device. Each turn it asks the scheduler for the next step, has it run, and
+only then reads the tokens of the step before: so the device has work while tokens are handed out. Everything
+else (submit, cancel) only changes the scheduler, under a lock.
 """
 
 import logging
@@ -10,71 +10,38 @@ import math
 import threading
 import time
 from collections.abc import Sequence as Ordered
-from typing import Protocol
-
-import jax
-import numpy as np
 
 from meshwright.errors import RequestError
-from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows, no_edits
+from meshwright.serve.batch import Batch, Runner, Sampled, Work
+from meshwright.serve.logit_edits import LogitEdits
 from meshwright.serve.metrics import Metrics
-from meshwright.serve.sampling import Edits, Rows, sample
-from meshwright.serve.scheduler import Scheduler
-from meshwright.serve.scoring import Scores
-from meshwright.serve.sequence import (
-    EngineError,
-    FinishReason,
-    Request,
-    SamplingParams,
-    Sequence,
-    TokenScore,
-)
+from meshwright.serve.prefix import PrefixTree
+from meshwright.serve.scheduler import Drafter, Mode, Scheduler
+from meshwright.serve.sequence import EngineError, FinishReason, Request, Sequence, TokenScore
 from meshwright.serve.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
-    """The model on its devices: `num_slots` sequences of up to `context` tokens each.
+class Engine:
+    """Serves requests with a runner from entering its `with` block to leaving it.
 
-    Called from one thread at a time. Logits are replicated over the mesh (sampling is not sharded).
+    mode, prefix_cache, drafter: of the Scheduler.
     """
 
-    @property
-    def num_slots(self) -> int: ...
-
-    @property
-    def context(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def prefill(self, slot: int, tokens: list[int]) -> jax.Array:
-        """Logits f32[V] after `tokens`, whose keys and values now fill positions 0.. of `slot`."""
-        ...
-
-    def generate(self, tokens: np.ndarray, positions: np.ndarray) -> jax.Array:
-        """Logits f32[num_slots, V] after each slot's token int32 at its position int32.
-
-        A slot that nobody holds is given token 0 at position 0.
-        """
-        ...
-
-    def prepare_scores(self, num_tokens: int) -> None:
-        """Compile what scores prompts of so many tokens; called from any thread."""
-        ...
-
-    def scores(self, tokens: list[int]) -> Scores:
-        """Log-probabilities of `tokens` but the first, each given those before it."""
-        ...
-
-
-class Engine:
-    """Serves requests with a runner from entering its `with` block to leaving it."""
-
-    def __init__(self, runner: Runner, *, max_waiting: int = 256) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_waiting: int = 256,
+        mode: Mode = "interleaved",
+        prefix_cache: bool = True,
+        drafter: Drafter | None = None,
+    ) -> None:
         self._runner = runner
-        self._scheduler = Scheduler(runner.num_slots, max_waiting)
+        self._scheduler = Scheduler(
+            runner.limits, max_waiting, mode=mode, prefix_cache=prefix_cache, drafter=drafter
+        )
         self._changed = threading.Condition()
         self._stopped: str | None = "the engine has not started"
         self._thread = threading.Thread(target=self._serve, name="meshwright-engine", daemon=True)
@@ -83,7 +50,12 @@ class Engine:
     @property
     def context(self) -> int:
         """Most tokens of a prompt and its answer together."""
-        return self._runner.context
+        return self._runner.limits.context
+
+    @property
+    def prefixes(self) -> PrefixTree | None:
+        """The prompts and answers whose pages outlive them."""
+        return self._scheduler.prefixes
 
     @property
     def vocab_size(self) -> int:
@@ -95,7 +67,6 @@ class Engine:
         return self._stopped
 
     def __enter__(self) -> "Engine":
-        self._warm_up()
         self._stopped = None
         self._thread.start()
         return self
@@ -103,17 +74,6 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self._stop("the server is shutting down")
         self._thread.join()
-
-    def _warm_up(self) -> None:
-        """Compile prefill, generate and sampling now rather than under the first request."""
-        num_slots, vocab_size = self._runner.num_slots, self._runner.vocab_size
-        first = self._runner.prefill(0, [0])[None]
-        idle = np.zeros(num_slots, np.int32)
-        rest = self._runner.generate(idle, idle)
-        for logits, positions in ((first, [1]), (rest, idle + 1)):
-            rows = batch_rows([_GREEDY] * len(positions), positions)
-            _sample(logits, rows, None)
-            _sample(logits, rows, no_edits(len(positions), vocab_size))
 
     def submit(self, *requests: Request) -> TokenStream:
         """The events of `requests`, numbered in order; all of them are queued, or none.
@@ -171,67 +131,65 @@ class Engine:
         return request.max_tokens
 
     def _serve(self) -> None:
+        under_way: tuple[Batch, Sampled] | None = None
         try:
-            while self._wait_for_work():
-                self._prefill_one()
-                self._generate_all()
+            while (batch := self._next_step(wait=under_way is None)) is not None:
+                dispatched = None
+                try:
+                    if batch.works:
+                        dispatched = batch, self._runner.run(batch)
+                finally:  # also where the device fails: what it did before is whole
+                    if under_way is not None:
+                        self._deliver(*under_way)
+                under_way = dispatched
         except Exception as error:
             logger.exception("the engine failed")
             self._stop(f"the engine failed: {type(error).__name__}: {error}")
 
-    def _wait_for_work(self) -> bool:
-        """True once a sequence waits or runs, False once the engine has stopped."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._scheduler.unfinished)
-            return self._stopped is None
+    def _next_step(self, *, wait: bool) -> Batch | None:
+        """The next step, empty where there is none yet; None once the engine has stopped.
 
-    def _prefill_one(self) -> None:
+        wait: for a sequence to serve, since no step is under way whose tokens could be read meanwhile.
+        """
         with self._changed:
-            sequence = self._scheduler.admit()
-        if sequence is None:
+            if wait:
+                self._changed.wait_for(lambda: self._stopped or self._scheduler.unfinished)
+            if self._stopped is not None:
+                return None
+            batch = self._scheduler.schedule()
+            assert batch or not wait, "the first of those that run can always go on"
+            return batch or Batch(())
+
+    def _deliver(self, batch: Batch, sampled: Sampled) -> None:
+        """Hand each sequence its tokens, unless it was cancelled while the device worked."""
+        read = sampled.read()
+        for sequence in (work.sequence for work in batch.works if work.samples):
+            if sequence.request.scores_prompt and not sequence.num_generated:
+                self._score_prompt(sequence)
+        with self._changed:
+            for work, tokens in zip(batch.works, read, strict=True):
+                if work.samples:
+                    self._deliver_one(work, tokens)
+
+    def _score_prompt(self, sequence: Sequence) -> None:
+        prompt, num_top = list(sequence.request.prompt), sequence.request.sampling.top_logprobs
+        sequence.prompt_scores = self._runner.scores(prompt).of(prompt[1:], num_top)
+
+    def _deliver_one(self, work: Work, tokens: Ordered[TokenScore]) -> None:
+        sequence, is_first = work.sequence, work.sequence.num_generated == 0
+        for token in self._scheduler.accepted(work, tokens):
+            if sequence.finish_reason is not None:
+                return
+            self._append(sequence, token)
+        if is_first:
+            self._scheduler.computed(sequence)
+
+    def _append(self, sequence: Sequence, token: TokenScore) -> None:
+        if not math.isfinite(token.logprob):  # its neighbours' logits are their own, so only this one fails
+            position = len(sequence.tokens)
+            self._fail(sequence, f"the model's logits at position {position} are not finite")
             return
-        assert sequence.slot is not None
-        prompt = list(sequence.request.prompt)
-        if sequence.request.scores_prompt:
-            num_top = sequence.request.sampling.top_logprobs
-            sequence.prompt_scores = self._runner.scores(prompt).of(prompt[1:], num_top)
-        logits = self._runner.prefill(sequence.slot, prompt)
-        self._deliver([sequence], self._choose(logits[None], [sequence], [len(prompt)]))
-
-    def _generate_all(self) -> None:
-        with self._changed:
-            running = self._scheduler.running
-        if not running:
-            return
-        rows = [running.get(slot) for slot in range(self._runner.num_slots)]
-        last_tokens = np.array([row.last_token if row else 0 for row in rows], np.int32)
-        positions = np.array([row.position if row else 0 for row in rows], np.int32)
-        logits = self._runner.generate(last_tokens, positions)
-        chosen = self._choose(logits, rows, positions + 1)
-        self._deliver(list(running.values()), [chosen[slot] for slot in running])
-
-    def _choose(
-        self, logits: jax.Array, rows: Ordered[Sequence | None], positions: Ordered[int] | np.ndarray
-    ) -> list[TokenScore]:
-        """The next token of each row, sampled as its sequence asks; any token where there is no sequence."""
-        params = [row.request.sampling if row else _GREEDY for row in rows]
-        edits = [row.edits if row else None for row in rows]
-        changed = batch_edits(list(zip(params, edits, strict=True)), self.vocab_size)
-        return _sample(logits, batch_rows(params, positions), changed)
-
-    def _deliver(self, sequences: list[Sequence], scores: list[TokenScore]) -> None:
-        """Hand each sequence its token, unless it was cancelled while the device worked."""
-        with self._changed:
-            for sequence, score in zip(sequences, scores, strict=True):
-                if sequence.finish_reason is None:
-                    self._deliver_one(sequence, score)
-
-    def _deliver_one(self, sequence: Sequence, score: TokenScore) -> None:
-        # Its neighbours' logits are their own, so only this one fails.
-        if not math.isfinite(score.logprob):
-            self._fail(sequence, f"the model's logits at position {sequence.position + 1} are not finite")
-            return
-        event = sequence.append(score)
+        event = sequence.append(token)
         self.metrics.generated_tokens.inc()
         if sequence.num_generated == 1:
             self.metrics.prompt_tokens.inc(len(sequence.request.prompt))
@@ -264,22 +222,3 @@ class Engine:
         self._scheduler.release(sequence, "failed")
         self.metrics.finished.labels("failed").inc()
         sequence.emit(EngineError(why))
-
-
-_GREEDY = SamplingParams(temperature=0.0)
-
-
-def _sample(logits: jax.Array, rows: Rows, edits: Edits | None) -> list[TokenScore]:
-    """The sampled token of each row with its log-probability and as many alternatives as it asks for."""
-    found = jax.device_get(sample(logits, rows, edits))
-    return [
-        TokenScore(token, logprob, tuple(zip(top_ids[:num].tolist(), tops[:num].tolist(), strict=True)))
-        for token, logprob, top_ids, tops, num in zip(
-            found.tokens.tolist(),
-            found.logprobs.tolist(),
-            found.top_ids,
-            found.top_logprobs,
-            np.asarray(rows.num_top).tolist(),
-            strict=True,
-        )
-    ]

@@ -1,9 +1,13 @@
 """The text of the answers to one HTTP request, as their tokens arrive."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from meshwright.errors import RequestError
 from meshwright.serve.engine import Engine
+from meshwright.serve.metrics import Latencies
 from meshwright.serve.sequence import Event, FinishReason, Request, TokenScore
 from meshwright.serve.text import TextStream
 from meshwright.serve.tokenizer import Tokenizer
@@ -63,6 +67,7 @@ class Generation:
 
     Used as `with Generation(...) as generation`: leaving the block cancels what is unfinished.
     num_generated_tokens: so far, over all answers. keeps_stop: a stop string is part of the answer it ends.
+    limit_seconds: after which it raises RequestError 408; None: never.
     """
 
     def __init__(
@@ -73,11 +78,15 @@ class Generation:
         stops: Sequence[str],
         *,
         keeps_stop: bool = False,
+        limit_seconds: float | None = None,
     ) -> None:
         self._answers = [
             _Answer(TextStream(tokenizer, request.prompt, stops, keeps_stop=keeps_stop))
             for request in requests
         ]
+        self._limit_seconds = limit_seconds
+        self._deadline = None if limit_seconds is None else time.monotonic() + limit_seconds
+        self._latencies = Latencies(engine.metrics, len(requests))
         self._stream = engine.submit(*requests)
         self.num_generated_tokens = 0
 
@@ -95,11 +104,25 @@ class Generation:
         self.close()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        async for event in self._stream:
+        while (event := await self._next_event()) is not None:
             self.num_generated_tokens += 1
+            self._latencies.take(event)
             answer = self._answers[event.index]
             delta = answer.take(event)
             if answer.text.stopped:
                 self._stream.finish(event.index, "stop")
             if delta is not None:
                 yield delta
+
+    async def _next_event(self) -> Event | None:
+        """The next event, None behind the last. Raises RequestError where the time is up."""
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        try:
+            async with asyncio.timeout(left):
+                return await anext(self._stream, None)
+        except TimeoutError:
+            raise RequestError(
+                f"the answer took longer than this server's {self._limit_seconds:g} s",
+                status=408,
+                code="request_timed_out",
+            ) from None

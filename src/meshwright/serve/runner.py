@@ -1,48 +1,58 @@
-"""The model on its devices, with a cache of `num_slots` sequences: what the engine runs.
+"""The model on its devices, with a cache of pages: what the engine runs.
 
-    cache      {"k", "v"}: [L, B, S, K_tensor, H], B slots of S = context positions
-    prefill    one prompt, padded at its end to one of a few lengths, into its slot of the cache
-    generate   one token for every slot at once
+Every program is compiled ahead for its exact shapes, and a compiled program takes no others, so no request
+ever waits for the compiler:
 
-Every program is compiled ahead for its exact shapes, and a compiled program takes no others, so no
-request ever waits for the compiler. What stands in the cache beyond a slot's position (padding, an
-earlier sequence) is never seen: a query sees only the keys up to its own position, and each of those
-was written by its own sequence.
+    generate    1, 2, 4, ... sequences, a token each: few pay for few
+    mixed       the next token of all sequences, and 1, 2, 4, ... blocks of prompts
+    verify      1, 2, 4, ... sequences, a token and its drafts each; where there are drafts at all
 """
 
 import threading
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
-from jax.sharding import Mesh, PartitionSpec, reshard
+from jax.sharding import Mesh
 
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import DEGREES, Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import Places
-from meshwright.models.transformer import logits as forward
-from meshwright.nn.attention import abstract_cache
-from meshwright.nn.ops import JaxOps
-from meshwright.nn.params import abstract_params
-from meshwright.serve.scoring import Scores, score
+from meshwright.nn.inference import layered
+from meshwright.nn.paged import NOBODY, Rows
+from meshwright.serve.batch import Batch, Limits, Work
+from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
+from meshwright.serve.programs import InferencePrograms
+from meshwright.serve.sampling import Edits, Sampled
+from meshwright.serve.sampling import Rows as SampledRows
+from meshwright.serve.scoring import Scores
+from meshwright.serve.sequence import SamplingParams, TokenScore
 
-Cache = dict[str, Array]
+DEFAULT_PAGE = 64
+_BLOCK = 64
+_CHUNK = 512
+_SHORTEST_SCORED = 16
+_GREEDY = SamplingParams(temperature=0.0)
 
-# Below this a shorter prefill saves nothing: its time is that of reading the weights.
-_SHORTEST_PREFILL = 16
+
+class _Shape(NamedTuple):
+    """Rows that generate, rows that verify drafts, and blocks of prompts."""
+
+    generate: int
+    verify: int
+    blocks: int
 
 
 class JaxRunner:
     """The engine's Runner: `num_slots` sequences of up to `context` tokens each.
 
-    params: on `mesh` as the layout stores them, from `load_hf` or a checkpoint. The layout splits
-    over `tensor` alone. Call `warm_up` before use. Raises LayoutError where the layout does not fit
-    the model or serving, PlanError where the context is longer than the model's or there is no slot.
+    params: on `mesh` as the layout stores them, from `load_hf` or a checkpoint; they are moved into arrays a
+    layer. The layout splits over `tensor` alone. num_pages: of the cache, as many as all slots can fill where
+    None. num_drafts: most drafts of one sequence a step. Call `warm_up` before use.
+    Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
+    longer than the model's, there is no slot, or too few pages for one sequence.
     """
 
     def __init__(
@@ -54,43 +64,106 @@ class JaxRunner:
         *,
         num_slots: int,
         context: int,
+        num_pages: int | None = None,
+        page_size: int = DEFAULT_PAGE,
+        chunk: int = _CHUNK,
+        block: int = _BLOCK,
+        num_drafts: int = 0,
     ) -> None:
-        _check(config, layout, num_slots, context)
-        self.num_slots, self.context, self.vocab_size = num_slots, context, config.vocab_size
-        self._params, self._mesh = params, mesh
-        self._config, self._layout, self._ops = config, layout, JaxOps(config, layout)
-        self._prefill_programs: dict[int, Any] = {}
-        self._generate_program: Any = None
-        self._cache: Cache = {}
+        check_serves(config, layout, num_slots, context)
+        pages_of_row = -(-context // page_size)
+        num_pages = num_slots * pages_of_row if num_pages is None else num_pages
+        if num_pages < pages_of_row:
+            raise PlanError(
+                f"{config.name}: a cache of {num_pages} pages of {page_size} positions is too small for one "
+                f"context of {context}; fits: {pages_of_row} pages or more"
+            )
+        block = min(block, _power_of_two(context))
+        chunk = min(-(-chunk // block), -(-context // block)) * block
+        self.limits = Limits(num_slots, context, page_size, num_pages, chunk, block)
+        self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
+        self._programs = InferencePrograms(
+            config,
+            layout,
+            mesh,
+            num_slots=num_slots,
+            num_pages=num_pages + 1,
+            page_size=page_size,
+            pages_of_row=pages_of_row,
+        )
+        self._params = layered(params, config, layout, mesh) if params else {}
+        self._steps: dict[_Shape, Any] = {}
+        self._seconds: dict[_Shape, float] = {}
+        self._choices: dict[tuple[int, bool], Any] = {}
         self._score_programs: dict[int, Any] = {}
         self._scoring = threading.Lock()
 
     def warm_up(self) -> None:
-        """Compile the programs, one a prefill length and one to generate, and make the cache."""
-        params = abstract_params(self._config, self._layout, self._mesh)
-        cache = self._abstract_cache(self.num_slots, self.context)
-        with jax.set_mesh(self._mesh):
-            self._prefill_programs = {
-                length: _compile(self._prefill_step, params, cache, _int32(length), _int32(), _int32())
-                for length in prefill_lengths(self.context)
-            }
-            slots = _int32(self.num_slots)
-            self._generate_program = _compile(self._generate_step, params, cache, slots, slots)
-            self._cache = jax.jit(lambda: jax.tree.map(_zeros, cache))()
+        """Compile every program, and make the cache."""
+        for shape in self._shapes():
+            num_heads, num_logits = self._num_heads(shape), self._num_logits(shape)
+            self._steps[shape] = self._programs.step(self._rows(shape), num_heads, num_logits)
+            if (num_logits, False) not in self._choices:
+                for with_edits in (False, True):
+                    choice = self._programs.choice(num_logits, with_edits=with_edits)
+                    self._choices[num_logits, with_edits] = choice
+        self._pools, self._last = self._programs.empty()
+        if self._num_drafts:
+            self._seconds = {shape: self._idle_seconds(shape) for shape in self._steps if not shape.blocks}
 
-    def prefill(self, slot: int, tokens: list[int]) -> Array:
-        """Logits f32[V] after `tokens`, whose keys and values now fill positions 0.. of `slot`."""
-        assert self._cache, "warm_up() comes first"
-        assert 0 <= slot < self.num_slots and 0 < len(tokens) <= self.context
-        length = next(length for length in self._prefill_programs if length >= len(tokens))
-        padded = np.zeros(length, np.int32)
-        padded[: len(tokens)] = tokens
-        return self._run(self._prefill_programs[length], padded, np.int32(len(tokens)), np.int32(slot))
+    def _idle_seconds(self, shape: _Shape) -> float:
+        """How long a step of this shape takes in which nobody holds a row: its products, no attention."""
+        counts = self._num_heads(shape), self._num_logits(shape)
+        inputs = _Inputs(Batch(()), self._rows(shape), counts, self.limits)
+        seconds = []
+        for _ in range(3):
+            started = time.perf_counter()
+            logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
+            logits.block_until_ready()
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
 
-    def generate(self, tokens: np.ndarray, positions: np.ndarray) -> Array:
-        """Logits f32[num_slots, V] after each slot's token int32 at its position int32."""
-        assert self._cache, "warm_up() comes first"
-        return self._run(self._generate_program, tokens, positions)
+    def cost_ratio(self, num_sequences: int) -> float:
+        """How much longer a step that verifies drafts of so many sequences takes than one that generates."""
+        count = next(n for n in _sizes(self.limits.num_slots) if n >= num_sequences)
+        return self._seconds[_Shape(0, count, 0)] / self._seconds[_Shape(count, 0, 0)]
+
+    def _shapes(self) -> list[_Shape]:
+        slots = _sizes(self.limits.num_slots)
+        blocks = _sizes(self.limits.chunk // self.limits.block)
+        return [
+            *[_Shape(count, 0, 0) for count in slots],
+            *[_Shape(self.limits.num_slots, 0, count) for count in blocks],
+            *[_Shape(0, count, 0) for count in slots if self._num_drafts],
+        ]
+
+    def _rows(self, shape: _Shape) -> tuple[Rows, ...]:
+        lengths = (1, 1 + self._num_drafts, self.limits.block)
+        return tuple(Rows(count, length) for count, length in zip(shape, lengths, strict=True) if count)
+
+    def _num_heads(self, shape: _Shape) -> int:
+        return shape.generate + shape.verify * (1 + self._num_drafts) + shape.blocks
+
+    def _num_logits(self, shape: _Shape) -> int:
+        """The rows that are sampled: one, or the most of any shape, so that few programs are compiled."""
+        most = max(self._num_heads(shape) for shape in self._shapes())
+        return 1 if self._num_heads(shape) == 1 else most
+
+    def run(self, batch: Batch) -> "_UnderWay":
+        """Dispatches one step."""
+        assert self._steps, "warm_up() comes first"
+        shape = self._shape_of(batch)
+        counts = self._num_heads(shape), self._num_logits(shape)
+        inputs = _Inputs(batch, self._rows(shape), counts, self.limits)
+        logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
+        rows, edits = inputs.sampling(self.vocab_size)
+        choose = self._choices[logits.shape[0], edits is not None]
+        self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)
+        if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
+            # XLA's collectives on CPU (jaxlib 0.10.2) hold threads of one pool while they wait for each
+            # other, so programs dispatched behind one another can starve it; see train/loop.py.
+            jax.block_until_ready((sampled, self._pools))
+        return _UnderWay(sampled, inputs.sampled, np.asarray(rows.num_top))
 
     def prepare_scores(self, num_tokens: int) -> None:
         """Compile what scores prompts of so many tokens; called from any thread."""
@@ -105,60 +178,149 @@ class JaxRunner:
         return Scores(*(column[: len(tokens) - 1] for column in found))
 
     def _padded_length(self, num_tokens: int) -> int:
-        return next(length for length in prefill_lengths(self.context) if length >= num_tokens)
+        return next(length for length in score_lengths(self.limits.context) if length >= num_tokens)
 
     def _score_program(self, length: int) -> Any:
         """The compiled program for prompts of up to `length` tokens; few servers ever need one."""
         with self._scoring:
             if length not in self._score_programs:
-                params = abstract_params(self._config, self._layout, self._mesh)
-                step = partial(score, self._config, self._ops, whole=_whole)
-                with jax.set_mesh(self._mesh):
-                    self._score_programs[length] = jax.jit(step).lower(params, _int32(1, length)).compile()
+                self._score_programs[length] = self._programs.scores(length)
             return self._score_programs[length]
 
-    def _run(self, program: Any, *arguments: np.ndarray | np.int32) -> Array:
-        """The program's logits on the first device, where they are sampled; it updates the cache."""
-        logits, self._cache = program(self._params, self._cache, *arguments)
-        if self._mesh.devices.flat[0].platform == "cpu":
-            # XLA's collectives on CPU (jaxlib 0.10.2) hold threads of one pool while they wait for each
-            # other, so programs dispatched behind one another can starve it; see train/loop.py.
-            jax.block_until_ready((logits, self._cache))
-        return logits.addressable_data(0)
-
-    def _prefill_step(
-        self, params: Any, cache: Cache, tokens: Array, length: Array, slot: Array
-    ) -> tuple[Array, Cache]:
-        row = jax.tree.map(_zeros, self._abstract_cache(1, tokens.shape[0]))
-        positions = jnp.arange(tokens.shape[0], dtype=jnp.int32)[None]
-        last = (length - 1)[None, None]
-        logits, row = forward(self._config, self._ops, params, tokens[None], Places(positions), row, last)
-        return _whole(logits)[0, 0], jax.tree.map(lambda all_, one: _insert(all_, one, slot), cache, row)
-
-    def _generate_step(
-        self, params: Any, cache: Cache, tokens: Array, positions: Array
-    ) -> tuple[Array, Cache]:
-        places = Places(positions[:, None])
-        logits, cache = forward(self._config, self._ops, params, tokens[:, None], places, cache)
-        return _whole(logits)[:, 0], cache
-
-    def _abstract_cache(self, num_slots: int, context: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return abstract_cache(self._config, self._layout, self._mesh, num_slots, context)
+    def _shape_of(self, batch: Batch) -> _Shape:
+        """The smallest compiled shape that holds the batch."""
+        blocks = sum(_num_blocks(work, self.limits.block) for work in batch.works)
+        others = sum(len(work.tokens) == 1 + work.num_drafts for work in batch.works)
+        verifies = any(work.num_drafts for work in batch.works)
+        return min(
+            shape
+            for shape in self._steps
+            if shape.blocks >= blocks
+            and bool(shape.blocks) == bool(blocks)
+            and (shape.verify if verifies else shape.generate) >= others
+        )
 
 
-def prefill_lengths(context: int) -> list[int]:
-    """The lengths that prompts are padded to: powers of two below the context, and the context.
+class _Inputs:
+    """A batch as arrays: each work in a row of its kind, a long one in several blocks."""
 
-    >>> prefill_lengths(100), prefill_lengths(8)
+    def __init__(self, batch: Batch, rows: tuple[Rows, ...], counts: tuple[int, int], limits: Limits) -> None:
+        num_heads, num_logits = counts
+        num_tokens, num_rows = sum(row.num_tokens for row in rows), sum(row.num_rows for row in rows)
+        self.tokens = np.zeros(num_tokens, np.int32)
+        self.positions = np.full(num_tokens, NOBODY, np.int32)
+        self.slots = np.full(num_tokens, limits.num_slots, np.int32)
+        self.tables = np.zeros((num_rows, limits.pages_of_a_context), np.int32)
+        self.heads = np.zeros(num_heads, np.int32)
+        self.chosen_slots = np.full(num_logits, limits.num_slots, np.int32)
+        self.chosen_positions = np.zeros(num_logits, np.int32)
+        self._params = [_GREEDY] * num_logits
+        self._edits: list[LogitEdits | None] = [None] * num_logits
+        self.sampled: list[range] = []
+        self._num_sampled = 0
+        starts = list(_starts(rows))
+        for work in batch.works:
+            is_block = len(work.tokens) > 1 + work.num_drafts
+            kind = len(rows) - 1 if is_block else 0
+            length = rows[kind].length
+            begins = range(0, len(work.tokens), length)
+            for begin in begins:
+                row, token = starts[kind]
+                self._put(work, begin, min(length, len(work.tokens) - begin), row, token)
+                starts[kind] = row + 1, token + length
+            self._choose(work, starts[kind][1] - length, len(work.tokens) - begins[-1])
+
+    @property
+    def of_step(self) -> tuple[np.ndarray, ...]:
+        return self.tokens, self.positions, self.slots, self.tables, self.heads
+
+    def sampling(self, vocab_size: int) -> tuple[SampledRows, Edits | None]:
+        """How each row of logits is sampled; no edits where none of them has any."""
+        edits = batch_edits(list(zip(self._params, self._edits, strict=True)), vocab_size)
+        return batch_rows(self._params, self.chosen_positions), edits
+
+    def _put(self, work: Work, begin: int, count: int, row: int, token: int) -> None:
+        """`count` tokens of the work from its number `begin` on, as a row."""
+        start = work.start + begin
+        self.tokens[token : token + count] = work.tokens[begin : begin + count]
+        self.positions[token : token + count] = range(start, start + count)
+        self.slots[token] = work.slot
+        self.tables[row, : len(work.pages)] = work.pages
+
+    def _choose(self, work: Work, token: int, count: int) -> None:
+        """Asks for what is sampled behind the last of the row's `count` tokens, and before each draft."""
+        first = self._num_sampled
+        self._num_sampled += work.num_samples
+        self.sampled.append(range(first, self._num_sampled))
+        for number, behind in zip(self.sampled[-1], range(work.num_samples, 0, -1), strict=True):
+            self.heads[number] = token + count - behind
+            self.chosen_positions[number] = work.start + len(work.tokens) - behind + 1
+            self._params[number] = work.sequence.request.sampling
+            self._edits[number] = work.sequence.edits
+        if work.num_samples == 1:
+            self.chosen_slots[first] = work.slot
+
+
+class _UnderWay:
+    """The tokens of a step that may still run: which of them are whose, and how many alternatives of each."""
+
+    def __init__(self, sampled: Sampled, numbers: list[range], num_top: np.ndarray) -> None:
+        self._sampled, self._numbers, self._num_top = sampled, numbers, num_top
+
+    def read(self) -> Sequence[Sequence[TokenScore]]:
+        found = jax.device_get(self._sampled)
+        tokens, logprobs = found.tokens.tolist(), found.logprobs.tolist()
+
+        def score(i: int) -> TokenScore:
+            top = slice(self._num_top[i])
+            likeliest = zip(found.top_ids[i, top].tolist(), found.top_logprobs[i, top].tolist(), strict=True)
+            return TokenScore(tokens[i], logprobs[i], tuple(likeliest))
+
+        return [[score(i) for i in numbers] for numbers in self._numbers]
+
+
+def _starts(rows: tuple[Rows, ...]) -> Any:
+    """(number of its first row, number of its first token) of each kind of rows."""
+    row = token = 0
+    for kind in rows:
+        yield row, token
+        row, token = row + kind.num_rows, token + kind.num_tokens
+
+
+def _num_blocks(work: Work, block: int) -> int:
+    return 0 if len(work.tokens) == 1 + work.num_drafts else -(-len(work.tokens) // block)
+
+
+def _sizes(most: int) -> list[int]:
+    """Powers of two below `most`, and `most`.
+
+    >>> _sizes(6), _sizes(1)
+    ([1, 2, 4, 6], [1])
+    """
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(2 * sizes[-1], most))
+    return sizes
+
+
+def score_lengths(context: int) -> list[int]:
+    """The lengths that prompts are padded to for their scores: powers of two up to the context.
+
+    >>> score_lengths(100), score_lengths(8)
     ([16, 32, 64, 100], [8])
     """
-    lengths = [_SHORTEST_PREFILL]
+    lengths = [_SHORTEST_SCORED]
     while lengths[-1] < context:
         lengths.append(2 * lengths[-1])
     return [*lengths[:-1], context]
 
 
-def _check(config: ModelConfig, layout: Layout, num_slots: int, context: int) -> None:
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def check_serves(config: ModelConfig, layout: Layout, num_slots: int, context: int) -> None:
+    """Raises LayoutError or PlanError for what a JaxRunner cannot serve, before any weight is read."""
     split = [axis for axis in DEGREES if axis != "tensor" and layout.degree(axis) > 1]
     others = [f"{axis} = {layout.degree(axis)}" for axis in split]
     if layout.word("sequence_parallel"):
@@ -173,26 +335,3 @@ def _check(config: ModelConfig, layout: Layout, num_slots: int, context: int) ->
             f"{config.name}: a context of {context} tokens is longer than the model's {config.max_seq_len}; "
             f"fits: up to {config.max_seq_len}"
         )
-
-
-def _compile(step: Any, *arguments: Any) -> Any:
-    """`step` compiled for these shapes alone; it updates its second argument, the cache, in place."""
-    return jax.jit(step, donate_argnums=1).lower(*arguments).compile()
-
-
-def _int32(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
-    return jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding)
-
-
-def _insert(cache: Array, row: Array, slot: Array) -> Array:
-    """cache[L, B, S, K, H] with row[L, 1, T, K, H] as the first positions of `slot`."""
-    return lax.dynamic_update_slice(cache, row, (0, slot, *[0] * (cache.ndim - 2)))
-
-
-def _whole(logits: Array) -> Array:
-    """Float32 logits gathered over `tensor`: sampling compares the whole vocabulary."""
-    return reshard(logits.astype(jnp.float32), PartitionSpec())

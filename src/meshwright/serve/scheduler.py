@@ -1,24 +1,69 @@
-"""Who runs in which slot: first come, first served. Plain Python; not thread-safe by itself."""
+"""Who runs in the next step, and how many tokens of each. Plain Python; not thread-safe by itself.
 
-from collections import deque
+Each step takes the next token of every sequence that generates, and of prompts as many tokens as fit beside
+them (chunked prefill; Agrawal et al., 2023), those of waiting sequences included. Pages are given out as
+sequences grow. Where they run out, cached prefixes are evicted, and then the sequence that came last gives
+its pages back and is computed again later.
+"""
+
+from bisect import insort
+from collections.abc import Sequence as Ordered
+from typing import Literal, Protocol, get_args
 
 from meshwright.errors import RequestError
-from meshwright.serve.sequence import FinishReason, Sequence
+from meshwright.serve.batch import PENDING, Batch, Limits, Work
+from meshwright.serve.pages import PagePool
+from meshwright.serve.prefix import PrefixTree
+from meshwright.serve.sequence import FinishReason, Sequence, TokenScore
+
+Mode = Literal["interleaved", "batched"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+class Drafter(Protocol):
+    """Guesses how a sequence goes on."""
+
+    def pays(self, num_sequences: int) -> bool:
+        """Whether a step of so many sequences is worth guessing for."""
+        ...
+
+    def draft(self, sequence: Sequence) -> list[int]:
+        """The next tokens of `sequence`, as far as it dares."""
+        ...
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        """Tells how many of the guesses of one sequence were right."""
+        ...
 
 
 class Scheduler:
-    """Sequences that wait, and those that run in one of `num_slots` slots.
+    """Sequences that wait, and those that run in one of `limits.num_slots` slots.
 
-    Every slot is free or holds one sequence. At most `max_waiting` sequences wait beyond those
-    that a free slot will take.
+    At most `max_waiting` sequences wait beyond those that a free slot will take.
+    mode: "interleaved", or "batched": the next sequences begin once all of a batch have finished.
+    prefix_cache: whether pages outlive their sequence, for others that begin alike. drafter: guesses tokens,
+    which are verified several a step.
     """
 
-    def __init__(self, num_slots: int, max_waiting: int) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        max_waiting: int,
+        *,
+        mode: Mode = "interleaved",
+        prefix_cache: bool = True,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self.limits, self._mode, self._drafter = limits, mode, drafter
         self._max_waiting = max_waiting
-        self._capacity = max_waiting + num_slots
-        self._waiting: deque[Sequence] = deque()
-        self._running: dict[int, Sequence] = {}
-        self._free = list(range(num_slots))[::-1]
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._free_slots = list(range(limits.num_slots))[::-1]
+        self.pool = PagePool(limits.num_pages)
+        self.prefixes = PrefixTree(self.pool, limits.page_size) if prefix_cache else None
+        self._num_arrived = 0
+        self._drafts_pay = False
+        self._is_filling = False  # a batch, whose prompts are all prefilled before any of it generates
 
     @property
     def num_waiting(self) -> int:
@@ -29,20 +74,21 @@ class Scheduler:
         return len(self._running)
 
     @property
-    def running(self) -> dict[int, Sequence]:
-        """The sequence in each slot that is taken."""
-        return dict(self._running)
+    def running(self) -> list[Sequence]:
+        """The sequences that hold a slot, the most urgent first."""
+        return list(self._running)
 
     @property
     def unfinished(self) -> list[Sequence]:
-        return [*self._running.values(), *self._waiting]
+        return [*self._running, *self._waiting]
 
     def add(self, sequences: list[Sequence]) -> None:
         """Queue all of `sequences`, or none: RequestError 429 if they do not fit."""
-        room = self._max_waiting + len(self._free) - self.num_waiting
-        if len(sequences) > self._capacity:
+        capacity = self._max_waiting + self.limits.num_slots
+        room = self._max_waiting + len(self._free_slots) - self.num_waiting
+        if len(sequences) > capacity:
             raise RequestError(
-                f"{len(sequences)} answers in one request, but the server holds at most {self._capacity}",
+                f"{len(sequences)} answers in one request, but the server holds at most {capacity}",
                 param="n",
             )
         if len(sequences) > room:
@@ -51,22 +97,196 @@ class Scheduler:
                 status=429,
                 code="queue_full",
             )
-        self._waiting.extend(sequences)
+        for sequence in sequences:
+            sequence.arrival = self._num_arrived
+            self._num_arrived += 1
+            insort(self._waiting, sequence, key=lambda one: one.rank)
 
-    def admit(self) -> Sequence | None:
-        """The sequence that has waited longest, now in a slot; None if nobody waits or no slot is free."""
-        if not self._waiting or not self._free:
+    def schedule(self) -> Batch | None:
+        """The next step, whose pages are now given out; None where there is nothing to do yet."""
+        if self._mode == "batched" and not self._running:
+            self._is_filling = True
+        step = _Step(self.limits)
+        self._drafts_pay = self._drafter is not None and self._drafter.pays(self.num_running)
+        for sequence in self.running:
+            is_held = self._is_filling and sequence.num_uncomputed == 1
+            # Without a slot: one that came before has just taken its pages.
+            if sequence.slot is not None and not is_held:
+                self._continue(sequence, step)
+        if not step.has_preempted and (self._mode == "interleaved" or self._is_filling):
+            self._admit(step)
+        if self._is_filling and not step.works and self._running:
+            self._is_filling = False
+            return self.schedule()
+        return Batch(tuple(step.works)) if step.works else None
+
+    def _continue(self, sequence: Sequence, step: "_Step") -> None:
+        count = min(sequence.num_uncomputed, step.room_for(sequence))
+        # Where nothing is left to sample, the last token is under way, and nobody reads what it would write.
+        if count < 1 or sequence.num_left < 1:
+            return
+        drafts = self._drafts(sequence, count)
+        if drafts is None:
+            return
+        if not self._reach(sequence, sequence.num_computed + count + len(drafts), step):
+            return
+        step.take(sequence, count, drafts)
+
+    def _drafts(self, sequence: Sequence, count: int) -> list[int] | None:
+        """Guesses behind the sequence's last token; None where that must be known first.
+
+        Not beside prompts, which fill a step as well as guesses do, nor where each token changes the logits
+        of the next.
+        """
+        is_followed = self._drafts_pay or sequence.edits is not None
+        if sequence.num_uncomputed > 1 or not is_followed:
+            return []
+        if sequence.num_pending:
             return None
-        sequence = self._waiting.popleft()
-        sequence.slot = self._free.pop()
-        self._running[sequence.slot] = sequence
-        return sequence
+        if self._drafter is None or not self._drafts_pay or sequence.edits is not None or self._has_prompts:
+            return []
+        return self._drafter.draft(sequence)[: sequence.num_left - 1]
+
+    @property
+    def _has_prompts(self) -> bool:
+        waits = self._waiting and self._free_slots
+        return bool(waits) or any(sequence.num_uncomputed > 1 for sequence in self._running)
+
+    def _admit(self, step: "_Step") -> None:
+        for sequence in list(self._waiting):
+            if not self._free_slots or step.room < 1:
+                return
+            if sequence.num_pending or self._soon_cached(sequence):
+                continue
+            shared = self._shared(sequence)
+            self.pool.share(shared)
+            sequence.pages, sequence.num_computed = shared, len(shared) * self.limits.page_size
+            count = min(sequence.num_uncomputed, step.room_for(sequence))
+            if not self._grow(sequence, sequence.num_computed + count):
+                self._forget_pages(sequence)
+                return
+            self._waiting.remove(sequence)
+            sequence.slot, sequence.num_cached = self._free_slots.pop(), sequence.num_computed
+            insort(self._running, sequence, key=lambda one: one.rank)
+            step.take(sequence, count, [])
+
+    def _shared(self, sequence: Sequence) -> list[int]:
+        """Cached pages that the sequence begins with; its last token is always computed."""
+        if self.prefixes is None:
+            return []
+        return self.prefixes.match(sequence.tokens[:-1])
+
+    def _soon_cached(self, sequence: Sequence) -> bool:
+        """Whether a prompt that begins alike is being prefilled: waiting for its pages is cheaper."""
+        if self.prefixes is None:
+            return False
+        size = self.limits.page_size
+        known = len(self.prefixes.match(sequence.tokens[:-1])) * size
+        begin = sequence.tokens[: known + size]
+        if len(begin) < known + size or len(sequence.tokens) == len(begin):
+            return False
+        return any(not other.num_generated and other.tokens[: len(begin)] == begin for other in self._running)
+
+    def _reach(self, sequence: Sequence, num_tokens: int, step: "_Step") -> bool:
+        """Whether the sequence now has pages for so many tokens, if need be from those that came later."""
+        while not self._grow(sequence, num_tokens):
+            victim = self._running[-1]
+            if victim is sequence:
+                return False
+            self._preempt(victim)
+            step.has_preempted = True
+        return True
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        missing = -(-num_tokens // self.limits.page_size) - len(sequence.pages)
+        if missing <= 0:
+            return True
+        if self.prefixes is not None and missing > self.pool.num_free:
+            self.prefixes.evict(missing - self.pool.num_free)
+        pages = self.pool.take(missing)
+        if pages is None:
+            return False
+        sequence.pages.extend(pages)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        sequence.num_preempted += 1
+        insort(self._waiting, sequence, key=lambda one: one.rank)
+
+    def _leave(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self._running.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = None
+        self._forget_pages(sequence)
+
+    def _forget_pages(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.pages)
+        sequence.pages, sequence.num_computed = [], 0
+
+    def accepted(self, work: Work, sampled: Ordered[TokenScore]) -> Ordered[TokenScore]:
+        """Of what a step sampled for one work, the tokens that follow; called once for each that samples.
+
+        A draft that was sampled too is right, and what was sampled behind it holds: so an answer is the same
+        as without drafts. Of the first wrong one on, what was computed is written again.
+        """
+        sequence, drafts = work.sequence, work.tokens[len(work.tokens) - work.num_drafts :]
+        num_right = next(
+            (i for i, draft in enumerate(drafts) if sampled[i].token != draft),
+            len(drafts),
+        )
+        sequence.num_pending -= 1
+        if drafts:
+            if self._drafter is not None:
+                self._drafter.verified(len(drafts), num_right)
+            if sequence.slot is not None:
+                sequence.num_computed -= len(drafts) - num_right
+        return sampled[: num_right + 1]
+
+    def computed(self, sequence: Sequence) -> None:
+        """Keeps the full pages of a running sequence for others that begin alike."""
+        if self.prefixes is not None and sequence.slot is not None:
+            known = min(sequence.num_computed, len(sequence.tokens))
+            self.prefixes.insert(sequence.tokens[:known], sequence.pages)
 
     def release(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Finish `sequence` and free its slot or its place in the queue."""
+        """Finish `sequence`, and free its slot and pages or its place in the queue.
+
+        A step under way may still write to its pages: whoever gets them next writes later, since steps run in
+        order.
+        """
         sequence.finish_reason = reason
         if sequence.slot is None:
             self._waiting.remove(sequence)
             return
-        del self._running[sequence.slot]
-        self._free.append(sequence.slot)
+        if reason != "failed":
+            self.computed(sequence)
+        self._leave(sequence)
+
+
+class _Step:
+    """A batch as it fills, and how many prompt tokens it still has room for."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.works: list[Work] = []
+        self.room, self._block = limits.chunk, limits.block
+        self.has_preempted = False
+
+    def room_for(self, sequence: Sequence) -> int:
+        """Tokens of the sequence that fit: one always does, as the slots of a step are not prompt tokens."""
+        return 1 if sequence.num_uncomputed == 1 else self.room
+
+    def take(self, sequence: Sequence, count: int, drafts: list[int]) -> None:
+        """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""
+        start = sequence.num_computed
+        known = sequence.tokens[start : start + count]
+        samples = count == sequence.num_uncomputed
+        tokens = (*known, *[PENDING] * (count - len(known)), *drafts)
+        assert sequence.slot is not None
+        pages = tuple(sequence.pages)
+        self.works.append(Work(sequence, sequence.slot, start, tokens, pages, len(drafts), samples))
+        if count > 1:
+            self.room -= -(-count // self._block) * self._block
+        sequence.num_computed += len(tokens)
+        sequence.num_pending += samples

@@ -53,6 +53,7 @@ class Request:
 
     max_tokens: None continues to the end of the context.
     stop_ids: tokens that end the answer, such as end-of-sequence.
+    priority: requests of a lower number go first, and keep their pages when these run out.
     new_constraint: makes what says, token by token, which may come next (see `logit_edits.Constraint`).
     scores_prompt: report the log-probabilities of the prompt's tokens with the first event.
     """
@@ -63,6 +64,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     new_constraint: Callable[[], Any] | None = None
     scores_prompt: bool = False
+    priority: int = 0
 
     @property
     def edits_logits(self) -> bool:
@@ -108,7 +110,10 @@ class Event:
 class Sequence:
     """A request on its way: waiting (slot is None), running in a slot, then finished.
 
-    position: of the last token, prompt included; the next token sits at position + 1.
+    tokens: prompt and answer as far as the host knows them. num_pending: tokens that steps under way sample.
+    num_computed: tokens whose keys and values stand in `pages`, or will once the steps under way are done;
+    num_cached of them were there when it began. arrival: its number in the order of arrival. num_preempted:
+    how often it lost its pages.
     """
 
     request: Request
@@ -116,22 +121,45 @@ class Sequence:
     index: int
     emit: Callable[[Event | EngineError], None]
     slot: int | None = None
-    last_token: int = 0
-    num_generated: int = 0
+    pages: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_pending: int = 0
+    arrival: int = 0
+    num_preempted: int = 0
+    num_cached: int = 0
     prompt_scores: tuple[TokenScore, ...] = ()
     edits: "LogitEdits | None" = None
     finish_reason: FinishReason | None = None
     submitted_seconds: float = field(default_factory=time.perf_counter)
     first_token_seconds: float = 0.0
+    tokens: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt)
 
     @property
-    def position(self) -> int:
-        return len(self.request.prompt) + self.num_generated - 1
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be sampled, those under way not counted."""
+        return self.max_tokens - self.num_generated - self.num_pending
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens, known or under way, whose keys and values no step has been asked for."""
+        return len(self.tokens) + self.num_pending - self.num_computed
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who comes first: the most urgent, of these the first to arrive."""
+        return self.request.priority, self.arrival
 
     def append(self, score: TokenScore) -> Event:
         """The event of the next token; sets finish_reason when it is the last."""
         token = score.token
-        self.last_token, self.num_generated = token, self.num_generated + 1
+        self.tokens.append(token)
         if self.edits is not None:
             self.edits.accept(token)
         if self.num_generated == 1:

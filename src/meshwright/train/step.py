@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,10 @@ from meshwright.models.transformer import Places
 from meshwright.nn.blockwise import zigzag
 from meshwright.nn.compiler import Options, compiler_options
 from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
+from meshwright.nn.lanes import Lanes
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
-from meshwright.nn.params import abstract_params, init_params
+from meshwright.nn.params import JAX_DTYPES, abstract_params, init_params
 from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 
 
@@ -36,6 +37,16 @@ class TrainState:
     params: Any
     opt_state: Any
     num_updates: Array
+
+
+class Mastered(NamedTuple):
+    """The optimizer's state where a float32 copy of the weights lies beside them (`master_weights`).
+
+    weights: the copy, split as gradients once summed. moments: optax's state.
+    """
+
+    weights: Any
+    moments: Any
 
 
 class CompiledStep:
@@ -64,8 +75,8 @@ class CompiledStep:
         self.mesh = device_mesh(layout) if mesh is None else mesh
         self.options = options or {}
         self.schedule = learning_rate(optimizer)
-        self.optimizer = make_optimizer(optimizer)
         self.ops = JaxOps(config, layout)
+        self.optimizer = make_optimizer(optimizer, JAX_DTYPES[layout.optimizer_dtype])
         self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
         self.peak_flops_per_second = chip_flops_per_second * layout.mesh.num_devices
@@ -79,8 +90,12 @@ class CompiledStep:
             return jax.jit(self._with_moments)(params)
 
     def _with_moments(self, params: Any) -> TrainState:
-        moments = self.optimizer.init(shards(self.config, self.layout, params))
-        return TrainState(params, moments, jnp.zeros((), jnp.int32))
+        mine = shards(self.config, self.layout, params)
+        start = jnp.zeros((), jnp.int32)
+        if not self.layout.master_weights:
+            return TrainState(params, self.optimizer.init(mine), start)
+        master = jax.tree.map(lambda weight: weight.astype(jnp.float32), mine)
+        return TrainState(params, Mastered(master, self.optimizer.init(master)), start)
 
     def abstract_state(self) -> TrainState:
         """The state as ShapeDtypeStructs with shardings: moments are split as gradients once summed."""
@@ -132,27 +147,66 @@ class CompiledStep:
         return jax.jit(self.loss)
 
     def loss(self, params: Any, rows: Array) -> Array:
-        """Mean nats per token of rows[B, T+1], dealt so that shards of T have equal work."""
+        """Mean nats per token of rows[B, T+1]."""
+        if self.layout.pipe > 1:
+            return self._lanes(params, params, rows).loss()
+        tokens, targets, places = self._dealt(rows)
+        weights = self.ops.reads(params)
+        return transformer.loss(self.config, self.ops, weights, tokens, targets, places)
+
+    def _dealt(self, rows: Array) -> tuple[Array, Array, Places]:
+        """Tokens and targets [B, T] of rows[B, T+1], dealt so that shards of T have equal work."""
         split = self.layout.tokens("tokens")
         deal = partial(zigzag, num_shards=self.layout.mesh.size(split.axes_of("T")))
         place = partial(reshard, out_shardings=partition_spec(split))
         tokens, targets = place(deal(rows[:, :-1])), place(deal(rows[:, 1:]))
-        places = Places(deal(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape)))
-        weights = self.ops.reads(params)
-        return transformer.loss(self.config, self.ops, weights, tokens, targets, places)
+        return (
+            tokens,
+            targets,
+            Places(deal(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape))),
+        )
+
+    def _lanes(self, params: Any, leaves: Any, rows: Array) -> Lanes:
+        microbatches = self._microbatches(rows)
+
+        def batch(index: Array) -> tuple[Array, Array]:
+            return self._dealt(microbatches[:, index])[:2]
+
+        places = self._dealt(microbatches[:, 0])[2]
+        return Lanes(self.config, self.layout, params, leaves, batch, places)
+
+    def _microbatches(self, rows: Array) -> Array:
+        """rows[B, T+1] as [B/m, m, T+1].
+
+        Row i of a device goes to microbatch i mod m, so that no row changes its device.
+        """
+        count, spec = self.layout.microbatches, self.batch_sharding.spec
+        shape = (rows.shape[0] // count, count, rows.shape[1])
+        return jnp.reshape(rows, shape, out_sharding=PartitionSpec(spec[0], None, None))
 
     def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
         loss, grads = self.loss_and_gradients(state.params, rows)
         with jax.named_scope("update"):
-            mine = shards(self.config, self.layout, state.params)
-            updates, opt_state = self.optimizer.update(grads, state.opt_state, mine)
-            params = gathered(self.config, self.layout, optax.apply_updates(mine, updates))
+            mine, opt_state = self._updated(state, grads)
+            params = gathered(self.config, self.layout, mine)
             metrics = {
                 "loss": loss,
                 "grad_norm": optax.tree.norm(grads),
                 "learning_rate": self.schedule(state.num_updates),
             }
         return TrainState(params, opt_state, state.num_updates + 1), metrics
+
+    def _updated(self, state: TrainState, grads: Any) -> tuple[Any, Any]:
+        """The shards of the weights after an update, and the optimizer's state."""
+        if not self.layout.master_weights:
+            mine = shards(self.config, self.layout, state.params)
+            updates, opt_state = self.optimizer.update(grads, state.opt_state, mine)
+            return optax.apply_updates(mine, updates), opt_state
+        master, moments = state.opt_state
+        updates, moments = self.optimizer.update(grads, moments, master)
+        master = optax.apply_updates(master, updates)
+        dtype = JAX_DTYPES[self.layout.weights_dtype]
+        return jax.tree.map(lambda weight: weight.astype(dtype), master), Mastered(master, moments)
 
     def loss_and_gradients(self, params: Any, rows: Array) -> tuple[Array, Any]:
         """Mean loss and gradients over the microbatches, which are run one after another."""
@@ -162,15 +216,12 @@ class CompiledStep:
         def share(leaves: Any, rows: Array) -> Array:
             return self.loss(as_used(config, layout, params, leaves), rows) / count
 
+        if layout.pipe > 1:
+            loss, grads = self._lanes(params, leaves, rows).loss_and_gradients()
+            return loss, summed(config, layout, grads)
         if count == 1:
             return jax.value_and_grad(share)(leaves, rows)
-        # Row i of a device goes to microbatch i mod count, so that no row changes its device.
-        spec = self.batch_sharding.spec
-        split = jnp.reshape(
-            rows,
-            (rows.shape[0] // count, count, rows.shape[1]),
-            out_sharding=PartitionSpec(spec[0], None, None),
-        )
+        split = self._microbatches(rows)
 
         def add(total: Any, index: Array) -> tuple[Any, None]:
             part = jax.value_and_grad(share)(leaves, split[:, index])

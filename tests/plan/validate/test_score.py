@@ -10,7 +10,16 @@ import pytest
 
 from meshwright.errors import PlanError
 from meshwright.models.count import count_params
-from meshwright.plan.validate.published import MEMORY, STEP, THROUGHPUT, PublishedRow, SkippedRow, read_rows
+from meshwright.plan.validate.inference import reproduce_inference
+from meshwright.plan.validate.published import (
+    MEMORY,
+    PER_CHIP,
+    STEP,
+    THROUGHPUT,
+    InferenceRow,
+    PublishedRow,
+    read_rows,
+)
 from meshwright.plan.validate.reproduce import reproduce
 from meshwright.plan.validate.score import (
     TRUST,
@@ -133,13 +142,41 @@ def test_what_is_no_csv_is_refused(tmp_path: Path):
         read_rows(path)
 
 
-def test_rows_of_serving_are_skipped(tmp_path: Path):
-    columns = ["id", "source", "prompt_len", "metric", "value"]
-    path = write(tmp_path / "rows.csv", {"id": "I1", "source": "s", "value": "7"}, columns=columns)
-    (row,) = read_rows(path)
-    assert row == SkippedRow("I1", "s", 7.0, "serving is not validated yet")
-    (found,) = predict([row])
-    assert (found.predicted, found.skipped) == (None, "serving is not validated yet")
+SERVED = {
+    "id": "I1", "source": "s", "mlp": "gated", "n_layers": "32", "d_model": "4096", "d_ff": "11008",
+    "n_heads": "32", "n_kv_heads": "32", "d_head": "128", "vocab": "32000", "params_total": "6.738e9",
+    "hardware": "a100-80gb:2", "chips": "2", "weight_dtype": "int4 (group 32)", "kv_dtype": "fp16",
+    "tensor": "2", "batch": "4", "prompt_len": "128", "output_len": "64", "value": "0.01", "unit": "s",
+}  # fmt: skip
+
+
+def served(tmp_path: Path, **cells: str) -> InferenceRow:
+    columns = [field.name for field in fields(InferenceRow)]
+    (row,) = read_rows(write(tmp_path / "rows.csv", {**SERVED, **cells}, columns=columns))
+    assert isinstance(row, InferenceRow)
+    return row
+
+
+def test_a_served_row_is_a_step_a_prefill_or_both(tmp_path: Path):
+    """Of one batch: latency is a prefill and 64 steps, throughput 4 x 64 tokens over it, of 2 chips."""
+    figures = {}
+    for metric, unit in (
+        ("tpot_s", "s"), ("ttft_s", "s"), ("request_latency_s", "s"), ("tokens_per_s", PER_CHIP)
+    ):  # fmt: skip
+        (found,) = predict([served(tmp_path, metric=metric, unit=unit)])
+        assert found.skipped is None and found.layout == "tensor=2,remat=none"
+        figures[metric] = found.predicted
+    assert figures["request_latency_s"] == pytest.approx(figures["ttft_s"] + 64 * figures["tpot_s"])
+    assert figures["tokens_per_s"] == pytest.approx(4 * 64 / figures["request_latency_s"] / 2)
+    case = reproduce_inference(served(tmp_path, metric="tpot_s"))
+    assert case.layouts[0].weights_dtype == "int4" and case.layouts[0].kv_dtype == "bf16"
+
+
+def test_a_served_row_that_cannot_be_is_skipped_with_why(tmp_path: Path):
+    (found,) = predict([served(tmp_path, metric="tpot_s", tensor="3", chips="3", hardware="a100-80gb:3")])
+    assert found.predicted is None and "divides neither the heads" in str(found.skipped)
+    with pytest.raises(PlanError, match="metric = 'itl_s' is unknown; fits: tpot_s"):
+        served(tmp_path, metric="itl_s")
 
 
 # What a row means

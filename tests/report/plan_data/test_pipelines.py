@@ -31,7 +31,7 @@ def test_the_idle_time_drawn_is_the_bubble_and_the_hops_priced(schedule):
 def test_every_schedule_that_exists_is_there_the_plan_s_first():
     layout = Layout.of(pipe=4, data=2, tensor=2, microbatches=16, schedule="zb-h1")
     found = timelines(CONFIG, WORKLOAD, price(CONFIG, MACHINE, WORKLOAD, layout))
-    assert list(found) == ["zb-h1", "gpipe", "1f1b", "interleaved", "zb-v", "dualpipe"]
+    assert list(found) == ["zb-h1", "gpipe", "lanes", "1f1b", "interleaved", "zb-v", "dualpipe"]
     assert all(timeline.table.num_microbatches == 16 for timeline in found.values())
 
 

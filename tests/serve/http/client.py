@@ -11,14 +11,17 @@ from tests.serve.mock import MockRunner, byte_tokenizer
 
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
+from meshwright.serve.http.limits import Limits
 
 MODEL = "tiny"
 
 
 @asynccontextmanager
-async def client(runner: MockRunner, *, max_waiting: int = 16) -> AsyncIterator[httpx.AsyncClient]:
+async def client(
+    runner: MockRunner, *, max_waiting: int = 16, limits: Limits | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
     with Engine(runner, max_waiting=max_waiting) as engine:
-        app = create_app(engine, byte_tokenizer(), MODEL)
+        app = create_app(engine, byte_tokenizer(), MODEL, limits)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             yield http

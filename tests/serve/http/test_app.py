@@ -72,7 +72,7 @@ def test_every_form_of_prompt(prompt, prefilled):
     runner = MockRunner(count_up)
     body = complete(runner, prompt=prompt, max_tokens=2, temperature=0)
     expected = [[as_text.get(token, token) for token in tokens] for tokens in prefilled]
-    assert runner.prefilled[1:] == expected
+    assert runner.prefilled == expected
     assert [choice["index"] for choice in body["choices"]] == list(range(len(expected)))
     assert body["usage"]["prompt_tokens"] == sum(map(len, expected))
 
@@ -138,7 +138,7 @@ def test_stop_strings_end_the_answer_and_are_not_in_it(stop, text, reason, strea
 def test_a_stop_string_frees_the_slot():
     runner = MockRunner(says("stop here " + "z" * 5000), context=10_000)
     complete(runner, max_tokens=6000, stop="here", temperature=0)
-    assert len(runner.answers[0]) < 1000
+    assert runner.num_generated < 1000
 
 
 def test_the_same_seed_gives_the_same_text_alone_or_in_a_batch():

@@ -141,10 +141,10 @@ def _key_by_size(
 
     def lacks(key: tuple[str, str]) -> bool:
         same = [p for p in planned[key] if _kind(p.op, p.axes, p.gathered_bytes) == kind]
-        had = [e.runs for e in emitted.get(key, ()) if _kind(e.op, e.axes, e.num_bytes) == kind]
+        had = [e.runs for e in emitted.get(key, ()) if _kind(e.op, e.axes, e.gathered_bytes) == kind]
         return sum(p.count for p in same) - sum(had) >= (found.runs)
 
-    kind = _kind(found.op, found.axes, found.num_bytes)
+    kind = _kind(found.op, found.axes, found.gathered_bytes)
     candidates = [key for key in planned if lacks(key)]
     parameter = found.collective.parameter or ""
     return max(candidates, key=lambda key: f"['{key[0]}']" in parameter, default=None)
@@ -165,7 +165,7 @@ def _likeness(found: Emitted, planned: list[PricedCollective]) -> tuple[bool, bo
     alike = [p for p in planned if (p.op in REDUCTIONS) == reduces]
     axes = {axis for p in alike for axis in p.axes}
     sizes = {p.gathered_bytes for p in alike}
-    return bool(axes & set(found.axes)), found.num_bytes in sizes, len(axes & set(found.axes))
+    return bool(axes & set(found.axes)), found.gathered_bytes in sizes, len(axes & set(found.axes))
 
 
 def _rows_of(
@@ -205,7 +205,7 @@ def _difference(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, .
     plan = ", ".join(sorted({f"{p.op} over {'·'.join(p.axes)}" for p in planned}))
     found = ", ".join(sorted({f"{_form(e)} over {'·'.join(e.axes) or 'no mesh axes'}" for e in emitted}))
     planned_bytes = sum(p.step_bytes for p in planned)
-    found_bytes = sum(e.bytes_per_step for e in emitted)
+    found_bytes = sum(e.gathered_per_step for e in emitted)
     return f"planned {plan} ({planned_bytes:,} B a step), emitted {found} ({found_bytes:,} B a step)"
 
 

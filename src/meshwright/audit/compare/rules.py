@@ -4,10 +4,10 @@ A row is what was planned of one tensor in one pass beside what was emitted of i
 operation and mesh axes. Each rule whose form is seen in the emitted rewrites the expected bytes; what was
 emitted must then be what is expected on every axis, within TOLERANCE, neither more nor less.
 
+    scattered_sums  XLA:CPU has no reduce-scatter: an all-reduce of which each device keeps its slice
     tied            a table that is read twice: gathered once, its gradients added before their sum
     kept_gathers    a weight gathered once for all microbatches, and kept
     joined          collectives over X, then over Y, of one array: at once over X and Y
-    scattered_sums  XLA:CPU has no reduce-scatter: an all-reduce of which each device keeps its slice
     lookups         XLA:CPU looks up and scatters rows of 16-bit tables in float32
     narrowed        gradients of norms, summed in float32, are sent in the type to which they are converted
     sums_apart      XLA:CPU sums each number of a norm by itself
@@ -74,7 +74,7 @@ def emitted_bytes(emitted: Iterable[Emitted]) -> Counter[Key]:
     total: Counter[Key] = Counter()
     for e in emitted:
         if not e.collective.follows_sum:
-            total[e.op, frozenset(e.axes)] += e.bytes_per_step
+            total[e.op, frozenset(e.axes)] += e.gathered_per_step
     return total
 
 
@@ -237,7 +237,7 @@ def _is_number(p: PricedCollective) -> bool:
 
 
 def rings(expected: Counter[Key], q: Question) -> Rewritten | None:
-    """V (n - 1)/n in permutes of blocks over the axes of a planned gather, scatter or both."""
+    """V in n - 1 permutes of blocks, V (n - 1) as permutes count, for a planned gather, scatter or both."""
     rewritten, found = expected.copy(), emitted_bytes(q.emitted)
     for (op, axes), _ in found.items():
         if op != "permute" or (op, axes) in expected:
@@ -245,7 +245,7 @@ def rings(expected: Counter[Key], q: Question) -> Rewritten | None:
         n = _size(q, axes)
         for kind in ("all_gather", "reduce_scatter"):
             if kind_bytes := rewritten.pop((kind, axes), 0):
-                rewritten["permute", axes] += round((kind_bytes - found[kind, axes]) * (n - 1) / n)
+                rewritten["permute", axes] += (kind_bytes - found[kind, axes]) * (n - 1)
                 if found[kind, axes]:
                     rewritten[kind, axes] = found[kind, axes]
     return None if rewritten == expected else (rewritten, "in steps: permutes of blocks round a ring")
@@ -304,5 +304,5 @@ def _axes_of(emitted: Iterable[Emitted]) -> Axes:
 
 
 RULES: tuple[Rule, ...] = (
-    tied, kept_gathers, scattered_sums, joined, lookups, narrowed, sums_apart, rings, padded, across_slices,
+    scattered_sums, tied, kept_gathers, joined, lookups, narrowed, sums_apart, rings, padded, across_slices,
 )  # fmt: skip

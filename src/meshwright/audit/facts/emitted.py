@@ -6,8 +6,8 @@ from meshwright.audit.facts.collectives import Collective
 from meshwright.audit.facts.groups import axes_that_change, group_axes
 from meshwright.cost.collectives import Op
 from meshwright.notation.array import Axes
+from meshwright.notation.collective import gathered_of_block
 from meshwright.notation.mesh import Mesh
-from meshwright.units import dtype_bytes
 
 # Sums of a few numbers (the loss, a norm of gradients) are listed and never decide the verdict.
 NEGLIGIBLE_BYTES = 64
@@ -59,6 +59,19 @@ class Emitted:
         return self.collective.uncast_bytes if self.widened else self.collective.gathered_bytes
 
     @property
+    def gathered_bytes(self) -> int:
+        """V of one run as plans count it: n blocks of a permute or an all-to-all, whose operand is one."""
+        if self.op not in ("permute", "all_to_all"):
+            return self.num_bytes
+        groups = self.collective.groups
+        n = self.mesh.size(self.axes) if self.mesh and groups.is_permute else max(groups.size, 1)
+        return gathered_of_block(self.op, self.num_bytes, n)
+
+    @property
+    def gathered_per_step(self) -> int:
+        return self.gathered_bytes * self.runs
+
+    @property
     def dtype(self) -> str:
         c = self.collective
         return (c.uncast_dtype or c.source_dtype) if self.widened else c.dtype
@@ -71,10 +84,6 @@ class Emitted:
     @property
     def bytes_per_step(self) -> int:
         return self.num_bytes * self.runs
-
-    @property
-    def elements_per_step(self) -> float:
-        return self.bytes_per_step / dtype_bytes(self.dtype)
 
     def to_dict(self, tensor: str) -> dict:
         """The keys of `mw audit`; bytes and dtype of one run, as they travel (see `num_bytes`)."""

@@ -12,7 +12,6 @@ from meshwright.cost.step import at_step_rates
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.array import Axes
-from meshwright.notation.collective import gathered_of_block
 from meshwright.notation.mesh import Mesh
 
 
@@ -81,9 +80,8 @@ class Prices:
         return round(sent_bytes(e.collective.op, self.gathered(e), n) * e.runs)
 
     def gathered(self, e: Emitted) -> int:
-        """V of one run, padding included; a permute's operand is one block of it."""
-        whole = e.num_bytes + e.collective.padding_bytes
-        return gathered_of_block("permute", whole, self.mesh.size(e.axes)) if e.op == "permute" else whole
+        """V of one run, padding included."""
+        return e.gathered_bytes + e.collective.padding_bytes
 
     def read_seconds(self, num_bytes: float) -> float | None:
         """Seconds to read so many bytes from a device's memory."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.audit.facts.branches import is_counted, smaller_branches
 from meshwright.audit.facts.collectives import bits_of, uncast_dtype
 from meshwright.audit.facts.flops import flops_of
 from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
@@ -31,8 +32,14 @@ class Product:
 
 
 def products(program: Program) -> Iterator[Product]:
-    """Every product of a step; loop bodies count by their trips, or once where these are unknown."""
+    """Every product of a step; loop bodies count by their trips, or once where these are unknown.
+
+    Of the branches of a conditional those of the largest (see `branches`).
+    """
+    smaller = smaller_branches(program)
     for place in places(program):
+        if not is_counted(place, smaller):
+            continue
         for instruction in place.computation.instructions.values():
             if flops := _flops(program, instruction, place):
                 yield Product(Value(instruction, place), flops * (run_count(program, place) or 1))
@@ -41,7 +48,7 @@ def products(program: Program) -> Iterator[Product]:
 def dot_flops(program: Program) -> float:
     """FLOPs of one device's products in one step; `gaps.not_understood` names what is missing.
 
-    Each multiply-add is 2, and every branch of a conditional counts.
+    Each multiply-add is 2.
     """
     return sum(product.flops for product in products(program))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.audit.facts.collectives import Collective
+from meshwright.audit.facts.collectives import Collective, bits_of
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.flops import multiplies
 from meshwright.audit.facts.groups import ring_lengths
@@ -40,6 +40,11 @@ class Sent:
     @property
     def runs(self) -> int:
         return self.emitted.runs
+
+    @property
+    def elements(self) -> float:
+        """Numbers that one run gathers, or sums."""
+        return 8 * self.collective.gathered_bytes / bits_of(self.collective.dtype)
 
     @property
     def is_written(self) -> bool:

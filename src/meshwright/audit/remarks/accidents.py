@@ -14,11 +14,13 @@ from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.sent import Sent
 from meshwright.audit.remarks import activations, transfers, weights
 from meshwright.audit.remarks.accident import Accident
+from meshwright.audit.remarks.batch import batch_of
 from meshwright.audit.remarks.rules import Context, Fault, Rule
 
 # The most telling first.
 _RULES: tuple[Rule, ...] = (
     weights.table,
+    activations.over_the_batch,
     weights.repeated,
     activations.two_sides,
     activations.sliced_again,
@@ -36,7 +38,8 @@ _SHARE = 0.001
 def accidents(schedule: Schedule, sent: Iterable[Sent], prices: Prices) -> list[Accident]:
     """A warning for each tensor and kind of accident, in the program's order."""
     everyone, program = tuple(sent), schedule.program
-    context = Context(program, everyone, prices, is_differentiated(program), schedule)
+    batch = batch_of(program, prices.mesh)
+    context = Context(program, everyone, prices, is_differentiated(program), schedule, *batch)
     least = _SHARE * sum(prices.sent(one.emitted) for one in everyone)
     found: dict[tuple[str, str], Accident] = {}
     for one in everyone:
@@ -48,6 +51,23 @@ def accidents(schedule: Schedule, sent: Iterable[Sent], prices: Prices) -> list[
             key = warning.kind, warning.tensor
             found[key] = _joined(found[key], warning) if key in found else warning
     return list(found.values())
+
+
+# What follows where activations are not constrained to the batch's axes.
+_FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_resharded", "summed_whole",
+              "computed_repeatedly")  # fmt: skip
+
+
+def at_the_root(found: Iterable[Accident]) -> list[Accident]:
+    """The accidents without those that follow from activations that no constraint holds; these as one."""
+    found = list(found)
+    roots = [one for one in found if one.kind == activations.UNCONSTRAINED]
+    if not roots:
+        return found
+    first, *others = sorted(roots, key=lambda one: -one.bytes)
+    for other in others:
+        first = _joined(first, other)
+    return [first, *(one for one in found if one not in roots and one.kind not in _FOLLOWING)]
 
 
 def _faults(one: Sent, context: Context) -> list[Fault]:

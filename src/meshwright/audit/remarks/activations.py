@@ -7,6 +7,33 @@ from meshwright.audit.hlo.trace import MOVES, history
 from meshwright.audit.remarks.rules import Context, Fault
 from meshwright.audit.remarks.weights import stored_otherwise
 
+UNCONSTRAINED = "activations_not_constrained"
+
+
+def over_the_batch(one: Sent, context: Context) -> Fault | None:
+    """Activations summed or gathered over axes of the batch that weights are sharded over, too.
+
+    The partitioner shards activations as the weights then, and not by the batch: FSDP without constraints.
+    """
+    c, axes = one.collective, set(one.emitted.axes) & context.fsdp_axes
+    forward = c.phase == "forward" or not context.differentiated
+    operand = one.operand()
+    if (
+        not (axes and forward)
+        or one.emitted.op not in ("all_reduce", "all_gather", "reduce_scatter")
+        or one.is_written
+        or one.elements <= context.batch_elements
+        or not (is_computed(context.program, operand) or _is_carried(one, context.program))
+    ):
+        return None
+    return (
+        UNCONSTRAINED,
+        f"activations (`{one.tensor}`) cross {context.over(one)}, an axis of the batch over which weights "
+        "are sharded: the partitioner shards activations as the weights, not by the batch",
+        "constrain the activations to the batch's axes: with_sharding_constraint(x, P(batch axes)) after the "
+        "embedding and in each layer, so that weights are gathered instead",
+    )
+
 
 def two_sides(one: Sent, context: Context) -> Fault | None:
     """Both operands of a product gathered over the same devices, which then all compute the same."""
@@ -104,8 +131,4 @@ def _scatters_the_same(other: Sent, one: Sent) -> bool:
     """Whether `other` is the sum whose shards `one` gathers again: sequence parallelism."""
     c = other.collective
     scatters = c.op == "reduce_scatter" or c.scattered
-    return scatters and c.groups.size == one.collective.groups.size and _elements(other) == _elements(one)
-
-
-def _elements(one: Sent) -> float:
-    return one.emitted.elements_per_step / one.runs
+    return scatters and c.groups.size == one.collective.groups.size and other.elements == one.elements

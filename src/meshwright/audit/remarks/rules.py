@@ -13,13 +13,19 @@ Fault = tuple[str, str, str]  # kind, what, change
 
 @dataclass(frozen=True)
 class Context:
-    """What rules look at beside one collective."""
+    """What rules look at beside one collective.
+
+    fsdp_axes: mesh axes over which both the batch and weights are sharded. batch_elements: numbers of the
+    batch on one device, such as its tokens.
+    """
 
     program: Program
     sent: tuple[Sent, ...]
     prices: Prices
     differentiated: bool
     schedule: Schedule
+    fsdp_axes: frozenset[str] = frozenset()
+    batch_elements: int = 0
 
     def over(self, one: Sent) -> str:
         """The devices that a collective joins, in words."""

@@ -44,8 +44,13 @@ def sent_hops(schedule: str, stages: int, microbatches: int, chunks: int = 1) ->
 
     >>> sent_hops("1f1b", 4, 8)
     [(8, 0), (8, 8), (8, 8), (0, 8)]
+
+    Stages that are alike send in every tick, at the ends to nobody.
     """
     record = pipeline_schedule(schedule)
+    if record.alike:
+        ticks = record.num_passes(stages, microbatches)
+        return [(ticks, ticks)] * stages
     routes = record.routes(stages, record.chunks(chunks))
     forward, backward = [0] * stages, [0] * stages
     for route in routes:

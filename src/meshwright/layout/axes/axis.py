@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 Form = Mapping[str, Any]
 # Letters that are parallel within a layer: what a tensor axis may split.
 WIDE_LETTERS = "NKFMUV"
+# What a cache holds, by array, and the axes that split weights by letters of which it may have none.
+CACHE_ARRAYS = {"k": "BSKH", "v": "BSKH", "latent": "BSR", "rope": "BSA"}
+_CACHE_AXES = ("tensor", "kv_replicas")
+# Every table of the rules.
+EVERYWHERE = "stored used gradients updated activations"
 # The order of entries in composed tables: where two letters of an array ask for an axis, the first has it.
-_ORDER = "E" + WIDE_LETTERS + "GDBTSC"
+_ORDER = "LE" + WIDE_LETTERS + "GDBTSC"
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,14 @@ class Option:
 
 
 class Composition:
-    """The tables that the axes of a short form add up to. present: the mesh axes of more than one device."""
+    """The tables that the axes of a short form add up to. present: the mesh axes of more than one device.
+
+    cache_letter: what of a cache the axes split that its heads leave whole, in generation; None: nothing.
+    """
 
     def __init__(self, form: Form, present: frozenset[str]) -> None:
         self.form, self.present = form, present
+        self.cache_letter: str | None = None
         self._tables: dict[str, dict[str, list[str]]] = {}
 
     def add(self, tables: str, letters: str, axis: str, *, first: bool = False) -> None:
@@ -49,8 +58,25 @@ class Composition:
     def rules(self) -> Rules:
         table = self._table
         return Rules(
-            table("stored"), table("used"), table("gradients"), table("updated"), table("activations")
+            table("stored"),
+            table("used"),
+            table("gradients"),
+            table("updated"),
+            table("activations"),
+            (("generate", self._generate(self.cache_letter)),) if self.cache_letter else (),
         )
+
+    def _generate(self, letter: str) -> Table:
+        """The table of activations, with entries of their own for the arrays of a cache."""
+        table = self._table("activations")
+        entries = []
+        for name, letters in CACHE_ARRAYS.items():
+            rows = {one: axes for one, axes in table.letters if one in letters}
+            taken = {axis for axes in rows.values() for axis in axes}
+            free = [axis for axis in _CACHE_AXES if axis in self.present and axis not in taken]
+            rows[letter] = (*rows.get(letter, ()), *free)
+            entries.append((name, tuple((one, axes) for one, axes in rows.items() if axes)))
+        return Table(table.letters, tuple(entries))
 
     def _table(self, name: str) -> Table:
         rows = self._tables.get(name, {})
@@ -59,17 +85,12 @@ class Composition:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a search asks an axis.
-
-    chips: those that the axes before leave. torus: whether links form one. conditions: the words that the
-    user has set conditions for.
-    """
+    """What a search asks an axis. chips: those that the axes before leave. torus: whether links form one."""
 
     config: ModelConfig
     workload: Workload
     chips: int
     torus: bool = False
-    conditions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

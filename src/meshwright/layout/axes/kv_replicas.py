@@ -7,8 +7,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import WIDE_LETTERS, Ask, Axis, Composition, Form, divisors
-from meshwright.layout.axes.tensor import EVERYWHERE
+from meshwright.layout.axes.axis import (
+    EVERYWHERE,
+    WIDE_LETTERS,
+    Ask,
+    Axis,
+    Composition,
+    Form,
+    Option,
+    divisors,
+)
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
@@ -22,9 +30,16 @@ _LETTERS = WIDE_LETTERS.replace("K", "")
 
 
 class KvReplicas(Axis):
-    """N, F and V over `tensor` and then `kv_replicas`; K over `tensor` alone, so G takes the replicas."""
+    """N, F and V over `tensor` and then `kv_replicas`; K over `tensor` alone, so G takes the replicas.
+
+    In generation the axes over which the heads leave a cache whole may split it otherwise: `cache=batch`
+    splits its sequences, cache[B_kv_replicas, S, K_tensor, H], `cache=sequence` its positions,
+    cache[B, S_kv_replicas, K_tensor, H]. Latents have no heads, so `tensor` does it too.
+    """
 
     def compose(self, tables: Composition) -> None:
+        if tables.form["cache"] != "copies":
+            tables.cache_letter = {"batch": "B", "sequence": "S"}[tables.form["cache"]]
         tables.add(EVERYWHERE, _LETTERS, "kv_replicas")
         tables.add("activations", "G", "kv_replicas")
         if tables.form["sequence_parallel"]:
@@ -60,4 +75,4 @@ class KvReplicas(Axis):
         )
 
 
-KV_REPLICAS = KvReplicas("kv_replicas")
+KV_REPLICAS = KvReplicas("kv_replicas", {"cache": Option(("copies", "batch", "sequence"))})

@@ -6,7 +6,16 @@ Source: Shoeybi et al., "Megatron-LM" (2019); Korthikanti et al. (2022) for sequ
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshwright.layout.axes.axis import WIDE_LETTERS, Ask, Axis, Composition, Form, Option, divisors
+from meshwright.layout.axes.axis import (
+    EVERYWHERE,
+    WIDE_LETTERS,
+    Ask,
+    Axis,
+    Composition,
+    Form,
+    Option,
+    divisors,
+)
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
@@ -15,7 +24,6 @@ if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
 
 MAX_TENSOR = 64
-EVERYWHERE = "stored used gradients updated activations"
 
 
 class Tensor(Axis):
@@ -27,17 +35,12 @@ class Tensor(Axis):
             tables.add("activations", "TC", "tensor")
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
-        """Every degree that divides, with sequence parallelism where the positions divide.
-
-        It sends the same bytes, splits the work on norms and residuals, and keeps a share of what they read.
-        So the form without it is tried only where a condition names it.
-        """
+        """Every degree that divides, with and without sequence parallelism where the positions divide."""
         for tensor in tensor_degrees(ask.config, ask.chips):
             divides = tensor > 1 and ask.workload.seq_len % (form["context"] * tensor) == 0
-            if not divides or "sequence_parallel" in ask.conditions:
-                yield {"tensor": tensor, "sequence_parallel": False}
-            if divides:
-                yield {"tensor": tensor, "sequence_parallel": True}
+            # Experts get each token once only where sequences are split over `tensor` as well.
+            for split in ([True] if ask.config.moe else [False, True]) if divides else [False]:
+                yield {"tensor": tensor, "sequence_parallel": split}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         summed = (

@@ -4,6 +4,7 @@ from meshwright.errors import LayoutError, nearest
 from meshwright.layout.pipeline.dualpipe import DUALPIPE
 from meshwright.layout.pipeline.gpipe import GPIPE
 from meshwright.layout.pipeline.interleaved import INTERLEAVED
+from meshwright.layout.pipeline.lanes import LANES
 from meshwright.layout.pipeline.one_f_one_b import ONE_F_ONE_B
 from meshwright.layout.pipeline.schedule import PipelineSchedule
 from meshwright.layout.pipeline.table import PassTable, Place, StageRoute, TablePass
@@ -23,7 +24,7 @@ __all__ = [
 
 # Every schedule by name; of schedules that take the same time a search prefers the earlier.
 SCHEDULES: dict[str, PipelineSchedule] = {
-    one.name: one for one in (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_V, DUALPIPE)
+    one.name: one for one in (GPIPE, LANES, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_V, DUALPIPE)
 }
 
 

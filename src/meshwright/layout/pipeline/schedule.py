@@ -34,6 +34,8 @@ class PipelineSchedule:
     least_stages: the fewest for which the schedule is one.
     check_numbers(p, m): raises LayoutError where the schedule does not exist for p stages and m microbatches.
     runs: whether `nn/` executes the schedule.
+    alike: whether all stages run one program, idle passes included, each with a share of the vocabulary and
+    with its layers' weights stored on it (L over `pipe`).
     """
 
     name: str
@@ -46,6 +48,7 @@ class PipelineSchedule:
     least_stages: int = 1
     check_numbers: Callable[[int, int], None] = any_numbers
     runs: bool = False
+    alike: bool = False
 
     def check(self, stages: int, microbatches: int, chunks: int = 1) -> None:
         """Raises LayoutError where the schedule does not exist for these numbers, with those that fit."""
@@ -96,6 +99,10 @@ class PipelineSchedule:
         chunks = self.chunks(chunks)
         rows = tuple(map(tuple, self.rows(stages, microbatches, chunks)))
         return PassTable(self.name, microbatches, self.routes(stages, chunks), rows)
+
+    def num_passes(self, stages: int, microbatches: int) -> int:
+        """Forward passes that a stage runs of a chunk, idle ones included; as many are backward."""
+        return microbatches + (stages - 1 if self.alike else 0)
 
     def in_flight(self, stages: int, microbatches: int, chunks: int = 1, stage: int = 0) -> int:
         """The most microbatch-chunks whose activations are alive at once on the stage.

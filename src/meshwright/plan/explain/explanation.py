@@ -158,10 +158,11 @@ def _rules(limits: tuple[Threshold, ...]) -> Iterator[str]:
 
 
 def threshold_line(limit: Threshold) -> str:
-    """`B / N > alpha / n: 733 against 850 tokens a chip, does not hold`."""
-    verdict = {True: ", holds", False: ", does not hold", None: ""}[limit.holds]
-    figures = f"{_figure(limit.value)} against {_figure(limit.limit)} {limit.unit}"
-    return f"{limit.formula}: {figures}{verdict}"
+    """`B / N > alpha / n does not hold: 733 tokens a chip, limit 850`."""
+    verdict = {True: " holds", False: " does not hold", None: ""}[limit.holds]
+    bound = "optimum" if limit.holds is None else "limit"
+    figures = f"{_figure(limit.value)} {limit.unit}, {bound} {_figure(limit.limit)}"
+    return f"{limit.formula}{verdict}: {figures}"
 
 
 def _figure(value: float) -> str:

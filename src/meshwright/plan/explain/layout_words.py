@@ -26,7 +26,7 @@ _REMATS = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a step's collectives over one axis take, on one chip. hidden: share that runs under compute."""
+    """What a step's collectives over one axis take, on one chip. hidden: share that runs behind compute."""
 
     seconds: float
     num_bytes: float
@@ -34,7 +34,9 @@ class Traffic:
 
     def __str__(self) -> str:
         hidden = (
-            f", {self.hidden:.0%} of it under compute" if self.hidden >= 0.005 else ", all of it waited for"
+            f", {self.hidden:.0%} of it hidden behind compute"
+            if self.hidden >= 0.005
+            else ", all of it exposed"
         )
         return f"{format_seconds(self.seconds)} a step{hidden}"
 

@@ -18,6 +18,8 @@ from meshwright.files import read_text
 
 STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_bytes_per_chip"
 METRICS = (STEP, THROUGHPUT, MEMORY)
+INFERENCE_METRICS = ("tpot_s", "ttft_s", "request_latency_s", "tokens_per_s")
+PER_CHIP = "tokens/s per chip"
 # A row of these measures serving; its table has other columns.
 _INFERENCE_COLUMN = "prompt_len"
 
@@ -84,7 +86,7 @@ class PublishedRow:
     @cached_property
     def chip(self) -> str:
         """The chip's name: gb200-nvl72 of `gb200-nvl72:64`, v5e of `2*v5e:16x16`."""
-        return self.hardware.rpartition(":")[0].rpartition("*")[2] or self.hardware
+        return _chip_of(self.hardware)
 
     def seconds(self, value: float | None = None) -> float:
         """The step time that the row's figure (or another `value` of its metric) amounts to."""
@@ -97,16 +99,59 @@ class PublishedRow:
 
 
 @dataclass(frozen=True)
-class SkippedRow:
-    """A row that is not of training."""
+class InferenceRow:
+    """One measured figure of serving. chips, hardware, model: as of training. unit: PER_CHIP, or of all."""
 
     id: str
     source: str
+    mlp: str
+    n_layers: int
+    d_model: int
+    d_ff: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    vocab: int
+    experts: int | None
+    experts_per_token: int | None
+    params_total: float | None
+    params_active: float | None
+    hardware: str
+    chips: int
+    nic_gbit_per_gpu: float | None
+    hbm_bytes_per_second: float | None
+    power_watts: float | None
+    engine: str | None
+    weight_dtype: str
+    kv_dtype: str | None
+    tensor: int | None
+    pipe: int | None
+    batch: int
+    prompt_len: int
+    output_len: int
+    metric: str
     value: float
-    reason: str
+    unit: str
+
+    @property
+    def seq_len(self) -> int:
+        """Positions of a whole request."""
+        return self.prompt_len + self.output_len
+
+    @cached_property
+    def chip(self) -> str:
+        """The chip's name."""
+        return _chip_of(self.hardware)
 
 
-def read_rows(path: Path) -> list[PublishedRow | SkippedRow]:
+def _chip_of(hardware: str) -> str:
+    return hardware.rpartition(":")[0].rpartition("*")[2] or hardware
+
+
+Row = PublishedRow | InferenceRow
+
+
+def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV of published results, in order.
 
     Raises PlanError naming the file, and the line and column at fault.
@@ -118,14 +163,11 @@ def read_rows(path: Path) -> list[PublishedRow | SkippedRow]:
         raise PlanError(f"{path}: is not CSV: {error}") from error
 
 
-def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[PublishedRow | SkippedRow]:
+def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[Row]:
     columns = reader.fieldnames or []
     inference = _INFERENCE_COLUMN in columns
-    needed = (
-        ("id", "source", "metric", "value")
-        if inference
-        else [field.name for field in fields(PublishedRow) if field.default is MISSING]
-    )
+    kind = InferenceRow if inference else PublishedRow
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [name for name in needed if name not in columns]:
         raise PlanError(
             f"{path}: lacks the column {', '.join(missing)}; its first line must name the columns"
@@ -135,10 +177,17 @@ def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[PublishedRow | 
         if None in cells or None in cells.values():
             raise PlanError(f"{where} has not as many cells as the {len(columns)} columns")
         if inference:
-            value = _cell(where, "value", cells["value"], float)
-            yield SkippedRow(cells["id"], cells["source"], value, "serving is not validated yet")
+            yield _inference_row(cells, where)
         else:
             yield _row(cells, where)
+
+
+def _inference_row(cells: dict[str, str], where: str) -> InferenceRow:
+    values = {f.name: _cell(where, f.name, cells[f.name], f.type) for f in fields(InferenceRow)}
+    row = InferenceRow(**values)
+    if row.metric not in INFERENCE_METRICS:
+        raise PlanError(f"{where}: metric = {row.metric!r} is unknown; fits: {', '.join(INFERENCE_METRICS)}")
+    return row
 
 
 def _row(cells: dict[str, str], where: str) -> PublishedRow:

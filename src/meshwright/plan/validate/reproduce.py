@@ -16,7 +16,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import SEARCHED_REMATS
-from meshwright.plan.validate.published import PublishedRow
+from meshwright.plan.validate.published import PublishedRow, Row
 from meshwright.plan.validate.shape_guess import model_of
 from meshwright.units import DTYPE_BYTES
 
@@ -85,7 +85,7 @@ def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
     return config
 
 
-def machine_of(row: PublishedRow) -> Hardware:
+def machine_of(row: Row) -> Hardware:
     """The row's hardware with its software, and the figures that the source gives of its own machine."""
     gigabits = row.nic_gbit_per_gpu
     machine = catalog.load(row.hardware).with_figures(
@@ -93,7 +93,7 @@ def machine_of(row: PublishedRow) -> Hardware:
         hbm_bytes_per_second=row.hbm_bytes_per_second,
         power_watts=row.power_watts,
     )
-    if row.software is None:
+    if not isinstance(row, PublishedRow) or row.software is None:
         return machine
     machine = machine.running(row.software)
     if row.year is not None and row.year < machine.software.flash_since:

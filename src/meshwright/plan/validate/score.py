@@ -25,7 +25,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.models.count import train_flops_per_token
 from meshwright.plan.spread import quantile
 from meshwright.plan.validate.choice import choose
-from meshwright.plan.validate.published import MEMORY, PublishedRow, SkippedRow
+from meshwright.plan.validate.inference import reproduce_inference
+from meshwright.plan.validate.published import MEMORY, InferenceRow, PublishedRow, Row
 from meshwright.plan.validate.reproduce import Case, reproduce
 
 _Item = TypeVar("_Item")
@@ -41,7 +42,7 @@ class Prediction:
     baseline: what one MFU says. fits: whether what ran, or ran out, has room by the planner's count.
     """
 
-    row: PublishedRow | SkippedRow
+    row: Row
     predicted: float | None = None
     skipped: str | None = None
     layout: str | None = None
@@ -92,9 +93,7 @@ class Score:
         return all(e is not None and e <= bar for e, bar in zip(found, (median_bar, p90_bar), strict=True))
 
 
-def predict(
-    rows: Sequence[PublishedRow | SkippedRow], on_progress: Callable[[float], None] | None = None
-) -> list[Prediction]:
+def predict(rows: Sequence[Row], on_progress: Callable[[float], None] | None = None) -> list[Prediction]:
     """Every row priced as it is (the free score)."""
     found = []
     for number, row in enumerate(rows, 1):
@@ -104,10 +103,11 @@ def predict(
     return _with_baseline(found)
 
 
-def _predict(row: PublishedRow | SkippedRow) -> Prediction:
-    if isinstance(row, SkippedRow):
-        return Prediction(row, skipped=row.reason)
+def _predict(row: Row) -> Prediction:
     try:
+        if isinstance(row, InferenceRow):
+            layout, figure = reproduce_inference(row).choice
+            return Prediction(row, figure, layout=str(layout))
         case = reproduce(row)
         chosen = choose(case)
     except MeshwrightError as error:
@@ -174,6 +174,11 @@ def step_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
     return [p for p in predictions if _metric(p) not in (None, MEMORY) and not p.is_anchor]
 
 
+def inference_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Those of serving that were predicted."""
+    return [p for p in predictions if isinstance(p.row, InferenceRow) and p.predicted is not None]
+
+
 def memory_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
     """Those of memory that were predicted, of programs that ran."""
     return [p for p in predictions if _metric(p) == MEMORY and not _ran_out(p)]
@@ -199,7 +204,7 @@ class Verdicts:
 
 def verdicts(predictions: Iterable[Prediction]) -> Verdicts:
     """Those of all rows that were predicted, each layout once."""
-    known = {_memory_question(p): p for p in predictions if p.fits is not None}
+    known = {_memory_question(p): p for p in predictions if p.fits is not None and _metric(p)}
     ran = [key for key, p in known.items() if not _ran_out(p)]
     least: dict[Hashable, float] = {}
     for alike, size in ran:

@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -19,7 +20,10 @@ from meshwright.serve.generation import Generation
 from meshwright.serve.http.asking import Asking, is_forced
 from meshwright.serve.http.errors import on_failure, on_http_exception, on_request_error
 from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
+from meshwright.serve.http.limits import Gate, Limits, too_large
+from meshwright.serve.http.log import RequestLog
 from meshwright.serve.http.logprobs import TokenNames
+from meshwright.serve.http.page import page
 from meshwright.serve.http.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -34,13 +38,14 @@ from meshwright.serve.metrics import Metrics
 from meshwright.serve.sequence import EngineError
 from meshwright.serve.tokenizer import Tokenizer
 
-_MAX_BODY_BYTES = 16_000_000
 # nginx's status for a client that left; nobody reads it, but the metrics count it.
 _CLIENT_LEFT = 499
 
 
-def create_app(engine: Engine, tokenizer: Tokenizer, model_name: str) -> Starlette:
-    """The application that serves `engine` under `model_name`.
+def create_app(
+    engine: Engine, tokenizer: Tokenizer, model_name: str, limits: Limits | None = None
+) -> Starlette:
+    """The application that serves `engine` under `model_name` within `limits`.
 
     Raises CheckpointError if the tokenizer knows tokens that the model does not.
     """
@@ -49,7 +54,8 @@ def create_app(engine: Engine, tokenizer: Tokenizer, model_name: str) -> Starlet
             f"tokenizer.json has {tokenizer.vocab_size} tokens, but the model's vocabulary has "
             f"{engine.vocab_size}; they belong to different models"
         )
-    api = _Api(Asking(engine, tokenizer), model_name)
+    limits = limits or Limits()
+    api = _Api(Asking(engine, tokenizer), model_name, limits)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
@@ -61,6 +67,7 @@ def create_app(engine: Engine, tokenizer: Tokenizer, model_name: str) -> Starlet
         Route("/health", api.health),
         Route("/ready", api.health),
         Route("/metrics", api.metrics),
+        Route("/", page),
     ]
     handlers = {
         RequestError: on_request_error,
@@ -70,13 +77,22 @@ def create_app(engine: Engine, tokenizer: Tokenizer, model_name: str) -> Starlet
         Exception: on_failure,
     }
     counted = Middleware(_CountRequests, metrics=engine.metrics, paths=[route.path for route in routes])
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=[counted])
+    shared = Middleware(
+        CORSMiddleware,
+        allow_origins=limits.cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type"],
+    )
+    # Counted and logged first, so that what is refused is counted and logged too.
+    middleware = [Middleware(RequestLog), counted, shared, Middleware(Gate, limits=limits)]
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
 
 @dataclass(frozen=True)
 class _Api:
     asking: Asking
     model_name: str
+    limits: Limits
 
     @property
     def engine(self) -> Engine:
@@ -87,7 +103,7 @@ class _Api:
         return self.asking.tokenizer
 
     async def completions(self, request: Request) -> Response:
-        asked = parse(CompletionRequest, await _body(request))
+        asked = parse(CompletionRequest, await self._body(request))
         self._check_model(asked.model)
         prompts = await self.asking.prompts(asked)
         names = TokenNames(self.tokenizer, asked.return_tokens_as_token_ids)
@@ -105,7 +121,7 @@ class _Api:
         return await self._answer(request, asked, prompts, asked.max_tokens, form)
 
     async def chat_completions(self, request: Request) -> Response:
-        asked = parse(ChatRequest, await _body(request))
+        asked = parse(ChatRequest, await self._body(request))
         self._check_model(asked.model)
         prompt = await self.asking.chat_prompt(asked)
         form = ChatForm(
@@ -118,7 +134,7 @@ class _Api:
         return await self._answer(request, asked, [prompt], asked.limit, form)
 
     async def responses(self, request: Request) -> Response:
-        asked = parse(ResponsesRequest, await _body(request))
+        asked = parse(ResponsesRequest, await self._body(request))
         self._check_model(asked.model)
         chat = asked.as_chat()
         prompt = await self.asking.chat_prompt(chat)
@@ -143,16 +159,18 @@ class _Api:
             requests,
             asked.stops,
             keeps_stop=asked.include_stop_str_in_output,
+            limit_seconds=self.limits.request_seconds,
         )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         if asked.stream:
-            return EventStream(generation, form, num_prompt_tokens, asked.stream_options or StreamOptions())
+            options = asked.stream_options or StreamOptions()
+            return EventStream(generation, form, num_prompt_tokens, options, self.limits.stalled_seconds)
         with generation:
             body = await unless_disconnected(request, whole_body(generation, form, num_prompt_tokens))
         return JSONResponse(body)
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse(TokenizeRequest, await _body(request))
+        asked = parse(TokenizeRequest, await self._body(request))
         self._check_model(asked.model or self.model_name)
         if asked.messages is not None:
             tokens = await self.asking.conversation(asked.messages)
@@ -168,11 +186,20 @@ class _Api:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        asked = parse(DetokenizeRequest, await _body(request))
+        asked = parse(DetokenizeRequest, await self._body(request))
         self._check_model(asked.model or self.model_name)
         self.asking.check_ids("tokens", asked.tokens)
         text = await asyncio.to_thread(self.tokenizer.with_special().decode, asked.tokens)
         return JSONResponse({"prompt": text})
+
+    async def _body(self, request: Request) -> bytes:
+        """The request's body, given up once it is longer than it may be."""
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self.limits.max_body_bytes:
+                raise too_large(self.limits.max_body_bytes)
+        return bytes(body)
 
     def _echo(self, prompt: str | list[int], tokens: tuple[int, ...]) -> Echo:
         return Echo(tokens, prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt))
@@ -208,17 +235,8 @@ class _Api:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self.engine.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-async def _body(request: Request) -> bytes:
-    """The request's body, given up once it is longer than any prompt can be."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY_BYTES:
-            raise RequestError(f"the body has more than {_MAX_BODY_BYTES} bytes", status=413)
-    return bytes(body)
+        text = self.engine.metrics.text(self.model_name)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _on_client_left(_request: Request, _error: Exception) -> Response:

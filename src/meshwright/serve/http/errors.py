@@ -9,7 +9,9 @@ from starlette.responses import JSONResponse, Response
 from meshwright.errors import RequestError
 from meshwright.serve.sequence import EngineError
 
-_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+# A queue that is full now has room again once an answer ends.
+_RETRY_SECONDS = 1
 
 
 def error_object(error: Exception) -> dict[str, Any]:
@@ -24,13 +26,22 @@ def error_object(error: Exception) -> dict[str, Any]:
     )
 
 
+def headers_of(error: RequestError) -> dict[str, str]:
+    """The headers that a refusal with the status of `error` must have."""
+    if error.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    if error.status == 429:
+        return {"Retry-After": str(error.retry_after_seconds or _RETRY_SECONDS)}
+    return {}
+
+
 def _object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 async def on_request_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return JSONResponse(error_object(error), error.status)
+    return JSONResponse(error_object(error), error.status, headers_of(error))
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

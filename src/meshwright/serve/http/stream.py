@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from meshwright.errors import RequestError
 from meshwright.serve.generation import Generation
 from meshwright.serve.http.errors import error_object
 from meshwright.serve.http.forms import Choice, Form, Json
@@ -41,27 +42,44 @@ class EventStream(StreamingResponse):
     """Server-sent events, each one chunk, then the form's last; an error event in their place if it fails."""
 
     def __init__(
-        self, generation: Generation, form: Form, num_prompt_tokens: int, options: StreamOptions
+        self,
+        generation: Generation,
+        form: Form,
+        num_prompt_tokens: int,
+        options: StreamOptions,
+        stalled_seconds: float,
     ) -> None:
         self._generation = generation
         self._form = form
         self._num_prompt_tokens = num_prompt_tokens
         self._options = options
+        self._stalled_seconds = stalled_seconds
         # Proxies that buffer would turn a stream into one late body.
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._events(), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def bounded_send(message: Message) -> None:
+            # The server's buffer is full: the client reads nothing, and its tokens would pile up for ever.
+            try:
+                async with asyncio.timeout(self._stalled_seconds):
+                    await send(message)
+            except TimeoutError:
+                raise ClientDisconnect from None
+
         # The slots are free again when the response is over, however it ended.
         with self._generation:
-            await super().__call__(scope, receive, send)
+            try:
+                await super().__call__(scope, receive, bounded_send)
+            except ClientDisconnect:
+                logger.info("a client stopped reading its stream and was left")
 
     async def _events(self) -> AsyncIterator[str]:
         try:
             async for chunk in self._chunks():
                 yield event(chunk)
         except Exception as error:  # the status is sent, so the error travels in the stream
-            if not isinstance(error, EngineError):
+            if not isinstance(error, EngineError | RequestError):
                 logger.exception("a stream failed")
             yield event(error_object(error))
             return

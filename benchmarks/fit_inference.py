@@ -1,0 +1,310 @@
+"""What chips reach of their ratings in inference: the catalog's [inference] tables, fitted to published rows.
+
+    python -m benchmarks.fit_inference published/inference.csv [--write]
+
+One set of figures for each family (TPUs, GPUs): shares of the HBM bandwidth and of the dense peak, seconds of
+kernels, collectives and launches. They minimise the mean absolute log error of the family's rows, a source
+weighing as the root of its rows, plus the squared distance from a prior in units of its width, so that what
+few rows tell stays near it. First printed are the errors with each source left out in turn, then of all rows.
+
+The time of a row is linear in prefill and step, and each of these a sum over pieces of work, so that one
+evaluation is a few array operations: the pieces are recorded once.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+
+from meshwright.cost.collectives import collective_seconds
+from meshwright.cost.inference import record_inference
+from meshwright.cost.passes import Dtypes
+from meshwright.cost.recorder import Shape
+from meshwright.cost.step import at_step_rates
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import catalog
+from meshwright.layout import Layout
+from meshwright.plan.validate import inference
+from meshwright.plan.validate.inference import ServedCase, engine_of, reproduce_inference
+from meshwright.plan.validate.published import InferenceRow, read_rows
+from meshwright.plan.validate.score import quantile
+
+# Figure: (prior, width of its logarithm).
+PRIORS = {
+    "memory": (0.8, 0.15),
+    "cache": (0.8, 0.3),
+    "widened": (0.9, 0.3),
+    "waiting": (0.7, 0.4),
+    "elementwise": (0.7, 0.4),
+    "matmul.bf16": (0.7, 0.2),
+    "matmul.fp8": (0.6, 0.2),
+    "attention": (0.4, 0.5),
+    "experts": (0.7, 0.3),
+    "kernel_seconds": (1.5e-6, 0.8),
+    "collective_seconds": (3e-6, 1.0),
+    "launch_seconds": (3e-4, 1.0),
+}
+NAMES = tuple(PRIORS)
+SHARES = tuple(name for name in NAMES if not name.endswith("_seconds"))
+SHRINKAGE = 0.02
+# What an engine has of its own; the rest is the family's.
+OF_ENGINES = (
+    "memory",
+    "cache",
+    "widened",
+    "waiting",
+    "matmul.bf16",
+    "kernel_seconds",
+    "collective_seconds",
+    "launch_seconds",
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The pieces of one row: weight, ideal seconds of FLOPs and bytes, kernels; its ideal transfers.
+
+    measured: seconds of the same sum of passes.
+    """
+
+    row: InferenceRow
+    kind: str
+    measured: float
+    pieces: Any
+    transfers: Any
+
+
+# Columns of `pieces`: weight, compute and HBM seconds, kernels, which share of each; launches.
+_COMPUTE = {"matmul": 0, "fp8": 1, "attention": 2, "none": 3, "experts": 4}
+_MEMORY = {"matmul": 0, "attention": 1, "other": 2, "widened": 3}
+
+
+def record(row: InferenceRow) -> Recorded:
+    """The pieces of a row's passes on its chip's ratings."""
+    case = reproduce_inference(row)
+    layout, _ = case.choice
+    batch = case.room(layout) if row.metric != "ttft_s" else row.batch
+    waves = -(-row.batch // batch)
+    context = row.prompt_len + max(1, row.output_len // 2)
+    weights = {
+        "ttft_s": (1.0, 0.0),
+        "tpot_s": (0.0, 1.0),
+        "request_latency_s": (float(waves), float(waves * row.output_len)),
+        "tokens_per_s": (1.0, float(row.output_len)),
+    }[row.metric]
+    pieces, transfers = [], []
+    for weight, phase, queries, keys in (
+        (weights[0], "prefill", row.prompt_len, row.prompt_len),
+        (weights[1], "generate", 1, context),
+    ):
+        if weight:
+            pieces_a_batch, times = case.microbatches(layout, batch)
+            found = _pass(case, layout.at(phase), batch / pieces_a_batch, queries, keys, weight * times)
+            pieces += found[0]
+            transfers += found[1]
+    measured = row.value
+    if row.metric == "tokens_per_s":
+        rate = row.value * (row.chips if "chip" in row.unit else 1)
+        measured = batch * row.output_len / rate
+    kind = case.hardware.chip.kind
+    return Recorded(row, kind, measured, np.array(pieces), np.array(transfers).reshape(-1, 2))
+
+
+def _pass(case: ServedCase, layout: Layout, batch: float, queries: int, keys: int, weight: float) -> tuple:
+    chip, dtypes = case.hardware.chip, Dtypes.of(layout)
+    graph = record_inference(case.config, layout, Shape(batch, queries, keys), flash_attention=True)
+    placement = at_step_rates(case.hardware).place(layout.mesh)
+    pieces, transfers = [[weight, 0.0, 0.0, 0.0, 3, 0, 1.0]], []  # the launch
+    for segment in graph.segments:
+        for node in segment.nodes:
+            for work in node.forward:
+                compute, which = 0.0, "none"
+                if node.kind == "attention":
+                    assert work.shape is not None
+                    filled = min(1.0, work.shape[1] / chip.matrix_unit) if chip.matrix_unit else 1.0
+                    compute, which = work.flops / chip.flops(dtypes.compute) / filled, "attention"
+                elif node.kind == "matmul":
+                    compute = work.flops / chip.flops(dtypes.matmul)
+                    which = "fp8" if dtypes.matmul == "fp8" else "experts" if work.batch > 1 else "matmul"
+                memory = "widened" if work.widened else node.kind if node.kind in _MEMORY else "other"
+                pieces.append(
+                    [
+                        weight * segment.count,
+                        compute / chip.clock_share,
+                        work.hbm_bytes / chip.hbm_bytes_per_second,
+                        work.kernels,
+                        _COMPUTE[which],
+                        _MEMORY[memory],
+                        0.0,
+                    ]
+                )
+            for one in node.forward_transfers:
+                price = collective_seconds(one.op, one.gathered_bytes, one.axes, placement, copies=one.copies)
+                if price.link:
+                    times = weight * segment.count * one.repeat
+                    transfers.append([times * price.seconds, times])
+    return pieces, transfers
+
+
+def predicted(one: Recorded, figures: dict[str, float]) -> float:
+    """Seconds of the row's passes."""
+    bf16, fp8 = figures["matmul.bf16"], figures["matmul.fp8"]
+    compute = np.array([bf16, fp8, figures["attention"], 1.0, bf16 * figures["experts"]])
+    memory = figures["memory"] * np.array([1.0, figures["cache"], figures["elementwise"], figures["widened"]])
+    weight, flops, hbm, kernels, which, where, launches = one.pieces.T
+    seconds = np.maximum(flops / compute[which.astype(int)], hbm / memory[where.astype(int)])
+    seconds += kernels * figures["kernel_seconds"] + launches * figures["launch_seconds"]
+    moved = one.transfers[:, 0].sum() + one.transfers[:, 1].sum() * figures["collective_seconds"]
+    return float((weight * seconds).sum() + figures["waiting"] * moved)
+
+
+def error(one: Recorded, figures: dict[str, float]) -> float:
+    """Relative, in the row's own unit."""
+    ratio = predicted(one, figures) / one.measured
+    return 1 / ratio - 1 if one.row.metric == "tokens_per_s" else ratio - 1
+
+
+def fit(
+    rows: Sequence[Recorded], start: dict[str, float] | None = None, names: Sequence[str] = NAMES
+) -> dict[str, float]:
+    """The figures of a family; or of one engine: its `names`, near `start`, whose other figures it keeps."""
+    counts = {source: sum(r.row.source == source for r in rows) for source in {r.row.source for r in rows}}
+    weights = np.array([counts[r.row.source] ** -0.5 for r in rows])
+    weights /= weights.sum()
+    priors = start or {name: prior for name, (prior, _) in PRIORS.items()}
+
+    def figures(x: Any) -> dict[str, float]:
+        found = dict(priors)
+        for name, z in zip(names, x, strict=True):
+            value = priors[name] * exp(float(np.clip(z, -4, 4)) * PRIORS[name][1])
+            found[name] = min(value, 1.0) if name in SHARES else value
+        return found
+
+    def loss(x: Any) -> float:
+        now = figures(x)
+        off = np.array([abs(log(predicted(r, now) / r.measured)) for r in rows])
+        return float((weights * off).sum() + SHRINKAGE * (x**2).mean())
+
+    best = minimize(loss, np.zeros(len(names)), method="Powell", options={"xtol": 1e-2, "ftol": 1e-3})
+    return figures(best.x)
+
+
+def fit_engines(rows: Sequence[Recorded], family: dict[str, float]) -> dict[str, dict[str, float]]:
+    """The figures of each engine of a family."""
+    engines = dict.fromkeys(engine_of(r.row) for r in rows)
+    return {
+        engine: fit([r for r in rows if engine_of(r.row) == engine], family, OF_ENGINES)
+        for engine in engines
+        if engine
+    }
+
+
+def summary(errors: Sequence[float]) -> str:
+    """Median and 90th percentile of the absolute errors."""
+    ordered = sorted(map(abs, errors))
+    return f"{len(ordered)} rows: median {median(ordered):.1%}, p90 {quantile(ordered, 0.9):.1%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--rows", action="store_true", help="list every row")
+    parser.add_argument("--write", action="store_true", help="write the tables into the catalog")
+    arguments = parser.parse_args()
+    rows = read(arguments.file)
+    families = {kind: [r for r in rows if r.kind == kind] for kind in ("tpu", "gpu")}
+    leave_out(families)
+    fitted = {kind: fit(family) for kind, family in families.items()}
+    engines = {kind: fit_engines(family, fitted[kind]) for kind, family in families.items()}
+
+    def figures_of(one: Recorded) -> dict[str, float]:
+        return engines[one.kind].get(engine_of(one.row) or "", fitted[one.kind])
+
+    for source in dict.fromkeys(one.row.source for one in rows):
+        print(
+            f"fitted {source}: {summary([error(r, figures_of(r)) for r in rows if r.row.source == source])}"
+        )
+    print(f"fitted, all: {summary([error(r, figures_of(r)) for r in rows])}")
+    print(json.dumps(fitted, indent=1))
+    for one in rows if arguments.rows else ():
+        row = one.row
+        what = f"{row.chip} {row.weight_dtype} tensor={row.tensor} batch={row.batch}"
+        off = error(one, figures_of(one))
+        print(f"{row.id} {row.source[:12]} {what} {row.prompt_len}+{row.output_len} {row.metric} {off:+.0%}")
+    if arguments.write:
+        for name in catalog.names():
+            kind = catalog.chip(name).kind
+            if kind in fitted:
+                write(name, fitted[kind], len(families[kind]), kind)
+        write_engines(engines)
+
+
+def read(path: Path) -> list[Recorded]:
+    """The rows that can be expressed."""
+    rows = []
+    for row in read_rows(path):
+        try:
+            assert isinstance(row, InferenceRow)
+            rows.append(record(row))
+        except MeshwrightError as problem:
+            print(f"{row.id}: {problem}")
+    return rows
+
+
+def leave_out(families: dict[str, list[Recorded]]) -> None:
+    """Prints the errors of each source with the figures that the others give."""
+    left_out: list[float] = []
+    for family in families.values():
+        for source in dict.fromkeys(r.row.source for r in family):
+            others = [r for r in family if r.row.source != source]
+            without = fit(others)
+            own = [r for r in others if engine_of(r.row) in engines_of(family, source)]
+            known = fit_engines(own, without)
+            errors = [
+                error(r, known.get(engine_of(r.row) or "", without)) for r in family if r.row.source == source
+            ]
+            left_out += errors
+            print(f"left out {source}: {summary(errors)}", flush=True)
+    print(f"left out, all: {summary(left_out)}", flush=True)
+
+
+def engines_of(rows: Sequence[Recorded], source: str) -> set[str | None]:
+    """The engines that a source's rows ran."""
+    return {engine_of(r.row) for r in rows if r.row.source == source}
+
+
+def write_engines(engines: dict[str, dict[str, dict[str, float]]]) -> None:
+    """plan/validate/engines.toml, the figures of each engine on each kind of chip."""
+    lines = ["# What engines reach in inference, by kind of chip: benchmarks/fit_inference.py.", ""]
+    for kind, found in engines.items():
+        for engine, figures in found.items():
+            lines += [f"[{kind}.{engine}]"]
+            lines += [f'"{name}" = {figures[name]:.3g}' for name in OF_ENGINES]
+            lines.append("")
+    (Path(inference.__file__).parent / "engines.toml").write_text("\n".join(lines))
+
+
+def write(name: str, figures: dict[str, float], num_rows: int, kind: str) -> None:
+    """The [inference] table of a chip's file, in place of the one that it has."""
+    path = Path(catalog.__file__).parent / "catalog" / f"{name}.toml"
+    text = re.sub(r"\[inference(\.\w+)?\]\n.*?\n\n", "", path.read_text(), flags=re.DOTALL)
+    source = f"benchmarks/fit_inference.py on {num_rows} published rows of all {kind.upper()}s"
+    single = {key: value for key, value in figures.items() if "." not in key}
+    matmul = {key.partition(".")[2]: value for key, value in figures.items() if "." in key}
+    table = ["[inference]", *(f"{key} = {value:.3g}" for key, value in single.items()), ""]
+    table += ["[inference.matmul]", *(f"{key} = {value:.3g}" for key, value in matmul.items()), ""]
+    keys = (*single, "matmul")
+    table += ["[inference.sources]", *(f'{key} = "{source}"' for key in keys), "", ""]
+    path.write_text(text.replace("[sources]\n", "\n".join(table) + "[sources]\n", 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What the library answers with where something is to be served."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+from meshwright.api.document import check_output, environment
+from meshwright.api.work import Serve
+from meshwright.files import write_whole
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.plan.serve.chosen import plan_of_point
+from meshwright.plan.serve.explain import ServeExplanation, explain
+from meshwright.plan.serve.point import Point
+from meshwright.plan.serve.search import ServePlan
+from meshwright.plan_file import Plan, save_plan
+
+
+@dataclass(frozen=True, repr=False)
+class ServedLayout:
+    """One way to serve `model`: machine, layout and batch.
+
+    >>> import meshwright as mw
+    >>> one = mw.plan("llama-3-8b", "v5e:2x2", mw.Serve("1k", 128)).best
+    >>> one.layout.tensor, one.fits
+    (4, True)
+    """
+
+    model: ModelConfig
+    point: Point
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.point.hardware
+
+    @property
+    def layout(self) -> Layout:
+        """What splits what."""
+        return self.point.layout
+
+    @property
+    def batch(self) -> int:
+        """Sequences that generate at once."""
+        return self.point.batch
+
+    @property
+    def step_seconds(self) -> float:
+        """The time of one generate step."""
+        return self.point.cost.seconds
+
+    @property
+    def tpot_seconds(self) -> float:
+        """Of one more token of a request."""
+        return self.point.tpot_seconds
+
+    @property
+    def ttft_seconds(self) -> float:
+        """Of the first token, on idle chips."""
+        return self.point.ttft_seconds
+
+    @property
+    def tokens_per_second_per_chip(self) -> float:
+        """New tokens, while the chips generate."""
+        return self.point.tokens_per_second_per_chip
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs of a generate step over the chips' dense peak."""
+        return self.point.mfu
+
+    @property
+    def fits(self) -> bool:
+        """Whether a chip's memory holds its share, which a ranked layout's does."""
+        return self.point.memory.total <= self.hardware.chip.program_bytes
+
+    @property
+    def plan(self) -> Plan:
+        """What is saved, served and audited. Raises LayoutError where it needs padding."""
+        return plan_of_point(self.point)
+
+    def __repr__(self) -> str:
+        return f"ServedLayout({self.point})"
+
+    def explain(self) -> ServeExplanation:
+        """In words: what a step waits for, from which batch on, and what int8 would give."""
+        return explain(self.point)
+
+    def to_dict(self) -> dict:
+        """The keys of a point of `mw plan serve --json`."""
+        return self.point.to_dict()
+
+    def save(self, path: str | Path) -> Path:
+        """Writes plan.toml, for `mw serve` and `mw audit`, and its figures as .json beside it."""
+        return write_serve_plan(Path(path), self.plan, self.to_dict())
+
+
+@dataclass(frozen=True, repr=False)
+class ServedLayouts:
+    """The frontier of one search, by time per token; `best` meets the targets. Its repr is the table."""
+
+    model: ModelConfig
+    work: Serve
+    found: ServePlan
+
+    @property
+    def best(self) -> ServedLayout:
+        """The most tokens a second a chip, or the cheapest tokens where all chips have prices."""
+        return ServedLayout(self.model, self.found.best)
+
+    def __len__(self) -> int:
+        return len(self.found.frontier)
+
+    def __getitem__(self, place: int) -> ServedLayout:
+        return ServedLayout(self.model, self.found.frontier[place])
+
+    def __iter__(self) -> Iterator[ServedLayout]:
+        return (self[place] for place in range(len(self)))
+
+    def explain(self) -> ServeExplanation:
+        """The best in words."""
+        return self.best.explain()
+
+    @cached_property
+    def _document(self) -> dict:
+        return serve_document(self.model, self.work, self.found)
+
+    def to_dict(self) -> dict:
+        """The keys of `mw plan serve --json`."""
+        return self._document
+
+    def __repr__(self) -> str:
+        from meshwright.report.serve_tables import frontier_table
+        from meshwright.report.tables import plain_text
+
+        return plain_text(frontier_table(self._document))
+
+
+def serve_document(config: ModelConfig, work: Serve, found: ServePlan) -> dict:
+    """The keys of `mw plan serve` in contract.md, then each kind's own frontier, and what it is about."""
+    best = found.best
+    return {
+        "frontier": [point.to_dict() for point in found.frontier],
+        "best": best.to_dict(),
+        "prefill_to_generate_ratio": best.prefill_to_generate_ratio,
+        "max_batch": best.max_batch,
+        "by_chip": {kind: [point.to_dict() for point in points] for kind, points in found.by_chip.items()},
+        "smallest": [asdict(one) for one in found.smallest],
+        "search": {"considered": found.considered, "seconds": found.seconds},
+        "model": {"name": config.name, "params": count_params(config).total},
+        "requests": asdict(work.requests),
+        "environment": environment(),
+    }
+
+
+def write_serve_plan(path: Path, plan: Plan, document: dict) -> Path:
+    """The path of plan.toml, which is written whole or not at all, and its figures as .json beside it."""
+    check_output(path)
+    save_plan(plan, path)
+    write_whole(path.with_suffix(".json"), json.dumps(document, indent=1))
+    return path

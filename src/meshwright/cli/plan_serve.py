@@ -1,0 +1,270 @@
+"""mw plan serve: chips, layouts and batches to serve a model with, against latency."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.api.work import Serve
+from meshwright.cli.common import (
+    Json,
+    ModelOption,
+    SetOption,
+    emit,
+    length_option,
+    load_model_with,
+    note,
+    show,
+)
+from meshwright.errors import PlanError
+from meshwright.hardware.prices import parse_prices, priced
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
+from meshwright.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.plan.serve.explain import ServeExplanation
+
+_DOES_NOT_FIT = 1
+
+
+class _Phase(StrEnum):
+    prefill = "prefill"
+    generate = "generate"
+
+
+def serve(
+    model: ModelOption,
+    hardware: Annotated[
+        list[str],
+        typer.Option(
+            "--hardware", help="Machines, or chips for all their sizes up to 256: v5e:4x4,h100. Repeats."
+        ),
+    ],
+    prompt_tokens: Annotated[
+        int | None, length_option("--prompt-tokens", help="Tokens of a prompt: 8192, 8k (8192).")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, length_option("--output-tokens", help="Tokens of an answer.")
+    ] = None,
+    ttft: Annotated[float | None, typer.Option(help="Most seconds to the first token.", metavar="S")] = None,
+    tpot: Annotated[float | None, typer.Option(help="Most seconds a token after it.", metavar="S")] = None,
+    max_price_per_hour: Annotated[
+        float | None, typer.Option(help="Most that all chips may cost an hour.", metavar="PRICE")
+    ] = None,
+    weights_dtype: Annotated[
+        str | None, typer.Option(help="Of stored weights, one or several: bf16,int8,int4. [bf16; f32 on cpu]")
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Of the cache, one or several: bf16,int8. [as computed]")
+    ] = None,
+    matmul_dtype: Annotated[
+        str | None, typer.Option(help="Of products, where activations are quantised: int8. [as computed]")
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Price this one alone: tensor=8,kv_replicas=2,cache=batch.")
+    ] = None,
+    phase: Annotated[
+        _Phase | None, typer.Option(help="Price one step of one phase, and no frontier.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="With --phase: sequences of the step.")] = None,
+    context: Annotated[
+        int | None, length_option("--context", help="With --phase generate: positions in the cache.")
+    ] = None,
+    prefix_hit: Annotated[float, typer.Option(help="Share of a prompt found in a prefix cache.")] = 0.0,
+    drafts: Annotated[int, typer.Option(help="Tokens guessed before each step, which verifies them.")] = 0,
+    acceptance: Annotated[float, typer.Option(help="Chance that a guess is right.")] = 0.0,
+    paged: Annotated[
+        bool, typer.Option("--paged", help="Caches take memory as they fill: count their mean length.")
+    ] = False,
+    price: Annotated[
+        str | None, typer.Option(help="Of a chip-hour, over the catalog's: v5p=4.2,h100=2.5.")
+    ] = None,
+    currency: Annotated[str | None, typer.Option(help="Of --price. [USD]")] = None,
+    ideal: Annotated[bool, typer.Option("--ideal", help="Rooflines: chips that reach every rating.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say in words what binds, and what would change it.")
+    ] = False,
+    changes: SetOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the best plan here, and its .json beside it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Weigh chips, layouts and batches to serve a model with: tokens a second a chip against time per token.
+
+    Exits 1 where nothing fits, or nothing meets --ttft, --tpot and --max-price-per-hour.
+
+    \b
+    mw plan serve --model llama-3-70b --hardware v5e,h100 --prompt-tokens 8k --output-tokens 512 --tpot 0.03
+    mw plan serve --model llama-2-13b --hardware v5e:2x4 --phase generate --batch 32 --context 8k
+    """
+    from meshwright.api import serving_precisions
+    from meshwright.api.document import check_output
+    from meshwright.plan.serve.search import serving_machines
+
+    if output:
+        check_output(output)
+    config = load_model_with(model, changes)
+    machines = serving_machines(spec for text in hardware for spec in text.split(","))
+    machines = [priced(machine, parse_prices(price or ""), currency) for machine in machines]
+    if ideal:
+        machines = [replace(machine, chip=machine.chip.ideal()) for machine in machines]
+    precisions = serving_precisions(machines, weights_dtype, kv_dtype, matmul_dtype=matmul_dtype)
+    alone = Layout.parse(layout) if layout else None
+    if phase:
+        if len(machines) > 1 or len(precisions) > 1:
+            raise PlanError("--phase prices one step on one machine in one type; name one of each")
+        length = _phase_length(config, phase, prompt_tokens, context)
+        workload = Workload(batch or 1, length, phase.value)
+        layouts = _layouts(config, machines[0], precisions[0], alone)
+        _one_step(config, machines[0], workload, layouts, output, as_json)
+        return
+    for option, value in (("--batch", batch), ("--context", context)):
+        if value is not None:
+            raise PlanError(f"{option} is of one step; add --phase generate or --phase prefill")
+    if prompt_tokens is None or output_tokens is None:
+        raise PlanError(
+            "the frontier needs the lengths of requests; add --prompt-tokens 8k --output-tokens 512"
+        )
+    work = Serve(
+        prompt_tokens,
+        output_tokens,
+        ttft,
+        tpot,
+        max_price_per_hour=max_price_per_hour,
+        prefix_hit=prefix_hit,
+        drafts=drafts,
+        acceptance=acceptance,
+        paged=paged,
+    )
+    _long_context(config, prompt_tokens + output_tokens)
+    _frontier(config, machines, work, precisions, alone, explain, output, as_json)
+
+
+def _phase_length(config: ModelConfig, phase: _Phase, prompt_tokens: int | None, context: int | None) -> int:
+    """Positions of the step's sequences. Raises PlanError where the option that says them is not given."""
+    option, value = (
+        ("--context 8k", context) if phase is _Phase.generate else ("--prompt-tokens 8k", prompt_tokens)
+    )
+    if value is None:
+        raise PlanError(f"--phase {phase} needs the length of its sequences; add {option}")
+    _long_context(config, value)
+    return value
+
+
+def _long_context(config: ModelConfig, context: int) -> None:
+    if context > config.max_seq_len:
+        note(
+            f"mw: warning: {context:,} positions are more than {config.name}'s context of "
+            f"{config.max_seq_len:,}; they are priced as if it had them"
+        )
+
+
+def _layouts(
+    config: ModelConfig, machine: Hardware, precision: Mapping[str, object], alone: Layout | None
+) -> list[Layout]:
+    from meshwright.plan.degrees import check_chips
+    from meshwright.plan.serve.layouts import serving_layouts
+
+    if alone is None:
+        return serving_layouts(config, machine, precision, replicas=True)
+    check_chips(machine, alone)
+    alone.check(config, padded=True)
+    return [alone.replace(**precision)]
+
+
+def _one_step(
+    config: ModelConfig,
+    machine: Hardware,
+    workload: Workload,
+    layouts: list[Layout],
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    from meshwright.api.serving import write_serve_plan
+    from meshwright.plan.serve.chosen import plan_of_phase
+    from meshwright.plan.serve.phase import price_phase
+
+    point = price_phase(config, machine, workload, layouts)
+    document = point.to_dict()
+    if as_json:
+        emit(document)
+    else:
+        from meshwright.report.serve_tables import phase_lines
+        from meshwright.report.tables import breakdown_table
+
+        show(phase_lines(document), breakdown_table(document))
+    if output and point.fits:
+        note(f"wrote {write_serve_plan(output, plan_of_phase(point), document)}")
+    if not point.fits:
+        over = point.memory.total - machine.chip.program_bytes
+        what = f"at most {point.max_batch:,} sequences fit" if point.max_batch else "not one sequence fits"
+        note(
+            f"mw: {config.name} on {machine.spec}: {point.layout} needs {format_bytes(over)} a chip more "
+            f"than the {format_bytes(machine.chip.program_bytes)} that there are; {what}"
+        )
+        raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _frontier(
+    config: ModelConfig,
+    machines: Sequence[Hardware],
+    work: Serve,
+    precisions: Sequence[Mapping[str, object]],
+    alone: Layout | None,
+    explain: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    from meshwright.api.serving import serve_document, write_serve_plan
+    from meshwright.plan.serve.chosen import plan_of_point
+    from meshwright.plan.serve.explain import explain as explain_point
+    from meshwright.plan.serve.search import Infeasible, search
+
+    try:
+        found = search(config, machines, work.requests, work.targets, precisions=precisions, layout=alone)
+    except Infeasible as error:
+        if as_json:
+            nearest = error.nearest.to_dict() if error.nearest else None
+            emit({"frontier": [], "best": None, "nearest": nearest, "reason": str(error)})
+        note(f"mw: {config.name}: {error}")
+        raise typer.Exit(_DOES_NOT_FIT) from error
+    document = serve_document(config, work, found)
+    said = explain_point(found.best) if explain or as_json or output else None
+    document |= said.to_dict() if said else {}
+    if as_json:
+        emit(document)
+    else:
+        _show(document, found.seconds, said if explain else None)
+    if output:
+        note(f"wrote {write_serve_plan(output, plan_of_point(found.best), document)}")
+
+
+def _show(document: dict, seconds: float, said: "ServeExplanation | None") -> None:
+    from meshwright.cli.plan_output import prose
+    from meshwright.report.serve_tables import frontier_plot, frontier_table
+
+    best, requests = document["best"], document["requests"]
+    small = [
+        f"{one['weights_dtype']} on {one['hardware'] or 'none of the sizes of ' + one['chip']}"
+        for one in document["smallest"]
+    ]
+    show(
+        f"{document['model']['name']}, prompts of {requests['prompt_tokens']:,} tokens, answers of "
+        f"{requests['output_tokens']:,}",
+        frontier_table(document),
+        frontier_plot(document),
+        f"best: {best['hardware']}, {best['layout'].removesuffix(',remat=none')}, {best['batch']} sequences "
+        f"at once (at most {best['max_batch']}); {best['prefill_to_generate_ratio']:.2g} chips that prefill "
+        "for each that generates",
+        f"smallest that holds the model and one request: {'; '.join(small)}",
+        *(prose(section.title, section.paragraphs) for section in (said.sections if said else ())),
+        f"{document['search']['considered']:,} points considered in {format_seconds(seconds)}"
+        + ("" if said else "; --explain says why in words"),
+    )

@@ -1,0 +1,42 @@
+"""The price of a chip-hour: the catalog's list price, or one's own."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshwright.errors import HardwareError
+from meshwright.hardware import catalog
+from meshwright.hardware.topology import Hardware
+
+
+def parse_prices(text: str) -> dict[str, float]:
+    """The prices written `v5p=4.2,h100=2.5`, by the catalog's name of the chip.
+
+    Raises HardwareError for a chip that is unknown or a price that is none.
+
+    >>> parse_prices("v5p=4.2,h100=2.5")
+    {'v5p': 4.2, 'h100': 2.5}
+    """
+    found: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, price = item.partition("=")
+        try:
+            value = float(price)
+        except ValueError:
+            value = -1.0
+        if not equals or not 0 < value < float("inf"):
+            raise HardwareError(f"--price {item!r} is no price of a chip-hour; write v5p=4.2,h100=2.5")
+        found[catalog.chip(name).name] = value
+    return found
+
+
+def priced(machine: Hardware, prices: Mapping[str, float], currency: str | None = None) -> Hardware:
+    """`machine` with the price of its chip-hour out of `prices`, in `currency` (USD where None).
+
+    A list price in another currency is left out.
+    """
+    chip = machine.chip
+    if chip.name in prices:
+        chip = replace(chip, price_per_chip_hour=prices[chip.name], currency=currency or "USD")
+    elif currency not in (None, chip.currency):
+        chip = replace(chip, price_per_chip_hour=None, currency=currency or chip.currency)
+    return replace(machine, chip=chip)

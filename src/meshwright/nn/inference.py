@@ -1,0 +1,221 @@
+"""The operations of the forward pass for inference: a layer at a time, over a cache of pages.
+
+A step takes tokens of many sequences at once, as x[B, 1, D] with a token a row: the rows of a batch of
+prompts and answers need not be equally long. Products are of all of them; attention alone knows sequences.
+
+Weights lie a layer an array, what is summed over last: wq[N, H, D], w_out[D, F]. So XLA for CPU reads one
+row's product x W^T at memory speed and copies nothing (12 x 768 x 2048 in f32, one row: 11 ms, as W[D, F] 18;
+bf16, 16 rows: 32 and 37; jax 0.10.2, two shared cores); stacked, each layer's weights are copied out first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from meshwright.layout import Layout
+from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.parameters import Param, dimensions, parameters
+from meshwright.models.transformer import Places
+from meshwright.nn.attention import Scores, alibi_slopes
+from meshwright.nn.execute import apply_reshard
+from meshwright.nn.mesh import array_type, named_sharding, partition_spec, platform
+from meshwright.nn.ops import JaxOps
+from meshwright.nn.paged import PagedCache
+from meshwright.nn.params import JAX_DTYPES
+from meshwright.nn.stack import KindInLoop
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.einsum import Contraction, Reshard
+
+Params = dict[str, Any]
+
+
+class InferenceOps(JaxOps):
+    """Runs `models/transformer.py` on weights as `layered` and a PagedCache. Call under `jax.set_mesh`."""
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+        einsum = plan.einsum
+        letters = "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
+        spec = f"{einsum.lhs},{letters}->{einsum.out}"
+        with jax.named_scope(name):
+            w = apply_reshard(_in_order(plan.rhs_reshard, letters), weight.astype(self.dtype))
+            y = _product(spec, x, w, partition_spec(plan.product)).astype(self.dtype)
+            return apply_reshard(plan.out_reshard, y)
+
+    def attention(
+        self,
+        name: str,
+        q: Array,
+        k: Array,
+        v: Array,
+        places: Places,
+        cache: tuple[PagedCache, int] | None,
+        kind: KindInLoop,
+        *,
+        softcap: float | None = None,
+        scale: float | None = None,
+        sinks: Array | None = None,
+    ) -> tuple[Array, Any]:
+        """Writes keys and values of the step's tokens to their pages, then reads each sequence's own."""
+        if cache is None:
+            how = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            return super().attention(name, q, k, v, places, None, kind, **how)
+        slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
+        pages, number = cache
+        with jax.named_scope(name):
+            pages = pages.written(number, {"k": k[:, 0], "v": v[:, 0]})
+            how = Scores(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes)
+            out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks)
+            return out.astype(self.dtype)[:, None], (pages, number)
+
+    def latent_attention(
+        self,
+        name: str,
+        q: Array,
+        latent: Array,
+        rope: Array,
+        w: Mapping[str, Array],
+        places: Places,
+        cache: tuple[PagedCache, int] | None,
+        kind: KindInLoop,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Array, Any]:
+        """Absorbed: queries go through wk_up to meet latents, and sums of latents through wv_up."""
+        if cache is None:
+            return super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
+        pages, number = cache
+        num_rotary = rope.shape[-1]
+        with jax.named_scope(name):
+            pages = pages.written(number, {"latent": latent[:, 0], "rope": rope[:, 0]})
+            how = Scores(None, q.shape[-1] ** -0.5 if scale is None else scale)
+            plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
+            query = jnp.einsum("BNJ,NJR->BNR", plain, w["wk_up"].astype(self.dtype))
+            sums = pages.attend(
+                number, jnp.concatenate([query, turned], axis=-1), kind.windows[0], how, None
+            ).astype(self.dtype)
+            return jnp.einsum("BNR,NOR->BNO", sums, w["wv_up"].astype(self.dtype))[:, None], (pages, number)
+
+    def layers(
+        self,
+        block: Callable,
+        weights: Any,
+        x: Array,
+        places: Places,
+        cache: PagedCache | None,
+        layers: Sequence[Layer],
+    ) -> tuple[Array, Any]:
+        """The layers one after another, unrolled: a loop would copy each one's weights out of a stack."""
+        with jax.named_scope("layers"):
+            for layer in layers:
+                w, kind = weights[layer.kind.stack][layer.row], KindInLoop((layer.kind,))
+                if cache is None:
+                    x, _ = block(self, w, x, places, None, kind)
+                else:
+                    x, (cache, _) = block(self, w, x, places, (cache, layer.cache), kind)
+            return x, cache
+
+
+def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
+    """The einsum in float32. XLA for CPU takes its fast path for bf16 from two rows on, summed in float32."""
+    if x.shape[0] == 1 and spec.startswith("B") and x.dtype == jnp.bfloat16 and platform() == "cpu":
+        return _product(spec, jnp.concatenate([x, x]), w, out_sharding)[:1]
+    return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=jnp.float32)
+
+
+def _in_order(reshard: Reshard, letters: str) -> Reshard:
+    """The same move of an array whose dimensions lie in the order of `letters`."""
+    given, used = _transposed(reshard.given, letters), _transposed(reshard.used, letters)
+    return Reshard(given, used, _transposed(reshard.yielded, letters))
+
+
+def _transposed(array: ShardedArray, letters: str) -> ShardedArray:
+    axes = tuple(array.axes_of(letter) for letter in letters)
+    return ShardedArray(array.name, tuple(letters), axes, array.unreduced)
+
+
+# Parameters, a layer an array
+
+
+def stored_letters(param: Param) -> str:
+    """The letters of one layer's array: without the layer, of matrices what is summed over last.
+
+    >>> stored_letters(Param("LDNH")), stored_letters(Param("LD", "ones")), stored_letters(Param("VD"))
+    ('NHD', 'D', 'VD')
+    """
+    letters = param.letters.lstrip("LP")
+    if param.init != "normal":
+        return letters
+    return "".join(sorted(letters, key=lambda letter: letter in param.fan_in))
+
+
+def layered(
+    params: Mapping[str, Any], config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh
+) -> Params:
+    """The parameters of `nn/params.py` with an array a layer, as InferenceOps reads them.
+
+    Takes the arrays out of `params` one by one, so that memory holds at most one parameter twice.
+    """
+    stacks = {name: dict(node) for name, node in params.items() if isinstance(node, Mapping)}
+    plain = {name: node for name, node in params.items() if not isinstance(node, Mapping)}
+    cuts: dict[str, Any] = {}
+
+    def leaf(path: str, param: Param, row: int | None) -> Array:
+        group, _, name = path.rpartition("/")
+        if path not in cuts:  # one program cuts every row of a stack
+            stored = named_sharding(_sharding(layout, path, param), mesh)
+            cuts[path] = jax.jit(partial(_cut, param), out_shardings=stored)
+        with jax.set_mesh(mesh):
+            if row is None:
+                return cuts[path](plain[name], None)
+            return cuts[path](stacks[group][name], np.int32(row))
+
+    return _build(config, leaf, lambda path: _forget(stacks, plain, path))
+
+
+def _cut(param: Param, whole: Array, row: Array | None) -> Array:
+    """One layer's array out of a stack, what is summed over last."""
+    one = whole if row is None else lax.dynamic_index_in_dim(whole, row, keepdims=False)
+    letters = param.letters.lstrip("LP")
+    return jnp.transpose(one, [letters.index(letter) for letter in stored_letters(param)])
+
+
+def _forget(stacks: Mapping[str, dict], plain: dict, path: str) -> None:
+    group, _, name = path.rpartition("/")
+    (stacks[group] if group else plain).pop(name)
+
+
+def abstract_layered(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> Params:
+    """The types of `layered`, to compile for."""
+    sizes, dtype = dimensions(config), JAX_DTYPES[layout.weights_dtype]
+
+    def leaf(path: str, param: Param, row: int | None) -> jax.ShapeDtypeStruct:
+        return array_type(_sharding(layout, path, param), mesh, sizes, dtype)
+
+    return _build(config, leaf, lambda path: None)
+
+
+def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> Params:
+    """{"embed": ..., "layers": [{"wq": ...}, ...], ...} with leaf(path, param, row) at every array."""
+    tree: Params = {}
+    sizes = dimensions(config)
+    for path, param in parameters(config).items():
+        group, _, name = path.rpartition("/")
+        if not group:
+            tree[name] = leaf(path, param, None)
+        else:
+            rows = tree.setdefault(group, [{} for _ in range(sizes[param.letters[0]])])
+            for row, node in enumerate(rows):
+                node[name] = leaf(path, param, row)
+        done(path)
+    return tree
+
+
+def _sharding(layout: Layout, path: str, param: Param) -> ShardedArray:
+    name, letters = path.rpartition("/")[2], param.letters.lstrip("LP")
+    return _transposed(layout.weight(name, letters), stored_letters(param))

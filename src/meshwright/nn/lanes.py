@@ -1,0 +1,331 @@
+"""The training step of a pipeline of lanes: one program whose ticks are alike on all stages.
+
+What the stages have is one array with a leading dimension, split over `pipe`: weights [p, n, ...] of n layers
+each, activations [p, B, T, D]. A pass of all stages is the `vmap` of one stage's over that dimension, so
+everything else about a layer is as it is without a pipeline, and hops are permutes along it. Embedding and
+head lie outside: their vocabulary is split over `pipe`, too.
+
+    forward tick   x[0] = enter(tokens of the next microbatch); y = stages(x); hop to the right
+    head           of y[p - 1]: loss, and the cotangent that the last stage starts from
+    backward tick  dx, dw = of what the forward pass of the same microbatch saved; hop to the left
+
+What a forward pass saves, as the remat policy says, waits in a ring of 2p - 1 slots, one for every tick that
+passes at most until its backward pass. Weights are no part of it. In an idle tick a stage computes on what
+lies there: the cotangents that it gets are zeros, and so is what it adds to gradients.
+
+Tried and dropped (jax 0.10.2): `shard_map` over `pipe` alone, whose boundary gathers every weight over the
+other axes, unless all is wrapped in `auto_axes`, which forgets what gradients are partial sums over.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout import Layout
+from meshwright.models import transformer
+from meshwright.models.config import ModelConfig
+from meshwright.models.transformer import Places
+from meshwright.nn.gradients import Scattered, as_used, zeros
+from meshwright.nn.mesh import partition_spec
+from meshwright.nn.ops import JaxOps
+
+# (tokens[B, T], targets[B, T]) of the microbatch with this number.
+Microbatch = Callable[[Array], tuple[Array, Array]]
+_AXIS = "pipe"
+
+
+class _Forward(NamedTuple):
+    """What forward ticks hand on: the stages' next inputs [p, B, T, D], and the ring of what was saved."""
+
+    arrived: Array
+    ring: Any
+
+
+class _Backward(NamedTuple):
+    """What backward ticks hand on: the cotangents that arrived, the gradients so far and the loss."""
+
+    arrived: Array
+    d_ends: Any
+    d_layers: Any
+    loss: Array
+
+
+class Lanes:
+    """One step's loss and gradients, of a model under a layout whose schedule is `lanes`."""
+
+    def __init__(
+        self, config: ModelConfig, layout: Layout, params: Any, leaves: Any, batch: Microbatch, places: Places
+    ) -> None:
+        self.config, self.layout = config, layout
+        self.batch, self.places = batch, places
+        self.stages, self.microbatches = layout.pipe, layout.microbatches
+        self.ops = JaxOps(config, layout)
+        used = as_used(config, layout, params, leaves)
+        self.ends = {name: weight for name, weight in used.items() if name != "layers"}
+        self.types = jax.tree.map(_type_within, _differentiated(used["layers"]))
+        self.layers = jax.tree.map(self._dealt, used["layers"])
+        self.zeros = zeros(config, layout, leaves)
+        each = config.num_layers // layout.pipe
+        self._own = [config.layers[first : first + each] for first in range(0, config.num_layers, each)]
+        # Of one stage's backward pass: the structure of what it reads, and which of that is no activation.
+        self._vjp: Any = None
+        self._weights_saved: dict[int, int] = {}
+        self._constants: dict[int, Any] = {}
+
+    # A step
+
+    def loss_and_gradients(self) -> tuple[Array, Any]:
+        """The mean loss of the microbatches, and gradients as `leaves` lie, partial where those add up."""
+        p, m = self.stages, self.microbatches
+        forward = self._first_tick()
+        forward, _ = lax.scan(self._warm_tick, forward, jnp.arange(1, p - 1))
+        backward = self._nothing_yet(forward.arrived)
+        (forward, backward), _ = lax.scan(self._both_tick, (forward, backward), jnp.arange(p - 1, p - 1 + m))
+        drain = partial(self._last_tick, forward.ring)
+        backward, _ = lax.scan(drain, backward, jnp.arange(p - 1 + m, m + 2 * (p - 1)))
+        return backward.loss, {**backward.d_ends, "layers": jax.tree.map(_joined, backward.d_layers)}
+
+    def loss(self) -> Array:
+        """The mean loss of the microbatches alone."""
+        p, m = self.stages, self.microbatches
+
+        def tick(arrived: Array, t: Array) -> tuple[Array, Array]:
+            y, _ = self._forward(arrived, t)
+            return _hop(y), self._head(self.ends, _of_last(y), self.batch(t - (p - 1))[1])
+
+        def warm(arrived: Array, t: Array) -> tuple[Array, None]:
+            return _hop(self._forward(arrived, t)[0]), None
+
+        arrived, _ = lax.scan(warm, self._idle(), jnp.arange(p - 1))
+        return jnp.sum(lax.scan(tick, arrived, jnp.arange(p - 1, p - 1 + m))[1])
+
+    # Ticks
+
+    def _first_tick(self) -> _Forward:
+        """That of tick 0, from which the ring has its shape: full of what was saved there."""
+        y, saved = self._forward(self._idle(), jnp.int32(0))
+        ring = jax.tree.map(lambda leaf: _repeated(leaf, 2 * self.stages - 1), saved)
+        return _Forward(_hop(y), ring)
+
+    def _warm_tick(self, before: _Forward, t: Array) -> tuple[_Forward, None]:
+        y, saved = self._forward(before.arrived, t)
+        return _Forward(_hop(y), self._kept(before.ring, saved, t)), None
+
+    def _both_tick(
+        self, before: tuple[_Forward, _Backward], t: Array
+    ) -> tuple[tuple[_Forward, _Backward], None]:
+        forward, backward = before
+        y, saved = self._forward(forward.arrived, t)
+        ring = self._kept(forward.ring, saved, t)
+        _, targets = self.batch(t - (self.stages - 1))
+        diff = _differentiated(self.ends)
+        loss, (d_ends, d_y) = jax.value_and_grad(
+            lambda diff, y: self._head(_with(self.ends, diff), y, targets), argnums=(0, 1)
+        )(diff, _of_last(y))
+        backward = backward._replace(
+            loss=backward.loss + loss, d_ends=jax.tree.map(jnp.add, backward.d_ends, d_ends)
+        )
+        return (_Forward(_hop(y), ring), self._backward(backward, ring, d_y, t)), None
+
+    def _last_tick(self, ring: Any, before: _Backward, t: Array) -> tuple[_Backward, None]:
+        spec = PartitionSpec(*jax.typeof(before.arrived).sharding.spec.partitions[1:])
+        nothing = jnp.zeros(before.arrived.shape[1:], before.arrived.dtype, out_sharding=spec)
+        return self._backward(before, ring, nothing, t), None
+
+    # Passes
+
+    def _forward(self, arrived: Array, t: Array) -> tuple[Array, Any]:
+        """y[p, B, T, D] of all stages, and what they save."""
+        tokens, _ = self.batch(jnp.minimum(t, self.microbatches - 1))
+        x = transformer.enter(self.config, self.ops, self.ops.reads(self.ends), tokens, self.places)
+        run = jax.vmap(self._stage_forward, in_axes=(0, 0, None, 0), out_axes=(0, 0, None))
+        y, saved, constants = run(self.layers, arrived, x, self._numbers())
+        self._constants = self._constants or constants  # of the first tick, which all others can read
+        return y, jax.tree.map(_on_stages, saved)
+
+    def _stage_forward(
+        self, weights: Any, arrived: Array, entering: Array, number: Array
+    ) -> tuple[Array, list[Array], dict[int, Array]]:
+        x = jnp.where(number == 0, entering, arrived)
+        diff = jax.tree.map(reshard, _differentiated(weights), self.types)
+
+        def run(diff: Any, x: Array) -> Array:
+            w, ops = {"layers": _with(weights, diff)}, self.ops.on_stage(number, self._own)
+            return transformer.through(self.config, ops, w, x, self.places, None, self._own[0])[0]
+
+        y, vjp = jax.vjp(run, diff, x)
+        saved, self._vjp = jax.tree.flatten(vjp)
+        known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves((weights, diff)))}
+        self._weights_saved = {n: known[id(leaf)] for n, leaf in enumerate(saved) if id(leaf) in known}
+        # What no device made, such as a window, is alike on all stages and in all ticks.
+        constants = {n: leaf for n, leaf in enumerate(saved) if jax.typeof(leaf).sharding.mesh.empty}
+        here = [leaf for n, leaf in enumerate(saved) if n not in {*self._weights_saved, *constants}]
+        return y, here, constants
+
+    def _backward(self, before: _Backward, ring: Any, d_y: Array, t: Array) -> _Backward:
+        """All stages' backward passes, of what each saved when the same microbatch was there."""
+        slots = (t - 2 * (self.stages - 1 - self._numbers())) % (2 * self.stages - 1)
+        saved = jax.tree.map(lambda leaf: _slots(leaf, slots), ring)
+        run = jax.vmap(self._stage_backward, in_axes=(0, 0, 0, None, 0))
+        d_layers, d_x = run(self.layers, saved, before.arrived, d_y, self._numbers())
+        (d_first,) = _transposed(partial(_on_first, num_stages=self.stages), d_y, d_x)
+        tokens, _ = self.batch(jnp.clip(t - 2 * (self.stages - 1), 0, self.microbatches - 1))
+
+        def enter(diff: Any) -> Array:
+            w = self.ops.reads(_with(self.ends, diff))
+            return transformer.enter(self.config, self.ops, w, tokens, self.places)
+
+        _, entered = jax.vjp(enter, _differentiated(self.ends))
+        (d_ends,) = entered(d_first)
+        return before._replace(
+            arrived=_transposed(_hop, d_x, d_x)[0],
+            d_layers=jax.tree.map(jnp.add, before.d_layers, d_layers),
+            d_ends=jax.tree.map(jnp.add, before.d_ends, d_ends),
+        )
+
+    def _stage_backward(
+        self, weights: Any, saved: list[Array], arrived: Array, leaving: Array, number: Array
+    ) -> tuple[Any, Array]:
+        diff = jax.tree.map(reshard, _differentiated(weights), self.types)
+        known, rest = jax.tree.leaves((weights, diff)), iter(saved)
+        there = self._constants | {n: known[place] for n, place in self._weights_saved.items()}
+        leaves = [there[n] if n in there else next(rest) for n in range(self._vjp.num_leaves)]
+        d_y = jnp.where(number == self.stages - 1, leaving, arrived)
+        return jax.tree.unflatten(self._vjp, leaves)(d_y)
+
+    def _head(self, ends: Mapping[str, Any], x: Array, targets: Array) -> Array:
+        """A microbatch's share of the loss."""
+        logits = transformer.leave(self.config, self.ops, self.ops.reads(ends), x)
+        return self.ops.loss("loss", logits, targets) / self.microbatches
+
+    # What lies on stages
+
+    def _dealt(self, stacked: Array) -> Array:
+        """A stack [L, ...] as [p, L/p, ...]; whether its cotangent is partial is said within a stage."""
+        spec = jax.typeof(stacked).sharding.spec
+        shape = (self.stages, stacked.shape[0] // self.stages, *stacked.shape[1:])
+        split = PartitionSpec(_AXIS, None, *spec.partitions[1:], unreduced=spec.unreduced)
+        plain = reshard(stacked, PartitionSpec(*spec.partitions, unreduced=spec.unreduced))
+        return jnp.reshape(plain, shape, out_sharding=split)
+
+    def _numbers(self) -> Array:
+        return reshard(jnp.arange(self.stages), PartitionSpec(_AXIS))
+
+    def _idle(self) -> Array:
+        """x[p, B, T, D] of no microbatch."""
+        tokens, _ = self.batch(jnp.int32(0))
+        spec = PartitionSpec(_AXIS, *partition_spec(self.layout.activation("x", "BTD")).partitions)
+        shape = (self.stages, *tokens.shape, self.config.d_model)
+        return jnp.zeros(shape, self.ops.dtype, out_sharding=spec)
+
+    def _nothing_yet(self, like: Array) -> _Backward:
+        layers = jax.tree.map(self._dealt, self.zeros["layers"])
+        ends = {name: zero for name, zero in self.zeros.items() if name != "layers"}
+        return _Backward(jnp.zeros_like(like), ends, layers, jnp.zeros(()))
+
+    def _kept(self, ring: Any, saved: Any, t: Array) -> Any:
+        slot = t % (2 * self.stages - 1)
+        return jax.tree.map(lambda r, leaf: lax.dynamic_update_index_in_dim(r, leaf, slot, 0), ring, saved)
+
+
+# Weights of which some are differentiated by their shards (nn/gradients.py)
+
+
+def _is_scattered(weight: Any) -> bool:
+    return isinstance(weight, Scattered)
+
+
+def _differentiated(weights: Any) -> Any:
+    """What of the weights gradients are of."""
+    return jax.tree.map(lambda w: w.shard if _is_scattered(w) else w, weights, is_leaf=_is_scattered)
+
+
+def _with(weights: Any, differentiated: Any) -> Any:
+    """The weights with other arrays in the place of those."""
+
+    def one(weight: Any, shard: Array) -> Any:
+        return replace(weight, shard=shard) if _is_scattered(weight) else shard
+
+    return jax.tree.map(one, weights, differentiated, is_leaf=_is_scattered)
+
+
+# Arrays [p, ...] of all stages
+
+
+def _type_within(stacked: Array) -> PartitionSpec:
+    """The type of one stage's share of what is stacked over all layers."""
+    spec = jax.typeof(stacked).sharding.spec
+    return PartitionSpec(None, *spec.partitions[1:], reduced=spec.reduced)
+
+
+def _on_stages(x: Array) -> Array:
+    """What every stage made for itself, split over them; what is alike on all `vmap` leaves whole."""
+    spec = jax.typeof(x).sharding.spec
+    return reshard(x, PartitionSpec(_AXIS, *spec.partitions[1:]))
+
+
+def _joined(x: Array) -> Array:
+    """[p, n, ...] as [L, ...]."""
+    spec = jax.typeof(x).sharding.spec
+    split = PartitionSpec(_AXIS, *spec.partitions[2:], unreduced=spec.unreduced)
+    return jnp.reshape(x, (-1, *x.shape[2:]), out_sharding=split)
+
+
+def _repeated(x: Array, num_slots: int) -> Array:
+    """A ring [slots, p, ...] with x in every slot."""
+    spec = jax.typeof(x).sharding.spec
+    return jnp.broadcast_to(
+        x[None], (num_slots, *x.shape), out_sharding=PartitionSpec(None, *spec.partitions)
+    )
+
+
+def _slots(ring: Array, slots: Array) -> Array:
+    """[p, ...]: of every stage its own slot of the ring [slots, p, ...]."""
+    spec = jax.typeof(ring).sharding.spec
+
+    def local(ring_local: Array, slot_local: Array) -> Array:
+        return lax.dynamic_index_in_dim(ring_local, slot_local[0], 0, keepdims=False)
+
+    out = PartitionSpec(*spec.partitions[1:])
+    return jax.shard_map(local, in_specs=(spec, PartitionSpec(_AXIS)), out_specs=out)(ring, slots)
+
+
+def _hop(x: Array) -> Array:
+    """x[p, ...] of the stage before; zeros on the first."""
+    spec = jax.typeof(x).sharding.spec
+    pairs = [(stage, stage + 1) for stage in range(x.shape[0] - 1)]
+    sent = partial(lax.ppermute, axis_name=_AXIS, perm=pairs)
+    with jax.named_scope("x"):
+        return jax.shard_map(sent, in_specs=spec, out_specs=spec)(x)
+
+
+def _on_first(x: Array, num_stages: int) -> Array:
+    """[p, ...] with x on the first stage, and zeros on the others."""
+    split = PartitionSpec(_AXIS, *jax.typeof(x).sharding.spec.partitions)
+    with jax.named_scope("enter"):
+        wide = jnp.broadcast_to(x[None], (num_stages, *x.shape), out_sharding=split)
+        return jnp.where(_stage_of(wide) == 0, wide, 0)
+
+
+def _of_last(x: Array) -> Array:
+    """x[p - 1] of x[p, ...], on all stages: a sum of which all addends but one are zeros."""
+    spec = jax.typeof(x).sharding.spec
+    with jax.named_scope("leave"):
+        mine = jnp.where(_stage_of(x) == x.shape[0] - 1, x, 0)
+        return lax.reduce_sum(mine, (0,), out_sharding=PartitionSpec(*spec.partitions[1:]))
+
+
+def _stage_of(x: Array) -> Array:
+    """The stage at each place of x[p, ...]."""
+    return lax.broadcasted_iota(jnp.int32, x.shape, 0, out_sharding=jax.typeof(x).sharding.spec)
+
+
+def _transposed(linear: Callable[[Array], Array], like: Array, cotangent: Array) -> tuple[Array]:
+    """The transpose of a linear function of arrays like `like`, named as what JAX transposes."""
+    return jax.vjp(linear, like)[1](cotangent)

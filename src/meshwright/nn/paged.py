@@ -1,0 +1,267 @@
+"""A cache of pages: keys and values of sequences of any length, in one pool a layer.
+
+    pool     k[B, K_tensor, S, H], v alike: B pages of S positions each; page 0 belongs to nobody
+    table    i32[R, P]: the pages of each row of the step, in the order of its positions
+
+A row is some consecutive tokens of one sequence. All tokens of a step are written before any is read, so a
+row may read pages that another row of the same step has written.
+
+On a CPU attention goes page by page through each row's own pages: nothing is gathered, and a row costs what
+its sequence is long (16 rows of 300 positions, six layers of 12 heads of 64, jax 0.10.2 on two shared cores:
+44 ms, where gathered tables of 512 positions took 208 and dense caches of that length 42). Elsewhere tables
+are gathered. What stands in a page beyond its sequence is never seen, be it padding or of an earlier one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import cache_arrays, cache_windows
+from meshwright.models.parameters import dimensions
+from meshwright.nn.attention import Scores
+from meshwright.nn.elementwise import softcap
+from meshwright.nn.mesh import array_type, partition_spec, platform
+from meshwright.nn.params import JAX_DTYPES
+
+Pools = dict[str, list[Array]]
+NOBODY = -1  # the position of a token that is padding
+_HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without any makes no NaN
+
+
+class Rows(NamedTuple):
+    """`num_rows` consecutive rows of a step, each of `length` tokens, the last of which may be padding."""
+
+    num_rows: int
+    length: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows * self.length
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """The pools of all layers, and where this step's tokens stand in them.
+
+    positions i32[N]: of each token in its sequence, NOBODY for padding. tables i32[R, P]: a row for each of
+    `rows`, in order.
+    """
+
+    pools: Pools
+    positions: Array
+    tables: Array
+    rows: tuple[Rows, ...]
+    layout: Layout
+
+    def written(self, number: int, new: Mapping[str, Array]) -> "PagedCache":
+        """The cache with the tokens' new[N, ...] in the pools of cache `number`."""
+        pools = {name: list(layers) for name, layers in self.pools.items()}
+        pages, places = self._places(pools)
+        for name, x in new.items():
+            pool = pools[name][number]
+            own = self._spec(name, pool.ndim)
+            rows = PartitionSpec(*own[:-2], own[-1])
+            here = PartitionSpec(own[0])
+
+            def write(pool: Array, x: Array, pages: Array, places: Array) -> Array:
+                at = pool.at[pages, :, places] if pool.ndim == 4 else pool.at[pages, places]
+                return at.set(x.astype(pool.dtype), mode="promise_in_bounds")
+
+            local = jax.shard_map(write, in_specs=(own, rows, here, here), out_specs=own, check_vma=False)
+            pools[name][number] = local(pool, reshard(x, rows), pages, places)
+        return replace(self, pools=pools)
+
+    def _places(self, pools: Pools) -> tuple[Array, Array]:
+        """The page and the place in it of every token: page 0 for padding."""
+        size = next(iter(pools.values()))[0].shape[-2]
+        row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
+        page = jnp.maximum(self.positions, 0) // size
+        pages = self.tables[jnp.asarray(row_of_token, jnp.int32), page]
+        return jnp.where(self.positions >= 0, pages, 0), self.positions % size
+
+    def _numbered(self) -> list[tuple[Rows, int]]:
+        """The rows with the number of their first."""
+        starts = [sum(before.num_rows for before in self.rows[:i]) for i in range(len(self.rows))]
+        return list(zip(self.rows, starts, strict=True))
+
+    def attend(self, number: int, q: Array, window: int | None, how: Scores, sinks: Array | None) -> Array:
+        """out f32[N, heads, O] of q[N, heads, H] over the pages of each token's sequence.
+
+        A token sees the positions up to its own, of these the last `window`. sinks[heads]: a logit more,
+        which takes weight from all keys.
+        """
+        names = list(self.pools)
+        pools = [self.pools[name][number] for name in names]
+        heads = partition_spec(self.layout.activation("q", "BTNH"))
+        of_q, of_heads = PartitionSpec(heads[0], heads[2], None), PartitionSpec(heads[2])
+        slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
+        form = _page_by_page if platform() == "cpu" else _gathered
+
+        def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Array) -> Array:
+            outs, token = [], 0
+            for rows, first in self._numbered():
+                mine = slice(token, token + rows.num_tokens)
+                token = mine.stop
+                asked = _Asked(
+                    jnp.reshape(q[mine], (rows.num_rows, rows.length, *q.shape[1:])),
+                    jnp.reshape(positions[mine], (rows.num_rows, rows.length)),
+                    tables[first : first + rows.num_rows],
+                )
+                out = form(asked, pools, window, how, sinks, slopes)
+                outs.append(jnp.reshape(out, (rows.num_tokens, *out.shape[2:])))
+            return jnp.concatenate(outs)
+
+        by_row = PartitionSpec(heads[0])
+        specs = (of_q, by_row, PartitionSpec(heads[0], None))
+        optional = tuple(None if x is None else of_heads for x in (sinks, slopes))
+        of_pools = [self._spec(name, pool.ndim) for name, pool in zip(names, pools, strict=True)]
+        in_specs = (*specs, *optional, *of_pools)
+        attend = jax.shard_map(local, in_specs=in_specs, out_specs=of_q, check_vma=False)
+        if sinks is not None:
+            sinks = reshard(sinks.astype(jnp.float32), of_heads)
+        if slopes is not None:
+            slopes = reshard(slopes, of_heads)
+        return attend(reshard(q, of_q), self.positions, self.tables, sinks, slopes, *pools)
+
+    def _spec(self, name: str, ndim: int) -> PartitionSpec:
+        return partition_spec(self.layout.activation(name, "BKSH" if ndim == 4 else "BSR"))
+
+
+def _repeated(rows: Rows, first: int) -> list[int]:
+    return [first + row for row in range(rows.num_rows) for _ in range(rows.length)]
+
+
+def abstract_pools(
+    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: int, page_size: int
+) -> dict[str, list[jax.ShapeDtypeStruct]]:
+    """The types of all layers' pools. On a CPU they are f32: XLA updates bf16 ones 100 times slower there."""
+    sizes = {**dimensions(config), "B": num_pages, "S": page_size}
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    dtype = jnp.float32 if on_cpu else JAX_DTYPES[layout.compute_dtype]
+    letters = {name: "BKSH" if "K" in order else order for name, order in cache_arrays(config).items()}
+    return {
+        name: [
+            array_type(layout.activation("cache", order), mesh, sizes, dtype) for _ in cache_windows(config)
+        ]
+        for name, order in letters.items()
+    }
+
+
+class _Asked(NamedTuple):
+    """The queries of some rows: q[R, Q, N, H], where they stand i32[R, Q], and their pages i32[R, P]."""
+
+    q: Array
+    positions: Array
+    tables: Array
+
+
+def _keys_and_values(pools: Sequence[Array], at: Array) -> tuple[Array, Array]:
+    """k[..., K, S, H] and v[..., K, S, O] of pages; latents are one head, of whose keys they are a part."""
+    first, second = (pool[at] for pool in pools)
+    if pools[0].ndim == 4:
+        return first, second
+    return jnp.concatenate([first, second], axis=-1)[..., None, :, :], first[..., None, :, :]
+
+
+def _scored(
+    scores: Array, queries: Array, keys: Array, window: int | None, how: Scores, slopes: Array | None
+) -> Array:
+    """Scores [..., K, G, Q, S], hidden where a query at queries[..., Q] sees no key at keys[..., S]."""
+    scores *= 1.0 if how.scale is None else how.scale
+    if how.softcap:
+        scores = softcap(scores, how.softcap)
+    keys, queries = keys[..., None, None, None, :], queries[..., None, None, :, None]
+    if slopes is not None:
+        per_head = jnp.reshape(slopes, (*scores.shape[-4:-2], 1, 1))
+        scores += lax.expand_dims(per_head, range(scores.ndim - 4)) * keys.astype(jnp.float32)
+    seen = keys <= queries
+    if window is not None:
+        seen &= keys > queries - window
+    return jnp.where(seen, scores, _HIDDEN)
+
+
+def _page_by_page(
+    asked: _Asked,
+    pools: Sequence[Array],
+    window: int | None,
+    how: Scores,
+    sinks: Array | None,
+    slopes: Array | None,
+) -> Array:
+    """out[R, Q, N, O]: each row meets its pages one after another, with a running maximum and sum."""
+    num_rows, length, num_heads, _ = asked.q.shape
+    size, num_kv_heads = pools[0].shape[-2], pools[0].shape[1] if pools[0].ndim == 4 else 1
+    width = pools[1].shape[-1] if pools[0].ndim == 4 else pools[0].shape[-1]
+    grouped = num_kv_heads, num_heads // num_kv_heads, length
+    no_sink = jnp.full(grouped, _HIDDEN, jnp.float32)
+    start = no_sink if sinks is None else no_sink * 0 + jnp.reshape(sinks, (*grouped[:2], 1))
+    total = jnp.full(grouped, 0.0 if sinks is None else 1.0, jnp.float32)
+
+    def one_row(row: Array, outs: Array) -> Array:
+        positions = lax.dynamic_index_in_dim(asked.positions, row, keepdims=False)
+        table = lax.dynamic_index_in_dim(asked.tables, row, keepdims=False)
+        q = lax.dynamic_index_in_dim(asked.q, row, keepdims=False)
+        q = jnp.reshape(jnp.transpose(q, (1, 0, 2)), (*grouped, -1)).astype(jnp.float32)
+        last = jnp.max(positions)
+
+        def one_page(number: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            peak, total, out = running
+            k, v = _keys_and_values(pools, table[number])
+            keys = number * size + jnp.arange(size, dtype=jnp.int32)
+            # What lies beyond may be of a sequence that failed, and NaN times zero is NaN.
+            v = jnp.where((keys <= last)[None, :, None], v, 0.0).astype(jnp.float32)
+            scores = jnp.einsum("KGQH,KSH->KGQS", q, k.astype(jnp.float32))
+            scores = _scored(scores, positions, keys, window, how, slopes)
+            higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
+            weights, kept = jnp.exp(scores - higher[..., None]), jnp.exp(peak - higher)
+            more = jnp.einsum("KGQS,KSO->KGQO", weights, v)
+            return higher, total * kept + jnp.sum(weights, axis=-1), out * kept[..., None] + more
+
+        begin = 0 if window is None else jnp.maximum(positions[0] - window + 1, 0) // size
+        nothing = jnp.zeros((*grouped, width), jnp.float32)
+        _, sums, out = lax.fori_loop(begin, (last + size) // size, one_page, (start, total, nothing))
+        out = jnp.reshape(out / jnp.maximum(sums, 1e-30)[..., None], (num_heads, length, width))
+        return lax.dynamic_update_index_in_dim(outs, jnp.transpose(out, (1, 0, 2)), row, 0)
+
+    outs = jnp.zeros((num_rows, length, num_heads, width), jnp.float32)
+    return lax.fori_loop(0, num_rows, one_row, outs)
+
+
+def _gathered(
+    asked: _Asked,
+    pools: Sequence[Array],
+    window: int | None,
+    how: Scores,
+    sinks: Array | None,
+    slopes: Array | None,
+) -> Array:
+    """out[R, Q, N, O] over each row's gathered pages."""
+    num_rows, length, num_heads, width = asked.q.shape
+    k, v = (_joined(x) for x in _keys_and_values(pools, asked.tables))
+    grouped = num_rows, length, k.shape[1], num_heads // k.shape[1], width
+    keys = jnp.arange(k.shape[2], dtype=jnp.int32)[None]
+    last = jnp.max(asked.positions, axis=1, keepdims=True)
+    v = jnp.where((keys <= last)[:, None, :, None], v, jnp.zeros((), v.dtype))
+    scores = jnp.einsum(
+        "RQKGH,RKSH->RKGQS", jnp.reshape(asked.q, grouped), k, preferred_element_type=jnp.float32
+    )
+    scores = _scored(scores, asked.positions, keys, window, how, slopes)
+    if sinks is not None:
+        sink = jnp.broadcast_to(jnp.reshape(sinks, (1, *grouped[2:4], 1, 1)), (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, sink], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[2]].astype(v.dtype)
+    out = jnp.einsum("RKGQS,RKSO->RQKGO", weights, v, preferred_element_type=jnp.float32)
+    return jnp.reshape(out, (num_rows, length, num_heads, v.shape[-1]))
+
+
+def _joined(pages: Array) -> Array:
+    """[R, K, P * S, H] of a row's pages [R, P, K, S, H]."""
+    rows, count, heads, size, width = pages.shape
+    return jnp.reshape(jnp.moveaxis(pages, 1, 2), (rows, heads, count * size, width))

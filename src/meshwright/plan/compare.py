@@ -1,0 +1,39 @@
+"""Plans side by side: what each step takes, of how many chips, and what its tokens cost."""
+
+from meshwright.hardware.topology import Hardware
+from meshwright.plan.serve.phase import price_phase
+from meshwright.plan.train import price
+from meshwright.plan_file import Plan
+
+_MILLION, _HOUR = 1e6, 3600
+
+
+def compared(plan: Plan, machine: Hardware) -> dict:
+    """The keys of a candidate, or of a phase's step, then chips, price and energy, all priced anew.
+
+    price: of a million tokens, at the chip-hour's price. joules: of as many, at the chips' rated power.
+    None where the chip's file has no price or power.
+    """
+    work, chip = plan.workload, machine.chip
+    found = (
+        price(plan.model, machine, work, plan.layout).to_dict()
+        if work.phase == "train"
+        else price_phase(plan.model, machine, work, [plan.layout]).to_dict()
+    )
+    chips, hourly = machine.num_chips, chip.price_per_chip_hour
+    seconds = _MILLION / (found["tokens_per_second_per_chip"] * chips)  # that a million tokens take
+    price_per_hour = None if hourly is None else hourly * chips
+    return {
+        **found,
+        "model": plan.model.name,
+        "phase": work.phase,
+        "hardware": machine.spec,
+        "chips": chips,
+        "weights_dtype": plan.layout.weights_dtype,
+        "num_sequences": work.num_sequences,
+        "seq_len": work.seq_len,
+        "price_per_hour": price_per_hour,
+        "price": None if price_per_hour is None else price_per_hour / _HOUR * seconds,
+        "currency": chip.currency,
+        "joules": None if chip.power_watts is None else chip.power_watts * chips * seconds,
+    }

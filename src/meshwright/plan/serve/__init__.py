@@ -1,0 +1,1 @@
+"""The planner of inference: which chips, which layout, which batch, and what latency and price follow."""

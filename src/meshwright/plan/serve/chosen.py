@@ -1,0 +1,31 @@
+"""The plan of a way to serve, as it is written, served and audited."""
+
+from dataclasses import replace
+
+from meshwright.layout.workload import Workload
+from meshwright.plan.serve.phase import PhasePoint
+from meshwright.plan.serve.point import Point
+from meshwright.plan_file import Plan
+
+
+def plan_of_point(point: Point) -> Plan:
+    """Its generate step, with room for whole requests.
+
+    Raises LayoutError where something that was planned with padding does not divide.
+    """
+    context = point.requests.context
+    config = replace(point.config, max_seq_len=max(context, point.config.max_seq_len))
+    planned = {
+        "step_seconds": point.cost.seconds,
+        "ttft_seconds": point.ttft_seconds,
+        "bytes_per_chip": point.memory.total,
+    }
+    workload = Workload(point.batch, context, "generate")
+    return Plan(config, point.hardware.spec, workload, point.layout, planned)
+
+
+def plan_of_phase(point: PhasePoint) -> Plan:
+    """Its one step."""
+    planned = {"step_seconds": point.step_seconds, "bytes_per_chip": point.memory.total}
+    config = replace(point.config, max_seq_len=max(point.workload.seq_len, point.config.max_seq_len))
+    return Plan(config, point.hardware.spec, point.workload, point.layout, planned)

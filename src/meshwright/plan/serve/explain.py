@@ -1,0 +1,169 @@
+"""A way to serve in words: where a step's time goes, from which batch on, and what other types would give."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from meshwright.cost.inference import pass_cost
+from meshwright.hardware.links import bound_name
+from meshwright.hardware.roofs import critical_batch
+from meshwright.layout import Layout
+from meshwright.models.count import count_params, kv_cache_bytes
+from meshwright.plan.explain.explanation import Section
+from meshwright.plan.serve.point import Point
+from meshwright.units import dtype_bytes, format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class ServeExplanation:
+    """Figures and prose on one point.
+
+    critical_batch: sequences from which on products are bound by FLOPs. crossover_batch: from which on the
+    caches are larger than the weights. int8_gain: the time of a step over that with int8 weights and cache.
+    """
+
+    critical_batch: float
+    crossover_batch: int
+    int8_gain: float
+    sections: tuple[Section, ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.sections))
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "explanation": str(self),
+            "critical_batch": self.critical_batch,
+            "crossover_batch": self.crossover_batch,
+            "int8_gain": self.int8_gain,
+        }
+
+
+def explain(point: Point) -> ServeExplanation:
+    """Why generation is bound by what it is, and what would change it."""
+    critical, crossover, gain = _critical(point), _crossover(point), _int8_gain(point)
+    sections = (
+        Section("Generate", tuple(_generate(point, critical))),
+        Section("Cache", tuple(_cache(point, crossover))),
+        Section("Layout", tuple(_layout(point))),
+        Section("Prefill", (_prefill(point),)),
+        Section("What int8 would give", (_int8(point, gain),)),
+    )
+    return ServeExplanation(critical, crossover, gain, sections)
+
+
+def _critical(point: Point) -> float:
+    layout, moe = point.layout, point.config.moe
+    dense = critical_batch(
+        point.hardware.chip, layout.weights_dtype, layout.matmul_dtype or layout.compute_dtype
+    )
+    return dense * (moe.num_experts / moe.experts_per_token if moe else 1)
+
+
+def _crossover(point: Point) -> int:
+    weights = count_params(point.config).total * dtype_bytes(point.layout.weights_dtype)
+    a_sequence = kv_cache_bytes(point.config, point.requests.mean_context, point.layout.kv_dtype)
+    return ceil(weights / a_sequence)
+
+
+def _int8_gain(point: Point) -> float:
+    narrow = point.layout.replace(weights_dtype="int8", kv_dtype="int8")
+    return point.cost.seconds / _seconds(point, narrow)
+
+
+def _seconds(point: Point, layout: Layout) -> float:
+    queries, context = 1 + point.requests.drafts, point.requests.mean_context
+    at = layout.at("generate")
+    return pass_cost(point.config, at, point.hardware, point.batch, queries, context)[0].seconds
+
+
+def _generate(point: Point, critical: float) -> list[str]:
+    chip, cost, layout = point.hardware.chip, point.cost, point.layout
+    computes = layout.matmul_dtype or layout.compute_dtype
+    parts = [
+        f"{format_seconds(term.seconds)} ({term.seconds / cost.seconds:.0%}) {term.name}, bound by "
+        f"{bound_name(term.bound, chip.network)}"
+        for term in cost.terms
+        if term.seconds > 0.01 * cost.seconds
+    ]
+    start = (
+        f"A step of {point.batch} sequences takes {format_seconds(cost.seconds)}: it reads "
+        f"{format_bytes(point.memory.weights)} of weights a chip whatever the batch, and the cache of every "
+        f"sequence. Its parts: {'; '.join(parts)}."
+    )
+    beta = dtype_bytes(layout.weights_dtype) / 2
+    experts = point.config.moe
+    times = f" x E/k = {experts.num_experts}/{experts.experts_per_token}" if experts else ""
+    sides = "below" if point.batch < critical else "at or above"
+    bound = (
+        f"Products are bound by HBM up to B_crit = beta C / W = {beta:g} x {chip.flops(computes):.3g} / "
+        f"{chip.hbm_bytes_per_second:.3g}{times} = {critical:,.0f} sequences: {point.batch} is {sides} it."
+    )
+    more = (
+        "A larger batch shares the weights that are read among more tokens."
+        if point.batch < critical
+        else "A larger batch takes as much longer as it is larger."
+    )
+    return [start, f"{bound} {more}"]
+
+
+def _cache(point: Point, crossover: int) -> list[str]:
+    config, requests, dtype = point.config, point.requests, point.layout.kv_dtype
+    a_sequence = kv_cache_bytes(config, requests.mean_context, dtype)
+    text = (
+        f"The cache of one sequence of {requests.mean_context:,} tokens is {format_bytes(a_sequence)} in "
+        f"{dtype}; from {crossover:,} sequences on the caches outgrow the weights"
+    )
+    if point.batch >= crossover:
+        text += ", as here: time grows with the batch, and more of it gains little throughput"
+    fit = f"Memory holds {point.max_batch:,} sequences in this layout"
+    kind = (
+        "of mean length, since pages are taken as they are filled"
+        if requests.paged
+        else f"of {requests.context:,} tokens, room for which each has from the start; --paged counts means"
+    )
+    return [f"{text}.", f"{fit}, {kind}."]
+
+
+def _layout(point: Point) -> list[str]:
+    layout, heads = point.layout, point.config.num_kv_heads
+    said = []
+    if layout.tensor > 1:
+        said.append(
+            f"Heads and feed-forward width are split over tensor = {layout.tensor}: weights and the cache's "
+            f"{heads} KV heads (K) lie on as many chips, and each layer has two AllReduces of one token a "
+            "sequence, which latency bounds."
+        )
+    if (copies := layout.degree("kv_replicas")) > 1:
+        how = {
+            "copies": "hold copies of the same KV heads",
+            "batch": "split the cache by sequence of the batch, with two AllToAlls a layer",
+            "sequence": "split the cache by position, and add up partial sums of softmax",
+        }[str(layout.word("cache"))]
+        said.append(f"There are {heads} KV heads for more devices: kv_replicas = {copies} {how}.")
+    if (second := layout.degree("tensor2")) > 1:
+        said.append(f"D is split over tensor2 = {second} besides (2D weight-stationary).")
+    if (experts := layout.degree("expert")) > 1:
+        said.append(f"Experts are split over {experts} devices, to which tokens travel.")
+    if layout.data > 1:
+        said.append(f"data = {layout.data} groups of chips have the same weights and their own requests.")
+    return said or ["One chip holds everything: nothing travels."]
+
+
+def _prefill(point: Point) -> str:
+    prefill, generate = point.chip_seconds
+    return (
+        f"A prompt of {point.requests.prompt_tokens:,} tokens takes {format_seconds(point.ttft_seconds)} on "
+        f"idle chips (TTFT). A request takes {prefill:.3g} chip-seconds of prefill and {generate:.3g} of "
+        f"generation: {point.prefill_to_generate_ratio:.2g} chips that prefill for each that generates."
+    )
+
+
+def _int8(point: Point, gain: float) -> str:
+    layout = point.layout
+    if layout.weights_dtype == layout.kv_dtype == "int8":
+        return "Weights and cache are in int8 already."
+    return (
+        f"Weights and cache in int8, widened where they are multiplied, make the same step {gain:.2f} times "
+        f"as fast, and halve B_crit where bf16 is multiplied; weights are {layout.weights_dtype} here, the "
+        f"cache {layout.kv_dtype}."
+    )

@@ -1,0 +1,139 @@
+"""One step of one phase, priced alone: so many sequences, behind so many positions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.cost.inference import InferenceMemory, cache_bytes, pass_cost
+from meshwright.cost.step import StepCost
+from meshwright.errors import PlanError
+from meshwright.hardware.links import bound_name
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.runs import why_not
+from meshwright.layout.workload import Phase, Workload
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import forward_flops_per_token
+from meshwright.plan.serve.search import batch_axes
+
+
+@dataclass(frozen=True)
+class PhasePoint:
+    """A step of `workload.phase`, its parts and bytes. num_tokens: that it computes."""
+
+    config: ModelConfig
+    hardware: Hardware
+    layout: Layout
+    workload: Workload
+    cost: StepCost
+    memory: InferenceMemory
+    max_batch: int
+
+    @property
+    def step_seconds(self) -> float:
+        return self.cost.seconds
+
+    @property
+    def num_tokens(self) -> int:
+        generates = self.workload.phase == "generate"
+        return self.workload.num_sequences * (1 if generates else self.workload.seq_len)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.hardware.chip.program_bytes
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over the dense peak: of prefill causal attention counted half."""
+        flops = forward_flops_per_token(
+            self.config, self.workload.seq_len, causal=self.workload.phase == "prefill"
+        )
+        peak = self.hardware.chip.flops(self.layout.matmul_dtype or self.layout.compute_dtype)
+        return flops * self.num_tokens / (self.step_seconds * peak * self.hardware.num_chips)
+
+    def to_dict(self) -> dict:
+        """The keys of `mw plan serve --phase` in contract.md, then what else is known."""
+        network, seconds = self.hardware.chip.network, self.step_seconds
+        chips = self.hardware.num_chips
+        return {
+            "phase": self.workload.phase,
+            "hardware": self.hardware.spec,
+            "chips": chips,
+            "layout": str(self.layout),
+            "mesh": dict(self.layout.mesh.sizes),
+            "weights_dtype": self.layout.weights_dtype,
+            "kv_dtype": self.layout.kv_dtype,
+            "batch": self.workload.num_sequences,
+            "context": self.workload.seq_len,
+            "step_seconds": seconds,
+            "tokens_per_second": self.num_tokens / seconds,
+            "tokens_per_second_per_chip": self.num_tokens / seconds / chips,
+            "mfu": self.mfu,
+            "bytes_per_chip": {key: int(value) for key, value in self.memory.to_dict().items()},
+            "fits": self.fits,
+            "max_batch": self.max_batch,
+            "bound": self.cost.bound,
+            "bound_name": bound_name(self.cost.bound, network),
+            "breakdown": [
+                {
+                    "name": term.name,
+                    "seconds": term.seconds,
+                    "share": term.seconds / seconds,
+                    "bound": term.bound,
+                    "bound_name": bound_name(term.bound, network),
+                }
+                for term in self.cost.terms
+            ],
+            "why_not_run": why_not(self.config, self.layout, self.workload.phase),
+        }
+
+
+def price_phase(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Sequence[Layout]
+) -> PhasePoint:
+    """The fastest of `layouts` that fits, or of those that need least memory.
+
+    Raises PlanError where the batch divides over none of them.
+    """
+    points = []
+    for layout in layouts:
+        at = layout.at(workload.phase)
+        shards = at.mesh.size(batch_axes(config, at)) if workload.phase == "generate" else at.num_batch_shards
+        if workload.num_sequences % shards == 0:
+            points.append(_point(config, hardware, workload, layout))
+    if not points:
+        least = min(layout.num_batch_shards for layout in layouts)
+        raise PlanError(
+            f"a batch of {workload.num_sequences} sequences (B) divides over none of the layouts of "
+            f"{hardware.spec}; fits: --batch {least}"
+        )
+    return min(points, key=lambda p: (not p.fits, p.step_seconds if p.fits else p.memory.total))
+
+
+def _point(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> PhasePoint:
+    at, context = layout.at(workload.phase), workload.seq_len
+    queries = 1 if workload.phase == "generate" else context
+    cost, memory = pass_cost(config, at, hardware, workload.num_sequences, queries, context)
+    most = max_batch(config, hardware, at, queries, context)
+    return PhasePoint(config, hardware, layout, workload, cost, memory, most)
+
+
+def max_batch(config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, context: int) -> int:
+    """The most sequences that fit, of whole shards; 0 where one does not. Bytes grow with the batch."""
+    generates = layout.phase == "generate"
+    shards = layout.mesh.size(batch_axes(config, layout)) if generates else layout.num_batch_shards
+
+    def fits(batches: int) -> bool:
+        _, memory = pass_cost(config, layout, hardware, batches * shards, queries, context)
+        return memory.total <= hardware.chip.program_bytes
+
+    each = cache_bytes(config, layout, float(shards), context)
+    low, high = 0, 1 + int(hardware.chip.program_bytes // max(each, 1))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low * shards
+
+
+def phase_workload(phase: Phase, batch: int, context: int) -> Workload:
+    """What one step of a phase takes."""
+    return Workload(batch, context, phase)

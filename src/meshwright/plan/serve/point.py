@@ -1,0 +1,134 @@
+"""One way to serve: a machine, a layout and a batch, with the latency, throughput and price that follow."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshwright.cost.inference import InferenceMemory, pass_cost
+from meshwright.cost.step import StepCost
+from meshwright.hardware.links import bound_name
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.runs import why_not
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import forward_flops_per_token
+from meshwright.plan.serve.requests import Requests
+
+
+@dataclass(frozen=True)
+class Point:
+    """tpot_seconds: of one more token of a request. prefill_seconds: the chips' time for one of many prompts.
+
+    ttft_seconds: of a prompt that finds the chips idle. max_batch: the largest that fits.
+    """
+
+    config: ModelConfig
+    hardware: Hardware
+    layout: Layout
+    requests: Requests
+    batch: int
+    tpot_seconds: float
+    ttft_seconds: float
+    prefill_seconds: float
+    memory: InferenceMemory
+    max_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.hardware.spec}, {self.layout}, batch {self.batch}"
+
+    @property
+    def chips(self) -> int:
+        return self.hardware.num_chips
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens a second of all of the batch while it generates."""
+        return self.batch / self.tpot_seconds
+
+    @property
+    def tokens_per_second_per_chip(self) -> float:
+        return self.tokens_per_second / self.chips
+
+    @property
+    def chip_seconds(self) -> tuple[float, float]:
+        """Of one request: (prefill, generation)."""
+        generation = self.requests.output_tokens * self.tpot_seconds / self.batch
+        return self.chips * self.prefill_seconds, self.chips * generation
+
+    @property
+    def requests_per_second_per_chip(self) -> float:
+        """Of chips of both kinds together, in the ratio at which neither waits."""
+        return 1 / sum(self.chip_seconds)
+
+    @property
+    def prefill_to_generate_ratio(self) -> float:
+        """Chips that prefill for each chip that generates, where each does one of both."""
+        prefill, generate = self.chip_seconds
+        return prefill / generate
+
+    @property
+    def price_per_hour(self) -> float | None:
+        price = self.hardware.chip.price_per_chip_hour
+        return None if price is None else price * self.chips
+
+    @property
+    def price_per_million_tokens(self) -> float | None:
+        """Of new tokens, their prompts' prefill included."""
+        price = self.hardware.chip.price_per_chip_hour
+        return (
+            None
+            if price is None
+            else price / 3600 * sum(self.chip_seconds) / self.requests.output_tokens * 1e6
+        )
+
+    @cached_property
+    def cost(self) -> StepCost:
+        """The parts of a generate step."""
+        queries, context = 1 + self.requests.drafts, self.requests.mean_context
+        cost, _ = pass_cost(
+            self.config, self.layout.at("generate"), self.hardware, self.batch, queries, context
+        )
+        return cost
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs of a generate step over the dense peak."""
+        flops = forward_flops_per_token(self.config, self.requests.mean_context, causal=False)
+        peak = self.hardware.chip.flops(self.layout.matmul_dtype or self.layout.compute_dtype)
+        return flops * self.tokens_per_second_per_chip / peak
+
+    @property
+    def bound(self) -> str:
+        return self.cost.bound
+
+    @property
+    def why_not(self) -> str | None:
+        """Why `mw serve` does not run it; None where it does."""
+        return why_not(self.config, self.layout, "generate")
+
+    def to_dict(self) -> dict:
+        """The keys of a point of `mw plan serve` in contract.md, then what else is known of it."""
+        precision = self.layout.precision
+        return {
+            "hardware": self.hardware.spec,
+            "chip": self.hardware.chip.name,
+            "chips": self.chips,
+            "layout": str(self.layout),
+            "mesh": dict(self.layout.mesh.sizes),
+            "weights_dtype": precision.weights_dtype,
+            "kv_dtype": self.layout.kv_dtype,
+            "batch": self.batch,
+            "max_batch": self.max_batch,
+            "ttft_seconds": self.ttft_seconds,
+            "tpot_seconds": self.tpot_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second_per_chip": self.tokens_per_second_per_chip,
+            "requests_per_second_per_chip": self.requests_per_second_per_chip,
+            "prefill_to_generate_ratio": self.prefill_to_generate_ratio,
+            "bytes_per_chip": {key: int(value) for key, value in self.memory.to_dict().items()},
+            "bound": self.bound,
+            "bound_name": bound_name(self.bound, self.hardware.chip.network),
+            "price_per_hour": self.price_per_hour,
+            "price_per_million_tokens": self.price_per_million_tokens,
+            "currency": self.hardware.chip.currency,
+            "why_not_run": self.why_not,
+        }

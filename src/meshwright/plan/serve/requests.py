@@ -1,0 +1,83 @@
+"""What is served, and what is wanted of it."""
+
+from dataclasses import dataclass
+from math import inf
+
+from meshwright.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of prompt_tokens each, answered with output_tokens.
+
+    prefix_hit: the share of a prompt whose keys and values lie in a prefix cache already. drafts: tokens that
+    are guessed before each step, which verifies them; acceptance: the chance of each that it is right, given
+    that those before it are. The guesses themselves cost nothing (n-grams of the text so far).
+    paged: caches take the memory of the positions that they hold, which of requests at all stages of their
+    answer is the mean; otherwise each has room for its whole request from the start.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    prefix_hit: float = 0.0
+    drafts: int = 0
+    acceptance: float = 0.0
+    paged: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "output_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise PlanError(f"{name} = {value!r}; it must be a positive integer")
+        for name in ("prefix_hit", "acceptance"):
+            if not 0 <= getattr(self, name) < 1:
+                raise PlanError(f"{name} = {getattr(self, name)}; it is a share, from 0 to below 1")
+        if self.drafts < 0:
+            raise PlanError(f"drafts = {self.drafts}; it must be 0 or more")
+        if self.acceptance and not self.drafts:
+            raise PlanError(f"acceptance = {self.acceptance} is of drafts; add --drafts 4")
+
+    @property
+    def context(self) -> int:
+        """Positions of a whole request."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def mean_context(self) -> int:
+        """Positions in the cache of a request on average while it is answered."""
+        return self.prompt_tokens + max(1, self.output_tokens // 2)
+
+    @property
+    def held_context(self) -> int:
+        """Positions for which a request takes memory."""
+        return self.mean_context if self.paged else self.context
+
+    @property
+    def new_prompt_tokens(self) -> int:
+        """Tokens of a prompt that prefill computes."""
+        return max(1, round(self.prompt_tokens * (1 - self.prefix_hit)))
+
+    @property
+    def tokens_a_step(self) -> float:
+        """Tokens that one generate step adds to a sequence: (1 - a^(k+1)) / (1 - a) with k drafts.
+
+        Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023), eq. 1.
+
+        >>> round(Requests(8, 8, drafts=4, acceptance=0.8).tokens_a_step, 3)
+        3.362
+        """
+        return (1 - self.acceptance ** (self.drafts + 1)) / (1 - self.acceptance)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The most that may be: seconds to the first token, seconds of each token after it, price an hour."""
+
+    ttft: float = inf
+    tpot: float = inf
+    price_per_hour: float = inf
+
+    def __post_init__(self) -> None:
+        for name in ("ttft", "tpot", "price_per_hour"):
+            if not getattr(self, name) > 0:
+                raise PlanError(f"{name} = {getattr(self, name)}; it must be a number above 0")

@@ -1,0 +1,325 @@
+"""The frontier of tokens a second a chip against time per token, over machines, layouts, types and batches.
+
+Every layout is recorded once, for all of its batches, and priced on each machine that has so many chips.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.collectives import forget_prices
+from meshwright.cost.inference import InferenceMemory, Passes, cache_bytes
+from meshwright.errors import PlanError
+from meshwright.hardware import catalog
+from meshwright.hardware.chip import SharedMemory
+from meshwright.hardware.topology import Hardware, forget_placements
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
+from meshwright.plan.serve.layouts import serving_layouts
+from meshwright.plan.serve.point import Point
+from meshwright.plan.serve.requests import Requests, Targets
+from meshwright.plan.smallest import sizes
+from meshwright.units import dtype_bytes, format_bytes, format_seconds
+
+# Of a kind of chip that is named without a topology.
+MOST_CHIPS = 256
+# Sequences that the devices of each shard of the batch have: four to every doubling.
+_SEQUENCES = np.unique(np.round(2 ** np.arange(0, 13.01, 0.25)))
+# Prompts that a replica takes at once, of which the fastest for each prompt counts.
+_PROMPTS = np.array([1.0, 2.0, 4.0])
+
+
+_NO_TARGETS = Targets()
+
+
+class Infeasible(PlanError):
+    """Nothing meets the targets, or nothing fits. nearest: what comes nearest, where anything fits."""
+
+    def __init__(self, message: str, nearest: Point | None = None) -> None:
+        super().__init__(message)
+        self.nearest = nearest
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The fewest chips of a kind that hold the model in a type and one request; None where none tried do."""
+
+    chip: str
+    weights_dtype: str
+    hardware: str | None
+    chips: int | None
+
+
+@dataclass(frozen=True)
+class ServePlan:
+    """frontier: by time per token; best: of those that meet the targets the one with most tokens a chip.
+
+    Where every chip has a price, the cheapest for a token. by_chip: the frontier of each kind alone.
+    """
+
+    frontier: tuple[Point, ...]
+    best: Point
+    by_chip: dict[str, tuple[Point, ...]]
+    smallest: tuple[Smallest, ...]
+    considered: int
+    seconds: float
+
+
+def serving_machines(specs: Iterable[str]) -> list[Hardware]:
+    """The machines that `specs` name; of a chip without a topology all that double, up to MOST_CHIPS."""
+    found: dict[str, Hardware] = {}
+    for spec in specs:
+        if ":" in spec or spec.endswith(".toml"):
+            machines = [catalog.load(spec)]
+        elif isinstance(catalog.chip(spec).network, SharedMemory):
+            raise PlanError(f"hardware {spec!r} has no topology; write {spec}:8")
+        else:
+            machines = [m for m in sizes(spec) if m.num_chips <= MOST_CHIPS and _is_power(m.num_chips)]
+        found |= {machine.spec: machine for machine in machines}
+    return list(found.values())
+
+
+def _is_power(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def search(
+    config: ModelConfig,
+    machines: Sequence[Hardware],
+    requests: Requests,
+    targets: Targets = _NO_TARGETS,
+    *,
+    precisions: Sequence[Mapping[str, object]],
+    layout: Layout | None = None,
+) -> ServePlan:
+    """The frontier over `machines`. layout: this one alone. Raises Infeasible where nothing fits or does.
+
+    precisions: words of the layout's precision (weights_dtype, kv_dtype, ...), one set for each type tried.
+    """
+    started = time.perf_counter()
+    swept = _Sweep(config, requests)
+    points: list[Point] = []
+    smallest: dict[tuple[str, str], Smallest] = {}
+    named = {machine.chip.name for machine in machines if ":" in machine.spec}
+    for machine in machines:
+        replicas = len(machines) == 1 or sum(machine.chip.name == m.chip.name for m in machines) == 1
+        for precision in precisions:
+            tried = (
+                [layout.replace(**precision)]
+                if layout
+                else serving_layouts(config, machine, precision, replicas=replicas and bool(named))
+            )
+            found = [point for one in tried for point in swept.points(one, machine)]
+            key = machine.chip.name, str(precision["weights_dtype"])
+            have = Smallest(*key, machine.spec, machine.num_chips) if found else Smallest(*key, None, None)
+            known = smallest.get(key)
+            if known is None or (have.chips or inf) < (known.chips or inf):
+                smallest[key] = have
+            points += found
+    forget_prices()
+    forget_placements()
+    if not points:
+        raise Infeasible(_nothing_fits(config, machines, requests, precisions))
+    priced = all(point.price_per_hour is not None for point in points)
+    best = _best(points, targets, priced=priced)
+    kinds = dict.fromkeys(point.hardware.chip.name for point in points)
+    return ServePlan(
+        frontier=tuple(pareto(points)),
+        best=best,
+        by_chip={kind: tuple(pareto(p for p in points if p.hardware.chip.name == kind)) for kind in kinds},
+        smallest=tuple(smallest.values()),
+        considered=swept.considered,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def pareto(points: Iterable[Point]) -> list[Point]:
+    """The points of which no other has both less time per token and more tokens a second a chip."""
+    found: list[Point] = []
+    for point in sorted(
+        points, key=lambda p: (p.tpot_seconds, -p.tokens_per_second_per_chip, p.ttft_seconds)
+    ):
+        if not found or point.tokens_per_second_per_chip > found[-1].tokens_per_second_per_chip:
+            found.append(point)
+    return found
+
+
+class _Sweep:
+    """All batches of a layout on a machine; a layout is recorded once for all machines."""
+
+    def __init__(self, config: ModelConfig, requests: Requests) -> None:
+        self.config, self.requests = config, requests
+        self.considered = 0
+        self._recorded: dict[tuple[Layout, bool], Passes] = {}
+
+    def points(self, layout: Layout, machine: Hardware) -> Iterator[Point]:
+        """The batches that fit, and the largest that does."""
+        usable = machine.chip.program_bytes
+        if self._weights_bytes(layout) > usable:
+            return
+        generate, prefill = self._passes(layout, machine.chip.kind != "cpu")
+        batches, memory = generate.batches, self._memory(generate, prefill)
+        self.considered += len(batches)
+        if memory.total[0] > usable:
+            return
+        most = self._max_batch(generate, memory, usable)
+        steps, prompts = generate.seconds(machine), prefill.seconds(machine)
+        # Between two batches near each other all figures are as good as linear.
+        tried = np.append(batches[memory.total <= usable], most)
+        for batch in np.unique(tried).tolist():
+            yield Point(
+                self.config,
+                machine,
+                layout,
+                self.requests,
+                int(batch),
+                _at(batch, batches, steps) / self.requests.tokens_a_step,
+                float(prompts[0]),
+                float((prompts / prefill.batches).min()),
+                InferenceMemory(
+                    memory.weights,
+                    round(_at(batch, batches, memory.cache)),
+                    round(_at(batch, batches, memory.buffers)),
+                ),
+                most,
+            )
+
+    def _weights_bytes(self, layout: Layout) -> float:
+        """Fewer than any chip can hold: those of an even split."""
+        total = count_params(self.config).total * dtype_bytes(layout.weights_dtype)
+        return total / (layout.num_chips // max(1, layout.data // layout.degree("expert")))
+
+    def _passes(self, layout: Layout, flash_attention: bool) -> tuple[Passes, Passes]:
+        """(generate, prefill); how a cache is split is nothing to prefill."""
+        requests, generate = self.requests, layout.at("generate")
+        prefill = layout.replace(cache="copies") if layout.form else layout
+        if (generate, flash_attention) not in self._recorded:
+            shards = generate.mesh.size(batch_axes(self.config, generate))
+            self._recorded[generate, flash_attention] = Passes(
+                self.config,
+                generate,
+                shards * _SEQUENCES,
+                1 + requests.drafts,
+                requests.mean_context,
+                flash_attention=flash_attention,
+            )
+        if (prefill, flash_attention) not in self._recorded:
+            self._recorded[prefill, flash_attention] = Passes(
+                self.config,
+                prefill.at("prefill"),
+                layout.num_batch_shards * _PROMPTS,
+                requests.new_prompt_tokens,
+                requests.prompt_tokens,
+                flash_attention=flash_attention,
+            )
+        return self._recorded[generate, flash_attention], self._recorded[prefill, flash_attention]
+
+    def _memory(self, generate: Passes, prefill: Passes) -> InferenceMemory:
+        """With the caches of all requests, and what the larger of both passes needs besides."""
+        cache = cache_bytes(self.config, generate.layout, generate.batches, self.requests.held_context)
+        buffers = np.maximum(generate.memory.buffers, prefill.memory.buffers[0])
+        return InferenceMemory(generate.memory.weights, cache, buffers)
+
+    def _max_batch(self, generate: Passes, memory: InferenceMemory, usable: int) -> int:
+        """The largest batch that fits, of whole shards; bytes grow by a line from batch to batch."""
+        batches, shards = generate.batches, int(generate.batches[0])
+        fitting = int((memory.total <= usable).sum())
+        if fitting == len(batches):
+            return int(batches[-1])
+        low, high = batches[fitting - 1 : fitting + 1]
+        have, over = memory.total[fitting - 1 : fitting + 1]
+        most = low + (high - low) * (usable - have) / (over - have)
+        return shards * int(most // shards)
+
+
+def _at(batch: float, batches: Any, figures: Any) -> float:
+    return float(np.interp(batch, batches, figures))
+
+
+def batch_axes(config: ModelConfig, layout: Layout) -> tuple[str, ...]:
+    """The axes that split the sequences of a generate step anywhere: its cache has the most."""
+    name, letters = ("latent", "BSR") if config.mla else ("k", "BSKH")
+    return layout.activation(name, letters).axes_of("B")
+
+
+def _best(points: Sequence[Point], targets: Targets, *, priced: bool) -> Point:
+    wanted = [point for point in points if _excess(point, targets) <= 1]
+    if not wanted:
+        raise _missed(points, targets)
+    if priced:
+        return min(wanted, key=lambda p: (p.price_per_million_tokens or inf, p.tpot_seconds))
+    return max(wanted, key=lambda p: (p.tokens_per_second_per_chip, -p.tpot_seconds))
+
+
+def _excess(point: Point, targets: Targets) -> float:
+    """How many times the target that a point misses by most."""
+    return max(share for _, share in _shares(point, targets))
+
+
+def _shares(point: Point, targets: Targets) -> list[tuple[str, float]]:
+    price = point.price_per_hour
+    if price is None and targets.price_per_hour < inf:
+        raise PlanError(
+            f"{point.hardware.chip.name} has no price, which --max-price-per-hour needs; add "
+            f"--price {point.hardware.chip.name}=..."
+        )
+    return [
+        ("ttft", point.ttft_seconds / targets.ttft),
+        ("tpot", point.tpot_seconds / targets.tpot),
+        ("price", (price or 0.0) / targets.price_per_hour),
+    ]
+
+
+def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
+    """The target that cannot be met, what comes nearest to it, and what comes nearest to all."""
+    reached = {
+        "ttft": ("--ttft", min(p.ttft_seconds for p in points), targets.ttft),
+        "tpot": ("--tpot", min(p.tpot_seconds for p in points), targets.tpot),
+        "price": (
+            "--max-price-per-hour",
+            min(p.price_per_hour or 0.0 for p in points),
+            targets.price_per_hour,
+        ),
+    }
+    nearest = min(points, key=lambda p: _excess(p, targets))
+    binding = max(_shares(nearest, targets), key=lambda pair: pair[1])[0]
+    option, least, target = reached[binding]
+    alone = (
+        f"no layout reaches it: the least is {_written(binding, least)}"
+        if least > target
+        else ("layouts that reach it miss another target")
+    )
+    return Infeasible(
+        f"{option} {_written(binding, target)} binds: {alone}; nearest is {nearest}, with TTFT "
+        f"{format_seconds(nearest.ttft_seconds)} and {format_seconds(nearest.tpot_seconds)} a token",
+        nearest,
+    )
+
+
+def _written(what: str, value: float) -> str:
+    return f"{value:,.2f}" if what == "price" else format_seconds(value)
+
+
+def _nothing_fits(
+    config: ModelConfig,
+    machines: Sequence[Hardware],
+    requests: Requests,
+    precisions: Sequence[Mapping[str, object]],
+) -> str:
+    """Which bytes lack on the machine with most memory, in the narrowest type."""
+    largest = max(machines, key=lambda machine: machine.num_chips * machine.chip.program_bytes)
+    narrow = min((str(p["weights_dtype"]) for p in precisions), key=dtype_bytes)
+    weights = count_params(config).total * dtype_bytes(narrow)
+    there = largest.num_chips * largest.chip.program_bytes
+    start = f"{config.name} does not fit {largest.spec}: memory binds; its weights in {narrow} are "
+    if weights > there:
+        return f"{start}{format_bytes(weights)} and all chips have {format_bytes(there)}; take more chips"
+    return (
+        f"{start}{format_bytes(weights)} of {format_bytes(there)}, and what the layouts that divide leave is "
+        f"too little for one request of {requests.context:,} tokens; take more chips, or --weights-dtype int8"
+    )

@@ -1,0 +1,97 @@
+"""What one step of the device does, as data: the scheduler makes it, the runner runs it."""
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from meshwright.serve.sequence import Sequence, TokenScore
+
+if TYPE_CHECKING:  # it loads JAX
+    from meshwright.serve.scoring import Scores
+
+PENDING = -1  # a token that the step before samples and nobody has read yet
+
+
+@dataclass(frozen=True)
+class Work:
+    """Some consecutive tokens of one sequence, whose keys and values the step computes.
+
+    slot: of the sequence, which may have left it since. start: the position of the first token. tokens: their
+    ids; the first may be PENDING. pages: of the sequence, as far as these tokens reach. num_drafts: how many
+    of the last ones are guesses to be verified. samples: whether a next token is sampled, after the last and
+    after each of those before a draft.
+    """
+
+    sequence: Sequence
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+    num_drafts: int = 0
+    samples: bool = True
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_drafts + 1 if self.samples else 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step: for each of its sequences some tokens, one to generate and many to prefill."""
+
+    works: tuple[Work, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(work.tokens) for work in self.works)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a runner holds, in sequences, positions and tokens.
+
+    num_slots: sequences that run at once. context: most tokens of one. page_size: positions of a page;
+    num_pages: of the cache, besides page 0, which is nobody's. chunk: most prompt tokens of a step, of which
+    each sequence takes whole blocks of `block` tokens.
+    """
+
+    num_slots: int
+    context: int
+    page_size: int
+    num_pages: int
+    chunk: int
+    block: int
+
+    @property
+    def pages_of_a_context(self) -> int:
+        return -(-self.context // self.page_size)
+
+
+class Sampled(Protocol):
+    """The tokens of a step that has been dispatched."""
+
+    def read(self) -> Ordered[Ordered[TokenScore]]:
+        """For each work of the batch its sampled tokens, `work.num_samples` of them; waits for the device."""
+        ...
+
+
+class Runner(Protocol):
+    """The model on its devices. Called from one thread at a time; steps run in the order of the calls."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def run(self, batch: Batch) -> Sampled:
+        """Dispatches one step; it may return before the step is done."""
+        ...
+
+    def prepare_scores(self, num_tokens: int) -> None:
+        """Compile what scores prompts of so many tokens; called from any thread."""
+        ...
+
+    def scores(self, tokens: list[int]) -> "Scores":
+        """Log-probabilities of `tokens` but the first, each given those before it."""
+        ...

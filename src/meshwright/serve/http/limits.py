@@ -1,0 +1,110 @@
+"""What a server takes of its clients: keys, rates, sizes, times; checked before the engine hears of it."""
+
+import hmac
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from meshwright.errors import RequestError
+from meshwright.serve.http.errors import error_object, headers_of
+
+# Open to all: probes and scrapers of the cluster have no keys, and the page asks for one itself.
+_OPEN = ("/health", "/ready", "/metrics", "/")
+_MOST_CLIENTS = 10_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """max_body_bytes: of a request. api_keys: one of which each request must bring; none: open to all.
+
+    requests_per_minute: of each key, or of each address where there are no keys; None: any rate.
+    request_seconds: after which an answer is cut off with an error; None: never.
+    stalled_seconds: after which a client that reads nothing is left. cors_origins: sites whose pages may ask.
+    """
+
+    max_body_bytes: int = 16_000_000
+    api_keys: frozenset[str] = frozenset()
+    requests_per_minute: float | None = None
+    request_seconds: float | None = None
+    stalled_seconds: float = 60.0
+    cors_origins: tuple[str, ...] = ()
+
+
+class Rates:
+    """A bucket of tokens for each client: a minute's requests at once, refilled evenly.
+
+    The clients that asked longest ago are forgotten first, so that strangers cannot fill the memory.
+    """
+
+    def __init__(self, per_minute: float) -> None:
+        self._per_second, self._size = per_minute / 60, max(1.0, per_minute)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_seconds(self, client: str, now: float) -> float:
+        """0 if the request may go on, which is then counted; else the seconds until it may."""
+        filled, at = self._buckets.pop(client, (self._size, now))
+        filled = min(self._size, filled + (now - at) * self._per_second)
+        wait = 0.0 if filled >= 1 else (1 - filled) / self._per_second
+        self._buckets[client] = (filled - 1 if wait == 0 else filled, now)
+        while len(self._buckets) > _MOST_CLIENTS:
+            self._buckets.popitem(last=False)
+        return wait
+
+
+class Gate:
+    """Middleware that refuses requests without a key (401), beyond the rate (429) or too large (413)."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app, self._limits = app, limits
+        self._rates = Rates(limits.requests_per_minute) if limits.requests_per_minute else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN and scope["method"] != "OPTIONS":
+            try:
+                self._check(scope)
+            except RequestError as error:
+                response = JSONResponse(error_object(error), error.status, headers_of(error))
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        client = self._client(headers, scope)
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._limits.max_body_bytes:
+            raise too_large(self._limits.max_body_bytes)
+        wait = self._rates.wait_seconds(client, time.monotonic()) if self._rates else 0.0
+        if wait > 0:
+            raise RequestError(
+                f"more than {self._limits.requests_per_minute:g} requests a minute;"
+                f" retry in {math.ceil(wait)} s",
+                status=429,
+                code="rate_limit_exceeded",
+                retry_after_seconds=math.ceil(wait),
+            )
+
+    def _client(self, headers: Headers, scope: Scope) -> str:
+        """The key of a request, or where there are no keys the address that it came from."""
+        if not self._limits.api_keys:
+            return (scope.get("client") or ("",))[0]
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        # Every key is compared in full, so that the time tells nothing of them.
+        matches = [hmac.compare_digest(given.encode(), key.encode()) for key in self._limits.api_keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise RequestError(
+                "no valid API key; send the header Authorization: Bearer KEY",
+                status=401,
+                code="invalid_api_key",
+            )
+        return given
+
+
+def too_large(max_body_bytes: int) -> RequestError:
+    """The error of a body beyond the limit."""
+    return RequestError(f"the body has more than {max_body_bytes} bytes", status=413)

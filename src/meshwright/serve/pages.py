@@ -1,0 +1,51 @@
+"""The pages of a cache: which are free, and how many hold each of the others. Plain Python."""
+
+from collections.abc import Sequence
+
+
+class PagePool:
+    """Pages 1 to num_pages, each free or held by one or more.
+
+    Full pages alone are shared, and nobody writes to a full page again: so none is ever copied on write.
+
+    >>> pool = PagePool(2)
+    >>> pages = pool.take(2)
+    >>> pages, pool.num_free, pool.take(1)
+    ([1, 2], 0, None)
+    >>> pool.release(pages); pool.num_free
+    2
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self._free = list(range(num_pages, 0, -1))
+        self._holders: dict[int, int] = {}
+        self.num_pages = num_pages
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def holders(self, page: int) -> int:
+        """How many hold the page; 0 if it is free."""
+        return self._holders.get(page, 0)
+
+    def take(self, count: int) -> list[int] | None:
+        """`count` free pages, held once each; None if there are fewer, and then none is taken."""
+        if count > len(self._free):
+            return None
+        pages = [self._free.pop() for _ in range(count)]
+        self._holders.update(dict.fromkeys(pages, 1))
+        return pages
+
+    def share(self, pages: Sequence[int]) -> None:
+        """One holder more of each of these pages, which somebody holds."""
+        for page in pages:
+            self._holders[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One holder less of each of these pages; those that nobody holds any more are free."""
+        for page in pages:
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                del self._holders[page]
+                self._free.append(page)

@@ -1,0 +1,95 @@
+"""mw plan serve: the contract's keys, one phase alone, the plan that it writes, and bad questions."""
+
+import json
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.plan_file import load_plan
+
+POINT = {
+    *("hardware", "chips", "layout", "batch", "ttft_seconds", "tpot_seconds", "tokens_per_second"),
+    *("tokens_per_second_per_chip", "requests_per_second_per_chip", "bytes_per_chip"),
+}
+STEP = {"step_seconds", "tokens_per_second", "bytes_per_chip", "max_batch", "bound"}
+MODEL = ["plan", "serve", "--model", "llama-3-8b"]
+ASKED = [*MODEL, "--hardware", "v5e:2x2,v5e:2x4", "--prompt-tokens", "2k", "--output-tokens", "128"]
+
+
+def document(capsys, *arguments: str, code: int = 0) -> dict:
+    assert main([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_has_the_keys_of_the_contract(capsys, tmp_path):
+    path = tmp_path / "plan.toml"
+    found = document(capsys, *ASKED, "--weights-dtype", "int8", "--kv-dtype", "int8", "-o", str(path))
+    assert found.keys() >= {"frontier", "best", "prefill_to_generate_ratio", "max_batch"}
+    for point in (*found["frontier"], found["best"]):
+        assert point.keys() >= POINT and point["batch"] <= point["max_batch"]
+        assert point["tokens_per_second"] == pytest.approx(point["batch"] / point["tpot_seconds"])
+        assert point["currency"]
+    plan = load_plan(path)
+    assert plan.workload.phase == "generate" and plan.layout.weights_dtype == "int8"
+    assert json.loads(path.with_suffix(".json").read_text())["best"] == found["best"]
+
+
+def test_the_terminal_has_a_table_a_plot_and_words(capsys):
+    assert main([*ASKED, "--explain"]) == 0
+    printed = capsys.readouterr().out
+    for text in ("tokens/s a chip: a v5e", "B_crit", "outgrow the weights", "What int8 would give"):
+        assert text in printed
+
+
+@pytest.mark.parametrize(
+    ("phase", "queries"), [(["generate", "--context", "2k"], 1), (["prefill", "--prompt-tokens", "2k"], 2048)]
+)
+def test_one_phase_is_one_point(capsys, phase: list[str], queries: int):
+    where = ["--hardware", "v5e:2x2", "--batch", "4"]
+    found = document(capsys, *MODEL, *where, "--phase", *phase)
+    assert found.keys() >= STEP and found["fits"] and found["max_batch"] >= 4
+    assert found["tokens_per_second"] == pytest.approx(4 * queries / found["step_seconds"])
+    ideal = document(capsys, *MODEL, *where, "--phase", *phase, "--ideal", "--layout", "tensor=4")
+    assert ideal["step_seconds"] < found["step_seconds"]
+
+
+def test_a_model_is_changed_on_the_fly(capsys):
+    step = [*MODEL, "--hardware", "v5e:2x2", "--layout", "tensor=4", "--phase", "generate", "--context", "1k"]
+    whole = document(capsys, *step)["bytes_per_chip"]
+    more = document(capsys, *step, "--set", "num_kv_heads=32")["bytes_per_chip"]
+    assert more["cache"] == 4 * whole["cache"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([*ASKED, "--tpot", "0.00001"], 1, "--tpot 10 us binds: no layout reaches it"),
+        (
+            ["plan", "serve", "--model", "llama-3-70b", *ASKED[4:]],
+            1,
+            "memory binds; its weights in bf16 are",
+        ),
+        ([*MODEL, "--hardware", "v5e:2x2"], 2, "add --prompt-tokens 8k --output-tokens 512"),
+        ([*ASKED, "--batch", "3"], 2, "--batch is of one step; add --phase generate"),
+        ([*ASKED, "--phase", "generate", "--context", "9"], 2, "--phase prices one step on one machine"),
+        ([*MODEL, "--hardware", "v5e:2x2", "--phase", "generate"], 2, "add --context 8k"),
+        ([*ASKED, "--tpot", "0"], 2, "tpot = 0.0; it must be a number above 0"),
+        ([*ASKED, "--price", "v5x=1"], 2, "hardware 'v5x' is unknown"),
+        ([*ASKED, "--price", "v5e"], 2, "--price 'v5e' is no price of a chip-hour"),
+        ([*ASKED, "--weights-dtype", "int7"], 2, "dtype 'int7' is unknown"),
+        ([*ASKED, "--set", "heads=3"], 2, "--set heads: a model has no such field"),
+        ([*ASKED, "--set", "num_kv_heads=3"], 2, "32 query heads (N) do not divide over 3 KV heads (K)"),
+        ([*ASKED[:4], "--hardware", "v5q", *ASKED[6:]], 2, "hardware 'v5q' is unknown"),
+        ([*ASKED, "--layout", "tensor=3"], 2, "the axes must multiply to 4"),
+    ],
+)
+def test_bad_questions_get_one_line(capsys, arguments: list[str], code: int, said: str):
+    assert main(arguments) == code
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
+    assert said in lines[-1] and len(lines) == 1
+
+
+def test_where_nothing_meets_the_target_json_says_why_and_what_is_nearest(capsys):
+    found = document(capsys, *ASKED, "--tpot", "0.00001", code=1)
+    assert found["frontier"] == [] and found["best"] is None
+    assert found["nearest"]["batch"] == 1 and "--tpot" in found["reason"]

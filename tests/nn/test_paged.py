@@ -1,0 +1,65 @@
+"""Attention over pages: both of its forms against one sequence's own keys, in the order of its positions."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+from meshwright.nn import paged
+from meshwright.nn.attention import Scores
+
+PAGE, NUM_PAGES, K, G, H = 4, 9, 2, 3, 6
+RANDOM = np.random.default_rng(0)
+POOLS = [jnp.asarray(RANDOM.normal(size=(NUM_PAGES, K, PAGE, H)), jnp.float32) for _ in range(2)]
+# Two rows of three queries: one in the middle of its third page, one whose last query is padding.
+TABLES = np.array([[5, 2, 7], [8, 1, 0]])
+POSITIONS = np.array([[8, 9, 10], [4, 5, paged.NOBODY]])
+QUERIES = jnp.asarray(RANDOM.normal(size=(2, 3, K * G, H)), jnp.float32)
+
+
+def expected(window: int | None, how: Scores, sinks: np.ndarray | None) -> np.ndarray:
+    out = np.zeros(QUERIES.shape)
+    for row, table in enumerate(TABLES):
+        k, v = (np.concatenate([_wide(pool)[page] for page in table], axis=1) for pool in POOLS)
+        for number, position in enumerate(row_positions(row)):
+            begin = 0 if window is None else max(0, position - window + 1)
+            keys = np.arange(begin, position + 1)
+            for head in range(K * G):
+                scores = k[head // G, keys] @ _wide(QUERIES)[row, number, head] * how.scale
+                if how.softcap:
+                    scores = how.softcap * np.tanh(scores / how.softcap)
+                if how.slopes:
+                    scores = scores + how.slopes[head] * keys
+                weights = np.exp(scores)
+                total = weights.sum() + (0 if sinks is None else np.exp(sinks[head]))
+                out[row, number, head] = weights @ v[head // G, keys] / total
+    return out
+
+
+def _wide(array: Array) -> np.ndarray:
+    return np.asarray(array, np.float64)
+
+
+def row_positions(row: int) -> list[int]:
+    return [int(position) for position in POSITIONS[row] if position != paged.NOBODY]
+
+
+@pytest.mark.parametrize("form", [paged._page_by_page, paged._gathered])
+@pytest.mark.parametrize(
+    ("window", "how", "has_sinks"),
+    [
+        (None, Scores(None, 0.5), False),
+        (3, Scores(2.0, 0.5), False),
+        (5, Scores(None, 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)), True),
+    ],
+)
+def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_sinks):
+    sinks = np.linspace(-1, 1, K * G).astype(np.float32) if has_sinks else None
+    slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
+    # What stands behind a sequence may be of one that failed.
+    pools = [pool.at[7, :, 3].set(jnp.nan) for pool in POOLS]
+    asked = paged._Asked(QUERIES, jnp.asarray(POSITIONS, jnp.int32), jnp.asarray(TABLES, jnp.int32))
+    found = np.asarray(form(asked, pools, window, how, None if sinks is None else jnp.asarray(sinks), slopes))
+    seen = POSITIONS >= 0
+    np.testing.assert_allclose(found[seen], expected(window, how, sinks)[seen], atol=1e-5)
+    assert np.isfinite(found).all()

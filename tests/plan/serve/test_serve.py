@@ -1,0 +1,254 @@
+"""Serving planned: the chapter's tables, figures worked by hand, and what must hold of any frontier."""
+
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.cost.inference import Passes, inference_cost, pass_cost
+from meshwright.errors import PlanError
+from meshwright.hardware.catalog import chip, load
+from meshwright.hardware.prices import priced
+from meshwright.hardware.roofs import critical_batch
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig, MoE
+from meshwright.models.presets import PRESETS
+from meshwright.plan.serve.explain import explain
+from meshwright.plan.serve.layouts import serving_layouts
+from meshwright.plan.serve.phase import price_phase
+from meshwright.plan.serve.requests import Requests, Targets
+from meshwright.plan.serve.search import Infeasible, ServePlan, search, serving_machines
+from meshwright.plan_file import load_plan
+
+LLAMA, BF16 = PRESETS["llama-2-13b"], {"weights_dtype": "bf16"}
+# The chapter's example: L64 D4096 F16384 N32 K8 H256 V32128, tied.
+CHAPTER = ModelConfig("chapter", 64, 4096, 16384, 32, 8, 256, 32128, 131072, tied_embeddings=True)
+
+
+def ideal(spec: str) -> Hardware:
+    machine = load(spec)
+    return replace(machine, chip=machine.chip.ideal())
+
+
+@pytest.mark.parametrize(
+    ("batch", "milliseconds"), [(1, 4.98), (8, 12.13), (16, 20.30), (32, 36.65), (64, 69.33), (240, 249.09)]
+)
+def test_a_generate_step_reads_weights_and_caches_as_the_chapter_has_it(batch: int, milliseconds: float):
+    """LLaMA-2-13B in bf16 on 8 v5e at 8,192 positions; the chapter divides by 8.2e11 bytes/s a chip.
+
+    The chapter also counts the embedding's 0.33 GB, of which a step reads a row a sequence, and leaves out
+    activations, which are up to 1% here.
+    """
+    cost, _ = inference_cost(LLAMA, Layout.of(tensor=8), ideal("v5e:2x4"), "generate", batch, 8192)
+    read = sum(term.seconds for term in cost.terms if term.name.startswith(("matmul", "attention")))
+    embedding = LLAMA.vocab_size * LLAMA.d_model * 2 / 8 / 8.1e11
+    assert (read + embedding) * 8.1 / 8.2 == pytest.approx(milliseconds * 1e-3, rel=0.01)
+
+
+def test_a_small_model_takes_what_its_weights_and_caches_take_to_read():
+    """30B in int8 on a v5e 4x4 with caches of 819 MB: 2.5 ms at batch 4 and 21 ms at 256, or nearly."""
+    config = replace(CHAPTER, num_layers=96, d_model=4096, num_kv_heads=16, num_heads=32, d_head=128)
+    params_bytes, cache_bytes = 30e9, 819e6
+    context = round(cache_bytes / (2 * 96 * 16 * 128))
+    layout = Layout.of(tensor=16, weights_dtype="int8", kv_dtype="int8")
+    for batch, seconds in ((4, 2.5e-3), (256, 21e-3)):
+        cost, memory = inference_cost(config, layout, ideal("v5e:4x4"), "generate", batch, context)
+        reads = sum(t.seconds for t in cost.terms if t.bound == "hbm" and "elementwise" not in t.name)
+        scale = (params_bytes + batch * cache_bytes) / (16 * (memory.weights + memory.cache))
+        # The attention's share that FLOPs bind is not read time; what is left grows as the bytes do.
+        assert reads * scale <= 1.1 * seconds
+
+
+def test_batches_at_128k_are_those_of_keys_and_values():
+    """int8 keys and values are 2 L K H = 262,144 bytes a token: 7 sequences of 128k on 16 v5e, not 14."""
+    words = {"weights_dtype": "int8", "kv_dtype": "int8"}
+    found = {
+        str(layout.word("cache")): price_phase(
+            CHAPTER, load("v5e:4x4"), Workload(2, 131_072, "generate"), [layout]
+        ).max_batch
+        for layout in serving_layouts(CHAPTER, load("v5e:4x4"), words, replicas=False)
+        if layout.degree("kv_replicas") > 1 and layout.degree("tensor2") == 1
+    }
+    assert found == {"copies": 3, "batch": 6, "sequence": 7}  # copies hold half, a split batch is even
+
+
+def test_critical_batches_are_the_chapters():
+    v5e = chip("v5e")
+    assert critical_batch(v5e) == pytest.approx(240, rel=0.02)
+    assert critical_batch(v5e, "int8") == pytest.approx(120, rel=0.02)
+    assert critical_batch(v5e, "int8", "int8") == pytest.approx(240, rel=0.02)
+    moe = replace(CHAPTER, moe=MoE(16, 2, 16384))
+    found = search(moe, [load("v5e:8x8")], Requests(1024, 128), precisions=[{"weights_dtype": "bf16"}])
+    assert explain(found.best).critical_batch == pytest.approx(1920, rel=0.02)
+
+
+def test_experts_are_read_as_far_as_tokens_choose_them():
+    """One token reads 2 of Mixtral's 8 experts, many read all."""
+    config, layout = PRESETS["mixtral-8x7b"], Layout.of(tensor=8)
+    seconds = [
+        sum(t.seconds for t in cost.terms if t.name.startswith("matmul"))
+        for cost, _ in (pass_cost(config, layout.at("generate"), ideal("h100:8"), b, 1, 16) for b in (1, 64))
+    ]
+    experts = 3 * config.d_model * 14336 * 32 * 2 / 8 / 3.35e12
+    assert seconds[1] - seconds[0] == pytest.approx(6 * experts, rel=0.05)  # and 64 rows of activations
+
+
+def test_passes_of_many_batches_are_those_of_each():
+    batches = [2.0, 16.0, 96.0]
+    for machine, words in (
+        ("v5e:4x4", "tensor=8,kv_replicas=2,cache=batch,weights_dtype=int8"),
+        ("h100:2x8", "tensor=8,kv_replicas=2,cache=sequence,kv_dtype=int8"),
+    ):
+        config, hardware = PRESETS["llama-3-70b"], load(machine)
+        layout = Layout.parse(words).at("generate")
+        many = Passes(config, layout, np.array(batches), 1, 4096, flash_attention=True)
+        alone = [pass_cost(config, layout, hardware, int(batch), 1, 4096) for batch in batches]
+        assert many.seconds(hardware).tolist() == pytest.approx([cost.seconds for cost, _ in alone])
+        assert many.memory.total.tolist() == pytest.approx([memory.total for _, memory in alone])
+
+
+def test_a_cache_beyond_its_heads_is_split_with_the_collectives_of_its_kind():
+    config, hardware = PRESETS["llama-3-70b"], load("v5e:4x4")
+    ops, caches = {}, {}
+    for cache in ("copies", "batch", "sequence"):
+        layout = Layout.of(tensor=8, kv_replicas=2, cache=cache).at("generate")
+        cost, memory = pass_cost(config, layout, hardware, 16, 1, 4096)
+        moved = [one for one in cost.collectives if one.tensor.endswith("attention")]
+        ops[cache] = [(one.op, one.axes, one.count) for one in moved]
+        caches[cache] = memory.cache
+    assert ops == {
+        "copies": [],
+        "batch": [("all_to_all", ("kv_replicas",), 80)] * 2,
+        "sequence": [("all_gather", ("kv_replicas",), 80), ("reduce_scatter", ("kv_replicas",), 80)],
+    }
+    assert caches["copies"] == 2 * caches["batch"] == 2 * caches["sequence"]
+
+
+def test_narrow_types_are_read_as_they_lie():
+    config, hardware = PRESETS["llama-3-8b"], ideal("v5e:2x4")
+    cost, memory = {}, {}
+    for dtype in ("bf16", "int8", "int4"):
+        layout = Layout.of(tensor=8, weights_dtype=dtype, kv_dtype=dtype).at("generate")
+        cost[dtype], memory[dtype] = pass_cost(config, layout, hardware, 8, 1, 4096)
+    for wide, narrow in (("bf16", "int8"), ("int8", "int4")):
+        assert memory[wide].weights == 2 * memory[narrow].weights
+        assert memory[wide].cache == 2 * memory[narrow].cache
+        assert cost[wide].seconds > 1.5 * cost[narrow].seconds
+
+
+@pytest.fixture(scope="module")
+def frontier() -> ServePlan:
+    return search(
+        PRESETS["llama-3-8b"],
+        serving_machines(["v5e", "h100:1x8"]),
+        Requests(1024, 256),
+        Targets(tpot=0.02),
+        precisions=[BF16, {"weights_dtype": "int8", "kv_dtype": "int8"}],
+    )
+
+
+def test_no_point_of_a_frontier_is_beaten_by_another(frontier: ServePlan):
+    points = frontier.frontier
+    assert len(points) > 5
+    for one, other in pairwise(points):
+        assert one.tpot_seconds < other.tpot_seconds
+        assert one.tokens_per_second_per_chip < other.tokens_per_second_per_chip
+    for kind in frontier.by_chip.values():
+        for one in kind:
+            better = [p for p in points if p.tpot_seconds <= one.tpot_seconds]
+            assert max(p.tokens_per_second_per_chip for p in better) >= one.tokens_per_second_per_chip
+
+
+def test_what_is_chosen_fits_and_meets_the_targets(frontier: ServePlan):
+    best = frontier.best
+    assert best.tpot_seconds <= 0.02 and best.batch <= best.max_batch
+    assert best.memory.total <= best.hardware.chip.program_bytes
+    assert best.tpot_seconds == pytest.approx(best.cost.seconds, rel=0.02)
+    wanted = [p for p in frontier.frontier if p.tpot_seconds <= 0.02]
+    assert best.tokens_per_second_per_chip == max(p.tokens_per_second_per_chip for p in wanted)
+
+
+def test_the_smallest_slice_of_each_type_is_the_fewest_chips_that_hold_the_weights(frontier: ServePlan):
+    """8.03e9 parameters: 16.06 GB in bf16 just fit a v5e's 16.9 GB beside a cache."""
+    small = {(one.chip, one.weights_dtype): one.chips for one in frontier.smallest}
+    assert small == {("v5e", "bf16"): 1, ("v5e", "int8"): 1, ("h100", "bf16"): 8, ("h100", "int8"): 8}
+
+
+def test_a_target_out_of_reach_names_itself_and_what_comes_nearest():
+    config, machines, requests = PRESETS["llama-3-8b"], [load("v5e:2x2")], Requests(1024, 128)
+    with pytest.raises(Infeasible, match=r"--tpot 10 us binds: no layout reaches it: the least is") as found:
+        search(config, machines, requests, Targets(tpot=1e-5), precisions=[BF16])
+    assert found.value.nearest is not None and found.value.nearest.batch == 1
+    with pytest.raises(Infeasible, match="--ttft 1 ms binds"):
+        search(config, machines, requests, Targets(ttft=1e-3), precisions=[BF16])
+    with pytest.raises(Infeasible, match=r"memory binds; its weights in bf16 are 141 GB and all chips have"):
+        search(PRESETS["llama-3-70b"], machines, requests, precisions=[BF16])
+    unpriced = [replace(m, chip=replace(m.chip, price_per_chip_hour=None)) for m in machines]
+    with pytest.raises(PlanError, match="v5e has no price, which --max-price-per-hour needs"):
+        search(config, unpriced, requests, Targets(price_per_hour=1.0), precisions=[BF16])
+
+
+def test_prices_choose_the_cheapest_token_and_a_budget_bounds_the_chips():
+    machines = [priced(m, {"v5e": 1.0}, "EUR") for m in serving_machines(["v5e"])]
+    found = search(
+        PRESETS["llama-3-8b"], machines, Requests(1024, 256), Targets(price_per_hour=4.0), precisions=[BF16]
+    )
+    best = found.best
+    assert best.price_per_hour is not None and best.price_per_hour <= 4.0
+    assert best.to_dict()["currency"] == "EUR"
+    prefill, generate = best.chip_seconds
+    assert best.price_per_million_tokens == pytest.approx(1.0 / 3600 * (prefill + generate) / 256 * 1e6)
+    assert best.prefill_to_generate_ratio == pytest.approx(prefill / generate)
+
+
+def test_a_prefix_and_drafts_save_what_they_do():
+    config, machine = PRESETS["llama-3-8b"], [load("v5e:2x2")]
+    plain = search(config, machine, Requests(4096, 256), precisions=[BF16]).best
+    hit = search(config, machine, Requests(4096, 256, prefix_hit=0.75), precisions=[BF16]).best
+    assert 0.2 < hit.prefill_seconds / plain.prefill_seconds < 0.35
+    drafts = search(
+        config, machine, Requests(4096, 256, drafts=4, acceptance=0.8), precisions=[BF16], layout=plain.layout
+    )
+    guessed = min(p.tpot_seconds for p in drafts.frontier)
+    alone = min(
+        p.tpot_seconds for p in search(config, machine, Requests(4096, 256), precisions=[BF16]).frontier
+    )
+    assert guessed == pytest.approx(alone / 3.362, rel=0.2)  # five queries read the weights once
+
+
+def test_paged_caches_hold_more_requests():
+    config, machine = PRESETS["llama-3-8b"], [load("v5e:2x2")]
+    layout = Layout.of(tensor=4)
+    found = [
+        search(config, machine, Requests(512, 4096, paged=paged), precisions=[BF16], layout=layout).best
+        for paged in (False, True)
+    ]
+    assert found[1].max_batch / found[0].max_batch == pytest.approx(4608 / 2560, rel=0.05)
+
+
+def test_requests_that_are_none_are_refused():
+    for words, said in (
+        ({"prompt_tokens": 0}, "prompt_tokens = 0; it must be a positive integer"),
+        ({"prefix_hit": 1.0}, "prefix_hit = 1.0; it is a share"),
+        ({"acceptance": 0.5}, "acceptance = 0.5 is of drafts"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            Requests(**{"prompt_tokens": 8, "output_tokens": 8, **words})
+    with pytest.raises(PlanError, match=r"tpot = -1; it must be a number above 0"):
+        Targets(tpot=-1)
+    assert Targets().ttft == inf
+
+
+def test_the_library_plans_serving_and_saves_what_is_served(tmp_path):
+    found = mw.plan("llama-3-8b", "v5e:2x2,v5e:1x2", mw.Serve("1k", 128, tpot=0.1), weights_dtype="bf16,int8")
+    best = found.best
+    assert len(found) == len(list(found)) > 1 and "Tokens a second a chip" in repr(found)
+    assert best.fits and best.tpot_seconds <= 0.1 and 0 < best.mfu < 1
+    assert "B_crit" in str(best.explain()) and found.to_dict()["best"] == best.to_dict()
+    plan = load_plan(best.save(tmp_path / "plan.toml"))
+    assert plan.workload == Workload(best.batch, 1152, "generate") and plan.layout == best.layout

@@ -1,0 +1,95 @@
+"""A pipeline of lanes: its loss and every gradient are those of one device, alone and with every other axis.
+
+Values are float32, where a layout changes nothing but the order of sums (tests/train/test_accumulation.py).
+"""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from tests.nn.test_layouts import GPT, LATENT, LOCAL, OSS, TIED, TINY
+from tests.train.test_accumulation import TOKENS, assert_agrees, compiled_step
+
+from meshwright.errors import LayoutError
+from meshwright.layout import Layout
+from meshwright.layout.runs import check_runs, why_not
+from meshwright.models.config import ModelConfig, MoE
+
+DEEP = replace(TINY, num_layers=4)
+EXPERTS = MoE(num_experts=8, experts_per_token=2, d_ff=16, router_bias=True, expert_bias=True)
+MIXTURE = replace(OSS, moe=EXPERTS)
+
+
+def test_loss_and_gradients_are_those_of_one_device() -> None:
+    assert_agrees(TINY, "pipe=2,data=2,tensor=2,microbatches=4,schedule=lanes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipe=4,fsdp=2,microbatches=4,remat=full",
+        "pipe=4,data=2,microbatches=2",
+        "pipe=2,data=4,zero=1,microbatches=4,remat=matmuls",
+        "pipe=2,data=4,zero=2,microbatches=4",
+        "pipe=2,fsdp=2,tensor=2,microbatches=2,sequence_parallel=true",
+        "pipe=2,data=2,context=2,microbatches=2,context_method=ring,remat=full",
+        "pipe=2,fsdp=2,context=2,microbatches=2",
+    ],
+)
+def test_with_every_other_axis(text: str) -> None:
+    assert_agrees(DEEP, f"{text},schedule=lanes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [TIED, LOCAL, GPT, LATENT], ids=lambda config: config.name)
+def test_other_families(config: ModelConfig) -> None:
+    """A table that both ends read, windows that differ from stage to stage, positions, latent attention."""
+    assert_agrees(replace(config, num_layers=4), "pipe=2,fsdp=2,tensor=2,microbatches=2,schedule=lanes")
+
+
+@pytest.mark.slow
+def test_experts() -> None:
+    assert_agrees(MIXTURE, "pipe=2,fsdp=4,expert=4,microbatches=2,schedule=lanes")
+
+
+@pytest.mark.slow
+def test_the_loss_alone_is_the_loss_of_the_step() -> None:
+    step = compiled_step(DEEP, Layout.of(pipe=4, data=2, microbatches=4, schedule="lanes"))
+    state = step.init(0)
+    found = float(step.evaluate(state, TOKENS))
+    assert float(step.step(state, TOKENS)[1]["loss"]) == pytest.approx(found, rel=1e-6)
+
+
+def test_every_stage_has_its_layers_and_its_share_of_the_vocabulary() -> None:
+    layout = Layout.of(pipe=2, tensor=2, fsdp=2, microbatches=2, schedule="lanes")
+    assert str(layout.weight("wq", "LDNH")) == "wq[L_pipe, D_fsdp, N_tensor, H]"
+    assert str(layout.weight("attention_norm", "LD")) == "attention_norm[L_pipe, D]"
+    assert str(layout.weight("embed", "VD")) == "embed[V_{pipe,tensor}, D_fsdp]"
+    assert layout.replace(schedule="1f1b").weight("wq", "LDNH").axes_of("L") == ()
+    assert Layout.from_dict(layout.to_dict()) == layout and Layout.parse(str(layout)).mesh == layout.mesh
+
+
+def test_what_no_program_of_lanes_runs_is_refused() -> None:
+    lanes = Layout.of(pipe=2, microbatches=2, schedule="lanes")
+    check_runs(DEEP, lanes)
+    assert (
+        why_not(replace(DEEP, num_layers=3), lanes)
+        == "attention_norm[L_pipe, D]: 3 layers (L) do not divide over pipe = 2"
+    )
+    with pytest.raises(LayoutError, match="microbatches = 1; fits: microbatches of 2 or more"):
+        compiled_step(DEEP, lanes.replace(microbatches=1))
+    with pytest.raises(
+        LayoutError, match="the stages of lanes run one program, and oss has dense layers beside experts"
+    ):
+        lanes.check(OSS)
+    assert why_not(DEEP, lanes, "generate") == "pipe=2"
+    assert why_not(DEEP, lanes.replace(schedule="1f1b")) == "pipe=2 with schedule=1f1b"
+
+
+def test_stages_hold_their_own_rows_alone() -> None:
+    step = compiled_step(DEEP, Layout.of(pipe=4, data=2, microbatches=4, schedule="lanes"))
+    wq = step.abstract_state().params["layers"]["wq"]
+    assert wq.sharding.shard_shape(wq.shape) == (1, 32, 8, 8)
+    assert jax.tree.all(jax.tree.map(lambda leaf: np.prod(leaf.shape) > 0, step.abstract_state().params))
