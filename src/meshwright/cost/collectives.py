@@ -210,7 +210,7 @@ def _ways_to_send(
     if op in _AROUND:
         tree, ring = _tree_and_ring(placement.stretches(axes), parts, network)
         # Inside a domain a tree has no fewer steps that count than a ring of a switch's few devices.
-        other = tree if len(parts) > 1 or parts[0].link in OUTER_LINKS else ring
+        other = tree if any(part.link in OUTER_LINKS for part in parts) else ring
         ways = [ring, other] if op == "all_reduce" else [ring]
     return tuple(_under(protocol, way, network) for way in ways for protocol in PROTOCOLS)
 

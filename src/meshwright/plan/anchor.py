@@ -135,7 +135,7 @@ def _moved(step: StepEfficiency, by: dict[str, float]) -> StepEfficiency:
             figures[name] = at_odds(value, exp(distance))
         else:
             figures[name] = value * exp(distance)
-    return replace(step, **figures)  # pyright: ignore[reportArgumentType]
+    return replace(step, **figures)
 
 
 def _solve(
