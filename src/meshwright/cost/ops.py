@@ -173,7 +173,7 @@ class SymbolicOps(Recorder):
                 (x, w),
                 (partial,),
                 (x, w),
-                forward=(Work(flops, traffic, kernels, (rows, inner, columns), batch, widened),),
+                forward=(Work(flops, traffic, kernels, (rows, inner, columns), batch, widened=widened),),
                 backward=(Work(flops, traffic, kernels, (rows, columns, inner), batch),),
                 weight_gradient=(Work(flops, traffic, kernels, (inner, rows, columns), batch),),
             )
