@@ -54,6 +54,7 @@ def test_the_keys_are_those_of_a_plans_audit() -> None:
         "note": "",
         "overlaps": None,
         "exposed_seconds": None,
+        "conditional": False,
     }
     assert (total["op"], total["axes"], total["bytes"]) == ("all_reduce", ["data"], 8 * 64 * 4)
     assert found["bytes"] == {"planned": None, "compiled": 256 * 64 * 2 + 8 * 64 * 4}

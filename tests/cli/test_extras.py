@@ -1,5 +1,6 @@
 """What is not installed: planning does without it; a command that needs it says the line that installs it."""
 
+import json
 import os
 import re
 import subprocess
@@ -59,7 +60,9 @@ def test_planning_needs_no_extra(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.stdout.splitlines()[-1] == str([0] * len(PLANNING)), done.stderr
+    *planned, checked = json.loads(done.stdout.splitlines()[-1])
+    # The machine itself may have something wrong, such as a lock that was left.
+    assert planned == [0] * (len(PLANNING) - 1) and checked in (0, 1), done.stderr
     assert (tmp_path / "report.html").is_file()
 
 

@@ -124,19 +124,21 @@ def _receive(here: Place, versions: Mapping[str, str], deadline: float) -> str:
     verdict = ""
     try:
         with _listener(here) as listener:
-            while len(calls) < here.num_processes - 1 and not verdict:
+            while len(calls) < here.num_processes - 1:
                 listener.settimeout(max(deadline - time.monotonic(), 0.001))
                 try:
                     call, address = listener.accept()
                 except TimeoutError:
-                    verdict = _missing(here, calls)
+                    verdict = verdict or _missing(here, calls)
                     break
                 said = _said(call)
                 if said is None:  # a port scan, or a process that died in the act
                     call.close()
                     continue
                 calls[said["process"]] = call
-                verdict = _disagreement(said, versions, address[0])
+                if not verdict and (verdict := _disagreement(said, versions, address[0])):
+                    # Those that are about to call are told, too.
+                    deadline = min(deadline, time.monotonic() + _SPEAK_SECONDS)
     finally:
         for call in calls.values():
             with call:
