@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.products import dot_flops
+from meshwright.audit.facts.products import dot_flops, products
 from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo.parse import parse_hlo
 
@@ -163,3 +163,37 @@ def test_of_a_conditional_the_largest_branch_counts_and_is_said() -> None:
     assert dot_flops(program) == 2 * (2 * 8**3)
     (said,) = audit_program(program)["branches"]
     assert said == "if: of 3 branches the largest counts, 1.02k FLOPs (the others: 0, 1.02k)"
+
+
+NAMELESS = """HloModule test
+
+%library (x: f32[4,8,2], y: f32[4,2,8]) -> f32[4,8,8] {
+  %x = f32[4,8,2] parameter(0)
+  %y = f32[4,2,8] parameter(1)
+  ROOT %dot = f32[4,8,8] dot(%x, %y), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}
+}
+
+ENTRY %main () -> f32[4,8,8] {
+  %a = f32[4,8,2] parameter(0)
+  %b = f32[4,2,8] parameter(1)
+  %q = f32[4,8,2] copy(%a), metadata={op_name="OPERAND"}
+  %ynn = f32[4,8,8] fusion(%q, %b), kind=kCustom, calls=%library, metadata={op_name="FUSION"}
+  ROOT %s = f32[4,8,8] negate(%ynn), metadata={op_name="jit(f)/attention/where"}
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("fusion", "operand", "name"),
+    [
+        ("jit(f)/wo/dot_general", "", "jit(f)/wo/dot_general"),
+        ("", "jit(f)/rope_q/pad", "jit(f)/attention/where"),
+        ("", "jit(f)/attention/BTKGH,BSKH->BKGTS/transpose", "jit(f)/attention/BTKGH,BSKH->BKGTS/transpose"),
+    ],
+)
+def test_a_product_in_a_fusion_without_a_name_has_that_of_what_is_beside_it(
+    fusion: str, operand: str, name: str
+) -> None:
+    """As XLA for CPU leaves batched products that it hands to a library."""
+    (product,) = products(parse_hlo(NAMELESS.replace("FUSION", fusion).replace("OPERAND", operand)))
+    assert product.op_name == name

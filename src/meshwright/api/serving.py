@@ -54,12 +54,12 @@ class ServedLayout:
 
     @property
     def tpot_seconds(self) -> float:
-        """Of one more token of a request."""
+        """Seconds of one more token of a request."""
         return self.point.tpot_seconds
 
     @property
     def ttft_seconds(self) -> float:
-        """Of the first token, on idle chips."""
+        """Seconds until the first token, on idle chips."""
         return self.point.ttft_seconds
 
     @property

@@ -273,7 +273,7 @@ class _Scout:
 
         A mesh of few shards divides a batch nearer to the one asked for, too, which the pool has it for.
         """
-        few = 2 * abs(planned.num_sequences - asked.num_sequences)
+        few = _few_shards(asked, planned)
         self._few = list(self._groups(planned, 0.0, runs=runs or None, most_shards=few)) if few else []
         pool.keep(_takes(planned.num_sequences, few))
         pool.add(self._few)
@@ -281,7 +281,7 @@ class _Scout:
     def not_run(self, asked: Workload, planned: Workload) -> Fastest:
         """The layouts for the planned batch that do not run; for after `narrow`."""
         found = Fastest(self._pooled, wanted=lambda choice: self.why_not(choice) is not None)
-        found.keep(_takes(planned.num_sequences, 2 * abs(planned.num_sequences - asked.num_sequences)))
+        found.keep(_takes(planned.num_sequences, _few_shards(asked, planned)))
         found.add(chain(self._few, self._groups(planned, 0.0, runs=False)))
         return found
 
@@ -321,6 +321,11 @@ class _Scout:
         if key not in reasons:  # with the mesh itself, or another one may get its id
             reasons[key] = mesh, why_not(self._config, mesh)
         return reasons[key][1]
+
+
+def _few_shards(asked: Workload, planned: Workload) -> int:
+    """The most shards of a mesh that divides a batch nearer to the one asked for than the planned one."""
+    return 2 * abs(planned.num_sequences - asked.num_sequences)
 
 
 def _takes(num_sequences: int, few: int) -> Callable[[Choice], bool]:

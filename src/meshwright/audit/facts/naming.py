@@ -97,6 +97,23 @@ def reader_name(program: Program, result: Value) -> str:
     return next(filter(scope_of, names), "")
 
 
+def product_name(product: Value) -> str:
+    """JAX's name of a product, "" where neither it nor what is beside it has one.
+
+    XLA for CPU hands batched products to a library in fusions without names. What laid out their operands, or
+    reads their results, keeps that of the einsum, or else of the scope that it is in.
+    """
+    instruction, place = product.instruction, product.place
+    while not instruction.op_name and place.frames and place.frames[-1].caller.opcode == "fusion":
+        instruction, place = place.frames[-1].caller, place.parent
+    if instruction.op_name:
+        return instruction.op_name
+    operands = [place.computation.instructions[name] for name in instruction.operands]
+    beside = [one.op_name for one in (*place.computation.users[instruction.name], *operands)]
+    of_einsums = [name for name in beside if any("->" in scope for scope in scope_of(name))]
+    return next(filter(scope_of, (*of_einsums, *beside)), "")
+
+
 def laid_end_to_end(program: Program, value: Value) -> list[Value]:
     """The tensors of which a flat array was made to sum them in one go; none where it is one tensor.
 

@@ -7,6 +7,7 @@ from meshwright.audit.facts.branches import is_counted, smaller_branches
 from meshwright.audit.facts.collectives import bits_of, uncast_dtype
 from meshwright.audit.facts.flops import flops_of
 from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
+from meshwright.audit.facts.naming import product_name
 from meshwright.audit.hlo.parse import Instruction, Program, dtype_bits
 from meshwright.audit.hlo.trace import Place, Value, places, run_count
 
@@ -20,7 +21,7 @@ class Product:
 
     @property
     def op_name(self) -> str:
-        return self.value.instruction.op_name
+        return product_name(self.value)
 
     def bits(self, program: Program, *, widened: bool) -> int:
         """Bits of a number of its wider operand; of what a compiler widened, as the program has it."""

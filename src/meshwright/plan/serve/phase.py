@@ -10,7 +10,7 @@ from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.runs import why_not
-from meshwright.layout.workload import Phase, Workload
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token
 from meshwright.plan.serve.search import batch_axes
@@ -132,8 +132,3 @@ def max_batch(config: ModelConfig, hardware: Hardware, layout: Layout, queries: 
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low * shards
-
-
-def phase_workload(phase: Phase, batch: int, context: int) -> Workload:
-    """What one step of a phase takes."""
-    return Workload(batch, context, phase)

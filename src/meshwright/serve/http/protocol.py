@@ -222,10 +222,6 @@ class _Generation(RequestObject):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
-    def includes_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
     def num_top(self) -> int | None:
         """Alternatives to report with each token; None: not even its own log-probability."""
         raise NotImplementedError
