@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-audit test-audit-gpu check nightly lint types imports tests lock screenshot clean
+.PHONY: help demo test test-audit test-audit-gpu check nightly lint types imports tests docs lock screenshot clean
 
 PYTHON  ?= python3
 # The CPU build by name: a plain index then finds nothing, rather than gigabytes of CUDA.
@@ -28,6 +28,7 @@ help:
 	@echo 'make test-audit  audits by the TPU compiler, which needs no TPU, in an environment of their own'
 	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
 	@echo 'make nightly   make test, the slow tests too, on random examples'
+	@echo 'make docs      the documentation as static files in build/site, with every link checked'
 	@echo 'make lock      resolve requirements.lock and requirements-dev.lock anew (needs uv)'
 	@echo 'make screenshot docs/report.png from REPORT=runs/demo/report.html (needs Chromium)'
 	@echo 'make clean     remove environments and caches, keep runs/'
@@ -55,6 +56,9 @@ test-audit-gpu: $(GPU)/.installed
 
 nightly: $(DEV)/.installed
 	@HYPOTHESIS_PROFILE=random $(MAKE) --no-print-directory check SELECT=
+
+docs: $(DEV)/.installed
+	@echo '== mkdocs' && NO_MKDOCS_2_WARNING=1 $(DEV)/bin/mkdocs build --quiet --strict $(ARGS) && echo 'wrote build/site'
 
 lint:
 	@echo '== ruff check, ruff format' && $(DEV)/bin/ruff check --quiet . && $(DEV)/bin/ruff format --check --quiet .

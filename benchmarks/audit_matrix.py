@@ -1,4 +1,4 @@
-"""Plans held against the compilers of TPU and GPU: results/audit_matrix.json, and docs/audit.md's table.
+"""Plans held against the compilers of TPU and GPU: results/audit_matrix.json, and docs/how-to/read-an-audit.md's table.
 
     python benchmarks/audit_matrix.py              # compile what the JSON lacks ([tpu], [cuda12])
     python benchmarks/audit_matrix.py --only 70b   # of those, the cases that have this in their text
@@ -28,7 +28,7 @@ from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCUMENT = ROOT / "benchmarks/results/audit_matrix.json", ROOT / "docs/audit.md"
+RESULTS, DOCUMENT = ROOT / "benchmarks/results/audit_matrix.json", ROOT / "docs/how-to/read-an-audit.md"
 PACKAGES = ("jax", "libtpu", "jax-cuda12-plugin")
 START, END = "<!-- matrix -->", "<!-- end of matrix -->"
 
@@ -219,7 +219,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--again", metavar="TEXT", help="compile the cases anew that have this in their text")
     parser.add_argument("--only", metavar="TEXT", default="", help="only cases that have this in their text")
-    parser.add_argument("--table", action="store_true", help="only write docs/audit.md")
+    parser.add_argument("--table", action="store_true", help="only write docs/how-to/read-an-audit.md")
     asked = parser.parse_args()
     if not asked.table:
         run(asked.only, asked.again)

@@ -1,6 +1,6 @@
 """Console blocks of the documents, `$ mw ...` and what it prints: checked by test_documents, rewritten by
 
-    python -m tests.transcripts docs/plan.md README.md
+    python -m tests.transcripts docs/how-to/read-a-plan.md README.md
 
 A block that begins with `$ mw` holds a command and what it prints, up to the first heading where it ends in
 `...`. A later block that begins with a heading holds that section of the same output.

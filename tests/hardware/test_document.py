@@ -1,4 +1,4 @@
-"""What docs/hardware.md names exists, and its file loads."""
+"""What docs/reference/hardware.md names exists, and its file loads."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.hardware.catalog import load
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "hardware.md").read_text(encoding="utf-8")
 
 
 def test_the_chip_of_ones_own_loads(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_which_layers_are_dense_and_which_local() -> None:
 
 
 def test_the_model_of_the_documentation(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
     (tmp_path / "own.toml").write_text(text.partition("```toml\n")[2].partition("```")[0])
     config = load_model(str(tmp_path / "own.toml"))
     assert config.moe is not None and config.moe.d_ff == 1536

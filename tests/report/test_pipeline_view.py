@@ -12,7 +12,7 @@ from meshwright.layout.pipeline import SCHEDULES, pass_table
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_figure, pipeline_panel
 
 SVG = "{http://www.w3.org/2000/svg}"
-PICTURES = Path(__file__).parents[2] / "docs" / "pipeline"
+PICTURES = Path(__file__).parents[2] / "docs" / "explanations" / "pipeline"
 TITLES: dict[str, str] = dict(
     zip(SCHEDULES, ("GPipe", "Lanes", "1F1B", "Interleaved 1F1B", "ZB-H1", "ZB-V", "DualPipe"), strict=True)
 )
@@ -110,7 +110,7 @@ def test_a_title_is_escaped():
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_pictures_of_the_document(name: str):
-    """docs/pipeline.md shows what is drawn today; UPDATE_PICTURES=1 writes it."""
+    """docs/explanations/pipeline.md shows what is drawn today; UPDATE_PICTURES=1 writes it."""
     chunks = 2 if name in ("interleaved", "zb-v") else 1
     body = PassSeconds(*[0.01 / chunks] * 3)
     drawn = pipeline_figure(timeline(name, 4, 8, body), TITLES[name])

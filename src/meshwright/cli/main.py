@@ -73,8 +73,7 @@ class _LazyGroup(TyperGroup):
         _refuse_empty(args)
         command = to_command(import_module(f"meshwright.cli.{name}").app)
         command.name = name
-        _name_values(command)
-        return name, command, args[1:]
+        return name, named_values(command), args[1:]
 
 
 def _refuse_empty(args: list[str]) -> None:
@@ -88,10 +87,10 @@ def _refuse_empty(args: list[str]) -> None:
             raise MeshwrightError(f"{which} is empty; give it a value, or leave it out")
 
 
-def _name_values(command: Any) -> None:
-    """Shows the values of options as PATH or MODEL, and not as types of Python."""
+def named_values(command: Any) -> Any:
+    """The command, whose help shows the values of options as PATH or MODEL, and not as types of Python."""
     for inner in getattr(command, "commands", {}).values():
-        _name_values(inner)
+        named_values(inner)
     for param in command.params:
         is_argument = param.param_type_name == "argument"
         if param.metavar is None and (is_argument or not param.is_flag):
@@ -100,6 +99,7 @@ def _name_values(command: Any) -> None:
             param.metavar = kind if "|" in kind else plain
         if is_argument:
             param.display_type_rich = lambda ctx: None
+    return command
 
 
 app = typer.Typer(

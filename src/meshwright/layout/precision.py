@@ -30,7 +30,7 @@ class Precision:
     kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for name, fits in _FITS.items():
+        for name, fits in FITS.items():
             value = getattr(self, name)
             if value not in fits and not (value is None and name in _MAY_BE_NONE):
                 raise LayoutError(f"layout: {name} = {value!r}; fits: {', '.join(fits)}")
@@ -44,7 +44,7 @@ class Precision:
 
 
 _MAY_BE_NONE = ("matmul_dtype", "gradients_dtype", "kv_dtype")
-_FITS = {
+FITS = {
     "weights_dtype": STORED_DTYPES,
     "kv_dtype": STORED_DTYPES,
     "compute_dtype": DTYPES,

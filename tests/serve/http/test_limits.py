@@ -182,7 +182,7 @@ def test_metrics_have_the_names_that_dashboards_read():
 
 
 def test_the_dashboard_reads_metrics_that_there_are():
-    path = Path(__file__).parents[3] / "docs" / "grafana.json"
+    path = Path(__file__).parents[3] / "docs" / "how-to" / "grafana.json"
     [metrics] = answers(Limits(), ("GET", "/metrics", {}))
     there = set(re.findall(r"^# TYPE (\S+)", metrics.text, re.MULTILINE))
     exprs = [

@@ -13,7 +13,7 @@ from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 
 # A layout is compiled although it does not fit by the plan, if it lacks no more than this: the compiled
-# memory of whole steps is 0.7 to 1.3 of the planned (docs/audit.md, the matrix).
+# memory of whole steps is 0.7 to 1.3 of the planned (docs/how-to/read-an-audit.md, the matrix).
 _MEMORY_MARGIN = 1.2
 _ZERO_STAGES = (0, 1, 2)
 

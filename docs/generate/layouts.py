@@ -1,0 +1,74 @@
+"""For reference/layouts.md: every word of the short form of a Layout, with its values; the schedules."""
+
+from meshwright.layout.axes import AXES
+from meshwright.layout.layout import Layout
+from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.precision import FITS
+from meshwright.layout.schedule import REMATS
+from meshwright.layout.short import OPTIONS, WORDS
+
+MEANINGS = {
+    "data": "Groups of devices with the same weights, which take different sequences and sum gradients.",
+    "fsdp": "Devices that share every weight, gather it before use and reduce-scatter its gradient (ZeRO-3).",
+    "tensor": "Devices that split heads, feed-forward width and vocabulary of the same tokens.",
+    "tensor2": "A second tensor axis, which splits the model dimension (2D tensor parallelism).",
+    "context": "Devices that split each sequence by position.",
+    "expert": "Devices that share out the experts of a mixture; cut out of the data ranks.",
+    "pipe": "Stages of layers, one after another.",
+    "kv_replicas": "Devices that share one KV head and split its queries: tensor parallelism past KV heads.",
+    "zero": "What `data` shards: 1 the optimizer, 2 the gradients too, 3 the weights (that is `fsdp`).",
+    "zero_context": "Whether weights are sharded over `context` as well.",
+    "context_method": "Keys and values are gathered, or pass round a ring.",
+    "sequence_parallel": "Whether activations between blocks are split by position over `tensor`.",
+    "cache": "What `kv_replicas` does to the cache: copies, or a split by batch or by sequence.",
+    "microbatches": "Parts of the batch that follow each other; gradients accumulate.",
+    "schedule": "The order of forward and backward passes over the stages.",
+    "interleave": "Chunks of layers a stage holds.",
+    "remat": "What the backward pass recomputes: nothing, attention's scores, all but matmuls, every second "
+    "matmul too, or the whole block.",
+    "offload": "Whether saved activations wait in the host's memory.",
+    "capacity": "The most tokens of an expert, in times its even share; without it, all that choose it.",
+    "weights_dtype": "Stored weights; narrower than bf16 only in inference.",
+    "compute_dtype": "Activations and gathers.",
+    "matmul_dtype": "Operands of matmuls, where they differ from `compute_dtype`.",
+    "gradients_dtype": "Gradients, where they differ from `weights_dtype`.",
+    "optimizer_dtype": "Adam's two moments.",
+    "master_weights": "Whether a float32 copy lies beside the weights.",
+    "kv_dtype": "The cache of keys and values in inference.",
+}
+_FREE = {"microbatches": "1, 2, ...", "interleave": "1, 2, ...", "capacity": "a number above 0, such as 1.25"}
+_FLAGS = {"offload", "master_weights"}
+
+
+def text() -> str:
+    """A table of all words."""
+    rows = [f"| `{word}` | {_values(word)} | {MEANINGS[word]} |" for word in WORDS]
+    return "\n".join(["| word | values, the default first | meaning |", "|---|---|---|", *rows])
+
+
+def schedules() -> str:
+    """A table of the pipeline schedules."""
+    rows = [f"| `{name}` | {one.words} | {'yes' if one.runs else 'no'} |" for name, one in SCHEDULES.items()]
+    return "\n".join(["| `schedule=` | order of passes | `mw train` runs it |", "|---|---|---|", *rows])
+
+
+def _values(word: str) -> str:
+    plain = Layout.parse("data=1")
+    if word in {axis.name for axis in AXES}:
+        return "1, 2, ..."
+    if word in OPTIONS:
+        return _listed([value for value in OPTIONS[word].fits if value is not None])
+    if word == "schedule":
+        return _listed(
+            [plain.schedule.pipeline, *(name for name in SCHEDULES if name != plain.schedule.pipeline)]
+        )
+    if word == "remat":
+        return _listed(REMATS)
+    if word in _FLAGS:
+        return _listed([False, True])
+    return _FREE[word] if word in _FREE else _listed(FITS[word])
+
+
+def _listed(values: object) -> str:
+    assert isinstance(values, list | tuple | dict)
+    return ", ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in values)

@@ -1,0 +1,271 @@
+"""images/*.svg: the pictures of the documents, from what meshwright computes and from recorded results."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from markupsafe import Markup
+
+import meshwright as mw
+from meshwright.cli.main import main
+from meshwright.hardware import catalog
+from meshwright.report.chart import Axes, Scale, bar, dot, label, line, padded
+from meshwright.report.figure import Figure, Panel
+from meshwright.units import format_bytes, format_count, format_seconds
+
+ROOT = Path(__file__).parents[2]
+_PARTS = {
+    "weights": "compute",
+    "gradients": "gradients",
+    "optimizer": "memory",
+    "activations": "exposed",
+    "buffers": "buffers",
+}
+# The four cases of "Sharded Matrices".
+CASES = {
+    1: "A[I_X, J] . B[J, K_Y] -> C[I_X, K_Y]",
+    2: "A[I, J_X] . B[J, K] -> C[I, K]",
+    3: "A[I, J_X] . B[J_X, K] -> C[I, K]",
+    4: "A[I_X, J] . B[J, K_X] -> C[I_X, K]",
+}
+
+
+def pictures() -> dict[str, str]:
+    """The text of each picture by its file name."""
+    drawn = {f"matmul-case-{number}.svg": case(text) for number, text in CASES.items()}
+    figures = (loop(), torus(), zero(), scatter())
+    return drawn | {figure.file_name: figure.standalone() for figure in figures}
+
+
+def case(text: str) -> str:
+    """The blocks of each device before and after every step, as `mw shard --svg` draws them."""
+    with TemporaryDirectory() as name:
+        path = Path(name) / "case.svg"
+        mesh = "X=2,Y=2" if "_Y" in text else "X=4"
+        words = ["--mesh", mesh, "--dims", "I=1024,J=1024,K=1024", "--hardware", "v5e:2x2"]
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            main(["shard", text, *words, "--svg", str(path)])
+        return path.read_text(encoding="utf-8")
+
+
+def loop() -> Figure:
+    """Plan, run, audit, measure, and what each hands to the next."""
+    stages = (
+        ("plan", "mw plan", "ranks layouts", "compute"),
+        ("run", "mw train, mw serve", "runs that layout in JAX", "fsdp"),
+        ("audit", "mw audit", "compiles the same step", "fsdp_tp"),
+        ("measure", "mw calibrate, mw bench", "times it on the machine", "tp"),
+    )
+    handed = ("plan.toml", "plan.toml", "differences")
+    width, height, gap, top = 172, 78, 74, 8
+    parts: list[Markup] = []
+    for number, (name, command, what, colour) in enumerate(stages):
+        x = number * (width + gap)
+        parts += [
+            bar(x, top, width, height, "band"),
+            bar(x, top, 4, height, colour),
+            label(name, x + 16, top + 25, size=16, weight=600),
+            label(command, x + 16, top + 45, "muted"),
+            label(what, x + 16, top + 63, "muted"),
+        ]
+        if number:
+            parts += [
+                *_arrow(x - gap + 6, x - 6, top + height / 2),
+                _above(handed[number - 1], x - gap / 2, top),
+            ]
+    end = len(stages) * (width + gap) - gap
+    low = top + height + 34
+    back = [
+        (end - width / 2, top + height),
+        (end - width / 2, low),
+        (width / 2, low),
+        (width / 2, top + height + 6),
+    ]
+    parts += [line(back, "muted", width=1.4), _head(width / 2, top + height + 2, up=True)]
+    parts.append(
+        label(
+            "machine.toml, metrics.jsonl: what was measured prices the next plan",
+            end / 2,
+            low - 7,
+            "muted",
+            anchor="middle",
+        )
+    )
+    caption = "One layout, in one file, passes between the four. Plan and audit need no accelerator."
+    return Figure.of("loop", "Plan, run, audit, measure", caption, Panel(end, low + 10, Markup().join(parts)))
+
+
+def _above(words: str, x: float, top: float) -> Markup:
+    return label(words, x, top + 30, "muted", anchor="middle", size=11)
+
+
+def _arrow(start: float, end: float, y: float) -> tuple[Markup, Markup]:
+    return line([(start, y), (end, y)], "muted", width=1.4), line(
+        [(end - 6, y - 4), (end, y), (end - 6, y + 4)], "muted", width=1.4
+    )
+
+
+def _head(x: float, y: float, *, up: bool) -> Markup:
+    rise = 6 if up else -6
+    return line([(x - 4, y + rise), (x, y), (x + 4, y + rise)], "muted", width=1.4)
+
+
+def torus() -> Figure:
+    """Two mesh axes on a plane of 16 chips: rings on one kind of chip, lines on another."""
+    panels = [
+        _plane("v5p:4x4x4", "v5p:4x4x4, one plane: every dimension of 4 is a ring"),
+        _plane("v5e:4x4", "v5e:4x4: only a dimension of 16 would be a ring"),
+    ]
+    caption = (
+        "Each square is a chip. A ring gathers in both directions at once. A line lacks the link that "
+        "closes it, and the same gather takes longer."
+    )
+    return Figure.of("torus", "Mesh axes on a torus", caption, *panels)
+
+
+def _plane(spec: str, words: str) -> Panel:
+    machine = catalog.load(spec)
+    size, step, top, left = 20, 62, 56, 34
+    parts = [label(words, 0, 14, size=12, weight=600)]
+    rings = machine.wraparound[:2]
+    for axis, colour in ((0, "fsdp"), (1, "tp")):
+        for track in range(4):
+            places = [
+                (left + n * step, top + track * step) if axis else (left + track * step, top + n * step)
+                for n in range(4)
+            ]
+            middles = [(x + size / 2, y + size / 2) for x, y in places]
+            parts.append(line(middles, colour, width=2.2))
+            if rings[axis]:
+                parts.append(_wrap(middles[0], middles[-1], colour, axis))
+    for n in range(16):
+        parts.append(bar(left + n % 4 * step, top + n // 4 * step, size, size, "compute"))
+    low = top + 3 * step + size + 40
+    parts += [
+        label("fsdp: along the columns", left, low, "fsdp"),
+        label("tensor: along the rows", left, low + 18, "tp"),
+    ]
+    return Panel(360, low + 26, Markup().join(parts))
+
+
+def _wrap(start: tuple[float, float], end: tuple[float, float], colour: str, axis: int) -> Markup:
+    """The link that closes a ring, beside the line."""
+    off = 17
+    if axis:
+        points = [
+            start,
+            (start[0] - 16, start[1]),
+            (start[0] - 16, start[1] - off),
+            (end[0] + 16, end[1] - off),
+            (end[0] + 16, end[1]),
+            end,
+        ]
+    else:
+        points = [
+            start,
+            (start[0], start[1] - 16),
+            (start[0] - off, start[1] - 16),
+            (end[0] - off, end[1] + 16),
+            (end[0], end[1] + 16),
+            end,
+        ]
+    return line(points, colour, width=1.3, dashes="3 3")
+
+
+def zero() -> Figure:
+    """Memory of a chip by ZeRO stage, as the planner counts it."""
+    work = mw.Train("256Ki", "4k")
+    rows = {
+        "none": "data=64",
+        "ZeRO-1": "data=64,zero=1",
+        "ZeRO-2": "data=64,zero=2",
+        "ZeRO-3 (FSDP)": "fsdp=64",
+    }
+    priced = {
+        name: mw.price("llama-3-8b", "h100:8x8", work, f"{text},remat=full").to_dict()
+        for name, text in rows.items()
+    }
+    most = max(one["bytes_per_chip"]["total"] for one in priced.values())
+    x = Scale(0, most * 1.12, 110, 640)
+    parts: list[Markup] = []
+    for number, (name, one) in enumerate(priced.items()):
+        y = 10 + number * 40
+        parts.append(label(name, 100, y + 18, anchor="end"))
+        start = 0
+        for part, colour in _PARTS.items():
+            size = one["bytes_per_chip"][part]
+            parts.append(
+                bar(
+                    x.place(start),
+                    y,
+                    x.place(start + size) - x.place(start),
+                    26,
+                    colour,
+                    title=f"{part} {format_bytes(size)}",
+                )
+            )
+            start += size
+        parts.append(label(format_bytes(start), x.place(start) + 8, y + 18))
+    room = catalog.load("h100:8x8").chip.program_bytes
+    parts.append(line([(x.place(room), 2), (x.place(room), 170)], "waiting", dashes="4 3"))
+    parts.append(label(f"{format_bytes(room)} of an H100", x.place(room) + 5, 186, "waiting", size=11))
+    for number, (part, colour) in enumerate(_PARTS.items()):
+        parts += [
+            bar(110 + number * 112, 200, 11, 11, colour),
+            label(part, 126 + number * 112, 210, "muted", size=11),
+        ]
+    caption = (
+        "llama-3-8b on 64 H100s, bf16 weights, float32 moments, remat=full, one sequence of 4,096 tokens a "
+        "GPU, as mw plan train counts it."
+    )
+    return Figure.of(
+        "zero", "Memory of one GPU by ZeRO stage", caption, Panel(690, 220, Markup().join(parts))
+    )
+
+
+def scatter() -> Figure:
+    """Predicted against published, one dot a row, of the recorded results."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "published.json").read_text(encoding="utf-8"))
+    with (ROOT / "benchmarks" / "published" / "training.csv").open(encoding="utf-8") as file:
+        metrics = {row["id"]: row for row in csv.DictReader(file)}
+    rows = [
+        (metrics[row["id"]], row["published"], row["predicted"])
+        for row in found["rows"]
+        if row["predicted"] and row["id"] in metrics
+    ]
+    steps = [(row, x, y) for row, x, y in rows if row["metric"] == "step_seconds"]
+    rates = [(row, x, y) for row, x, y in rows if row["metric"] == "tokens_per_s_per_chip"]
+    panels = (
+        _dots(steps, "step time", format_seconds),
+        _dots(rates, "tokens a second a chip", lambda value: format_count(round(value))),
+    )
+    caption = (
+        f"{len(steps)} step times and {len(rates)} throughputs that others published. Solid: exact. Dashed: "
+        "20% off. In sample: the constants were fitted on these rows; out of sample errors are larger."
+    )
+    return Figure.of("scatter", "Predicted against measured", caption, *panels)
+
+
+def _dots(rows: Sequence[tuple[dict, float, float]], what: str, text: Callable[[float], str]) -> Panel:
+    low, high = padded([value for _, *pair in rows for value in pair], 0.05)
+    x, y = Scale(low, high, 64, 404, logarithmic=True), Scale(low, high, 360, 30, logarithmic=True)
+    parts = [Axes(x, y, f"published {what}", f"predicted {what}", text, text).svg()]
+    for factor, dashes in ((1.0, ""), (1.2, "4 3"), (1 / 1.2, "4 3")):
+        ends = [
+            (max(low, low / factor), max(low, low * factor)),
+            (min(high, high / factor), min(high, high * factor)),
+        ]
+        parts.append(line([(x.place(a), y.place(b)) for a, b in ends], "muted", dashes=dashes))
+    for row, published, predicted in rows:
+        gpu = row["hardware"].partition(":")[0][:1] in "abghlm"
+        title = (
+            f"{row['model']} on {row['hardware']}: {text(predicted)} predicted, {text(published)} published"
+        )
+        parts.append(dot(x.place(published), y.place(predicted), 3, "tp" if gpu else "fsdp", title=title))
+    for number, (name, colour) in enumerate((("GPUs", "tp"), ("TPUs", "fsdp"))):
+        parts += [dot(84 + number * 66, 40, 4, colour), label(name, 94 + number * 66, 44, size=11)]
+    return Panel(420, 400, Markup().join(parts))
