@@ -1,4 +1,4 @@
-"""Plans held against the compilers of TPU and GPU: results/audit_matrix.json, and docs/how-to/read-an-audit.md's table.
+"""Plans held against TPU and GPU compilers: results/audit_matrix.json, and the table in read-an-audit.md.
 
     python benchmarks/audit_matrix.py              # compile what the JSON lacks ([tpu], [cuda12])
     python benchmarks/audit_matrix.py --only 70b   # of those, the cases that have this in their text
