@@ -216,7 +216,7 @@ def write_table() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--again", metavar="TEXT", help="compile the cases anew that have this in their text")
     parser.add_argument("--only", metavar="TEXT", default="", help="only cases that have this in their text")
     parser.add_argument("--table", action="store_true", help="only write docs/how-to/read-an-audit.md")
