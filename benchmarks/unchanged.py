@@ -253,7 +253,7 @@ def programs() -> Iterator[tuple[str, dict]]:
     from meshwright.layout import Layout
     from meshwright.layout.workload import Workload
     from meshwright.models.config import ModelConfig
-    from meshwright.serve.step import InferenceStep
+    from meshwright.serve.programs import workload_step
     from meshwright.train.optimizer import OptimizerConfig
     from meshwright.train.step import CompiledStep
 
@@ -264,12 +264,11 @@ def programs() -> Iterator[tuple[str, dict]]:
         workload = Workload(16, 32, phase)
         if phase == "train":
             step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
-            arguments = step.abstract_state(), step.abstract_tokens()
+            jitted, arguments, mesh = step.jitted, (step.abstract_state(), step.abstract_tokens()), step.mesh
         else:
-            step = InferenceStep(config, layout, workload, phase)
-            arguments = step.abstract_arguments()
-        with jax.set_mesh(step.mesh):
-            hlo = anonymous(step.jitted.lower(*arguments).compile().as_text())
+            jitted, arguments, mesh = workload_step(config, layout, workload, phase)
+        with jax.set_mesh(mesh):
+            hlo = anonymous(jitted.lower(*arguments).compile().as_text())
         digest = hashlib.sha256(hlo.encode()).hexdigest()
         yield f"{model} {phase} {text}", {"sha256": digest, "instructions": hlo.count(" = ")}
 

@@ -346,6 +346,6 @@ def test_answers_are_the_same_however_they_are_computed(seed):
         assert request.max_tokens is not None
         num_tokens = 1 if number in leaves else request.max_tokens
         assert found[number] == answer_to(request.prompt, num_tokens)
-    held = len(engine.prefixes) if engine.prefixes is not None else 0
-    assert engine._scheduler.pool.num_free + held == num_pages
+    free = sum(replica.pool.num_free for replica in engine._scheduler.replicas)
+    assert free + engine.num_cached_pages == num_pages
     assert guesser is None or guesser.num_right

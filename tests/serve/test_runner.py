@@ -40,13 +40,14 @@ def layout(tensor: int, dtype: str = "f32") -> Layout:
     return Layout.of(tensor=tensor, weights_dtype=dtype, compute_dtype=dtype)
 
 
-def make_runner(folder: Path, tensor: int, num_slots: int = NUM_SLOTS) -> JaxRunner:
-    config, mesh = read_model(folder), device_mesh(layout(tensor))
-    params = load_hf(folder, config, layout(tensor), mesh)
+def make_runner(folder: Path, tensor: int, num_slots: int = NUM_SLOTS, **words: object) -> JaxRunner:
+    split = layout(tensor).replace(**words)
+    config, mesh = read_model(folder), device_mesh(split)
+    params = load_hf(folder, config, split, mesh)
     runner = JaxRunner(
         params,
         config,
-        layout(tensor),
+        split,
         mesh,
         num_slots=num_slots,
         context=CONTEXT,
@@ -151,6 +152,18 @@ def test_requests_alone_get_the_tokens_of_transformers(runner, answers):
     assert [generate(runner, greedy(prompt))[0] for prompt in PROMPTS[:4]] == answers[:4]
 
 
+def test_replicas_share_the_requests(reference, answers):
+    """Two devices with their own slots and pages; nothing of one's prompts is known to the other."""
+    runner = make_runner(reference[0], 1, data=2)
+    assert generate(runner, *map(greedy, PROMPTS)) == answers
+    scored = Request(tuple(PROMPTS[1]), 1, SamplingParams(temperature=0.0), scores_prompt=True)
+    [[event]] = events_of(runner, scored)
+    expected = hf_models.logits(reference[1], [PROMPTS[1]])[0][:-1]
+    expected -= np.log(np.exp(expected).sum(-1, keepdims=True))
+    found = [one.logprob for one in event.prompt]
+    np.testing.assert_allclose(found, expected[np.arange(15), PROMPTS[1][1:]], atol=10 * TOLERANCE)
+
+
 async def tokens_of(stream: Any) -> list[int]:
     return [event.token async for event in stream]
 
@@ -197,8 +210,7 @@ def test_a_conversation_finds_its_pages_again(reference, runner):
             [answer] = [asyncio.run(_ask(engine, greedy(prompt, 5)))]
             turns.append((prompt, answer))
             prompt = [*prompt, *answer, 7]
-        assert engine.prefixes is not None
-        assert len(engine.prefixes) >= len(prompt) // PAGE - 1
+        assert engine.num_cached_pages >= len(prompt) // PAGE - 1
     for prompt, answer in turns:
         assert hf_models.greedy(reference[1], prompt, 5) == answer
 
@@ -284,13 +296,9 @@ def test_bfloat16_serves_what_it_was_given(reference):
     ("text", "message"),
     [
         (
-            "data=2,tensor=2",
-            "layout data=2,tensor=2,remat=none: serving splits over tensor alone; leave out data = 2",
-        ),
-        (
             "fsdp=2,tensor=2,sequence_parallel=true",
-            "layout fsdp=2,tensor=2,sequence_parallel=true,remat=none: serving splits over tensor alone;"
-            " leave out fsdp = 2, sequence_parallel",
+            "layout fsdp=2,tensor=2,sequence_parallel=true,remat=none: inference splits over data, fsdp and"
+            " tensor; leave out sequence_parallel=true",
         ),
         (
             "tensor=8",

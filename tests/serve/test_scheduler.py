@@ -1,5 +1,8 @@
 """The scheduler: first come first served, every slot and page free or held, a bounded queue."""
 
+import collections
+import dataclasses
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -86,7 +89,7 @@ def test_pages_are_taken_from_whoever_came_last():
         run(scheduler, batch)
     assert (early.num_generated, late.num_generated) == (8, 8)
     assert (early.num_preempted, late.num_preempted) == (0, 1)
-    assert scheduler.pool.num_free == 4
+    assert scheduler.replicas[0].pool.num_free == 4
 
 
 def test_who_begins_like_another_shares_its_pages():
@@ -134,9 +137,15 @@ def test_releasing_a_waiting_sequence_leaves_the_slots_alone():
 class SchedulerMachine(RuleBasedStateMachine):
     """Any order of arrivals, steps, results and departures: nothing is lost, and nothing is held twice."""
 
-    @initialize(num_slots=st.integers(1, 3), num_pages=st.integers(4, 9), prefix_cache=st.booleans())
-    def start(self, num_slots, num_pages, prefix_cache):
-        self.limits = limits(num_slots, num_pages)
+    @initialize(
+        num_slots=st.integers(1, 3),
+        num_pages=st.integers(4, 9),
+        prefix_cache=st.booleans(),
+        num_replicas=st.integers(1, 2),
+    )
+    def start(self, num_slots, num_pages, prefix_cache, num_replicas):
+        one = limits(num_slots, num_pages)
+        self.limits = dataclasses.replace(one, num_slots=num_slots * num_replicas, num_replicas=num_replicas)
         self.scheduler = Scheduler(self.limits, max_waiting=3, prefix_cache=prefix_cache)
         self.under_way: list[Batch] = []
 
@@ -157,9 +166,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch = self.scheduler.schedule()
         assert batch or self.under_way or not unfinished
         if batch:
-            assert (
-                sum(-(-len(w.tokens) // 4) * 4 for w in batch.works if len(w.tokens) > 1) <= self.limits.chunk
-            )
+            of_replica = collections.Counter[int]()
+            for work in batch.works:
+                padded = -(-len(work.tokens) // 4) * 4 if len(work.tokens) > 1 else 0
+                of_replica[work.slot // self.limits.slots_of_replica] += padded
+            assert max(of_replica.values()) <= self.limits.chunk
             self.under_way.append(batch)
 
     @precondition(lambda self: self.under_way)
@@ -180,14 +191,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_free_or_held(self):
-        pool, prefixes = self.scheduler.pool, self.scheduler.prefixes
-        held: dict[int, int] = {}
-        for page in (page for one in self.scheduler.running for page in one.pages):
-            held[page] = held.get(page, 0) + 1
-        for node in prefixes._nodes if prefixes is not None else ():
-            held[node.page] = held.get(node.page, 0) + 1
-        assert pool.num_free + len(held) == pool.num_pages
-        assert all(pool.holders(page) == count for page, count in held.items())
+        for number, replica in enumerate(self.scheduler.replicas):
+            pool, prefixes = replica.pool, replica.prefixes
+            held: dict[int, int] = {}
+            for one in self.scheduler.running:
+                assert one.slot is not None
+                for page in one.pages if one.slot // self.limits.slots_of_replica == number else ():
+                    held[page] = held.get(page, 0) + 1
+            for node in prefixes._nodes if prefixes is not None else ():
+                held[node.page] = held.get(node.page, 0) + 1
+            assert pool.num_free + len(held) == pool.num_pages
+            assert all(pool.holders(page) == count for page, count in held.items())
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

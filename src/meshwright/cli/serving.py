@@ -16,7 +16,8 @@ from meshwright.nn.mesh import device_mesh
 from meshwright.plan_file import Plan
 from meshwright.serve.engine import Engine
 from meshwright.serve.load import ModelFolder, load_model_folder
-from meshwright.serve.runner import DEFAULT_PAGE, JaxRunner, check_serves
+from meshwright.serve.programs import DEFAULT_PAGE
+from meshwright.serve.runner import JaxRunner, check_serves
 from meshwright.serve.scheduler import Mode
 from meshwright.serve.speculate import NgramDrafter
 from meshwright.serve.tokenizer import Tokenizer

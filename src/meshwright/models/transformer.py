@@ -41,6 +41,15 @@ def input_of(*names: str) -> str:
     return f"to_{'+'.join(names)}"
 
 
+def at_most(num_trips: int) -> str:
+    """The scope of a loop that runs so many times at most: how many depends on data.
+
+    >>> at_most(32)
+    'at_most_32_trips'
+    """
+    return f"at_most_{num_trips}_trips"
+
+
 class Ops(Protocol):
     """What every reader of the forward pass offers. Values are its own (arrays or symbols).
 

@@ -40,12 +40,15 @@ class InferenceOps(JaxOps):
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
         einsum = plan.einsum
-        letters = "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
-        spec = f"{einsum.lhs},{letters}->{einsum.out}"
+        spec = f"{einsum.lhs},{_letters_there(plan)}->{einsum.out}"
         with jax.named_scope(name):
-            w = apply_reshard(_in_order(plan.rhs_reshard, letters), weight.astype(self.dtype))
+            w = self._read_weight(plan, weight)
             y = _product(spec, x, w, partition_spec(plan.product)).astype(self.dtype)
             return apply_reshard(plan.out_reshard, y)
+
+    def _read_weight(self, plan: Contraction, weight: Array) -> Array:
+        """The weight as its product reads it: gathered where the plan says so."""
+        return apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), weight.astype(self.dtype))
 
     def attention(
         self,
@@ -69,6 +72,12 @@ class InferenceOps(JaxOps):
         pages, number = cache
         with jax.named_scope(name):
             pages = pages.written(number, {"k": k[:, 0], "v": v[:, 0]})
+        if pages.is_fresh:
+            q, k, v = (pages.by_row(x[:, 0]) for x in (q, k, v))
+            how = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            out, _ = super().attention(name, q, k, v, _from_the_start(pages), None, kind, **how)
+            return _by_token(out), (pages, number)
+        with jax.named_scope(name):
             how = Scores(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes)
             out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks)
             return out.astype(self.dtype)[:, None], (pages, number)
@@ -93,13 +102,27 @@ class InferenceOps(JaxOps):
         num_rotary = rope.shape[-1]
         with jax.named_scope(name):
             pages = pages.written(number, {"latent": latent[:, 0], "rope": rope[:, 0]})
+        if pages.is_fresh:
+            q, latent, rope = (pages.by_row(x[:, 0]) for x in (q, latent, rope))
+            places = _from_the_start(pages)
+            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
+            return _by_token(out), (pages, number)
+        with jax.named_scope(name):
+            up, out_of = (
+                self._absorbed("wk_up", w, "BTR,RNJ->BTNJ"),
+                self._absorbed("wv_up", w, "BTR,RNO->BTNO"),
+            )
             how = Scores(None, q.shape[-1] ** -0.5 if scale is None else scale)
             plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
-            query = jnp.einsum("BNJ,NJR->BNR", plain, w["wk_up"].astype(self.dtype))
+            query = jnp.einsum("BNJ,NJR->BNR", plain, up)
             sums = pages.attend(
                 number, jnp.concatenate([query, turned], axis=-1), kind.windows[0], how, None
             ).astype(self.dtype)
-            return jnp.einsum("BNR,NOR->BNO", sums, w["wv_up"].astype(self.dtype))[:, None], (pages, number)
+            return jnp.einsum("BNR,NOR->BNO", sums, out_of)[:, None], (pages, number)
+
+    def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
+        """The weight `name` as `spec` reads it, for a product of other operands."""
+        return self._read_weight(self.layout.contraction(name, spec), w[name])
 
     def layers(
         self,
@@ -126,6 +149,25 @@ def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Arra
     if x.shape[0] == 1 and spec.startswith("B") and x.dtype == jnp.bfloat16 and platform() == "cpu":
         return _product(spec, jnp.concatenate([x, x]), w, out_sharding)[:1]
     return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=jnp.float32)
+
+
+def _letters_there(plan: Contraction) -> str:
+    """The letters of a weight's array: what the product sums over last."""
+    einsum = plan.einsum
+    return "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
+
+
+def _from_the_start(pages: PagedCache) -> Places:
+    """The places of whole prompts, padding behind them included, which no token before it sees."""
+    shaped = pages.by_row(pages.positions)
+    spec = jax.typeof(shaped).sharding.spec
+    return Places(lax.broadcasted_iota(jnp.int32, shaped.shape, 1, out_sharding=spec))
+
+
+def _by_token(out: Array) -> Array:
+    """out[R, Q, ...] as [N, 1, ...]."""
+    first, _, *rest = jax.typeof(out).sharding.spec.partitions
+    return jnp.reshape(out, (-1, 1, *out.shape[2:]), out_sharding=PartitionSpec(first, None, *rest))
 
 
 def _in_order(reshard: Reshard, letters: str) -> Reshard:

@@ -1,10 +1,11 @@
 """A cache of pages: keys and values of sequences of any length, in one pool a layer.
 
-    pool     k[B, K_tensor, S, H], v alike: B pages of S positions each; page 0 belongs to nobody
-    table    i32[R, P]: the pages of each row of the step, in the order of its positions
+    pool     k[B_data, K_tensor, S, H], v alike: B pages of S positions each; page 0 belongs to nobody
+    table    i32[R_data, P]: the pages of each row of the step, in the order of its positions
 
 A row is some consecutive tokens of one sequence. All tokens of a step are written before any is read, so a
-row may read pages that another row of the same step has written.
+row may read pages that another row of the same step has written. Axes that split the batch make replicas:
+each has its own rows, and pages that it numbers from 0 on.
 
 On a CPU attention goes page by page through each row's own pages: nothing is gathered, and a row costs what
 its sequence is long (16 rows of 300 positions, six layers of 12 heads of 64, jax 0.10.2 on two shared cores:
@@ -25,6 +26,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
+from meshwright.models.transformer import at_most
 from meshwright.nn.attention import Scores
 from meshwright.nn.elementwise import softcap
 from meshwright.nn.mesh import array_type, partition_spec, platform
@@ -36,7 +38,7 @@ _HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without a
 
 
 class Rows(NamedTuple):
-    """`num_rows` consecutive rows of a step, each of `length` tokens, the last of which may be padding."""
+    """`num_rows` consecutive rows of a replica's step, each of `length` tokens, the last may be padding."""
 
     num_rows: int
     length: int
@@ -51,7 +53,8 @@ class PagedCache:
     """The pools of all layers, and where this step's tokens stand in them.
 
     positions i32[N]: of each token in its sequence, NOBODY for padding. tables i32[R, P]: a row for each of
-    `rows`, in order.
+    a replica's `rows`, in order, replica by replica. is_fresh: the rows are whole prompts, each from its
+    position 0 on, so that attention needs no page.
     """
 
     pools: Pools
@@ -59,32 +62,39 @@ class PagedCache:
     tables: Array
     rows: tuple[Rows, ...]
     layout: Layout
+    is_fresh: bool = False
+
+    def by_row(self, x: Array) -> Array:
+        """x[N, ...] as [R, Q, ...], where all rows are of one length."""
+        [rows] = self.rows
+        first, *rest = jax.typeof(x).sharding.spec.partitions
+        shape = (x.shape[0] // rows.length, rows.length, *x.shape[1:])
+        return jnp.reshape(x, shape, out_sharding=PartitionSpec(first, None, *rest))
 
     def written(self, number: int, new: Mapping[str, Array]) -> "PagedCache":
         """The cache with the tokens' new[N, ...] in the pools of cache `number`."""
         pools = {name: list(layers) for name, layers in self.pools.items()}
-        pages, places = self._places(pools)
         for name, x in new.items():
             pool = pools[name][number]
             own = self._spec(name, pool.ndim)
             rows = PartitionSpec(*own[:-2], own[-1])
-            here = PartitionSpec(own[0])
+            places = PartitionSpec(own[0]), PartitionSpec(own[0], None)
 
-            def write(pool: Array, x: Array, pages: Array, places: Array) -> Array:
+            def write(pool: Array, x: Array, positions: Array, tables: Array) -> Array:
+                pages, places = self._places(positions, tables, pool.shape[-2])
                 at = pool.at[pages, :, places] if pool.ndim == 4 else pool.at[pages, places]
                 return at.set(x.astype(pool.dtype), mode="promise_in_bounds")
 
-            local = jax.shard_map(write, in_specs=(own, rows, here, here), out_specs=own, check_vma=False)
-            pools[name][number] = local(pool, reshard(x, rows), pages, places)
+            local = jax.shard_map(write, in_specs=(own, rows, *places), out_specs=own, check_vma=False)
+            pools[name][number] = local(pool, reshard(x, rows), self.positions, self.tables)
         return replace(self, pools=pools)
 
-    def _places(self, pools: Pools) -> tuple[Array, Array]:
-        """The page and the place in it of every token: page 0 for padding."""
-        size = next(iter(pools.values()))[0].shape[-2]
+    def _places(self, positions: Array, tables: Array, size: int) -> tuple[Array, Array]:
+        """The page and the place in it of every token of a replica: page 0 for padding."""
         row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
-        page = jnp.maximum(self.positions, 0) // size
-        pages = self.tables[jnp.asarray(row_of_token, jnp.int32), page]
-        return jnp.where(self.positions >= 0, pages, 0), self.positions % size
+        page = jnp.maximum(positions, 0) // size
+        pages = tables[jnp.asarray(row_of_token, jnp.int32), page]
+        return jnp.where(positions >= 0, pages, 0), positions % size
 
     def _numbered(self) -> list[tuple[Rows, int]]:
         """The rows with the number of their first."""
@@ -226,7 +236,8 @@ def _page_by_page(
 
         begin = 0 if window is None else jnp.maximum(positions[0] - window + 1, 0) // size
         nothing = jnp.zeros((*grouped, width), jnp.float32)
-        _, sums, out = lax.fori_loop(begin, (last + size) // size, one_page, (start, total, nothing))
+        with jax.named_scope(at_most(table.shape[0])):
+            _, sums, out = lax.fori_loop(begin, (last + size) // size, one_page, (start, total, nothing))
         out = jnp.reshape(out / jnp.maximum(sums, 1e-30)[..., None], (num_heads, length, width))
         return lax.dynamic_update_index_in_dim(outs, jnp.transpose(out, (1, 0, 2)), row, 0)
 

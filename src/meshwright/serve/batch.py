@@ -50,9 +50,9 @@ class Batch:
 class Limits:
     """How much a runner holds, in sequences, positions and tokens.
 
-    num_slots: sequences that run at once. context: most tokens of one. page_size: positions of a page;
-    num_pages: of the cache, besides page 0, which is nobody's. chunk: most prompt tokens of a step, of which
-    each sequence takes whole blocks of `block` tokens.
+    num_slots: sequences that run at once, split evenly over num_replicas, in order. context: most tokens of
+    one. page_size: positions of a page. num_pages: of a replica's cache, besides page 0, which is nobody's.
+    chunk: most prompt tokens of a replica's step, of which each sequence takes whole blocks of `block`.
     """
 
     num_slots: int
@@ -61,6 +61,11 @@ class Limits:
     num_pages: int
     chunk: int
     block: int
+    num_replicas: int = 1
+
+    @property
+    def slots_of_replica(self) -> int:
+        return self.num_slots // self.num_replicas
 
     @property
     def pages_of_a_context(self) -> int:

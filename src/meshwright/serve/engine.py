@@ -15,7 +15,6 @@ from meshwright.errors import RequestError
 from meshwright.serve.batch import Batch, Runner, Sampled, Work
 from meshwright.serve.logit_edits import LogitEdits
 from meshwright.serve.metrics import Metrics
-from meshwright.serve.prefix import PrefixTree
 from meshwright.serve.scheduler import Drafter, Mode, Scheduler
 from meshwright.serve.sequence import EngineError, FinishReason, Request, Sequence, TokenScore
 from meshwright.serve.token_stream import TokenStream
@@ -53,9 +52,9 @@ class Engine:
         return self._runner.limits.context
 
     @property
-    def prefixes(self) -> PrefixTree | None:
-        """The prompts and answers whose pages outlive them."""
-        return self._scheduler.prefixes
+    def num_cached_pages(self) -> int:
+        """Pages of prompts and answers that are kept for others that begin alike."""
+        return self._scheduler.num_cached_pages
 
     @property
     def vocab_size(self) -> int:

@@ -1,25 +1,30 @@
-"""The inference programs: one builder for all that is served.
+"""The inference programs: one builder for the server, `mw generate` and the audit.
 
 A step takes rows of tokens: one token a row to generate, a block of tokens a row to prefill, a token and its
-drafts a row to verify them. It writes their keys and values to pages, and yields the logits that are sampled.
+drafts a row to verify them, or whole prompts. It writes their keys and values to pages, and yields the logits
+that are sampled. Axes of the layout that split the batch make replicas: each has its own slots, rows and
+pages, so that no token of one is ever sent to another.
 """
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec, reshard
+from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
+from meshwright.layout.runs import check_runs
+from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import Places
 from meshwright.nn.inference import InferenceOps, abstract_layered
-from meshwright.nn.mesh import partition_spec
+from meshwright.nn.mesh import device_mesh, partition_spec
 from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools
 from meshwright.serve.batch import PENDING
 from meshwright.serve.logit_edits import batch_rows, no_edits
@@ -28,12 +33,35 @@ from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import score
 from meshwright.serve.sequence import SamplingParams
 
+DEFAULT_PAGE = 64
+
+
+class Step(NamedTuple):
+    """The shape of a step, alike on every replica: its rows, and how many logits of them are wanted.
+
+    num_logits: rows of logits that the step yields, of which the last are zeros. is_fresh: the rows are whole
+    prompts, which read no page.
+    """
+
+    rows: tuple[Rows, ...]
+    num_heads: int
+    num_logits: int
+    is_fresh: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(row.num_rows for row in self.rows)
+
 
 class InferencePrograms:
-    """The steps of one model under one layout, over a cache of `num_pages` pages of `page_size` positions.
+    """The steps of one model under one layout, over a cache of pages of `page_size` positions.
 
-    num_slots: entries of `last`, which holds the token that each slot's sequence was given last; one more is
-    nobody's. pages_of_row: the width of the tables.
+    Of each replica: num_slots entries of `last`, which holds the token that each slot's sequence was given
+    last, and one that is nobody's; num_pages pages. pages_of_row: the width of the tables.
     """
 
     def __init__(
@@ -48,44 +76,63 @@ class InferencePrograms:
         pages_of_row: int,
     ) -> None:
         self.config, self.layout, self.mesh = config, layout, mesh
-        self.num_slots, self.pages_of_row = num_slots, pages_of_row
-        self._num_pages, self._page_size = num_pages, page_size
+        self.num_replicas = layout.num_batch_shards
+        self.pages_of_row = pages_of_row
+        self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
+        self._page_size = page_size
         self.ops = InferenceOps(config, layout)
+        self._x = partition_spec(layout.activation("x", "BTD"))
 
-    def step(self, rows: tuple[Rows, ...], num_heads: int, num_logits: int) -> Any:
-        """The compiled step of these rows: (params, pools, last, tokens, positions, slots, tables, heads).
+    def step(self, step: Step) -> Any:
+        """The compiled step: (params, pools, last, tokens, positions, slots, tables, heads).
 
-        tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions i32[N]; tables
-        i32[R, P]; heads i32[num_heads]: the tokens behind which logits are wanted. Yields those logits, and
-        zeros behind them, as f32[num_logits, V], whole on every device, and the pools, updated in place.
+        Replica by replica: tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions
+        i32[N]; tables i32[R, P]; heads i32[num_heads], after which tokens logits are wanted.
+        Yields those, f32[num_logits, V], whole over V, and the pools, updated in place.
         """
-        num_rows, num_tokens = sum(row.num_rows for row in rows), sum(row.num_tokens for row in rows)
-        shapes = ((num_tokens,), (num_tokens,), (num_tokens,), (num_rows, self.pages_of_row), (num_heads,))
-        arguments = (self.abstract_params(), self.abstract_pools(), self._int32(self.num_slots + 1))
-        return self._compile(
-            partial(self._step, rows, num_logits), (1,), *arguments, *map(self._int32, shapes)
-        )
+        jitted, arguments = self.jitted_step(step)
+        return self._compile(jitted, *arguments)
+
+    def jitted_step(self, step: Step) -> tuple[Any, tuple[Any, ...]]:
+        """The step before it is compiled, and the types of its arguments."""
+        shapes = (
+            (step.num_tokens,), (step.num_tokens,), (step.num_tokens,), (step.num_rows, self.pages_of_row),
+            (step.num_heads,),
+        )  # fmt: skip
+        of_replicas = ((self.num_replicas * first, *rest) for first, *rest in shapes)
+        arguments = (self.abstract_params(), self.abstract_pools(), self._split(self._num_last))
+        jitted = jax.jit(partial(self._step, step), donate_argnums=1)
+        return jitted, (*arguments, *(self._split(*shape) for shape in of_replicas))
 
     def choice(self, num_logits: int, *, with_edits: bool) -> Any:
-        """The compiled choice of tokens: (last, logits, slots, rows, edits) -> (last, sampled)."""
-        vocab_size = self.config.vocab_size
-        logits = jax.ShapeDtypeStruct((num_logits, vocab_size), jnp.float32, sharding=self._whole)
-        slots = self._int32((num_logits,))
-        greedy = batch_rows([SamplingParams(temperature=0.0)] * num_logits, [0] * num_logits)
-        how = greedy, no_edits(num_logits, vocab_size) if with_edits else None
-        types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._whole), how)
-        return self._compile(_choose, (), self._int32(self.num_slots + 1), logits, slots, *types)
+        """The compiled choice of tokens: (last, logits, slots, rows, edits) -> (last, sampled).
+
+        num_logits: of each replica.
+        """
+        vocab_size, count = self.config.vocab_size, self.num_replicas * num_logits
+        greedy = batch_rows([SamplingParams(temperature=0.0)] * count, [0] * count)
+        how = greedy, no_edits(count, vocab_size) if with_edits else None
+        types = jax.tree.map(lambda x: self._split(*x.shape, dtype=x.dtype), how)
+        arguments = self._split(self._num_last), self._split(count, vocab_size, dtype=np.float32)
+        return self._compile(jax.jit(self._choose), *arguments, self._split(count), *types)
 
     def scores(self, num_tokens: int) -> Any:
         """The compiled scores of a prompt: (params, tokens i32[1, num_tokens]) -> the columns of Scores."""
-        step = partial(score, self.config, self.ops, whole=_whole)
-        return self._compile(step, (), self.abstract_params(), self._int32((1, num_tokens)))
+
+        def scores(params: Any, tokens: Array) -> Any:
+            split = partition_spec(self.layout.tokens("tokens"))
+            repeated = jnp.broadcast_to(tokens, (self.num_replicas, num_tokens), out_sharding=split)
+            return score(self.config, self.ops, params, repeated, tokens[0], whole=_whole)
+
+        whole = jax.sharding.NamedSharding(self.mesh, PartitionSpec())
+        tokens = jax.ShapeDtypeStruct((1, num_tokens), np.int32, sharding=whole)
+        return self._compile(jax.jit(scores), self.abstract_params(), tokens)
 
     def empty(self) -> tuple[Pools, Array]:
         """Pools of zeros, and a `last` of zeros."""
 
-        def zeros() -> tuple[Any, Array]:
-            return jax.tree.map(_zeros, self.abstract_pools()), jnp.zeros(self.num_slots + 1, jnp.int32)
+        def zeros() -> Any:
+            return jax.tree.map(_zeros, (self.abstract_pools(), self._split(self._num_last)))
 
         with jax.set_mesh(self.mesh):
             return jax.jit(zeros)()
@@ -98,8 +145,7 @@ class InferencePrograms:
 
     def _step(
         self,
-        rows: tuple[Rows, ...],
-        num_logits: int,
+        step: Step,
         params: Mapping[str, Any],
         pools: Pools,
         last: Array,
@@ -109,27 +155,75 @@ class InferencePrograms:
         tables: Array,
         heads: Array,
     ) -> tuple[Array, Pools]:
-        tokens = jnp.where(tokens == PENDING, last[slots], tokens)
+        tokens = self._on_each(_known, tokens, last, slots)
         places = Places(positions[:, None])
-        cache = PagedCache(pools, positions, tables, rows, self.layout)
+        cache = PagedCache(pools, positions, tables, step.rows, self.layout, step.is_fresh)
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
-        x = x.at[heads].get(out_sharding=partition_spec(self.layout.activation("x", "BTD")))
+        with jax.named_scope("take"):
+            x = self._on_each(_taken, x, heads)
         logits = transformer.leave(self.config, self.ops, params, x)
         with jax.named_scope("logits"):
-            return jnp.pad(_whole(logits)[:, 0], ((0, num_logits - heads.shape[0]), (0, 0))), cache.pools
+            whole = reshard(logits, PartitionSpec(self._x[0], None, None))[:, 0].astype(jnp.float32)
+            return self._on_each(partial(_padded, step.num_logits), whole), cache.pools
 
-    @property
-    def _whole(self) -> jax.sharding.NamedSharding:
-        return jax.sharding.NamedSharding(self.mesh, PartitionSpec())
+    def _choose(
+        self, last: Array, logits: Array, slots: Array, rows: SampledRows, edits: Edits | None
+    ) -> tuple[Array, Sampled]:
+        """Every device of a replica chooses alike from whole logits; tokens stay there for the next step."""
+        by_replica = PartitionSpec(self._x[0])
+        local = jax.shard_map(sample, in_specs=by_replica, out_specs=by_replica, check_vma=False)
+        sampled = local(logits, rows, edits)
+        return self._on_each(_given, last, slots, sampled.tokens), sampled
 
-    def _int32(self, shape: int | tuple[int, ...]) -> jax.ShapeDtypeStruct:
-        shape = (shape,) if isinstance(shape, int) else shape
-        return jax.ShapeDtypeStruct(shape, np.int32, sharding=self._whole)
+    def _on_each(self, local: Any, *arrays: Array) -> Array:
+        """`local` of each replica's own part of the arrays, with the other dimensions of the first."""
+        specs = tuple(jax.typeof(x).sharding.spec for x in arrays)
+        return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
 
-    def _compile(self, step: Any, donated: tuple[int, ...], *arguments: Any) -> Any:
+    def _split(self, *shape: int, dtype: DTypeLike = np.int32) -> jax.ShapeDtypeStruct:
+        """The type of an array with a part of its first dimension on each replica."""
+        spec = PartitionSpec(self._x[0], *[None] * (len(shape) - 1))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.NamedSharding(self.mesh, spec))
+
+    def _compile(self, jitted: Any, *arguments: Any) -> Any:
         with jax.set_mesh(self.mesh):
-            return jax.jit(step, donate_argnums=donated).lower(*arguments).compile()
+            return jitted.lower(*arguments).compile()
+
+
+def workload_step(
+    config: ModelConfig,
+    layout: Layout,
+    workload: Workload,
+    phase: Phase,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[Any, tuple[Any, ...], jax.sharding.Mesh]:
+    """The step of a whole workload: the jitted function, its arguments' types, and the mesh.
+
+        prefill    the prompts of all B sequences, of T = S tokens each, into their pages
+        generate   the next token of each, behind the S - 1 that stand in its pages
+
+    Raises LayoutError where the layout does not run in this phase, or does not divide the workload.
+    """
+    layout = layout.at(phase)
+    check_runs(config, layout, phase)
+    layout.check(config, workload.num_sequences, workload.seq_len)
+    mesh = device_mesh(layout) if mesh is None else mesh
+    num_slots, page = workload.num_sequences // layout.num_batch_shards, min(DEFAULT_PAGE, workload.seq_len)
+    pages_of_row = -(-workload.seq_len // page)
+    programs = InferencePrograms(
+        config,
+        layout,
+        mesh,
+        num_slots=num_slots,
+        num_pages=num_slots * pages_of_row + 1,
+        page_size=page,
+        pages_of_row=pages_of_row,
+    )
+    is_fresh = phase == "prefill"
+    rows = Rows(num_slots, workload.seq_len if is_fresh else 1)
+    return *programs.jitted_step(Step((rows,), num_slots, num_slots, is_fresh)), mesh
 
 
 def _whole(logits: Array) -> Array:
@@ -141,11 +235,20 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
     return jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding)
 
 
-def _choose(
-    last: Array, logits: Array, slots: Array, rows: SampledRows, edits: Edits | None
-) -> tuple[Array, Sampled]:
-    """Every device chooses alike from whole logits; the tokens stay there for the next step."""
-    whole = PartitionSpec()
-    local = jax.shard_map(sample, in_specs=whole, out_specs=whole, check_vma=False)
-    sampled = local(logits, rows, edits)
-    return last.at[slots].set(sampled.tokens), sampled
+# Of one replica
+
+
+def _known(tokens: Array, last: Array, slots: Array) -> Array:
+    return jnp.where(tokens == PENDING, last[slots], tokens)
+
+
+def _taken(x: Array, heads: Array) -> Array:
+    return x[heads]
+
+
+def _padded(num_rows: int, logits: Array) -> Array:
+    return jnp.pad(logits, ((0, num_rows - logits.shape[0]), (0, 0)))
+
+
+def _given(last: Array, slots: Array, tokens: Array) -> Array:
+    return last.at[slots].set(tokens)

@@ -6,10 +6,12 @@ ever waits for the compiler:
     generate    1, 2, 4, ... sequences, a token each: few pay for few
     mixed       the next token of all sequences, and 1, 2, 4, ... blocks of prompts
     verify      1, 2, 4, ... sequences, a token and its drafts each; where there are drafts at all
+    fresh       a whole prompt of 1, 2, 4, ... blocks while nobody generates: it needs no page to attend to
 """
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,20 +19,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from meshwright.errors import LayoutError, PlanError
-from meshwright.layout import DEGREES, Layout
+from meshwright.errors import PlanError
+from meshwright.layout import Layout
+from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
 from meshwright.serve.batch import Batch, Limits, Work
 from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
-from meshwright.serve.programs import InferencePrograms
+from meshwright.serve.programs import DEFAULT_PAGE, InferencePrograms, Step
 from meshwright.serve.sampling import Edits, Sampled
 from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import Scores
 from meshwright.serve.sequence import SamplingParams, TokenScore
 
-DEFAULT_PAGE = 64
 _BLOCK = 64
 _CHUNK = 512
 _SHORTEST_SCORED = 16
@@ -38,19 +40,21 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 class _Shape(NamedTuple):
-    """Rows that generate, rows that verify drafts, and blocks of prompts."""
+    """Of a replica: rows that generate, rows that verify drafts, blocks of prompts, and of one prompt."""
 
     generate: int
     verify: int
     blocks: int
+    fresh: int = 0
 
 
 class JaxRunner:
     """The engine's Runner: `num_slots` sequences of up to `context` tokens each.
 
     params: on `mesh` as the layout stores them, from `load_hf` or a checkpoint; they are moved into arrays a
-    layer. The layout splits over `tensor` alone. num_pages: of the cache, as many as all slots can fill where
-    None. num_drafts: most drafts of one sequence a step. Call `warm_up` before use.
+    layer. Axes that split the batch make replicas, among which slots and pages are split evenly. num_pages:
+    of the cache in all, as many as all slots can fill where None. num_drafts: most drafts of one sequence a
+    step. Call `warm_up` before use.
     Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
     longer than the model's, there is no slot, or too few pages for one sequence.
     """
@@ -72,21 +76,25 @@ class JaxRunner:
     ) -> None:
         check_serves(config, layout, num_slots, context)
         pages_of_row = -(-context // page_size)
+        num_replicas = layout.num_batch_shards
+        num_slots = num_slots // num_replicas * num_replicas
         num_pages = num_slots * pages_of_row if num_pages is None else num_pages
-        if num_pages < pages_of_row:
+        least = pages_of_row * num_replicas
+        if num_pages < least:
             raise PlanError(
                 f"{config.name}: a cache of {num_pages} pages of {page_size} positions is too small for one "
-                f"context of {context}; fits: {pages_of_row} pages or more"
+                f"context of {context}{_on_each(num_replicas)}; fits: {least} pages or more"
             )
+        num_pages //= num_replicas
         block = min(block, _power_of_two(context))
         chunk = min(-(-chunk // block), -(-context // block)) * block
-        self.limits = Limits(num_slots, context, page_size, num_pages, chunk, block)
+        self.limits = Limits(num_slots, context, page_size, num_pages, chunk, block, num_replicas)
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         self._programs = InferencePrograms(
             config,
             layout,
             mesh,
-            num_slots=num_slots,
+            num_slots=self.limits.slots_of_replica,
             num_pages=num_pages + 1,
             page_size=page_size,
             pages_of_row=pages_of_row,
@@ -101,20 +109,21 @@ class JaxRunner:
     def warm_up(self) -> None:
         """Compile every program, and make the cache."""
         for shape in self._shapes():
-            num_heads, num_logits = self._num_heads(shape), self._num_logits(shape)
-            self._steps[shape] = self._programs.step(self._rows(shape), num_heads, num_logits)
+            step = self._step_of(shape)
+            self._steps[shape] = self._programs.step(step)
+            num_logits = step.num_logits
             if (num_logits, False) not in self._choices:
                 for with_edits in (False, True):
                     choice = self._programs.choice(num_logits, with_edits=with_edits)
                     self._choices[num_logits, with_edits] = choice
         self._pools, self._last = self._programs.empty()
         if self._num_drafts:
-            self._seconds = {shape: self._idle_seconds(shape) for shape in self._steps if not shape.blocks}
+            of_tokens = [shape for shape in self._steps if shape.generate + shape.verify and not shape.blocks]
+            self._seconds = {shape: self._idle_seconds(shape) for shape in of_tokens}
 
     def _idle_seconds(self, shape: _Shape) -> float:
         """How long a step of this shape takes in which nobody holds a row: its products, no attention."""
-        counts = self._num_heads(shape), self._num_logits(shape)
-        inputs = _Inputs(Batch(()), self._rows(shape), counts, self.limits)
+        inputs = _Inputs(Batch(()), self._step_of(shape), self.limits)
         seconds = []
         for _ in range(3):
             started = time.perf_counter()
@@ -125,39 +134,46 @@ class JaxRunner:
 
     def cost_ratio(self, num_sequences: int) -> float:
         """How much longer a step that verifies drafts of so many sequences takes than one that generates."""
-        count = next(n for n in _sizes(self.limits.num_slots) if n >= num_sequences)
+        of_replica = -(-num_sequences // self.limits.num_replicas)
+        count = next(n for n in _sizes(self.limits.slots_of_replica) if n >= of_replica)
         return self._seconds[_Shape(0, count, 0)] / self._seconds[_Shape(count, 0, 0)]
 
     def _shapes(self) -> list[_Shape]:
-        slots = _sizes(self.limits.num_slots)
+        slots = _sizes(self.limits.slots_of_replica)
         blocks = _sizes(self.limits.chunk // self.limits.block)
         return [
             *[_Shape(count, 0, 0) for count in slots],
-            *[_Shape(self.limits.num_slots, 0, count) for count in blocks],
+            *[_Shape(self.limits.slots_of_replica, 0, count) for count in blocks],
             *[_Shape(0, count, 0) for count in slots if self._num_drafts],
+            *[_Shape(0, 0, 0, count) for count in blocks],
         ]
 
-    def _rows(self, shape: _Shape) -> tuple[Rows, ...]:
-        lengths = (1, 1 + self._num_drafts, self.limits.block)
-        return tuple(Rows(count, length) for count, length in zip(shape, lengths, strict=True) if count)
+    def _step_of(self, shape: _Shape) -> Step:
+        """The step of this shape. Its logits are one or the most of any shape: so few programs sample."""
+        num_heads = self._num_heads(shape)
+        num_logits = 1 if num_heads == 1 else max(map(self._num_heads, self._shapes()))
+        block = self.limits.block
+        rows = (
+            Rows(shape.generate, 1),
+            Rows(shape.verify, 1 + self._num_drafts),
+            Rows(shape.blocks, block),
+            Rows(min(shape.fresh, 1), shape.fresh * block),
+        )
+        used = tuple(row for row in rows if row.num_rows)
+        return Step(used, num_heads, num_logits, is_fresh=bool(shape.fresh))
 
     def _num_heads(self, shape: _Shape) -> int:
-        return shape.generate + shape.verify * (1 + self._num_drafts) + shape.blocks
-
-    def _num_logits(self, shape: _Shape) -> int:
-        """The rows that are sampled: one, or the most of any shape, so that few programs are compiled."""
-        most = max(self._num_heads(shape) for shape in self._shapes())
-        return 1 if self._num_heads(shape) == 1 else most
+        return shape.generate + shape.verify * (1 + self._num_drafts) + shape.blocks + min(shape.fresh, 1)
 
     def run(self, batch: Batch) -> "_UnderWay":
         """Dispatches one step."""
         assert self._steps, "warm_up() comes first"
         shape = self._shape_of(batch)
-        counts = self._num_heads(shape), self._num_logits(shape)
-        inputs = _Inputs(batch, self._rows(shape), counts, self.limits)
+        step = self._step_of(shape)
+        inputs = _Inputs(batch, step, self.limits)
         logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
         rows, edits = inputs.sampling(self.vocab_size)
-        choose = self._choices[logits.shape[0], edits is not None]
+        choose = self._choices[step.num_logits, edits is not None]
         self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)
         if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
             # XLA's collectives on CPU (jaxlib 0.10.2) hold threads of one pool while they wait for each
@@ -189,46 +205,57 @@ class JaxRunner:
 
     def _shape_of(self, batch: Batch) -> _Shape:
         """The smallest compiled shape that holds the batch."""
-        blocks = sum(_num_blocks(work, self.limits.block) for work in batch.works)
-        others = sum(len(work.tokens) == 1 + work.num_drafts for work in batch.works)
+        of_replica = self.limits.slots_of_replica
+        blocks, others, works = Counter[int](), Counter[int](), Counter[int]()
+        for work in batch.works:
+            replica = work.slot // of_replica
+            blocks[replica] += _num_blocks(work, self.limits.block)
+            others[replica] += len(work.tokens) == 1 + work.num_drafts
+            works[replica] += 1
+        num_blocks, num_others = max(blocks.values(), default=0), max(others.values(), default=0)
+        if not num_others and max(works.values(), default=2) == 1 and not any(w.start for w in batch.works):
+            return min(shape for shape in self._steps if shape.fresh >= num_blocks)
         verifies = any(work.num_drafts for work in batch.works)
         return min(
             shape
             for shape in self._steps
-            if shape.blocks >= blocks
-            and bool(shape.blocks) == bool(blocks)
-            and (shape.verify if verifies else shape.generate) >= others
+            if shape.blocks >= num_blocks
+            and bool(shape.blocks) == bool(num_blocks)
+            and not shape.fresh
+            and (shape.verify if verifies else shape.generate) >= num_others
         )
 
 
 class _Inputs:
-    """A batch as arrays: each work in a row of its kind, a long one in several blocks."""
+    """A batch as arrays, replica by replica: each work in a row of its kind, a long one in several blocks."""
 
-    def __init__(self, batch: Batch, rows: tuple[Rows, ...], counts: tuple[int, int], limits: Limits) -> None:
-        num_heads, num_logits = counts
-        num_tokens, num_rows = sum(row.num_tokens for row in rows), sum(row.num_rows for row in rows)
-        self.tokens = np.zeros(num_tokens, np.int32)
-        self.positions = np.full(num_tokens, NOBODY, np.int32)
-        self.slots = np.full(num_tokens, limits.num_slots, np.int32)
-        self.tables = np.zeros((num_rows, limits.pages_of_a_context), np.int32)
-        self.heads = np.zeros(num_heads, np.int32)
-        self.chosen_slots = np.full(num_logits, limits.num_slots, np.int32)
+    def __init__(self, batch: Batch, step: Step, limits: Limits) -> None:
+        self._step, self._slots = step, limits.slots_of_replica
+        count = limits.num_replicas
+        num_logits = count * step.num_logits
+        self.tokens = np.zeros(count * step.num_tokens, np.int32)
+        self.positions = np.full(count * step.num_tokens, NOBODY, np.int32)
+        self.slots = np.full(count * step.num_tokens, self._slots, np.int32)
+        self.tables = np.zeros((count * step.num_rows, limits.pages_of_a_context), np.int32)
+        self.heads = np.zeros(count * step.num_heads, np.int32)
+        self.chosen_slots = np.full(num_logits, self._slots, np.int32)
         self.chosen_positions = np.zeros(num_logits, np.int32)
         self._params = [_GREEDY] * num_logits
         self._edits: list[LogitEdits | None] = [None] * num_logits
         self.sampled: list[range] = []
-        self._num_sampled = 0
-        starts = list(_starts(rows))
+        self._num_sampled = [0] * count
+        starts = [list(_starts(step.rows)) for _ in range(count)]
         for work in batch.works:
+            replica = work.slot // self._slots
             is_block = len(work.tokens) > 1 + work.num_drafts
-            kind = len(rows) - 1 if is_block else 0
-            length = rows[kind].length
+            kind = len(step.rows) - 1 if is_block else 0
+            length = step.rows[kind].length
             begins = range(0, len(work.tokens), length)
             for begin in begins:
-                row, token = starts[kind]
+                row, token = starts[replica][kind]
                 self._put(work, begin, min(length, len(work.tokens) - begin), row, token)
-                starts[kind] = row + 1, token + length
-            self._choose(work, starts[kind][1] - length, len(work.tokens) - begins[-1])
+                starts[replica][kind] = row + 1, token + length
+            self._choose(work, starts[replica][kind][1] - length, len(work.tokens) - begins[-1])
 
     @property
     def of_step(self) -> tuple[np.ndarray, ...]:
@@ -240,25 +267,30 @@ class _Inputs:
         return batch_rows(self._params, self.chosen_positions), edits
 
     def _put(self, work: Work, begin: int, count: int, row: int, token: int) -> None:
-        """`count` tokens of the work from its number `begin` on, as a row."""
+        """`count` tokens of the work from its number `begin` on, as a row of its replica."""
+        replica, slot = divmod(work.slot, self._slots)
+        row, token = row + replica * self._step.num_rows, token + replica * self._step.num_tokens
         start = work.start + begin
         self.tokens[token : token + count] = work.tokens[begin : begin + count]
         self.positions[token : token + count] = range(start, start + count)
-        self.slots[token] = work.slot
+        self.slots[token] = slot
         self.tables[row, : len(work.pages)] = work.pages
 
     def _choose(self, work: Work, token: int, count: int) -> None:
         """Asks for what is sampled behind the last of the row's `count` tokens, and before each draft."""
-        first = self._num_sampled
-        self._num_sampled += work.num_samples
-        self.sampled.append(range(first, self._num_sampled))
+        replica, slot = divmod(work.slot, self._slots)
+        head = self._num_sampled[replica]
+        self._num_sampled[replica] += work.num_samples
+        first = replica * self._step.num_logits + head
+        self.sampled.append(range(first, first + work.num_samples))
+        head += replica * self._step.num_heads
         for number, behind in zip(self.sampled[-1], range(work.num_samples, 0, -1), strict=True):
-            self.heads[number] = token + count - behind
+            self.heads[head + number - first] = token + count - behind
             self.chosen_positions[number] = work.start + len(work.tokens) - behind + 1
             self._params[number] = work.sequence.request.sampling
             self._edits[number] = work.sequence.edits
         if work.num_samples == 1:
-            self.chosen_slots[first] = work.slot
+            self.chosen_slots[first] = slot
 
 
 class _UnderWay:
@@ -319,17 +351,19 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
+def _on_each(num_replicas: int) -> str:
+    return f" on each of {num_replicas} replicas" if num_replicas > 1 else ""
+
+
 def check_serves(config: ModelConfig, layout: Layout, num_slots: int, context: int) -> None:
     """Raises LayoutError or PlanError for what a JaxRunner cannot serve, before any weight is read."""
-    split = [axis for axis in DEGREES if axis != "tensor" and layout.degree(axis) > 1]
-    others = [f"{axis} = {layout.degree(axis)}" for axis in split]
-    if layout.word("sequence_parallel"):
-        others.append("sequence_parallel")
-    if others:
-        raise LayoutError(f"layout {layout}: serving splits over tensor alone; leave out {', '.join(others)}")
+    check_runs(config, layout, "generate")
     layout.check(config)
-    if num_slots < 1:
-        raise PlanError(f"{config.name}: {num_slots} slots can serve no request; fits: 1 or more")
+    least = layout.num_batch_shards
+    if num_slots < least:
+        raise PlanError(
+            f"{config.name}: {num_slots} slots can serve no request{_on_each(least)}; fits: {least} or more"
+        )
     if context > config.max_seq_len:
         raise PlanError(
             f"{config.name}: a context of {context} tokens is longer than the model's {config.max_seq_len}; "

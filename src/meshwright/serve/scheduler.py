@@ -36,6 +36,20 @@ class Drafter(Protocol):
         ...
 
 
+class Replica:
+    """The free slots, pages and cached prefixes of one replica."""
+
+    def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
+        first = number * limits.slots_of_replica
+        self.free_slots = list(range(first, first + limits.slots_of_replica))[::-1]
+        self.pool = PagePool(limits.num_pages)
+        self.prefixes = PrefixTree(self.pool, limits.page_size) if prefix_cache else None
+
+    def known_pages(self, sequence: Sequence) -> list[int]:
+        """Cached pages that the sequence begins with; its last token is always computed."""
+        return [] if self.prefixes is None else self.prefixes.match(sequence.tokens[:-1])
+
+
 class Scheduler:
     """Sequences that wait, and those that run in one of `limits.num_slots` slots.
 
@@ -58,9 +72,8 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._free_slots = list(range(limits.num_slots))[::-1]
-        self.pool = PagePool(limits.num_pages)
-        self.prefixes = PrefixTree(self.pool, limits.page_size) if prefix_cache else None
+        numbers = range(limits.num_replicas)
+        self.replicas = [Replica(limits, number, prefix_cache=prefix_cache) for number in numbers]
         self._num_arrived = 0
         self._drafts_pay = False
         self._is_filling = False  # a batch, whose prompts are all prefilled before any of it generates
@@ -79,13 +92,26 @@ class Scheduler:
         return list(self._running)
 
     @property
+    def num_cached_pages(self) -> int:
+        """Pages that are kept for sequences that begin alike."""
+        return sum(len(replica.prefixes) for replica in self.replicas if replica.prefixes is not None)
+
+    @property
+    def _num_free_slots(self) -> int:
+        return sum(len(replica.free_slots) for replica in self.replicas)
+
+    def _replica_of(self, sequence: Sequence) -> Replica:
+        assert sequence.slot is not None
+        return self.replicas[sequence.slot // self.limits.slots_of_replica]
+
+    @property
     def unfinished(self) -> list[Sequence]:
         return [*self._running, *self._waiting]
 
     def add(self, sequences: list[Sequence]) -> None:
         """Queue all of `sequences`, or none: RequestError 429 if they do not fit."""
         capacity = self._max_waiting + self.limits.num_slots
-        room = self._max_waiting + len(self._free_slots) - self.num_waiting
+        room = self._max_waiting + self._num_free_slots - self.num_waiting
         if len(sequences) > capacity:
             raise RequestError(
                 f"{len(sequences)} answers in one request, but the server holds at most {capacity}",
@@ -121,7 +147,8 @@ class Scheduler:
         return Batch(tuple(step.works)) if step.works else None
 
     def _continue(self, sequence: Sequence, step: "_Step") -> None:
-        count = min(sequence.num_uncomputed, step.room_for(sequence))
+        replica = self._replica_of(sequence)
+        count = min(sequence.num_uncomputed, step.room_for(sequence, replica))
         # Where nothing is left to sample, the last token is under way, and nobody reads what it would write.
         if count < 1 or sequence.num_left < 1:
             return
@@ -130,7 +157,7 @@ class Scheduler:
             return
         if not self._reach(sequence, sequence.num_computed + count + len(drafts), step):
             return
-        step.take(sequence, count, drafts)
+        step.take(sequence, count, drafts, replica)
 
     def _drafts(self, sequence: Sequence, count: int) -> list[int] | None:
         """Guesses behind the sequence's last token; None where that must be known first.
@@ -149,39 +176,45 @@ class Scheduler:
 
     @property
     def _has_prompts(self) -> bool:
-        waits = self._waiting and self._free_slots
+        waits = self._waiting and self._num_free_slots
         return bool(waits) or any(sequence.num_uncomputed > 1 for sequence in self._running)
 
     def _admit(self, step: "_Step") -> None:
         for sequence in list(self._waiting):
-            if not self._free_slots or step.room < 1:
+            able = [replica for replica in self.replicas if replica.free_slots and step.room_on(replica) > 0]
+            if not able:
                 return
             if sequence.num_pending or self._soon_cached(sequence):
                 continue
-            shared = self._shared(sequence)
-            self.pool.share(shared)
-            sequence.pages, sequence.num_computed = shared, len(shared) * self.limits.page_size
-            count = min(sequence.num_uncomputed, step.room_for(sequence))
-            if not self._grow(sequence, sequence.num_computed + count):
-                self._forget_pages(sequence)
+            # Where most of its pages are; of equals where the fewest sequences are, and the most free pages.
+            able.sort(
+                key=lambda one: (len(one.known_pages(sequence)), len(one.free_slots), one.pool.num_free)
+            )
+            if not any(self._admit_to(replica, sequence, step) for replica in reversed(able)):
                 return
-            self._waiting.remove(sequence)
-            sequence.slot, sequence.num_cached = self._free_slots.pop(), sequence.num_computed
-            insort(self._running, sequence, key=lambda one: one.rank)
-            step.take(sequence, count, [])
 
-    def _shared(self, sequence: Sequence) -> list[int]:
-        """Cached pages that the sequence begins with; its last token is always computed."""
-        if self.prefixes is None:
-            return []
-        return self.prefixes.match(sequence.tokens[:-1])
+    def _admit_to(self, replica: Replica, sequence: Sequence, step: "_Step") -> bool:
+        """Whether the sequence now runs there: not where pages are missing."""
+        shared = replica.known_pages(sequence)
+        replica.pool.share(shared)
+        sequence.slot = replica.free_slots.pop()
+        sequence.pages, sequence.num_computed = shared, len(shared) * self.limits.page_size
+        count = min(sequence.num_uncomputed, step.room_for(sequence, replica))
+        if not self._grow(sequence, sequence.num_computed + count):
+            self._give_back(sequence)
+            return False
+        self._waiting.remove(sequence)
+        sequence.num_cached = sequence.num_computed
+        insort(self._running, sequence, key=lambda one: one.rank)
+        step.take(sequence, count, [], replica)
+        return True
 
     def _soon_cached(self, sequence: Sequence) -> bool:
         """Whether a prompt that begins alike is being prefilled: waiting for its pages is cheaper."""
-        if self.prefixes is None:
+        if self.replicas[0].prefixes is None:
             return False
         size = self.limits.page_size
-        known = len(self.prefixes.match(sequence.tokens[:-1])) * size
+        known = max(len(replica.known_pages(sequence)) for replica in self.replicas) * size
         begin = sequence.tokens[: known + size]
         if len(begin) < known + size or len(sequence.tokens) == len(begin):
             return False
@@ -190,7 +223,8 @@ class Scheduler:
     def _reach(self, sequence: Sequence, num_tokens: int, step: "_Step") -> bool:
         """Whether the sequence now has pages for so many tokens, if need be from those that came later."""
         while not self._grow(sequence, num_tokens):
-            victim = self._running[-1]
+            there = self._replica_of(sequence)
+            victim = next(one for one in reversed(self._running) if self._replica_of(one) is there)
             if victim is sequence:
                 return False
             self._preempt(victim)
@@ -201,9 +235,11 @@ class Scheduler:
         missing = -(-num_tokens // self.limits.page_size) - len(sequence.pages)
         if missing <= 0:
             return True
-        if self.prefixes is not None and missing > self.pool.num_free:
-            self.prefixes.evict(missing - self.pool.num_free)
-        pages = self.pool.take(missing)
+        replica = self._replica_of(sequence)
+        pool, prefixes = replica.pool, replica.prefixes
+        if prefixes is not None and missing > pool.num_free:
+            prefixes.evict(missing - pool.num_free)
+        pages = pool.take(missing)
         if pages is None:
             return False
         sequence.pages.extend(pages)
@@ -215,15 +251,16 @@ class Scheduler:
         insort(self._waiting, sequence, key=lambda one: one.rank)
 
     def _leave(self, sequence: Sequence) -> None:
-        assert sequence.slot is not None
         self._running.remove(sequence)
-        self._free_slots.append(sequence.slot)
-        sequence.slot = None
-        self._forget_pages(sequence)
+        self._give_back(sequence)
 
-    def _forget_pages(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.pages)
-        sequence.pages, sequence.num_computed = [], 0
+    def _give_back(self, sequence: Sequence) -> None:
+        """The sequence has neither slot nor pages."""
+        replica = self._replica_of(sequence)
+        assert sequence.slot is not None
+        replica.free_slots.append(sequence.slot)
+        replica.pool.release(sequence.pages)
+        sequence.slot, sequence.pages, sequence.num_computed = None, [], 0
 
     def accepted(self, work: Work, sampled: Ordered[TokenScore]) -> Ordered[TokenScore]:
         """Of what a step sampled for one work, the tokens that follow; called once for each that samples.
@@ -246,9 +283,12 @@ class Scheduler:
 
     def computed(self, sequence: Sequence) -> None:
         """Keeps the full pages of a running sequence for others that begin alike."""
-        if self.prefixes is not None and sequence.slot is not None:
+        if sequence.slot is None:
+            return
+        prefixes = self._replica_of(sequence).prefixes
+        if prefixes is not None:
             known = min(sequence.num_computed, len(sequence.tokens))
-            self.prefixes.insert(sequence.tokens[:known], sequence.pages)
+            prefixes.insert(sequence.tokens[:known], sequence.pages)
 
     def release(self, sequence: Sequence, reason: FinishReason) -> None:
         """Finish `sequence`, and free its slot and pages or its place in the queue.
@@ -266,18 +306,22 @@ class Scheduler:
 
 
 class _Step:
-    """A batch as it fills, and how many prompt tokens it still has room for."""
+    """A batch as it fills, and how many prompt tokens of each replica it still has room for."""
 
     def __init__(self, limits: Limits) -> None:
         self.works: list[Work] = []
-        self.room, self._block = limits.chunk, limits.block
+        self._room: dict[Replica, int] = {}
+        self._chunk, self._block = limits.chunk, limits.block
         self.has_preempted = False
 
-    def room_for(self, sequence: Sequence) -> int:
-        """Tokens of the sequence that fit: one always does, as the slots of a step are not prompt tokens."""
-        return 1 if sequence.num_uncomputed == 1 else self.room
+    def room_on(self, replica: Replica) -> int:
+        return self._room.get(replica, self._chunk)
 
-    def take(self, sequence: Sequence, count: int, drafts: list[int]) -> None:
+    def room_for(self, sequence: Sequence, replica: Replica) -> int:
+        """Tokens of the sequence that fit: one always does, as the slots of a step are not prompt tokens."""
+        return 1 if sequence.num_uncomputed == 1 else self.room_on(replica)
+
+    def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
         """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""
         start = sequence.num_computed
         known = sequence.tokens[start : start + count]
@@ -287,6 +331,6 @@ class _Step:
         pages = tuple(sequence.pages)
         self.works.append(Work(sequence, sequence.slot, start, tokens, pages, len(drafts), samples))
         if count > 1:
-            self.room -= -(-count // self._block) * self._block
+            self._room[replica] = self.room_on(replica) - -(-count // self._block) * self._block
         sequence.num_computed += len(tokens)
         sequence.num_pending += samples

@@ -42,14 +42,16 @@ class Scores(NamedTuple):
 
 
 def score(
-    config: ModelConfig, ops: Any, params: Any, tokens: Array, whole: Any
+    config: ModelConfig, ops: Any, params: Any, tokens: Array, prompt: Array, whole: Any
 ) -> tuple[Array, Array, Array]:
-    """Scores of tokens[1, T], arrays with T rows, the last of which means nothing.
+    """Scores of prompt[T], arrays with T rows, the last of which means nothing.
 
-    whole: gathers logits over the axes that split the vocabulary, as float32.
+    tokens[B, T]: the prompt, once on every replica. whole: gathers logits, as float32.
     """
     length = tokens.shape[1]
-    places = Places(jnp.arange(length, dtype=jnp.int32)[None])
+    places = Places(
+        lax.broadcasted_iota(jnp.int32, tokens.shape, 1, out_sharding=jax.typeof(tokens).sharding)
+    )
     x, _ = through(
         config, ops, params, enter(config, ops, params, tokens, places), places, None, config.layers
     )
@@ -58,11 +60,12 @@ def score(
     starts = np.minimum(np.arange(0, length, chunk, dtype=np.int32), length - chunk)
     row_of = np.zeros(length, np.int32)
     row_of[starts[:, None] + np.arange(chunk)] = np.arange(starts.size * chunk).reshape(-1, chunk)
-    targets = jnp.roll(tokens[0], -1)
+    targets = jnp.roll(prompt, -1)
 
     def of_chunk(start: Array) -> tuple[Array, Array, Array]:
         indices = start + jnp.arange(chunk, dtype=jnp.int32)
-        logits = whole(leave(config, ops, params, x, indices[None]))[0]
+        asked = jnp.broadcast_to(indices, (tokens.shape[0], chunk), out_sharding=jax.typeof(tokens).sharding)
+        logits = whole(leave(config, ops, params, x, asked))[0]
         normalisers = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = jnp.take_along_axis(logits, targets[indices][:, None], axis=-1) - normalisers
         top_ids, top_logits = top_tokens(logits)

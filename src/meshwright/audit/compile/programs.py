@@ -104,11 +104,12 @@ def traced_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
             mesh=mesh,
             options=plan.compiler,
         )
+        jitted, mesh = step.jitted, step.mesh
         arguments = step.abstract_state(), step.abstract_tokens()
     else:
-        from meshwright.serve.step import InferenceStep
+        from meshwright.serve.programs import workload_step
 
-        step = InferenceStep(plan.model, plan.layout, workload, cast(Phase, workload.phase), mesh=mesh)
-        arguments = step.abstract_arguments()
-    with jax.set_mesh(step.mesh):
-        return step.jitted.trace(*arguments)
+        phase = cast(Phase, workload.phase)
+        jitted, arguments, mesh = workload_step(plan.model, plan.layout, workload, phase, mesh=mesh)
+    with jax.set_mesh(mesh):
+        return jitted.trace(*arguments)

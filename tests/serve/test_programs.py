@@ -1,0 +1,87 @@
+"""Prefill and generation of a whole batch: on every layout the logits of one device."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tests.nn.test_layouts import TINY
+
+from meshwright.errors import LayoutError
+from meshwright.layout import Layout
+from meshwright.layout.workload import Phase, Workload
+from meshwright.nn.inference import layered
+from meshwright.nn.params import init_params
+from meshwright.serve.programs import workload_step
+
+B, S = 8, 16
+TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (B, S), dtype=np.int32)
+# Float32 sums in another order; the differences seen are at most 2e-6 of logits near 4.
+TOLERANCE = 1e-5
+
+
+def _layout(text: str) -> Layout:
+    return Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+
+
+def _run(layout: Layout, phase: Phase, pools: Any, tokens: np.ndarray, positions: np.ndarray) -> Any:
+    """(logits, pools) of rows tokens[B, T] at positions[B, T], whose logits after the last are wanted."""
+    step, (params, types, last, *others), mesh = workload_step(TINY, layout, Workload(B, S), phase)
+    weights = layered(init_params(TINY, layout, mesh, seed=0), TINY, layout, mesh)
+    jax.tree.map(lambda found, told: _check_type(found, told), weights, params)
+    if pools is None:
+        pools = jax.tree.map(
+            lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), types
+        )
+    per_replica = B // layout.num_batch_shards
+    pages = 1 + np.arange(B) % per_replica
+    heads = np.arange(per_replica) * tokens.shape[1] + tokens.shape[1] - 1
+    columns = (tokens, positions, np.zeros(tokens.size), pages, np.tile(heads, layout.num_batch_shards))
+    placed = [
+        jax.device_put(np.asarray(x, np.int32).reshape(told.shape), told.sharding)
+        for x, told in zip((np.zeros(last.shape), *columns), (last, *others), strict=True)
+    ]
+    with jax.set_mesh(mesh):
+        logits, pools = step(weights, pools, *placed)
+    return np.asarray(logits), pools
+
+
+def _check_type(found: jax.Array, told: jax.ShapeDtypeStruct) -> None:
+    assert (found.shape, found.dtype, found.sharding) == (told.shape, told.dtype, told.sharding)
+
+
+def _prefill_then_generate(layout: Layout) -> list[np.ndarray]:
+    """Logits after each prompt, and after the token that follows; the last position is written twice."""
+    positions = np.broadcast_to(np.arange(S), (B, S))
+    first, pools = _run(layout, "prefill", None, TOKENS, positions)
+    second, _ = _run(layout, "generate", pools, TOKENS[:, :1], positions[:, -1:])
+    return [first, second]
+
+
+@cache
+def _one_device() -> list[np.ndarray]:
+    return _prefill_then_generate(_layout("data=1"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data=2,tensor=4",
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in ("data=8", "tensor=4", "data=2,fsdp=2,tensor=2")
+        ),
+    ],
+)
+def test_a_batch_agrees_with_one_device(text: str) -> None:
+    for mine, expected in zip(_prefill_then_generate(_layout(text)), _one_device(), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_positions_are_whole() -> None:
+    with pytest.raises(LayoutError) as error:
+        workload_step(TINY, Layout.of(context=2), Workload(B, S), "generate")
+    assert str(error.value) == (
+        "layout context=2,remat=none: inference splits over data, fsdp and tensor; leave out context=2"
+    )
