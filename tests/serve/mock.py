@@ -89,7 +89,7 @@ class MockRunner:
             self.prefilled.append(prompt)
         for position, token in enumerate(work.tokens, work.start):
             page = work.pages[position // self.limits.page_size]
-            assert 1 <= page <= self.limits.num_pages
+            assert 0 <= page < self.limits.num_pages
             known = self.last[work.slot] if token == PENDING else token
             self.cache[page, position % self.limits.page_size] = known
 

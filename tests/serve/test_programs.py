@@ -1,6 +1,6 @@
 """Prefill and generation of a whole batch: on every layout the logits of one device."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
 from meshwright.nn.inference import layered
 from meshwright.nn.params import init_params
+from meshwright.serve import programs
 from meshwright.serve.programs import workload_step
 
 B, S = 8, 16
@@ -35,7 +36,7 @@ def _run(layout: Layout, phase: Phase, pools: Any, tokens: np.ndarray, positions
             lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), types
         )
     per_replica = B // layout.num_batch_shards
-    pages = 1 + np.arange(B) % per_replica
+    pages = np.arange(B) % per_replica
     heads = np.arange(per_replica) * tokens.shape[1] + tokens.shape[1] - 1
     columns = (tokens, positions, np.zeros(tokens.size), pages, np.tile(heads, layout.num_batch_shards))
     placed = [
@@ -57,6 +58,16 @@ def _prefill_then_generate(layout: Layout) -> list[np.ndarray]:
     first, pools = _run(layout, "prefill", None, TOKENS, positions)
     second, _ = _run(layout, "generate", pools, TOKENS[:, :1], positions[:, -1:])
     return [first, second]
+
+
+def test_whole_prompts_attend_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a kernel takes them: the logits and pages of blocks."""
+    positions = np.broadcast_to(np.arange(S), (B, S))
+    expected, pools = _run(_layout("data=2"), "prefill", None, TOKENS, positions)
+    monkeypatch.setattr(programs, "attends_to_whole_prompts", lambda mesh: True)
+    found, same = _run(_layout("data=2"), "prefill", None, TOKENS, positions)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+    jax.tree.map(partial(np.testing.assert_allclose, atol=TOLERANCE), same, pools)
 
 
 @cache

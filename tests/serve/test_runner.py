@@ -257,7 +257,7 @@ def test_nothing_compiles_after_the_warm_up(runner):
 def test_the_cache_is_split_by_kv_heads_and_held_once(runner):
     pool = runner._pools["k"][0]
     tensor = "tensor" if runner._mesh.size > 1 else None
-    assert pool.shape == (1 + NUM_SLOTS * CONTEXT // PAGE, 4, PAGE, 6)
+    assert pool.shape == (NUM_SLOTS * CONTEXT // PAGE, 4, PAGE, 6)
     assert pool.sharding.spec == P(None, tensor, None, None)
     for program in runner._steps.values():
         memory = program.memory_analysis()

@@ -1,6 +1,6 @@
 """A cache of pages: keys and values of sequences of any length, in one pool a layer.
 
-    pool     k[B_data, K_tensor, S, H], v alike: B pages of S positions each; page 0 belongs to nobody
+    pool     k[B_data, K_tensor, S, H], v alike: B pages of S positions each
     table    i32[R_data, P]: the pages of each row of the step, in the order of its positions
 
 A row is some consecutive tokens of one sequence. All tokens of a step are written before any is read, so a
@@ -81,20 +81,20 @@ class PagedCache:
             places = PartitionSpec(own[0]), PartitionSpec(own[0], None)
 
             def write(pool: Array, x: Array, positions: Array, tables: Array) -> Array:
-                pages, places = self._places(positions, tables, pool.shape[-2])
+                pages, places = self._places(positions, tables, pool.shape[0], pool.shape[-2])
                 at = pool.at[pages, :, places] if pool.ndim == 4 else pool.at[pages, places]
-                return at.set(x.astype(pool.dtype), mode="promise_in_bounds")
+                return at.set(x.astype(pool.dtype), mode="drop")
 
             local = jax.shard_map(write, in_specs=(own, rows, *places), out_specs=own, check_vma=False)
             pools[name][number] = local(pool, reshard(x, rows), self.positions, self.tables)
         return replace(self, pools=pools)
 
-    def _places(self, positions: Array, tables: Array, size: int) -> tuple[Array, Array]:
-        """The page and the place in it of every token of a replica: page 0 for padding."""
+    def _places(self, positions: Array, tables: Array, num_pages: int, size: int) -> tuple[Array, Array]:
+        """The page and the place in it of every token of a replica; for padding a page that there is not."""
         row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
         page = jnp.maximum(positions, 0) // size
         pages = tables[jnp.asarray(row_of_token, jnp.int32), page]
-        return jnp.where(positions >= 0, pages, 0), positions % size
+        return jnp.where(positions >= 0, pages, num_pages), positions % size
 
     def _numbered(self) -> list[tuple[Rows, int]]:
         """The rows with the number of their first."""

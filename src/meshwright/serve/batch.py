@@ -51,7 +51,7 @@ class Limits:
     """How much a runner holds, in sequences, positions and tokens.
 
     num_slots: sequences that run at once, split evenly over num_replicas, in order. context: most tokens of
-    one. page_size: positions of a page. num_pages: of a replica's cache, besides page 0, which is nobody's.
+    one. page_size: positions of a page. num_pages: of a replica's cache.
     chunk: most prompt tokens of a replica's step, of which each sequence takes whole blocks of `block`.
     """
 

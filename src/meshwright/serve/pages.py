@@ -4,20 +4,20 @@ from collections.abc import Sequence
 
 
 class PagePool:
-    """Pages 1 to num_pages, each free or held by one or more.
+    """Pages 0 to num_pages - 1, each free or held by one or more.
 
     Full pages alone are shared, and nobody writes to a full page again: so none is ever copied on write.
 
     >>> pool = PagePool(2)
     >>> pages = pool.take(2)
     >>> pages, pool.num_free, pool.take(1)
-    ([1, 2], 0, None)
+    ([0, 1], 0, None)
     >>> pool.release(pages); pool.num_free
     2
     """
 
     def __init__(self, num_pages: int) -> None:
-        self._free = list(range(num_pages, 0, -1))
+        self._free = list(range(num_pages))[::-1]
         self._holders: dict[int, int] = {}
         self.num_pages = num_pages
 

@@ -34,6 +34,7 @@ from meshwright.serve.scoring import score
 from meshwright.serve.sequence import SamplingParams
 
 DEFAULT_PAGE = 64
+DEFAULT_BLOCK = 64
 
 
 class Step(NamedTuple):
@@ -191,6 +192,11 @@ class InferencePrograms:
             return jitted.lower(*arguments).compile()
 
 
+def attends_to_whole_prompts(mesh: jax.sharding.Mesh) -> bool:
+    """Whether there are kernels for whole prompts. On CPUs blocks over pages take half of the time."""
+    return mesh.devices.flat[0].platform != "cpu"
+
+
 def workload_step(
     config: ModelConfig,
     layout: Layout,
@@ -217,13 +223,18 @@ def workload_step(
         layout,
         mesh,
         num_slots=num_slots,
-        num_pages=num_slots * pages_of_row + 1,
+        num_pages=num_slots * pages_of_row,
         page_size=page,
         pages_of_row=pages_of_row,
     )
-    is_fresh = phase == "prefill"
-    rows = Rows(num_slots, workload.seq_len if is_fresh else 1)
-    return *programs.jitted_step(Step((rows,), num_slots, num_slots, is_fresh)), mesh
+    if phase == "generate":
+        step = Step((Rows(num_slots, 1),), num_slots, num_slots)
+    elif attends_to_whole_prompts(mesh):
+        step = Step((Rows(num_slots, workload.seq_len),), num_slots, num_slots, is_fresh=True)
+    else:
+        blocks = -(-workload.seq_len // min(DEFAULT_BLOCK, workload.seq_len))
+        step = Step((Rows(num_slots * blocks, min(DEFAULT_BLOCK, workload.seq_len)),), num_slots, num_slots)
+    return *programs.jitted_step(step), mesh
 
 
 def _whole(logits: Array) -> Array:

@@ -6,7 +6,7 @@ ever waits for the compiler:
     generate    1, 2, 4, ... sequences, a token each: few pay for few
     mixed       the next token of all sequences, and 1, 2, 4, ... blocks of prompts
     verify      1, 2, 4, ... sequences, a token and its drafts each; where there are drafts at all
-    fresh       a whole prompt of 1, 2, 4, ... blocks while nobody generates: it needs no page to attend to
+    fresh       a whole prompt of 1, 2, 4, ... blocks while nobody generates, where a kernel attends to it
 """
 
 import threading
@@ -27,13 +27,18 @@ from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
 from meshwright.serve.batch import Batch, Limits, Work
 from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
-from meshwright.serve.programs import DEFAULT_PAGE, InferencePrograms, Step
+from meshwright.serve.programs import (
+    DEFAULT_BLOCK,
+    DEFAULT_PAGE,
+    InferencePrograms,
+    Step,
+    attends_to_whole_prompts,
+)
 from meshwright.serve.sampling import Edits, Sampled
 from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import Scores
 from meshwright.serve.sequence import SamplingParams, TokenScore
 
-_BLOCK = 64
 _CHUNK = 512
 _SHORTEST_SCORED = 16
 _GREEDY = SamplingParams(temperature=0.0)
@@ -71,7 +76,7 @@ class JaxRunner:
         num_pages: int | None = None,
         page_size: int = DEFAULT_PAGE,
         chunk: int = _CHUNK,
-        block: int = _BLOCK,
+        block: int = DEFAULT_BLOCK,
         num_drafts: int = 0,
     ) -> None:
         check_serves(config, layout, num_slots, context)
@@ -95,10 +100,11 @@ class JaxRunner:
             layout,
             mesh,
             num_slots=self.limits.slots_of_replica,
-            num_pages=num_pages + 1,
+            num_pages=num_pages,
             page_size=page_size,
             pages_of_row=pages_of_row,
         )
+        self._has_kernels = attends_to_whole_prompts(mesh)
         self._params = layered(params, config, layout, mesh) if params else {}
         self._steps: dict[_Shape, Any] = {}
         self._seconds: dict[_Shape, float] = {}
@@ -145,7 +151,7 @@ class JaxRunner:
             *[_Shape(count, 0, 0) for count in slots],
             *[_Shape(self.limits.slots_of_replica, 0, count) for count in blocks],
             *[_Shape(0, count, 0) for count in slots if self._num_drafts],
-            *[_Shape(0, 0, 0, count) for count in blocks],
+            *[_Shape(0, 0, 0, count) for count in blocks if self._has_kernels],
         ]
 
     def _step_of(self, shape: _Shape) -> Step:
@@ -213,7 +219,12 @@ class JaxRunner:
             others[replica] += len(work.tokens) == 1 + work.num_drafts
             works[replica] += 1
         num_blocks, num_others = max(blocks.values(), default=0), max(others.values(), default=0)
-        if not num_others and max(works.values(), default=2) == 1 and not any(w.start for w in batch.works):
+        if (
+            self._has_kernels
+            and not num_others
+            and max(works.values(), default=2) == 1
+            and not any(w.start for w in batch.works)
+        ):
             return min(shape for shape in self._steps if shape.fresh >= num_blocks)
         verifies = any(work.num_drafts for work in batch.works)
         return min(
