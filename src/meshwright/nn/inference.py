@@ -161,21 +161,29 @@ def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) 
     """
     _, rhs, out = spec.replace("->", ",").split(",")
     kept = [letter for letter in rhs if letter in out]
-    of_x, split = (jax.typeof(operand).sharding.spec.partitions for operand in (x, w))
-    first, last = (_one_entry(parts) for parts in (split[: len(kept)], split[len(kept) :]))
-    flat = jnp.reshape(w, (prod(w.shape[: len(kept)]), -1), out_sharding=PartitionSpec(first, last))
-    *rows, (inner, *_) = *of_x[:2], of_x[2:]
-    x = jnp.reshape(x, (*x.shape[:2], -1), out_sharding=PartitionSpec(*rows, inner))
+    first, last = _entries(w, len(kept))
+    flat = jnp.reshape(w, (prod(w.shape[: len(kept)]), -1), out_sharding=_spec_like(w, first, last))
+    *rows, inner = *_split_of(x)[:2], _split_of(x)[2]
+    x = jnp.reshape(x, (*x.shape[:2], -1), out_sharding=_spec_like(x, *rows, inner))
     through = PartitionSpec(*out_sharding.partitions[:2], first, unreduced=out_sharding.unreduced)
     y = jnp.einsum("BTI,OI->BTO", x, flat, out_sharding=through, preferred_element_type=jnp.float32)
     shape = (*y.shape[:2], *w.shape[: len(kept)])
     return y if len(kept) == 1 else jnp.reshape(y, shape, out_sharding=out_sharding)
 
 
-def _one_entry(parts: Sequence[Any]) -> Any:
-    """How the dimension is split that these make together: as the first of them, which alone is."""
-    assert not any(parts[1:]), "the outer dimension alone is split"
-    return parts[0]
+def _split_of(x: Array) -> tuple[Any, ...]:
+    return jax.typeof(x).sharding.spec.partitions
+
+
+def _entries(x: Array, num_first: int) -> tuple[Any, Any]:
+    """How the first and the last dimensions of x are split, together: as the outer of them."""
+    first, last = _split_of(x)[:num_first], _split_of(x)[num_first:]
+    assert not any((*first[1:], *last[1:])), "the outer dimension alone is split"
+    return first[0], last[0]
+
+
+def _spec_like(x: Array, *parts: Any) -> PartitionSpec:
+    return PartitionSpec(*parts, reduced=jax.typeof(x).sharding.spec.reduced)
 
 
 def _letters_there(plan: Contraction) -> str:
