@@ -19,6 +19,9 @@ Every batch divides. It takes about five minutes on two cores, most of it to com
 run by the interpreter that runs this file, so JAX and its compiler are the same.
 """
 
+# Cases are tables of keyword arguments, which no type describes.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false
 import argparse
 import hashlib
 import json
