@@ -21,6 +21,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # optax 0.2 and jax.nn promote inside; `strict_dtypes` switches them on where the code is all ours.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("COLUMNS", None)  # as wide as a pipe, whatever terminal the tests run in
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # What is compiled for an audit is kept by content: a test neither finds nor leaves anything there.
 _CACHE = tempfile.TemporaryDirectory(prefix="meshwright-test-cache-")

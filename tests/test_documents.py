@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs.generate import commands, layouts, site
+from docs.generate import commands, json_keys, layouts, site
 from tests.transcripts import blocks
 
 from meshwright.cli.main import COMMANDS
@@ -138,6 +138,15 @@ def test_the_reference_is_whole():
     assert all(f"## `mw {name}`" in text for name in COMMANDS)
     for piece in ("layouts", "schedules", "support of layouts", "support of models"):
         assert "| `" in site.PIECES[piece]()
+
+
+@pytest.mark.slow
+def test_the_recorded_keys_are_those_of_the_commands():
+    """`python -m docs.generate.json_keys` records them anew."""
+    found = json_keys.running_keys()
+    assert {name: set(keys) for name, keys in found.items()} == {
+        name: set(keys) for name, keys in json_keys.recorded_keys().items()
+    }
 
 
 def test_links_out_of_the_documents_are_absolute_or_words():

@@ -99,10 +99,10 @@ def test_what_matters_is_printed_with_value_and_source_and_nothing_else() -> Non
     machine = load("h100:4x8")
     best = priced(machine, TENSOR)
     lines = list(assumptions(CONFIG, machine, WORKLOAD, best))
-    printed = {line.split(": ")[0]: line for line in lines if "of this step rests on it" in line}
+    printed = {line.split(": ")[0]: line for line in lines if "of this step depends on it" in line}
     assert set(printed) == {text for text, share in share_of(machine, TENSOR).items() if share > LEAST_SHARE}
     attention = printed["attention runs at 31% of the bf16 peak"]
-    assert re.search(r": \d+% of this step rests on it \(benchmarks/fit_published.py on 292 ", attention)
+    assert re.search(r": \d+% of this step depends on it \(benchmarks/fit_published.py on 292 ", attention)
     assert "no other figure that was fitted or measured makes up more than 5% of this step" in lines
 
 

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.cli.common import Json, Progress, count_option, emit, note, progress, show
+from meshwright.cli.common import (
+    Json,
+    Progress,
+    count_option,
+    emit,
+    note,
+    number_option,
+    progress,
+    show,
+    whole_option,
+)
 from meshwright.files import write_whole
 from meshwright.units import format_seconds
 
@@ -19,15 +29,15 @@ PROBLEM = 1
 
 def serve(
     url: Annotated[str, typer.Option("--url", help="The server: http://127.0.0.1:8000.")],
-    model: Annotated[str | None, typer.Option("--model", help="Its model. [the only one]")] = None,
-    requests: Annotated[int, count_option("--requests", help="Requests in all. [64]")] = 64,
+    model: Annotated[str | None, typer.Option("--model", help="The model's name. [the only one]")] = None,
+    requests: Annotated[int, count_option("--requests", help="Number of requests.")] = 64,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", min=1, help="Closed loop: so many at once. [8]")
+        int | None, whole_option("--concurrency", help="Closed loop: so many at once. [8]")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", min=1e-3, help="Open loop: requests a second, Poisson.")
+        float | None, number_option("--rate", least=1e-3, help="Open loop: requests a second, Poisson.")
     ] = None,
-    burst: Annotated[int, typer.Option("--burst", min=1, help="With --rate: so many arrive together.")] = 1,
+    burst: Annotated[int, whole_option("--burst", help="With --rate: so many arrive together.")] = 1,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", help="JSON lines of arrival_seconds, prompt_tokens, output_tokens."),
@@ -40,21 +50,25 @@ def serve(
         int | None, count_option("--output-tokens", help="Mean of an answer. [the lengths' own]")
     ] = None,
     prefix_tokens: Annotated[
-        int, typer.Option("--prefix-tokens", min=0, help="Every chat begins with the same so many.")
+        int, whole_option("--prefix-tokens", least=0, help="Tokens of the prefix that every chat shares.")
     ] = 0,
-    turns: Annotated[int, typer.Option("--turns", min=1, help="Turns of a chat, each with the last.")] = 1,
+    turns: Annotated[int, whole_option("--turns", help="Turns of a chat; each repeats those before.")] = 1,
     chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions.")] = False,
     ignore_eos: Annotated[
         bool, typer.Option(help="Answers of the length drawn (ignore_eos, as in vLLM).")
     ] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of lengths, texts and arrivals.")] = 0,
+    seed: Annotated[int, whole_option("--seed", least=0, help="Seed of lengths, texts and arrivals.")] = 0,
     ttft: Annotated[
-        float | None, typer.Option("--ttft", min=0, help="Goodput: seconds to the first.")
+        float | None, number_option("--ttft", least=0, help="Goodput target: time to first token, seconds.")
     ] = None,
-    tpot: Annotated[float | None, typer.Option("--tpot", min=0, help="Goodput: seconds a token.")] = None,
+    tpot: Annotated[
+        float | None, number_option("--tpot", least=0, help="Goodput target: time per output token, seconds.")
+    ] = None,
     api_key: Annotated[str | None, typer.Option("--api-key", help="[$OPENAI_API_KEY]")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for a request.")] = 600.0,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="The JSON, for `mw report`.")] = None,
+    timeout: Annotated[float, number_option("--timeout", least=0.1, help="Seconds for a request.")] = 600.0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the JSON here, for `mw report`.")
+    ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the distributions in the terminal.")] = False,
     as_json: Json = False,
 ) -> None:

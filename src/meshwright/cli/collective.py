@@ -41,7 +41,7 @@ def collective(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Price one collective: its seconds, and whether bandwidth or latency sets them.
+    """Price one collective, and say whether bandwidth or latency limits it.
 
     Bytes are V, the gathered array over the axes that stay sharded.
 

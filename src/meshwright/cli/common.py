@@ -4,6 +4,7 @@ stdout carries the result alone (a table, or with --json one document), so that 
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -66,7 +67,7 @@ SetOption = Annotated[
     str | None, typer.Option("--set", help="Change the model: num_kv_heads=64,d_ff=20480.", metavar="K=V,...")
 ]
 LocalHardwareOption = Annotated[
-    str, typer.Option("--hardware", help="This machine, as so many virtual devices: cpu:8.")
+    str, typer.Option("--hardware", help="This machine, as virtual CPU devices: cpu:8.")
 ]
 CheckpointOption = Annotated[
     Path, typer.Option("--checkpoint", help="A run's folder, or a Hugging Face model's.")
@@ -121,9 +122,7 @@ def dtype_option(*names: str, help: str) -> Any:
 
 
 TensorOption = Annotated[int, whole_option("--tensor", help="Devices to split the model over.")]
-ProcessesOption = Annotated[
-    int, whole_option("--processes", help="Split the host's devices over so many JAX processes.")
-]
+ProcessesOption = Annotated[int, whole_option("--processes", help="JAX processes to split the devices over.")]
 SeqLenOption = Annotated[int, length_option("--seq-len", help="Tokens of one sequence: 4096, 8k (8192).")]
 ContextOption = Annotated[
     int | None, length_option("--context", help="Tokens of prompt and answer. [the model's, up to 4096]")
@@ -135,13 +134,16 @@ def emit(document: Mapping[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def show(*renderables: object) -> None:
-    """Prints tables and text on stdout."""
+def show(*renderables: Any) -> None:
+    """Prints tables and text on stdout, as wide as the terminal, or as COLUMNS says."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+    from meshwright.report.fitted import fitted
+
+    asked = os.environ.get("COLUMNS", "").isdecimal()  # which rich reads by itself
+    console = Console(width=None if asked or sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     for renderable in renderables:
-        console.print(renderable, markup=False)
+        console.print(fitted(renderable, console.width), markup=False)
 
 
 def note(text: str) -> None:

@@ -21,12 +21,12 @@ def compare(
         list[Path], typer.Argument(help="Plans of mw plan train or serve.", metavar="PLAN.toml...")
     ],
     price: Annotated[
-        str | None, typer.Option(help="Of a chip-hour, over the catalog's: v5p=4.2,h100=2.5.")
+        str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [the catalog's]")
     ] = None,
-    currency: Annotated[str | None, typer.Option(help="Of --price. [USD]")] = None,
+    currency: Annotated[str | None, typer.Option(help="Currency of --price. [USD]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Put plans side by side: time, chips, memory, what binds, and the price and energy of a million tokens.
+    """Put plans side by side: time, chips, memory, what limits each, price and energy of a million tokens.
 
     Exits 1 where one does not fit its chips.
 

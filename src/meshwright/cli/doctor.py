@@ -41,7 +41,7 @@ class Check:
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check Python, packages, devices, extras and locks; each problem comes with what mends it.
+    """Check Python, packages, devices, extras and locks, and say how to fix each problem.
 
     Exits 1 where something is wrong. An extra that is not installed is not wrong.
 

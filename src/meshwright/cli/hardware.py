@@ -22,13 +22,11 @@ def hardware(
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(
-            "--template", help="Print this chip's TOML, to begin one of your own with.", metavar="CHIP"
-        ),
+        typer.Option("--template", help="Print this chip's TOML, as a start for your own.", metavar="CHIP"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the known chips, or show one: how it is joined, what bounds it, where each figure comes from.
+    """List the known chips, or show one: topology, bandwidths, and every figure with its source.
 
     \b
     mw hardware

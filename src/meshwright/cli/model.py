@@ -36,7 +36,7 @@ def count(
     kv_dtype: Annotated[str, dtype_option("--kv-dtype", help="Type of the KV cache.")] = "bf16",
     as_json: Json = False,
 ) -> None:
-    """Count a model's parameters, FLOPs a token, cache bytes and arithmetic intensity.
+    """Count a model's parameters, FLOPs per token, cache bytes and arithmetic intensity.
 
     \b
     mw model llama-3-70b --seq-len 8192 --kv-dtype int8

@@ -69,10 +69,11 @@ def train(
         typer.Option(help="Price this one alone: data=2,fsdp=64,tensor=8,remat=full."),
     ] = None,
     weights_dtype: Annotated[
-        str | None, dtype_option("--weights-dtype", help="Of stored weights. [bf16; f32 on cpu]")
+        str | None, dtype_option("--weights-dtype", help="Type of the weights. [bf16; f32 on cpu]")
     ] = None,
     compute_dtype: Annotated[
-        str | None, dtype_option("--compute-dtype", help="Of matmuls. [bf16; on cpu the faster]")
+        str | None,
+        dtype_option("--compute-dtype", help="Type of activations and matmuls. [bf16; on cpu the faster]"),
     ] = None,
     software: Annotated[
         str,
@@ -80,7 +81,7 @@ def train(
     ] = XLA,
     given: Annotated[
         str | None,
-        typer.Option("--given", help="What every layout must meet: tensor=8,pipe<=4,schedule!=zb-v."),
+        typer.Option("--given", help="Conditions on every layout: tensor=8,pipe<=4,schedule!=zb-v."),
     ] = None,
     runnable: Annotated[
         bool | None,
@@ -91,13 +92,16 @@ def train(
     ] = None,
     top: Annotated[int, whole_option("--top", most=10_000, help="How many candidates to list.")] = 10,
     tokens: Annotated[
-        int | None, count_option("--tokens", help="Of the whole run: its days, chip-hours and price.")
+        int | None,
+        count_option("--tokens", help="Tokens of the whole run, for its days, chip-hours and price."),
     ] = None,
     critical_batch: Annotated[
-        int | None, count_option("--critical-batch", help="Tokens: say where this batch size is crossed.")
+        int | None,
+        count_option("--critical-batch", help="Critical batch size in tokens, to compare the batch with."),
     ] = None,
     smallest: Annotated[
-        bool, typer.Option("--smallest", help="Plan for the fewest chips that do; --hardware v5p will do.")
+        bool,
+        typer.Option("--smallest", help="Find the fewest chips that suffice; --hardware v5p names the chip."),
     ] = False,
     max_seconds: Annotated[
         float | None,
@@ -122,7 +126,7 @@ def train(
         ),
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say in words what was chosen, why, and what next.")
+        bool, typer.Option("--explain", help="Explain the choice, the alternatives and what would be faster.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the best plan here, and its .json beside it.")
@@ -130,7 +134,7 @@ def train(
     changes: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Rank the layouts to train a model on a machine, and say what binds each.
+    """Rank the layouts to train a model on a machine by predicted step time.
 
     Exits 1 where none fits the memory.
 

@@ -18,6 +18,7 @@ from meshwright.cli.common import (
     load_model_with,
     note,
     show,
+    whole_option,
 )
 from meshwright.errors import PlanError
 from meshwright.hardware.prices import parse_prices, priced
@@ -52,43 +53,52 @@ def serve(
     output_tokens: Annotated[
         int | None, length_option("--output-tokens", help="Tokens of an answer.")
     ] = None,
-    ttft: Annotated[float | None, typer.Option(help="Most seconds to the first token.", metavar="S")] = None,
-    tpot: Annotated[float | None, typer.Option(help="Most seconds a token after it.", metavar="S")] = None,
+    ttft: Annotated[
+        float | None, typer.Option(help="The longest time to first token allowed, seconds.", metavar="S")
+    ] = None,
+    tpot: Annotated[
+        float | None, typer.Option(help="The longest time per output token allowed, seconds.", metavar="S")
+    ] = None,
     max_price_per_hour: Annotated[
-        float | None, typer.Option(help="Most that all chips may cost an hour.", metavar="PRICE")
+        float | None, typer.Option(help="The highest price of all chips per hour.", metavar="PRICE")
     ] = None,
     weights_dtype: Annotated[
-        str | None, typer.Option(help="Of stored weights, one or several: bf16,int8,int4. [bf16; f32 on cpu]")
+        str | None,
+        typer.Option(help="Types of the weights, one or several: bf16,int8,int4. [bf16; f32 on cpu]"),
     ] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="Of the cache, one or several: bf16,int8. [as computed]")
+        str | None, typer.Option(help="Types of the cache, one or several: bf16,int8. [as computed]")
     ] = None,
     matmul_dtype: Annotated[
-        str | None, typer.Option(help="Of products, where activations are quantised: int8. [as computed]")
+        str | None,
+        typer.Option(help="Type of matmul operands, if activations are quantised: int8. [as computed]"),
     ] = None,
     layout: Annotated[
         str | None, typer.Option(help="Price this one alone: tensor=8,kv_replicas=2,cache=batch.")
     ] = None,
     phase: Annotated[
-        _Phase | None, typer.Option(help="Price one step of one phase, and no frontier.")
+        _Phase | None, typer.Option(help="Price one step of one phase instead of a frontier.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="With --phase: sequences of the step.")] = None,
+    batch: Annotated[int | None, whole_option("--batch", help="With --phase: sequences of the step.")] = None,
     context: Annotated[
         int | None, length_option("--context", help="With --phase generate: positions in the cache.")
     ] = None,
     prefix_hit: Annotated[float, typer.Option(help="Share of a prompt found in a prefix cache.")] = 0.0,
-    drafts: Annotated[int, typer.Option(help="Tokens guessed before each step, which verifies them.")] = 0,
-    acceptance: Annotated[float, typer.Option(help="Chance that a guess is right.")] = 0.0,
+    drafts: Annotated[int, typer.Option(help="Draft tokens per step (speculative decoding).")] = 0,
+    acceptance: Annotated[float, typer.Option(help="Probability that a draft token is accepted.")] = 0.0,
     paged: Annotated[
-        bool, typer.Option("--paged", help="Caches take memory as they fill: count their mean length.")
+        bool,
+        typer.Option("--paged", help="Paged cache: count the mean length of sequences, not the longest."),
     ] = False,
     price: Annotated[
-        str | None, typer.Option(help="Of a chip-hour, over the catalog's: v5p=4.2,h100=2.5.")
+        str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [the catalog's]")
     ] = None,
-    currency: Annotated[str | None, typer.Option(help="Of --price. [USD]")] = None,
-    ideal: Annotated[bool, typer.Option("--ideal", help="Rooflines: chips that reach every rating.")] = False,
+    currency: Annotated[str | None, typer.Option(help="Currency of --price. [USD]")] = None,
+    ideal: Annotated[
+        bool, typer.Option("--ideal", help="Price at the chips' ratings, as a roofline does.")
+    ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say in words what binds, and what would change it.")
+        bool, typer.Option("--explain", help="Explain what limits the step and what would change that.")
     ] = False,
     changes: SetOption = None,
     output: Annotated[
@@ -96,7 +106,7 @@ def serve(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Weigh chips, layouts and batches to serve a model with: tokens a second a chip against time per token.
+    """Rank chips, layouts and batches for serving: throughput per chip against time per token.
 
     Exits 1 where nothing fits, or nothing meets --ttft, --tpot and --max-price-per-hour.
 

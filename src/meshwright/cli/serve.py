@@ -14,6 +14,7 @@ from meshwright.cli.common import (
     TensorOption,
     count_option,
     load_hardware,
+    number_option,
     progress,
     whole_option,
 )
@@ -43,38 +44,42 @@ def serve(
     ] = None,
     requests_per_minute: Annotated[
         float | None,
-        typer.Option("--requests-per-minute", min=1, help="Of one key, or of one address without keys."),
+        number_option("--requests-per-minute", least=1, help="Limit per key, or per address without keys."),
     ] = None,
     request_seconds: Annotated[
-        float | None, typer.Option("--request-seconds", min=0.1, help="Cut off answers that take longer.")
+        float | None, number_option("--request-seconds", least=0.1, help="Cut off answers that take longer.")
     ] = None,
-    max_body_bytes: Annotated[int, count_option("--max-body-bytes", help="Of a request. [16M]")] = 16_000_000,
+    max_body_bytes: Annotated[
+        int, count_option("--max-body-bytes", help="Largest request body, bytes: 16M.")
+    ] = 16_000_000,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option("--cors-origin", help="A site whose pages may ask, or *; may repeat. [none]"),
+        typer.Option("--cors-origin", help="A site whose pages may send requests, or *; may repeat. [none]"),
     ] = None,
-    log_json: Annotated[bool, typer.Option("--log-json", help="A JSON line a request, on stderr.")] = False,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Log a JSON line per request on stderr.")
+    ] = False,
     dtype: Annotated[
         Literal["f32", "bf16"] | None,
         typer.Option(help="Of weights and products. [f32 on CPUs, bf16 elsewhere; the plan's]"),
     ] = None,
     mode: Annotated[
         Literal["interleaved", "batched"],
-        typer.Option(help="Prompts beside answers, or one batch after another."),
+        typer.Option(help="Prefill beside generation, or one batch after another."),
     ] = "interleaved",
     prefix_cache: Annotated[
         bool,
-        typer.Option("--prefix-cache/--no-prefix-cache", help="Keep pages for who begins alike."),
+        typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse cached pages of equal prompt prefixes."),
     ] = True,
     cache_tokens: Annotated[
         int | None, count_option("--cache-tokens", help="Tokens that the cache holds. [slots x context]")
     ] = None,
     drafts: Annotated[
-        int, whole_option("--drafts", least=0, most=15, help="Tokens guessed by look-up and verified a step.")
+        int, whole_option("--drafts", least=0, most=15, help="Draft tokens per step, guessed by look-up.")
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Serve a checkpoint behind OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models.
+    """Serve a checkpoint with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models.
 
     Prints its address once it answers; a chat page at /, /health and /metrics beside them. SIGTERM ends it
     once the answers under way are finished.

@@ -60,17 +60,15 @@ def shard(
         typer.Option(help="The time of one run, or of one of many whose collectives overlap products."),
     ] = "latency",
     svg: Annotated[
-        Path | None, typer.Option(help="Draw which device holds which block, step by step.")
+        Path | None, typer.Option(help="Write a drawing of the blocks that each device holds.")
     ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Run the cheapest on virtual CPU devices, and compare.")
     ] = False,
-    backward: Annotated[
-        bool, typer.Option("--backward", help="The gradients too: their products and collectives.")
-    ] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Also derive the gradients.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Derive every strategy of a contraction of sharded arrays, and price it.
+    """Derive and price every way to multiply sharded arrays.
 
     Without `-> C[...]` letters in both operands are summed and the output's sharding is left open;
     `{U_X}` in the output leaves the sum over X to be reduced later. One array is resharded. Several

@@ -56,12 +56,17 @@ def train(
         float | None, number_option("--learning-rate", help="Peak learning rate, after the warm-up. [1e-3]")
     ] = None,
     schedule_steps: Annotated[
-        int | None, count_option("--schedule-steps", help="Decay the learning rate until here. [--steps]")
+        int | None, count_option("--schedule-steps", help="Step at which the decay ends. [--steps]")
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(metavar="cosine|wsd|constant", help="Its course after the warm-up. [cosine]")
+        str | None,
+        typer.Option(
+            metavar="cosine|wsd|constant", help="Learning-rate schedule after the warm-up. [cosine]"
+        ),
     ] = None,
-    optimizer: Annotated[str | None, typer.Option(metavar="adamw|lion", help="[adamw]")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(metavar="adamw|lion", help="The optimizer. [adamw]")
+    ] = None,
     seed: Annotated[
         int | None,
         whole_option(
@@ -90,7 +95,7 @@ def train(
     """Train a model with a plan's layout; the run's folder gets checkpoints and metrics.
 
     Checkpoints are written in the background. SIGINT and SIGTERM end it after the step at hand, with
-    one. A run that goes on keeps its plan, data and settings; what is given again and differs is said.
+    one. A resumed run keeps its plan, data and settings; an option that differs is reported.
 
     \b
     mw train plan.toml --data stdlib --run runs/demo --steps 300

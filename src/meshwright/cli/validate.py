@@ -74,9 +74,9 @@ def validate(
     rows: Annotated[bool, typer.Option("--rows", help="List every row.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Price every row of a table of published results, and say how far off the prices are.
+    """Predict every row of a table of published results, and report the errors.
 
-    Exits 1 where a bar is missed.
+    Exits 1 if an error exceeds its bar.
 
     \b
     mw validate benchmarks/published/training.csv --anchor

@@ -56,7 +56,7 @@ def assumptions(
     )
     weighty = [found for found in shares(config, hardware, workload, best) if found[0] > LEAST_SHARE]
     for share, constant in weighty:
-        yield f"{constant.text}: {share:.0%} of this step rests on it ({constant.source})"
+        yield f"{constant.text}: {share:.0%} of this step depends on it ({constant.source})"
     yield (
         f"no {'other ' if weighty else ''}figure that was fitted or measured makes up more than "
         f"{LEAST_SHARE:.0%} of this step"
@@ -143,7 +143,8 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
     )
     yield (
         "elementwise",
-        f"norms, activations and casts reach {step.elementwise:.0%} of what other memory-bound work does",
+        f"norms, activations and casts reach {step.elementwise:.0%} of the bandwidth of other memory-bound "
+        "work",
         {"elementwise": 1.0},
     )
     for kind, share in step.links.items():
@@ -153,12 +154,12 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
         yield "links", text, {"links": links, **even}
     yield (
         "overlap",
-        f"a transfer that has as much compute beside it hides {step.overlap:.0%} of its time",
+        f"with as much compute beside it, a collective hides {step.overlap:.0%} of its time",
         {"overlap": 1.0},
     )
     yield (
         "waiting",
-        f"a product waits for {step.waiting:.0%} of the time of the collectives whose results it reads",
+        f"a matmul waits for {step.waiting:.0%} of the time of the collectives that feed it",
         {"waiting": 0.0},
     )
     text = f"the host takes {format_seconds(step.host_seconds)} to launch an operation"

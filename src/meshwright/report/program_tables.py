@@ -24,7 +24,7 @@ def program_table(audit: Document) -> Group:
         table.add_column(heading, justify="right")
     for row in sorted(_alike(audit["emitted"]), key=_cost, reverse=True):
         table.add_row(*_cells(row))
-    gaps = [Text(f"not understood: {line}", style="yellow") for line in audit["not_understood"]]
+    gaps = [Text(f"not understood: {line}", style="magenta") for line in audit["not_understood"]]
     said = [*_compiler_lines(audit), *(Text(line, style="dim") for line in audit.get("branches", []))]
     at_once = schedule_tables(audit)
     return Group(table, *at_once, *map(_warning, audit["warnings"]), *said, *gaps, _verdict(audit))
@@ -87,7 +87,7 @@ def _warning(warning: Document) -> Text:
 
 
 def _line(title: str, what: str, warning: Document) -> Text:
-    text = Text(f"{title}: ", style="bold yellow").append(what, style="not bold default")
+    text = Text(f"{title}: ", style="bold magenta").append(what, style="not bold default")
     for label in ("where", "change"):
         if warning[label]:
             text.append(f"\n  {label}: ", style="not bold dim")

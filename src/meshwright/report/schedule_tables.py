@@ -20,7 +20,7 @@ def _beside(audit: Document) -> Table | Text:
         return Text("what runs beside collectives: unavailable, none is asynchronous", style="dim")
     table = _table("What runs beside the largest collectives", "collective", "products meanwhile")
     for name, products in found:
-        table.add_row(Text(name), Text(products, style="yellow" if products == ALONE else ""))
+        table.add_row(Text(name), Text(products, style="magenta" if products == ALONE else ""))
     return table
 
 

@@ -24,7 +24,8 @@ from meshwright.report.summary import cards
 
 # Wide enough for the tables where the output is piped and there is no terminal to ask.
 PIPED_WIDTH = 140
-_STYLE = {"good": "green", "fine": "cyan", "warn": "yellow", "bad": "red"}
+# None of yellow, cyan or white, which a light terminal does not show.
+_STYLE = {"good": "green", "fine": "blue", "warn": "magenta", "bad": "red"}
 
 
 def plan_table(plan: Document) -> Table:
@@ -96,7 +97,7 @@ def summary_panel(run: Run, places: Mapping[str, str | Path]) -> Panel:
     if places:
         found = Table.grid(padding=(0, 2))
         for name, path in places.items():
-            found.add_row(Text(name, style="dim"), Text(str(path), style="cyan", overflow="fold"))
+            found.add_row(Text(name, style="dim"), Text(str(path), style="bold", overflow="fold"))
         parts += [Text(), found]
     return Panel(Group(*parts), title="meshwright", title_align="left", border_style="blue", padding=(1, 2))
 

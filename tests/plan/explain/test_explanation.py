@@ -145,7 +145,7 @@ def test_a_next_best_mesh_that_ties_is_said_to():
     assert result.is_tie(other)
     runner_up = explain(config, hardware, result).rejected[0]
     assert runner_up.layout == str(other.layout)
-    assert runner_up.text.endswith(": a tie, and the plainer layout is chosen")
+    assert runner_up.text.endswith(": a tie, and the simpler layout is ranked first")
 
 
 def test_beside_a_layout_that_was_asked_for_others_may_be_faster():

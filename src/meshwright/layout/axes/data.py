@@ -25,8 +25,8 @@ class Data(Axis):
         state = {1: "a share of the optimizer", 2: "a share of the optimizer and the gradients"}
         shared = state.get(layout.zero_stage) if layout.fsdp == 1 else None
         text = (
-            f"{layout.data:,} groups of chips hold the same weights and take different sequences; they add "
-            "up their gradients after the backward pass"
+            f"{layout.data:,} groups of chips hold the same weights and take different sequences; their "
+            "gradients are all-reduced after the backward pass"
         )
         return f"{text}, and each keeps {shared} (ZeRO-{layout.zero_stage})" if shared else text
 

@@ -65,9 +65,9 @@ class Fsdp(Axis):
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         if layout.zero_stage == 3:
             return (
-                f"every weight lies in {layout.fsdp} shards, on chips that take different sequences. The "
-                "weights of a layer are gathered just before they are used, forward and backward, and their "
-                "gradients return as shards (AllGather, ReduceScatter)"
+                f"every weight is split into {layout.fsdp} shards, on chips that take different sequences. A "
+                "layer's weights are all-gathered before they are used, forward and backward, and their "
+                "gradients are reduce-scattered"
             )
         what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
         return (

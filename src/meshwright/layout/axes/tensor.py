@@ -44,8 +44,7 @@ class Tensor(Axis):
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         summed = (
-            "summed and handed out by tokens, and gathered before the next product (sequence parallelism: "
-            "ReduceScatter, AllGather)"
+            "reduce-scattered by tokens and all-gathered before the next product (sequence parallelism)"
             if layout.word("sequence_parallel")
             else "summed before the next operation can begin (AllReduce)"
         )

@@ -16,15 +16,15 @@ _WORTH_ADVICE = 0.05
 _WORTH_SAYING = 0.01
 
 _ADVICE = {
-    "compute": "More chips, a faster chip or matmuls of a narrower type shorten it; another layout of these "
+    "compute": "More chips, faster chips or matmuls in a narrower type shorten it; another layout of these "
     "chips does not.",
-    "hbm": "It is work that reads and writes more than it computes: larger microbatches, less recomputation "
-    "and fewer optimizer bytes (more shards, narrower moments) shorten it.",
-    "ici": "A larger batch gives every weight that travels more work; a narrower tensor axis moves fewer "
-    "activations; fewer chips for the same batch wait less.",
-    "dcn": "A larger batch a slice or node, or fewer of them, gives the slow links more time to hide.",
+    "hbm": "Larger microbatches, less recomputation and fewer optimizer bytes (more shards, narrower "
+    "moments) shorten it.",
+    "ici": "A larger batch gives more compute per gathered weight, a smaller tensor degree moves fewer "
+    "activations, and fewer chips for the same batch wait less.",
+    "dcn": "A larger batch per slice or node, or fewer of them, hides more of the slow links' time.",
     "bubble": "More microbatches, more chunks a stage (interleave), a zero-bubble schedule or fewer stages "
-    "leave less idle.",
+    "make the bubble smaller.",
     "launch": "Larger microbatches launch fewer kernels for the same work.",
 }
 
@@ -53,7 +53,8 @@ def to_go_faster(
     if narrow := _narrower_matmuls(config, hardware, workload, best):
         yield (
             f"Tried: with fp8 matmuls (--given matmul_dtype=fp8) a step takes "
-            f"{format_seconds(narrow.step_seconds)}; whether the model still learns no planner can say."
+            f"{format_seconds(narrow.step_seconds)}; a planner cannot know whether the model still trains "
+            "well."
         )
 
 
@@ -80,11 +81,11 @@ def to_fit(best: Candidate, change: Change | None) -> Iterator[str]:
         yield f"Tried: {change}."
     else:
         yield (
-            "Tried in vain: more microbatches, more recomputation, ZeRO, wider context and tensor axes, bf16 "
-            "moments, smaller batches."
+            "None of these helps: more microbatches, more recomputation, ZeRO, wider context and tensor "
+            "axes, bf16 moments, smaller batches."
         )
     yield (
-        f"Shared out evenly, what these chips need fills "
+        f"Split evenly, the memory that they need fills "
         f"{-(-needed * best.hardware.num_chips // usable):,} of them; --smallest finds the fewest that do."
     )
 

@@ -92,7 +92,7 @@ def _runner_up_words(found: Search, runner_up: Candidate) -> Rejected:
     compared = compare("the next best mesh", runner_up, found.best)
     if not found.is_tie(runner_up):
         return compared
-    return replace(compared, text=f"{compared.text}: a tie, and the plainer layout is chosen")
+    return replace(compared, text=f"{compared.text}: a tie, and the simpler layout is ranked first")
 
 
 def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterator[tuple[str, Layout]]:
@@ -162,7 +162,7 @@ def _too_few_sequences(
     shards = layout.num_batch_shards
     needed = Workload(shards, workload.seq_len)
     text = (
-        f"needs {shards:,} sequences, one for each shard of the batch, which has "
+        f"needs {shards:,} sequences, one for each shard; the batch has "
         f"{workload.num_sequences:,} (--batch-tokens {needed.num_tokens})"
     )
     numbers: dict[str, float | str] = {"num_sequences": workload.num_sequences, "needed": shards}

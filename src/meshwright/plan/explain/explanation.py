@@ -20,7 +20,7 @@ from meshwright.plan.explain.batches import (
 from meshwright.plan.explain.comparison import Rejected, bound_seconds, percent, resource_name
 from meshwright.plan.explain.fitting import Change, cheapest_fit
 from meshwright.plan.explain.layout_words import describe, memory_words
-from meshwright.plan.explain.thresholds import Threshold, thresholds
+from meshwright.plan.explain.thresholds import Threshold, figure, thresholds
 from meshwright.plan.train import Search
 from meshwright.units import format_count, format_seconds
 
@@ -106,9 +106,9 @@ def _time(best: Candidate) -> Iterator[str]:
     seconds, hardware = best.step_seconds, best.hardware
     peak = hardware.chip.flops(best.layout.matmul_dtype or best.layout.compute_dtype)
     yield (
-        f"A step takes {format_seconds(seconds)}: {format_count(best.num_tokens / seconds)} tokens a second. "
-        f"Its useful arithmetic is {best.mfu:.1%} of what the chips could do at their peak of "
-        f"{_flops(peak)} (MFU)."
+        f"A step takes {format_seconds(seconds)}: {format_count(best.num_tokens / seconds)} tokens per "
+        f"second. MFU, the model's useful FLOPs over the chips' dense peak of {_flops(peak)}, is "
+        f"{best.mfu:.1%}."
     )
     shares = bound_seconds(best)
     for bound in sorted(shares, key=shares.__getitem__, reverse=True):
@@ -117,10 +117,7 @@ def _time(best: Candidate) -> Iterator[str]:
             yield f"{percent(shares[bound] / seconds)} {name}: {_terms(best, bound)}."
     hidden = sum(one.hidden_seconds for one in best.cost.collectives)
     if hidden / seconds >= _WORTH_NAMING:
-        yield (
-            f"Besides, transfers that would take {format_seconds(hidden)} run under the compute and cost "
-            "nothing."
-        )
+        yield (f"Transfers of {format_seconds(hidden)} more are hidden behind compute and cost nothing.")
 
 
 def _flops(flops_per_second: float) -> str:
@@ -150,23 +147,12 @@ def _others(others: tuple[Rejected, ...], best: Candidate) -> Iterator[str]:
 
 def _rules(limits: tuple[Threshold, ...]) -> Iterator[str]:
     yield (
-        "The textbook's closed forms for this case (ideal links, the MLP alone, every transfer hidden); the "
-        "search prices the whole step instead."
+        "Closed forms of the textbook with this case's figures. They assume ideal links, count the MLP alone "
+        "and hide every transfer. The search does not use them: it prices the whole step."
     )
     for limit in limits:
-        yield f"{threshold_line(limit)}: {limit.meaning}."
-
-
-def threshold_line(limit: Threshold) -> str:
-    """`B / N > alpha / n does not hold: 733 tokens a chip, limit 850`."""
-    verdict = {True: " holds", False: " does not hold", None: ""}[limit.holds]
-    bound = "optimum" if limit.holds is None else "limit"
-    figures = f"{_figure(limit.value)} {limit.unit}, {bound} {_figure(limit.limit)}"
-    return f"{limit.formula}{verdict}: {figures}"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else format_count(value)
+        verdict = {True: "yes", False: "no", None: f"optimum {figure(limit.limit)}"}[limit.holds]
+        yield f"{limit.meaning} ({limit.formula}: {verdict})."
 
 
 def _batches(
@@ -175,22 +161,22 @@ def _batches(
     shards, hardware = best.layout.num_batch_shards, best.hardware
     if batches.min_tokens is None or batches.tokens_per_chip is None:
         yield (
-            f"No batch tried makes this layout bound by compute: {resource_name(batches.bound, hardware)} "
-            "stays the largest share."
+            "No batch that was tried makes this layout compute-bound: "
+            f"{resource_name(batches.bound, hardware)} stays the largest share of the step."
         )
     else:
         text = (
-            f"This layout is bound by compute from {format_count(batches.min_tokens)} tokens a step, "
-            f"{_figure(batches.tokens_per_chip)} a chip"
+            f"This layout is compute-bound from {format_count(batches.min_tokens)} tokens per step, "
+            f"{figure(batches.tokens_per_chip)} per chip"
         )
         if batches.min_tokens == shards * workload.seq_len:
             text += " (one sequence for each shard of the batch, the least that divides)"
         if batches.max_tokens:
             text += (
-                f"; its memory holds {format_count(batches.max_tokens)} with these microbatches, and more "
-                "with more of them"
+                f"; {format_count(batches.max_tokens)} fit in memory with these microbatches, and more with "
+                "more of them"
             )
-        yield f"{text}. The step asked for has {format_count(workload.num_tokens)}."
+        yield f"{text}. This step has {format_count(workload.num_tokens)}."
     if critical:
         yield _critical(critical)
 
@@ -198,14 +184,14 @@ def _batches(
 def _critical(critical: CriticalBatch) -> str:
     side = "beyond" if critical.crossed else "within"
     text = (
-        f"The batch is {critical.times:.2g} times the critical one of {format_count(critical.tokens)} "
-        f"tokens, {side} it: the same loss takes about {critical.more_tokens:.2g} times the tokens that very "
-        "small batches need"
+        f"The batch is {critical.times:.2g} times the critical batch size of {format_count(critical.tokens)} "
+        f"tokens, {side} it: to reach the same loss takes about {critical.more_tokens:.2g} times the tokens "
+        "that very small batches need"
     )
     if critical.max_chips:
         text += (
-            f". At the least tokens a chip that keep this layout bound by compute, the critical batch is "
-            f"reached at {critical.max_chips:,} chips"
+            f". With as few tokens per chip as keep this layout compute-bound, {critical.max_chips:,} chips "
+            "reach the critical batch size"
         )
     return f"{text}."
 

@@ -15,12 +15,12 @@ from meshwright.units import format_bytes, format_count, format_seconds
 _REMATS = {
     "none": "Everything that the backward pass reads is kept: nothing is recomputed (remat=none).",
     "attention": "The backward pass recomputes attention's scores and keeps the rest (remat=attention).",
-    "matmuls": "Of the forward pass only the results of matmuls and attention are kept; the rest is "
+    "matmuls": "The forward pass keeps the results of matmuls and of attention; the rest is "
     "recomputed (remat=matmuls).",
-    "alternate": "Of the forward pass only attention and every second matmul are kept; the rest is "
+    "alternate": "The forward pass keeps attention and every second matmul; the rest is "
     "recomputed (remat=alternate).",
-    "full": "Of each layer only the input is kept, and the backward pass runs the layer again: a third more "
-    "arithmetic for the least memory (remat=full).",
+    "full": "Each layer keeps its input alone, and the backward pass runs the layer again: a third more "
+    "FLOPs for the least memory (remat=full).",
 }
 
 
@@ -34,11 +34,9 @@ class Traffic:
 
     def __str__(self) -> str:
         hidden = (
-            f", {self.hidden:.0%} of it hidden behind compute"
-            if self.hidden >= 0.005
-            else ", all of it exposed"
+            f", {self.hidden:.0%} of it hidden behind compute" if self.hidden >= 0.005 else ", all exposed"
         )
-        return f"{format_seconds(self.seconds)} a step{hidden}"
+        return f"{format_seconds(self.seconds)} per step{hidden}"
 
 
 def traffic(candidate: Candidate, axis: str) -> Traffic | None:
@@ -57,7 +55,7 @@ def describe(config: ModelConfig, workload: Workload, candidate: Candidate) -> I
     layout, chips = candidate.layout, candidate.hardware.num_chips
     present = [axis for axis in AXES if layout.degree(axis.name) > 1]
     if not present:
-        yield "One chip does everything: nothing is split and nothing travels."
+        yield "There is one chip: nothing is split and no collective is needed."
     else:
         sizes = {axis.name: layout.degree(axis.name) for axis in present if axis is not EXPERT}
         product = " x ".join(f"{name} {degree}" for name, degree in sizes.items())
@@ -69,7 +67,7 @@ def describe(config: ModelConfig, workload: Workload, candidate: Candidate) -> I
     yield _notation(config, layout)
     yield _batch(workload, layout)
     yield _REMATS.get(layout.remat, f"remat={layout.remat}.") + (
-        " What is kept waits in the host's memory (offload)." if layout.offload else ""
+        " What is kept is offloaded to the host's memory." if layout.offload else ""
     )
 
 

@@ -90,7 +90,8 @@ class Threshold:
     """One closed form with this case's numbers.
 
     limit: what the formula gives. value: what the planned layout has, in the same unit. holds: whether
-    the layout is on the good side; None where the form is an optimum and has no sides.
+    the layout is on the good side; None where the form is an optimum and has no sides. meaning: a sentence
+    with both figures.
     """
 
     name: str
@@ -103,6 +104,11 @@ class Threshold:
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+def figure(value: float) -> str:
+    """A count in three digits: 5.42, 768, 1,365, 3.48M."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else format_count(value)
 
 
 def thresholds(
@@ -148,8 +154,9 @@ def _memory(config: ModelConfig, hardware: Hardware, layout: Layout) -> Threshol
         params,
         "parameters",
         params < limit,
-        f"pure data parallelism keeps {BYTES_PER_PARAM} bytes a parameter on every chip (bf16 weights, "
-        f"float32 moments): {format_bytes(BYTES_PER_PARAM * params)} where it has {format_bytes(hbm)}",
+        f"Pure data parallelism keeps {format_bytes(BYTES_PER_PARAM * params)} of weights and moments on "
+        f"every chip ({BYTES_PER_PARAM} bytes per parameter), where it has {format_bytes(hbm)}; gradients, "
+        "activations and buffers come on top",
     )
 
 
@@ -165,10 +172,10 @@ def _communication(
         f"B / N > alpha / n{experts}",
         limit,
         per_chip,
-        "tokens a chip",
+        "tokens per chip",
         per_chip > limit,
-        f"DP or FSDP over all {chips:,} chips is bound by compute from "
-        f"{format_count(limit * chips)} tokens a step",
+        f"{figure(per_chip)} tokens per chip; DP or FSDP over all {chips:,} chips needs {figure(limit)} to "
+        f"be compute-bound, {format_count(limit * chips)} tokens per step",
     )
     limit = tensor_limit(ideal.alpha, d_ff, ideal.mixed_axes[1])
     yield Threshold(
@@ -178,19 +185,21 @@ def _communication(
         layout.tensor,
         "chips",
         layout.tensor < limit,
-        f"tensor parallelism is bound by compute up to {limit:.3g} chips, whatever the batch"
-        + (f"; NVLink joins {ideal.tensor_reach}" if ideal.tensor_reach < limit else ""),
+        f"Tensor parallelism over {layout.tensor}; it is compute-bound up to {limit:.3g} chips, whatever the "
+        "batch" + (f"; NVLink joins {ideal.tensor_reach}" if ideal.tensor_reach < limit else ""),
     )
     best = mixed_batch_shards(tokens, round(d_ff * copies), chips, ideal.axes_ratio)
+    shards = layout.num_batch_shards * layout.context
     tensor = nearest_divisor(min(chips, ideal.tensor_reach), chips / best)
     yield Threshold(
         "fsdp_with_tensor_degree",
         f"X = sqrt(B / {'F' if copies == 1 else '(F E / k)'} * M_X / M_Y * N)",
         best,
-        layout.num_batch_shards * layout.context,
+        shards,
         "shards of the batch",
         None,
-        f"FSDP with TP moves least near {chips // tensor} x {tensor}",
+        f"{figure(shards)} shards of the batch; FSDP with TP moves the fewest bytes with {figure(best)}, "
+        f"near {chips // tensor} x {tensor}",
     )
     for overlapped in (True, False):
         limit = mixed_tokens_per_chip(ideal.alpha, d_ff, ideal.axes_product, copies, overlapped=overlapped)
@@ -199,10 +208,11 @@ def _communication(
             f"B / N > {'' if overlapped else '4 '}alpha^2 / (M_X M_Y F){experts}",
             limit,
             per_chip,
-            "tokens a chip",
+            "tokens per chip",
             per_chip > limit,
-            f"FSDP with TP at that X is bound by compute from {format_count(limit * chips)} tokens a step"
-            + ("" if overlapped else ", where the two transfers take turns"),
+            f"{figure(per_chip)} tokens per chip; FSDP with TP at that X needs {figure(limit)} to be "
+            f"compute-bound if its two transfers {'overlap' if overlapped else 'take turns'}, "
+            f"{format_count(limit * chips)} tokens per step",
         )
 
 
@@ -217,9 +227,10 @@ def _slices(hardware: Hardware, workload: Workload, layout: Layout) -> Iterator[
             "B / slices > C / W_dcn",
             limit,
             value,
-            "tokens a slice",
+            "tokens per slice",
             value > limit,
-            "the gradients' sum between slices hides under the backward pass",
+            f"{figure(value)} tokens per slice; the all-reduce of gradients between slices is hidden behind "
+            f"the backward pass from {figure(limit)}",
         )
 
 
@@ -235,5 +246,6 @@ def _pipeline(layout: Layout) -> Iterator[Threshold]:
             layout.microbatches,
             "microbatches",
             layout.microbatches >= needed,
-            f"1F1B idles for (p - 1) / (v m + p - 1) = {bubble:.1%} of the step; a tenth needs {needed}",
+            f"{layout.microbatches} microbatches; the bubble of 1F1B is (p - 1) / (v m + p - 1) = "
+            f"{bubble:.1%} of the step, and a tenth with {needed}",
         )

@@ -1,0 +1,77 @@
+"""Tables that fit a terminal: prose wraps, and no name or number is cut."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+_PLENTY = 100_000  # columns, wider than any table
+
+
+def fitted(found: RenderableType, width: int) -> RenderableType:
+    """The same where it fits `width` columns; else a table whose prose wraps, or one line for each cell.
+
+    A word is never broken: names and numbers must be read, and typed again.
+    """
+    if isinstance(found, Group):
+        return Group(*(fitted(inner, width) for inner in found.renderables))
+    if not isinstance(found, Table) or not found.columns or not found.row_count:
+        return found
+    for padding in (None, (0, 1, 0, 0)):
+        if padding is not None:
+            found.padding = padding
+        if _fits(found, width):
+            return found
+    return _records(found)
+
+
+def _fits(table: Table, width: int) -> bool:
+    """Whether the table fits; where only its prose is too wide, its columns are set so that it does."""
+    console = Console(width=_PLENTY)
+    natural = Measurement.get(console, console.options, table).maximum
+    if natural <= width:
+        return True
+    ranges = [_range(console, [column.header, *column.cells]) for column in table.columns]
+    room = width - (natural - sum(longest for _, longest in ranges))
+    if sum(least for least, _ in ranges) > room:
+        return False
+    for column, size in zip(table.columns, _shared(ranges, room), strict=True):
+        column.width, column.no_wrap, column.overflow = size, False, "fold"
+    return True
+
+
+def _range(console: Console, cells: Sequence[RenderableType]) -> tuple[int, int]:
+    """(the longest word, the longest line) of the cells of one column."""
+    sizes = [Measurement.get(console, console.options, cell) for cell in cells]
+    return max(size.minimum for size in sizes), max(size.maximum for size in sizes)
+
+
+def _shared(ranges: Sequence[tuple[int, int]], width: int) -> list[int]:
+    """Widths that add up to `width`: each its longest word, and what is left where lines are longest.
+
+    >>> _shared([(4, 4), (6, 50), (5, 20)], 40)
+    [4, 18, 18]
+    """
+    widths = [least for least, _ in ranges]
+    for _ in range(width - sum(widths)):
+        wanting = [n for n, (_, longest) in enumerate(ranges) if widths[n] < longest]
+        widths[min(wanting, key=lambda n: widths[n])] += 1
+    return widths
+
+
+def _records(table: Table) -> Group:
+    """Each row as lines of `heading  cell`, under the table's title."""
+    headings = [column.header for column in table.columns]
+    parts: list[RenderableType] = [Text(str(table.title), style="bold")] if table.title else []
+    for cells in zip_longest(*(column.cells for column in table.columns), fillvalue=""):
+        lines = Table.grid(padding=(0, 2, 0, 0))
+        for heading, cell in zip(headings, cells, strict=True):
+            if not isinstance(cell, str) or cell.strip():
+                lines.add_row(heading, cell)
+        parts += [lines, Text()]
+    if table.caption:
+        parts.append(Text(str(table.caption)))
+    return Group(*parts)
