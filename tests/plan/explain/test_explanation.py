@@ -117,7 +117,7 @@ def test_too_few_sequences_say_how_many():
     rejected = {one.name: one for one in result.rejected}
     alone = rejected["FSDP alone"]
     assert alone.reason == "batch" and alone.nearest == "--batch-tokens 16777216"
-    assert "needs 4,096 sequences, one for each shard of the batch, which has 512" in alone.text
+    assert "needs 4,096 sequences, one for each shard; the batch has 512" in alone.text
     data = rejected["data parallelism alone"]
     assert "Even then it does not fit: it needs" in data.text
     mixed = rejected["FSDP with tensor parallelism"]

@@ -26,7 +26,7 @@ class Data(Axis):
         shared = state.get(layout.zero_stage) if layout.fsdp == 1 else None
         text = (
             f"{layout.data:,} groups of chips hold the same weights and take different sequences; their "
-            "gradients are all-reduced after the backward pass"
+            "gradients are summed after the backward pass"
         )
         return f"{text}, and each keeps {shared} (ZeRO-{layout.zero_stage})" if shared else text
 
