@@ -93,6 +93,8 @@ def format_seconds(value: float) -> str:
     >>> format_seconds(11.6e-6), format_seconds(0.3), format_seconds(17 * 86400)
     ('11.6 us', '300 ms', '17 days')
     """
+    if value >= 999.5 * 86400:
+        return f"{value / 86400:,.0f} days"
     if value >= 2 * 86400:
         return f"{value / 86400:.3g} days"
     if value >= 2 * 3600:

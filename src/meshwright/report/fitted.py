@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 _PLENTY = 100_000  # columns, wider than any table
+_SHORT = 9  # columns of a cell that is not worth a second line: "810 GB/s"
 
 
 def fitted(found: RenderableType, width: int) -> RenderableType:
@@ -38,15 +39,17 @@ def _fits(table: Table, width: int) -> bool:
     room = width - (natural - sum(longest for _, longest in ranges))
     if sum(least for least, _ in ranges) > room:
         return False
-    for column, size in zip(table.columns, _shared(ranges, room), strict=True):
-        column.width, column.no_wrap, column.overflow = size, False, "fold"
+    for column, (_, longest), size in zip(table.columns, ranges, _shared(ranges, room), strict=True):
+        column.no_wrap, column.overflow = size >= longest, "fold"
+        column.max_width = None if size >= longest else size
     return True
 
 
 def _range(console: Console, cells: Sequence[RenderableType]) -> tuple[int, int]:
-    """(the longest word, the longest line) of the cells of one column."""
+    """(the least width, the longest line) of the cells of one column: the longest word, or a short line."""
     sizes = [Measurement.get(console, console.options, cell) for cell in cells]
-    return max(size.minimum for size in sizes), max(size.maximum for size in sizes)
+    longest = max(size.maximum for size in sizes)
+    return (longest if longest <= _SHORT else max(size.minimum for size in sizes)), longest
 
 
 def _shared(ranges: Sequence[tuple[int, int]], width: int) -> list[int]:

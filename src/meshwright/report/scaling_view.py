@@ -16,7 +16,7 @@ from meshwright.units import format_count, format_seconds
 COLOUR = dict(zip(STRATEGIES, ("dp", "fsdp", "tp", "fsdp_tp"), strict=True)) | {BEST: "best"}
 _WIDTH, _HEIGHT = 522, 372
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 102, 48, 42
-_BEST_WORDS = "searched best"
+_BEST_WORDS = "best found"
 _DRAWN = (*STRATEGIES, BEST)
 
 
@@ -34,10 +34,9 @@ def scaling_figure(sweeps: Sequence[Sweep], planned: Hardware) -> Figure:
     return Figure(
         "strategies",
         "Strategies against the batch",
-        "Every mark is a layout priced by the planner: of each strategy the best at that batch, under the "
-        "schedule that lets it fit; and the best of them and of what the search ranks first at the planned "
-        "batch. A strategy is bound by communication where its line is above the dashed compute (HBM-bound "
-        "work included), and may hide it below. Rings do not fit the memory of a chip.",
+        "Each mark is the best layout of a strategy at that batch; the broad band is the best layout found. "
+        "Where a line is above the dashed compute (HBM-bound work included), communication takes longer than "
+        "compute; below it, communication may be hidden. Hollow marks do not fit the memory of a chip.",
         frames,
         first,
         "chips",

@@ -173,7 +173,7 @@ def _budget_card(run: Run) -> Card | None:
         return None
     price = "" if budget.get("price") is None else f", {format_count(budget['price'])} at the chip's price"
     hours = f"{format_count(budget['tokens'])} tokens, {format_count(budget['chip_hours'])} chip-hours{price}"
-    return Card("Whole run", f"{budget['days']:.3g} days", hours)
+    return Card("Whole run", format_seconds(budget["days"] * 86400), hours)
 
 
 def _loss_card(run: Run) -> Card | None:
