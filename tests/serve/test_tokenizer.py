@@ -7,7 +7,7 @@ import pytest
 from tests.serve.mock import EOS, byte_tokenizer
 
 from meshwright.errors import CheckpointError, RequestError
-from meshwright.serve.chat import ChatTemplate
+from meshwright.models.chat import ChatTemplate
 from meshwright.serve.tokenizer import load_tokenizer
 
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]

@@ -44,6 +44,21 @@ def train(
     tokenizer: Annotated[
         str | None, typer.Option(help="A tokenizer.json or a folder with one. [trained on the data]")
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="DIR", help="Fine-tune this Hugging Face checkpoint. [fresh weights]"),
+    ] = None,
+    lora: Annotated[
+        int | None,
+        count_option("--lora", help="Train adapters of this rank alone. [all weights]"),
+    ] = None,
+    lora_alpha: Annotated[
+        float | None, number_option("--lora-alpha", help="Adapters add alpha / rank (x A) B. [the rank]")
+    ] = None,
+    mask_documents: Annotated[
+        bool | None,
+        typer.Option("--mask-documents", help="Attention stays within a document, as within a chat it does."),
+    ] = None,
     bad_data: Annotated[
         str | None, typer.Option(metavar="skip|stop", help="What to do about a damaged file or line. [stop]")
     ] = None,
@@ -100,10 +115,15 @@ def train(
     \b
     mw train plan.toml --data stdlib --run runs/demo --steps 300
     mw train --run runs/demo --resume
+    mw train plan.toml --from llama/ --lora 16 --data chats.jsonl --run runs/tuned
     """
     given = {
         "data": data,
         "tokenizer": tokenizer,
+        "from_": from_,
+        "lora": lora,
+        "lora_alpha": lora_alpha,
+        "mask_documents": mask_documents,
         "bad_data": bad_data,
         "steps": steps,
         "schedule_steps": schedule_steps,

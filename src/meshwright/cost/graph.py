@@ -37,11 +37,15 @@ Place = Literal["layers", "first", "last", "first and last"]
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An activation or weight: its sharding, dtype and bytes on one device."""
+    """An activation or weight: its sharding, dtype and bytes on one device.
+
+    frozen: a weight that is not trained, of which there is no gradient.
+    """
 
     array: ShardedArray
     dtype: str
     bytes_per_device: int
+    frozen: bool = False
 
     @property
     def name(self) -> str:

@@ -59,6 +59,8 @@ class SymbolicOps(Recorder):
         moved = (Work(hbm_bytes=2 * out.bytes_per_device),)
         share = self.transfers("activations", lookup.out_reshard.forward, name, dtype, critical=True)
         spread = self.transfers("activations", lookup.out_reshard.backward, name, dtype, critical=True)
+        if table.frozen:
+            spread = ()
         return self.add(
             Node(
                 name,
@@ -67,7 +69,7 @@ class SymbolicOps(Recorder):
                 (out,),
                 (tokens,),
                 forward=moved,
-                backward=moved,
+                backward=() if table.frozen else moved,
                 forward_transfers=share,
                 backward_transfers=spread,
             )
@@ -172,10 +174,12 @@ class SymbolicOps(Recorder):
                 "matmul",
                 (x, w),
                 (partial,),
-                (x, w),
+                (w,) if stored.frozen else (x, w),
                 forward=(Work(flops, traffic, kernels, (rows, inner, columns), batch, widened=widened),),
                 backward=(Work(flops, traffic, kernels, (rows, columns, inner), batch),),
-                weight_gradient=(Work(flops, traffic, kernels, (inner, rows, columns), batch),),
+                weight_gradient=()
+                if stored.frozen
+                else (Work(flops, traffic, kernels, (inner, rows, columns), batch),),
             )
         )
         return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
@@ -486,5 +490,5 @@ def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:
     for path, param in parameters(config).items():
         group, _, name = path.rpartition("/")
         node = tree.setdefault(group, {}) if group else tree
-        node[name] = ops.weight(name, param.letters, stack=group)
+        node[name] = ops.weight(name, param.letters, stack=group, trained=param.trained)
     return tree

@@ -1,7 +1,7 @@
 """What the symbolic operations are made of: values, transfers and nodes under one layout and shape."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -103,20 +103,22 @@ class Recorder:
         """An integer input: tokens, targets or positions [B, T]."""
         return self.value(self.layout.tokens(name), "i32")
 
-    def weight(self, name: str, letters: str, stack: str = "") -> Value:
+    def weight(self, name: str, letters: str, stack: str = "", *, trained: bool = True) -> Value:
         """A weight of one layer as it is stored; all of its stack count as stored.
 
-        Fractions of a shard round up.
+        Fractions of a shard round up. One that is not trained has no gradient and no optimizer state.
         """
         before = self._stored.get(stack or name)
         before = before or StoredWeights(self._place(stack, name), self._layers(stack))
         self._stored[stack or name] = before._replace(
             stored=before.stored + self._whole_elements(self.layout.weight(name, letters)),
-            accumulated=before.accumulated + self._whole_elements(self.layout.accumulated(name, letters)),
-            updated=before.updated + self._whole_elements(self.layout.gradient(name, letters)),
+            accumulated=before.accumulated
+            + trained * self._whole_elements(self.layout.accumulated(name, letters)),
+            updated=before.updated + trained * self._whole_elements(self.layout.gradient(name, letters)),
         )
         of_a_layer = letters[1:] if stack else letters
-        return self.value(self.layout.weight(name, of_a_layer), self.layout.weights_dtype)
+        value = self.value(self.layout.weight(name, of_a_layer), self.layout.weights_dtype)
+        return value if trained else replace(value, frozen=True)
 
     def _place(self, stack: str, name: str) -> Place:
         if stack:
@@ -259,7 +261,9 @@ class Recorder:
             stored.array.replace(name=name), reshard.yielded, self.layout.gradients_dtype or dtype
         )
         update = self.update_transfers(stored.array.replace(name=name))
-        if not self._is_first_use(stored):
+        if stored.frozen:
+            backward = update = ()
+        elif not self._is_first_use(stored):
             # Its gradient is added to that of the first use before it is summed, if that is not at once.
             at_once = not update
             waits = self.layout.microbatches > 1
@@ -287,7 +291,7 @@ class Recorder:
     def sum_gradient(self, name: str, stored: Value, yielded: ShardedArray) -> None:
         """The gradient of a small weight that is used as it is stored: a float32 sum."""
         backward = self.gradient_transfers(stored.array.replace(name=name), yielded, "f32")
-        if backward:
+        if backward and not stored.frozen:
             self.add(Node(name, "gather", (stored,), (stored,), backward_transfers=backward))
 
 

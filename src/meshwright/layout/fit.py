@@ -101,6 +101,7 @@ _LETTER_NAMES = {
     "J": "head dimensions without positions",
     "A": "rotary head dimensions",
     "O": "head dimensions of values",
+    "Z": "rank of adapters",
 }
 
 

@@ -23,7 +23,7 @@ from meshwright.notation.operation import placed
 
 LetterRules = tuple[tuple[str, Axes], ...]
 # Letters of models/transformer.py that a rule may name.
-LETTERS = "BTSCDFMUNKGHVWEJAORQL"
+LETTERS = "BTSCDFMUNKGHVWEJAORQLZ"
 # Phases of inference, each of which may have a table of activations of its own.
 OWN_PHASES = ("prefill", "generate")
 

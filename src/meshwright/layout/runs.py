@@ -13,14 +13,19 @@ from meshwright.models.config import ModelConfig
 
 def why_not(config: ModelConfig, layout: Layout, phase: str = "train") -> str | None:
     """Why this model under this layout does not run in this phase; None where it does."""
-    return model_lacks(config) or layout_lacks(layout, phase) or _does_not_divide(config, layout)
+    return (
+        model_lacks(config)
+        or layout_lacks(layout, phase)
+        or _together_lack(config, layout)
+        or _does_not_divide(config, layout)
+    )
 
 
 def check_runs(config: ModelConfig, layout: Layout | None = None, phase: str = "train") -> None:
     """Raises ModelError or LayoutError naming the first thing that does not run yet."""
     if feature := model_lacks(config):
         raise ModelError(f"{config.name}: {feature} can be planned, not yet run")
-    if layout is not None and (feature := layout_lacks(layout, phase)):
+    if layout is not None and (feature := layout_lacks(layout, phase) or _together_lack(config, layout)):
         raise LayoutError(
             f"layout {layout}: {feature} can be planned, not yet run; mw plan train ranks what runs"
             if phase == "train"
@@ -61,6 +66,13 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         f"kv_dtype={precision.kv_dtype}": precision.kv_dtype not in (None, precision.compute_dtype),
     }
     return next((feature for feature, used in features.items() if used), None)
+
+
+def _together_lack(config: ModelConfig, layout: Layout) -> str | None:
+    """What of the model does not run yet under this layout, though it does under others."""
+    if config.lora_rank and layout.pipe > 1:
+        return f"pipe={layout.pipe} with lora_rank={config.lora_rank}"
+    return None
 
 
 def _positions_split(layout: Layout) -> str | None:

@@ -1,7 +1,7 @@
 """The shape of a model, as data: read by `models/hf.py` and `models/files.py`, named by presets."""
 
 from collections import Counter
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from math import log
 from reprlib import repr as brief
@@ -173,6 +173,8 @@ class ModelConfig:
     c in c tanh(x / c). attention_sinks: a logit a head that takes weight from all keys (gpt-oss).
     scale_embedding: by sqrt(d_model). layers_per_cache: how many consecutive layers read one cache of keys
     and values; parameters and FLOPs are counted as if each had projections of its own.
+    lora_rank: only adapters of this rank are trained, beside frozen weights (LoRA, Hu et al. 2021):
+    x W + s (x A) B with s = lora_alpha / lora_rank, 1 where lora_alpha is None.
     """
 
     name: str
@@ -211,6 +213,8 @@ class ModelConfig:
     layers_per_cache: int = 1
     moe: MoE | None = None
     mla: MLA | None = None
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
 
     def __post_init__(self) -> None:
         _check_fields(self, self.name, may_be_zero=("global_every",))
@@ -227,6 +231,11 @@ class ModelConfig:
             )
         if self.mla is not None:
             _check_mla(self, self.mla)
+            if self.lora_rank is not None:
+                raise ModelError(
+                    f"{self.name}: lora_rank = {self.lora_rank} with latent attention (MLA), "
+                    "whose weights take no adapters; leave it out"
+                )
         if self.moe is not None and self.num_dense_layers >= self.num_layers:
             raise ModelError(
                 f"{self.name}: none of {self.num_layers} layers has experts; "
@@ -262,6 +271,16 @@ class ModelConfig:
             layers.append(Layer(LayerKind(stack, window), rows[stack], number // self.layers_per_cache))
             rows[stack] += 1
         return tuple(layers)
+
+    @cached_property
+    def base(self) -> "ModelConfig":
+        """The model without adapters."""
+        return replace(self, lora_rank=None, lora_alpha=None) if self.lora_rank else self
+
+    @property
+    def lora_scale(self) -> float:
+        """s in x W + s (x A) B."""
+        return self.lora_alpha / self.lora_rank if self.lora_alpha and self.lora_rank else 1.0
 
     @cached_property
     def score_scale(self) -> float | None:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import prod
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import Param, dimensions, parameters
+from meshwright.models.parameters import Param, dimensions, is_adapter, parameters
 from meshwright.units import dtype_bytes
 
 PARTS = ("mlp", "attention", "vocab", "norms", "router")
@@ -120,8 +120,12 @@ def forward_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool =
 
 
 def train_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
-    """FLOPs of one token's forward and backward pass: three forwards, without recomputation."""
-    return 3 * forward_flops_per_token(config, seq_len, causal=causal)
+    """FLOPs of one token's forward and backward pass: three forwards, without recomputation.
+
+    Of matrices that are not trained, as beside adapters, only two: they have no gradient.
+    """
+    frozen = sum(2 * m.num_used * m.rows * m.columns for m in _matrices(config) if not m.trained)
+    return 3 * forward_flops_per_token(config, seq_len, causal=causal) - frozen
 
 
 @dataclass(frozen=True)
@@ -133,15 +137,16 @@ class _Matrix:
     columns: int
     num_stored: int
     num_used: int
+    trained: bool = True
 
 
 def _matrices(config: ModelConfig) -> Iterator[_Matrix]:
     sizes = dimensions(config)
     for path, param in parameters(config).items():
         name = path.rpartition("/")[2]
-        if param.init == "normal" and component(name) != "vocab":
+        if (param.init == "normal" or is_adapter(path)) and component(name) != "vocab":
             yield _matrix(config, name, param, sizes)
-    yield _Matrix("vocab", config.d_model, config.vocab_size, 1, 1)
+    yield _Matrix("vocab", config.d_model, config.vocab_size, 1, 1, trained=not config.lora_rank)
 
 
 def _matrix(config: ModelConfig, name: str, param: Param, sizes: Mapping[str, int]) -> _Matrix:
@@ -151,7 +156,7 @@ def _matrix(config: ModelConfig, name: str, param: Param, sizes: Mapping[str, in
     rows = prod(sizes[letter] for letter in param.fan_in)
     columns = prod(param.shape(sizes)) // (num_stored * rows)
     num_used = num_layers * (routed.experts_per_token if routed else 1)
-    return _Matrix(component(name), rows, columns, num_stored, num_used)
+    return _Matrix(component(name), rows, columns, num_stored, num_used, param.trained)
 
 
 def _widths(config: ModelConfig) -> int:

@@ -4,7 +4,7 @@ The letters are those of `models/transformer.py`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -16,11 +16,13 @@ class Param:
     """One parameter: its letters (L or P first if every layer has one) and how it starts.
 
     init: "ones", "zeros", or "normal" with standard deviation `fan_in ** -0.5` over the letters `fan_in`.
+    trained: whether gradients change it; with adapters, they alone are trained.
     """
 
     letters: str
     init: str = "normal"
     fan_in: str = "D"
+    trained: bool = True
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(sizes[letter] for letter in self.letters)
@@ -41,6 +43,8 @@ def dimensions(config: ModelConfig) -> Mapping[str, int]:
     }
     if config.positions == "learned":
         sizes["W"] = config.max_seq_len
+    if config.lora_rank:
+        sizes["Z"] = config.lora_rank
     if moe := config.moe:
         sizes |= {"P": config.num_dense_layers, "E": moe.num_experts, "M": moe.d_ff, "U": moe.d_ff_all_shared}
     if mla := config.mla:
@@ -61,7 +65,34 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     params |= _norm(config, "final_norm", "D")
     if not config.tied_embeddings:
         params["unembed"] = Param("DV")
+    if config.lora_rank:
+        params = {path: replace(param, trained=is_adapter(path)) for path, param in params.items()}
     return MappingProxyType(params)
+
+
+# What adapters are called after the weight that they are beside: x A and (x A) B.
+ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"
+_ADAPTED = ("wq", "wk", "wv", "wo", "w_gate", "w_in", "w_out")
+
+
+def is_adapter(path: str) -> bool:
+    """Whether the parameter is one of an adapter's two matrices.
+
+    >>> is_adapter("layers/wq_lora_a"), is_adapter("layers/wq")
+    (True, False)
+    """
+    return path.endswith((ADAPTER_A, ADAPTER_B))
+
+
+def _adapters(block: Mapping[str, Param]) -> dict[str, Param]:
+    """A and B of every product of a layer but the experts': w[D, N, H] has a[D, Z] and b[Z, N, H]."""
+    found = {}
+    for name in (name for name in _ADAPTED if name in block):
+        inner = block[name].fan_in
+        outer = block[name].letters.replace(inner, "")
+        found[name + ADAPTER_A] = Param(inner + "Z", fan_in=inner)
+        found[name + ADAPTER_B] = Param("Z" + outer, "zeros", fan_in="Z")
+    return found
 
 
 def _stacked(config: ModelConfig, stack: str, letter: str, mlp: Mapping[str, Param]) -> dict[str, Param]:
@@ -73,6 +104,8 @@ def _stacked(config: ModelConfig, stack: str, letter: str, mlp: Mapping[str, Par
         **mlp,
         **(_norm(config, "mlp_post_norm", "D") if config.post_norms else {}),
     }
+    if config.lora_rank:
+        block |= _adapters(block)
     return {
         f"{stack}/{name}": Param(letter + param.letters, param.init, param.fan_in)
         for name, param in block.items()

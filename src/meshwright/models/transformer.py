@@ -7,7 +7,7 @@ the compiled program.
 
 Letters: B sequences, T query positions, S key positions, D model, F dense feed-forward, N query
 heads, K key-value heads, G = N/K, H head dimension, V vocabulary, W learned positions; L layers, P
-dense layers of a model whose other layers have experts.
+dense layers of a model whose other layers have experts; Z rank of adapters.
 Experts: E experts, C tokens of one expert, M an expert's feed-forward, U the shared experts'.
 Latent attention: Q rank of queries, R of keys and values, J a head's part without positions, A its
 rotary part (H = J + A), O head dimension of values.
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.parameters import first_matrices
+from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, first_matrices
 
 
 class Places(NamedTuple):
@@ -151,7 +151,7 @@ def _block(
         a, cache = _latent_attention(config, cast(LatentOps, ops), w, h, places, cache, kind)
     else:
         a, cache = _attention(config, ops, w, h, places, cache, kind)
-    (y,) = ops.einsums(a, w, wo="BTNO,NOD->BTD" if config.mla else "BTNH,NHD->BTD")
+    (y,) = _products(config, ops, w, a, wo="BTNO,NOD->BTD" if config.mla else "BTNH,NHD->BTD")
     y = _biased(ops, w, "wo", y)
     if config.post_norms:
         y = norm("attention_post_norm", y)
@@ -177,11 +177,42 @@ def _biased(ops: Ops, w: Mapping[str, Any], name: str, y: Any) -> Any:
     return ops.bias(bias, y, w[bias]) if bias in w else y
 
 
+def _products(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, **specs: str) -> tuple[Any, ...]:
+    """The products of x with these weights, plus s (x A) B of those that have adapters."""
+    products = ops.einsums(x, w, **specs)
+    parts = {name: adapter_specs(spec) for name, spec in specs.items() if name + ADAPTER_A in w}
+    if not parts:
+        return products
+    narrow = ops.einsums(x, w, **{name + ADAPTER_A: a for name, (a, _) in parts.items()})
+    added = {}
+    for (name, (_, b)), h in zip(parts.items(), narrow, strict=True):
+        h = ops.scale(f"{name}_lora_scale", h, config.lora_scale)
+        (added[name],) = ops.einsums(h, w, **{name + ADAPTER_B: b})
+    return tuple(
+        ops.residual(f"{name}_lora_sum", y, added[name]) if name in added else y
+        for name, y in zip(specs, products, strict=True)
+    )
+
+
+def adapter_specs(spec: str) -> tuple[str, str]:
+    """The two products of an adapter beside that of its weight.
+
+    >>> adapter_specs("BTD,DNH->BTNH")
+    ('BTD,DZ->BTZ', 'BTZ,ZNH->BTNH')
+    """
+    operands, _, out = spec.partition("->")
+    x, weight = operands.split(",")
+    inner = "".join(letter for letter in weight if letter not in out)
+    outer = "".join(letter for letter in weight if letter in out)
+    rows = "".join(letter for letter in x if letter not in inner)
+    return f"{x},{inner}Z->{rows}Z", f"{rows}Z,Z{outer}->{out}"
+
+
 def _attention(
     config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, places: Places, cache: Any, kind: Any
 ) -> tuple[Any, Any]:
     """a[B, T, N, H] of the normed h[B, T, D], and the cache."""
-    q, k, v = ops.einsums(h, w, wq="BTD,DNH->BTNH", wk="BTD,DKH->BTKH", wv="BTD,DKH->BTKH")
+    q, k, v = _products(config, ops, w, h, wq="BTD,DNH->BTNH", wk="BTD,DKH->BTKH", wv="BTD,DKH->BTKH")
     q, k, v = _biased(ops, w, "wq", q), _biased(ops, w, "wk", k), _biased(ops, w, "wv", v)
     if config.qk_norm:
         q, k = _apply_norm(config, ops, w, "q_norm", q), _apply_norm(config, ops, w, "k_norm", k)
@@ -228,10 +259,10 @@ def _feed_forward(
 ) -> Any:
     """y of x, like x, through the weights so prefixed; `into` is the first einsum, `out` the last."""
     names = [f"{prefix}_{name}" for name in first_matrices(config)]
-    products = ops.einsums(x, w, **dict.fromkeys(names, into))
+    products = _products(config, ops, w, x, **dict.fromkeys(names, into))
     gate, *up = (_biased(ops, w, name, y) for name, y in zip(names, products, strict=True))
     h = ops.activation(f"{prefix}_activation", gate, up[0] if up else None, config.activation)
-    (y,) = ops.einsums(h, w, **{f"{prefix}_out": out})
+    (y,) = _products(config, ops, w, h, **{f"{prefix}_out": out})
     return _biased(ops, w, f"{prefix}_out", y)
 
 

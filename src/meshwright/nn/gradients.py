@@ -21,7 +21,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param
 from meshwright.nn.execute import run_steps
 from meshwright.nn.mesh import partition_spec, reduced_axes
-from meshwright.nn.params import build, flatten
+from meshwright.nn.params import build, flatten, joined, trained
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import cotangent
@@ -63,7 +63,7 @@ def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
 
 
 def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
-    """What the loss is differentiated by: the weights, or their shards where gradients are scattered."""
+    """What the loss is differentiated by: trained weights, or their shards where gradients are scattered."""
 
     def leaf(path: str, letters: str, weight: Array) -> Array:
         gradient = accumulated(layout, path, letters)
@@ -75,14 +75,18 @@ def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
 
 
 def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> Any:
-    """The weights as the model reads them, whose gradients are those of `leaves`, `differentiated`."""
+    """The weights as the model reads them, whose gradients are those of `leaves`, `differentiated`.
+
+    Of the weights that are not trained there are no leaves: they are read as they are.
+    """
 
     def leaf(path: str, letters: str, weight: Array, differentiated: Array) -> Array | Scattered:
         if _is_scattered(layout, path, letters):
             return Scattered(weight, differentiated, letters.lstrip("L"))
         return differentiated
 
-    return _mapped(config, leaf, params, leaves)
+    used = _mapped(config, leaf, params, leaves)
+    return joined(config, params, used)
 
 
 def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
@@ -131,7 +135,7 @@ def summed(config: ModelConfig, layout: Layout, gradients: Any) -> Any:
 
 
 def shards(config: ModelConfig, layout: Layout, params: Any) -> Any:
-    """The part of every weight that a device updates."""
+    """The part of every trained weight that a device updates."""
 
     def leaf(path: str, letters: str, weight: Array) -> Array:
         return run_steps(weight, reshard(layout.weight(path, letters), layout.gradient(path, letters)))
@@ -140,7 +144,7 @@ def shards(config: ModelConfig, layout: Layout, params: Any) -> Any:
 
 
 def gathered(config: ModelConfig, layout: Layout, updated: Any) -> Any:
-    """The weights of their updated shards."""
+    """The trained weights of their updated shards."""
 
     def leaf(path: str, letters: str, shard: Array) -> Array:
         steps = reshard(layout.gradient(path, letters), layout.weight(path, letters))
@@ -177,10 +181,10 @@ def _is_scattered(layout: Layout, name: str, letters: str) -> bool:
 
 
 def _mapped(config: ModelConfig, leaf: Callable[..., Any], *trees: Any) -> Any:
-    """The parameter pytree of `leaf(path, letters, array, ...)`."""
+    """The pytree of the trained parameters of `leaf(path, letters, array, ...)`."""
     flat = [flatten(tree) for tree in trees]
 
     def one(path: str, param: Param) -> Any:
         return leaf(path, param.letters, *(arrays[path] for arrays in flat))
 
-    return build(config, one)
+    return build(config, one, only=trained(config))

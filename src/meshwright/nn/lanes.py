@@ -60,12 +60,19 @@ class Lanes:
     """One step's loss and gradients, of a model under a layout whose schedule is `lanes`."""
 
     def __init__(
-        self, config: ModelConfig, layout: Layout, params: Any, leaves: Any, batch: Microbatch, places: Places
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        params: Any,
+        leaves: Any,
+        batch: Microbatch,
+        places: Places,
+        ops: JaxOps,
     ) -> None:
         self.config, self.layout = config, layout
         self.batch, self.places = batch, places
         self.stages, self.microbatches = layout.pipe, layout.microbatches
-        self.ops = JaxOps(config, layout)
+        self.ops = ops
         used = as_used(config, layout, params, leaves)
         self.ends = {name: weight for name, weight in used.items() if name != "layers"}
         self.types = jax.tree.map(_type_within, _differentiated(used["layers"]))

@@ -48,6 +48,8 @@ from meshwright.notation.einsum import Contraction
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
 MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
 _NO_WINDOW = 1 << 30
+# In the place of a target whose prediction is not part of the loss.
+NOT_COUNTED = -1
 _policies = jax.checkpoint_policies
 
 
@@ -66,11 +68,14 @@ _POLICIES = {
 
 
 class JaxOps:
-    """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`."""
+    """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
-    def __init__(self, config: ModelConfig, layout: Layout) -> None:
+    masked: some targets of the loss may be NOT_COUNTED.
+    """
+
+    def __init__(self, config: ModelConfig, layout: Layout, *, masked: bool = False) -> None:
         check_runs(config, layout)
-        self.config, self.layout = config, layout
+        self.config, self.layout, self.masked = config, layout, masked
         self.dtype = JAX_DTYPES[layout.compute_dtype]
         self._num_products = 0  # of the layer that is being traced
         self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
@@ -330,7 +335,8 @@ class JaxOps:
     def loss(self, name: str, logits: Array, targets: Array) -> Array:
         """Mean of logsumexp(logits) - logits[target]; over a split V only [B, T] arrays are reduced.
 
-        The target's logit is a masked sum rather than a gather, which a split V would need whole.
+        The target's logit is a masked sum rather than a gather, which a split V would need whole. A target
+        that is not counted adds nothing to the sum; the mean is over all.
         """
         with jax.named_scope(name):
             wide = logits.astype(jnp.float32)
@@ -338,4 +344,5 @@ class JaxOps:
             log_sum = jnp.log(jnp.sum(jnp.exp(wide - peak), axis=-1)) + peak[..., 0]
             columns = lax.broadcasted_iota(targets.dtype, (1, 1, wide.shape[-1]), 2)
             hit = jnp.where(columns == targets[..., None], wide, 0.0)
-            return jnp.mean(log_sum - jnp.sum(hit, axis=-1))
+            nats = log_sum - jnp.sum(hit, axis=-1)
+            return jnp.mean(jnp.where(targets == NOT_COUNTED, 0.0, nats) if self.masked else nats)

@@ -4,7 +4,7 @@
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 from typing import Any
 
@@ -19,19 +19,27 @@ from meshwright.nn.mesh import named_sharding
 JAX_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 
 
-def build(config: ModelConfig, leaf: Callable[[str, Param], Any]) -> dict[str, Any]:
-    """The parameter pytree with `leaf(path, param)` at every parameter."""
+def build(
+    config: ModelConfig, leaf: Callable[[str, Param], Any], *, only: Collection[str] | None = None
+) -> dict[str, Any]:
+    """The parameter pytree with `leaf(path, param)` at every parameter, or at those with a path in `only`."""
     tree: dict[str, Any] = {}
     for path, param in parameters(config).items():
+        if only is not None and path not in only:
+            continue
         group, _, name = path.rpartition("/")
         node = tree.setdefault(group, {}) if group else tree
         node[name] = leaf(path, param)
     return tree
 
 
-def shardings(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """The stored sharding of every parameter."""
-    return build(config, lambda path, param: named_sharding(layout.weight(path, param.letters), mesh))
+def shardings(
+    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, *, only: Collection[str] | None = None
+) -> dict[str, Any]:
+    """The stored sharding of every parameter, or of those with a path in `only`."""
+    return build(
+        config, lambda path, param: named_sharding(layout.weight(path, param.letters), mesh), only=only
+    )
 
 
 def abstract_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> dict[str, Any]:
@@ -46,8 +54,18 @@ def abstract_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh
     return build(config, leaf)
 
 
-def init_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, seed: int) -> dict[str, Any]:
-    """Fresh parameters, made in place on their shards; the values do not depend on the layout."""
+def init_params(
+    config: ModelConfig,
+    layout: Layout,
+    mesh: jax.sharding.Mesh,
+    seed: int,
+    *,
+    only: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Fresh parameters, made in place on their shards; the values do not depend on the layout.
+
+    only: the paths of those to make, by default all.
+    """
     sizes = dimensions(config)
     dtype = JAX_DTYPES[layout.weights_dtype]
 
@@ -60,7 +78,19 @@ def init_params(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, se
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
 
     with jax.set_mesh(mesh):
-        return jax.jit(lambda: build(config, leaf), out_shardings=shardings(config, layout, mesh))()
+        where = shardings(config, layout, mesh, only=only)
+        return jax.jit(lambda: build(config, leaf, only=only), out_shardings=where)()
+
+
+def joined(config: ModelConfig, *trees: Mapping[str, Any]) -> dict[str, Any]:
+    """One pytree of the parameters that are in any of these; a later tree's hold."""
+    flat = {path: leaf for tree in trees for path, leaf in flatten(tree).items()}
+    return build(config, lambda path, _: flat[path], only=flat)
+
+
+def trained(config: ModelConfig) -> frozenset[str]:
+    """The paths of the parameters that training changes."""
+    return frozenset(path for path, param in parameters(config).items() if param.trained)
 
 
 def flatten(params: Mapping[str, Any]) -> dict[str, Any]:

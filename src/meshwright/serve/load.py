@@ -5,7 +5,7 @@ HF's        config.json, tokenizer.json, *.safetensors
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,16 @@ from jax.sharding import Mesh
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
+from meshwright.nn.adapters import merged
 from meshwright.nn.checkpoint import restore_params
 from meshwright.nn.checkpoint_files import CHECKPOINTS
 from meshwright.nn.params import abstract_params
 from meshwright.nn.weights import load_hf
+from meshwright.plan_file import load_plan
 from meshwright.serve.folder import check_model_folder
 from meshwright.serve.tokenizer import Tokenizer, load_tokenizer
 
+PLAN = "plan.toml"
 Params = dict[str, Any]
 LoadParams = Callable[[Layout, Mesh], Params]
 
@@ -52,10 +55,19 @@ def load_model_folder(path: Path) -> ModelFolder:
     check_model_folder(path)
     config = read_model(path)
     if (path / CHECKPOINTS).is_dir():
-        return ModelFolder(path, config, partial(_restore, path / CHECKPOINTS, config))
+        return ModelFolder(path, config, partial(_restore, path, config))
     return ModelFolder(path, config, partial(load_hf, path, config))
 
 
-def _restore(checkpoints: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
+def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
     layout.check(config)
-    return restore_params(checkpoints, abstract_params(config, layout, mesh))
+    trained = _with_adapters(run, config)
+    return dict(merged(trained, restore_params(run / CHECKPOINTS, abstract_params(trained, layout, mesh))))
+
+
+def _with_adapters(run: Path, config: ModelConfig) -> ModelConfig:
+    """The model as its run's checkpoints hold it: beside adapters, if such were trained."""
+    if not (run / PLAN).is_file():
+        return config
+    planned = load_plan(run / PLAN).model
+    return replace(config, lora_rank=planned.lora_rank, lora_alpha=planned.lora_alpha)

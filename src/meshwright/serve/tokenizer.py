@@ -10,8 +10,7 @@ from typing import Any
 import tokenizers
 
 from meshwright.errors import CheckpointError, RequestError
-from meshwright.files import parse_json, read_text
-from meshwright.serve.chat import PLAIN_TEMPLATE, ChatTemplate
+from meshwright.models.chat import ChatTemplate, json_object, load_chat_template, special_tokens
 
 
 @dataclass(frozen=True)
@@ -120,55 +119,22 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception
         raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
-    config = _read_json(folder / "tokenizer_config.json")
-    special_tokens = _special_tokens(config)
-    eos_ids = _eos_ids(folder, tokenizer, special_tokens)
-    bos_id = tokenizer.token_to_id(special_tokens.get("bos_token", ""))
+    config = json_object(folder / "tokenizer_config.json")
+    special = special_tokens(config)
+    eos_ids = _eos_ids(folder, tokenizer, special)
+    bos_id = tokenizer.token_to_id(special.get("bos_token", ""))
     return Tokenizer(
         tokenizer,
         eos_ids=eos_ids,
         start_id=bos_id if bos_id is not None else min(eos_ids, default=None),
-        chat=ChatTemplate(_template(folder, config), special_tokens),
+        chat=load_chat_template(folder),
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = parse_json(read_text(path, CheckpointError))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds {type(content).__name__}, not a JSON object")
-    return content
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, which are written as text or as an object with `content`."""
-    tokens = {name: value for name, value in config.items() if name.endswith("_token")}
-    contents = {
-        name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()
-    }
-    return {name: content for name, content in contents.items() if isinstance(content, str)}
-
-
-def _eos_ids(
-    folder: Path, tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
-) -> frozenset[int]:
+def _eos_ids(folder: Path, tokenizer: tokenizers.Tokenizer, special: Mapping[str, str]) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
-        ids = _read_json(folder / name).get("eos_token_id")
+        ids = json_object(folder / name).get("eos_token_id")
         if ids is not None:
             return frozenset(ids if isinstance(ids, list) else [ids])
-    eos_id = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
+    eos_id = tokenizer.token_to_id(special.get("eos_token", ""))
     return frozenset() if eos_id is None else frozenset([eos_id])
-
-
-def _template(folder: Path, config: Mapping[str, Any]) -> str:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = config.get("chat_template", PLAIN_TEMPLATE)
-    if isinstance(template, list):  # several by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default", PLAIN_TEMPLATE)
-    return template

@@ -3,7 +3,7 @@
 data/
   corpus.json        what is in here (the fields of Corpus)
   tokenizer.json     the byte-level BPE the rows were made with
-  train.npy          [num_rows, seq_len + 1] uint16, or uint32 above 65,536 ids
+  train.npy          [num_rows, seq_len + 1] uint16, or uint32 above 65,536 ids or with flags (`rows`)
   validation.npy     the same for the held-out documents
 """
 
@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,11 +21,13 @@ from typing import Literal
 
 import grain
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from meshwright.errors import DataError
 from meshwright.files import file_sha256
+from meshwright.models.chat import ChatTemplate, load_chat_template
 from meshwright.train.documents import BadData, Document, divide, read_documents
+from meshwright.train.rows import BEGINS, UNCOUNTED, ids, is_counted
 from meshwright.train.tokenizer import end_of_text_id, load_tokenizer, train_tokenizer
 
 _REPACK = "delete that folder, and it is prepared again from its text"
@@ -53,7 +55,8 @@ class Corpus:
 
         H = -mean_v log((count_train(v) + 1) / (num_train_tokens + vocab_size))
 
-    over the predicted tokens v of the validation rows (all but each row's first).
+    over the predicted tokens v of the validation rows that the loss counts (all but each row's first).
+    masked: whether rows have the flags of `rows`.
     """
 
     directory: Path
@@ -69,6 +72,7 @@ class Corpus:
     num_validation_tokens: int
     unigram_entropy: float
     sha256: dict[str, str]
+    masked: bool = False
 
     @classmethod
     def load(cls, directory: Path) -> "Corpus":
@@ -110,19 +114,22 @@ def prepare_corpus(
     seq_len: int,
     tokenizer: Path | None = None,
     bad_data: BadData = "stop",
+    mask_documents: bool = False,
     progress: Progress | None = None,
 ) -> Corpus:
     """The corpus of `source` packed into `directory`; reused where the same one already lies there.
 
     source, bad_data: see `read_documents`; the text is read several times, and never held. vocab_size:
     ids the model has; the BPE is trained (on the first 20M characters to train on) to at most as many.
-    tokenizer: a tokenizer.json to use instead.
+    tokenizer: a tokenizer.json to use instead; the chat template beside it writes conversations.
+    mask_documents: whether attention is to stay within a document; within a conversation it always does.
     Raises DataError for a source without text, a tokenizer with more ids than the model, and text
     that does not fill one row of each split. `directory` is replaced as a whole or not touched.
     """
     report = progress or (lambda what, fraction: None)
     report("reading", 0.0)
-    survey = _survey(source, bad_data, vocab_size, seq_len, tokenizer)
+    chat = load_chat_template(tokenizer.parent) if tokenizer else ChatTemplate()
+    survey = _survey(source, bad_data, vocab_size, seq_len, tokenizer, mask_documents, chat)
     existing = _existing(directory)
     if existing is not None and existing.fingerprint == survey.fingerprint:
         return existing
@@ -130,7 +137,7 @@ def prepare_corpus(
     def read() -> Iterator[Document]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is left out was named by the survey
-            yield from read_documents(source, bad_data)
+            yield from read_documents(source, bad_data, chat)
 
     division = divide(read, survey.num_characters)
     report("tokenizer", 0.0)
@@ -146,9 +153,10 @@ def prepare_corpus(
         )
     end_id = end_of_text_id(bpe, tokenizer)
     with _replacing(directory) as partial, ExitStack() as files:
-        dtype = np.uint16 if bpe.get_vocab_size() <= 1 << 16 else np.uint32
+        wide = survey.masked or bpe.get_vocab_size() > 1 << 16
+        dtype = np.uint32 if wide else np.uint16
         packers: dict[Split, Packer] = {
-            split: Packer(partial / f"{split}.npy", seq_len, dtype) for split in SPLITS
+            split: Packer(partial / f"{split}.npy", seq_len, dtype, end_id) for split in SPLITS
         }
         for packer in packers.values():
             files.callback(packer.close)
@@ -171,6 +179,7 @@ def prepare_corpus(
             num_validation_tokens=num_tokens["validation"],
             unigram_entropy=unigram_entropy(rows["train"], rows["validation"], bpe.get_vocab_size()),
             sha256={split: file_sha256(partial / f"{split}.npy") for split in SPLITS},
+            masked=survey.masked,
         )
         record = asdict(corpus)
         del record["directory"]  # a run folder may be moved
@@ -218,38 +227,56 @@ class Batches:
 def unigram_entropy(train_rows: np.ndarray, validation_rows: np.ndarray, vocab_size: int) -> float:
     """Nats per validation token under the training frequencies; the formula stands at Corpus."""
     train_counts = _counts(train_rows, vocab_size)
-    validation_counts = _counts(validation_rows[:, 1:], vocab_size)
+    validation_counts = _counts(validation_rows[:, 1:], vocab_size, counted_alone=True)
     log_probabilities = np.log((train_counts + 1) / (train_rows.size + vocab_size))
     return float(-(validation_counts @ log_probabilities) / validation_counts.sum())
 
 
-def _counts(rows: np.ndarray, vocab_size: int) -> np.ndarray:
+def _counts(rows: np.ndarray, vocab_size: int, *, counted_alone: bool = False) -> np.ndarray:
     """How often each id occurs; a part of the rows at a time, since counting copies them as int64."""
     counts, at_once = np.zeros(vocab_size, np.int64), max(1, _COUNTED_AT_ONCE // max(rows.shape[1], 1))
     for start in range(0, len(rows), at_once):
-        counts += np.bincount(rows[start : start + at_once].ravel(), minlength=vocab_size)
+        part = rows[start : start + at_once].ravel()
+        part = part[is_counted(part)] if counted_alone else part
+        counts += np.bincount(ids(part), minlength=vocab_size)
     return counts
 
 
 @dataclass(frozen=True)
 class _Survey:
-    """What one reading of the documents finds. fingerprint: of everything that decides the packed rows."""
+    """What one reading of the documents finds. fingerprint: of everything that decides the packed rows.
+
+    masked: whether documents are to be masked, or some are conversations.
+    """
 
     fingerprint: str
     num_characters: int
     num_bytes: int
+    masked: bool
 
 
-def _survey(source: str, bad_data: BadData, vocab_size: int, seq_len: int, tokenizer: Path | None) -> _Survey:
+def _survey(
+    source: str,
+    bad_data: BadData,
+    vocab_size: int,
+    seq_len: int,
+    tokenizer: Path | None,
+    mask_documents: bool,
+    chat: ChatTemplate,
+) -> _Survey:
     given = tokenizer.read_bytes() if tokenizer and tokenizer.is_file() else b""
     digest = hashlib.sha256(repr((_FORMAT, vocab_size, seq_len, hashlib.sha256(given).hexdigest())).encode())
-    num_characters = num_bytes = 0
-    for document in read_documents(source, bad_data):
+    if mask_documents:
+        digest.update(b"documents are masked")
+    num_characters, num_bytes, masked = 0, 0, mask_documents
+    for document in read_documents(source, bad_data, chat):
         text = document.text.encode()
         num_characters, num_bytes = num_characters + len(document.text), num_bytes + len(text)
-        for part in (document.name.encode(), text):
+        masked = masked or document.answers is not None
+        spans = [repr(document.answers).encode()] if document.answers is not None else []
+        for part in (document.name.encode(), text, *spans):
             digest.update(hashlib.sha256(part).digest())
-    return _Survey(digest.hexdigest(), num_characters, num_bytes)
+    return _Survey(digest.hexdigest(), num_characters, num_bytes, masked)
 
 
 def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
@@ -263,17 +290,39 @@ def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
 
 
 class Packer:
-    """Writes token ids to a .npy of rows [num_rows, seq_len + 1] as they come, holding none of them."""
+    """Writes token ids to a .npy of rows [num_rows, seq_len + 1] as they come, holding none of them.
 
-    def __init__(self, path: Path, seq_len: int, dtype: type[np.unsignedinteger]) -> None:
+    num_cut: conversations that were longer than a row.
+    """
+
+    def __init__(self, path: Path, seq_len: int, dtype: type[np.unsignedinteger], end_id: int) -> None:
         self._path, self._seq_len, self._dtype = path, seq_len, np.dtype(dtype)
+        self._end_id, self._ends_padded, self.num_cut = end_id, False, 0
         self._file = path.open("wb")
         self._file.write(b"\0" * _NPY_HEADER_BYTES)  # until the number of rows is known
         self._num_tokens = 0
 
-    def add(self, ids: list[int]) -> None:
+    def add(self, ids: Sequence[int] | np.ndarray) -> None:
         self._file.write(np.asarray(ids, self._dtype).tobytes())
         self._num_tokens += len(ids)
+        self._ends_padded = False
+
+    def add_whole(self, ids: np.ndarray) -> None:
+        """Adds a conversation within one row: a new one where it does not fit, cut where none holds it."""
+        width = self._seq_len + 1
+        if self._num_tokens % width + len(ids) > width:
+            self._pad()
+        self.num_cut += len(ids) > width
+        self.add(ids[:width])
+        self._ends_padded = True
+
+    def _pad(self) -> None:
+        """Fills the row at hand with end tokens that nothing sees and no loss counts."""
+        missing = -self._num_tokens % (self._seq_len + 1)
+        if missing:
+            padding = np.full(missing, self._end_id | UNCOUNTED, np.uint32)
+            padding[0] |= BEGINS
+            self.add(padding)
 
     def close(self) -> None:
         self._file.close()
@@ -281,6 +330,8 @@ class Packer:
     def finish(self, split: str, source: str) -> int:
         """The tokens in whole rows; what is over is dropped. DataError where they fill no row."""
         width = self._seq_len + 1
+        if self._ends_padded:
+            self._pad()
         num_rows = self._num_tokens // width
         with self._file as file:
             if num_rows == 0:
@@ -305,21 +356,50 @@ def _pack(
     report: Progress,
 ) -> dict[Split, int]:
     """How many documents of each split were written: their tokens, each closed by the end token."""
-    bpe.encode_special_tokens = True  # a document that spells out the end token does not end there
     bpe.no_truncation()
     bpe.no_padding()
     num_documents: dict[Split, int] = {"train": 0, "validation": 0}
     done = 0
     for batch in _batched(pieces):
         report("packing", done / max(survey.num_characters, 1))
-        texts = [piece.text for piece, _ in batch]
-        encodings = bpe.encode_batch_fast(texts, add_special_tokens=False)
-        for (piece, is_validation), encoding in zip(batch, encodings, strict=True):
-            split: Split = "validation" if is_validation else "train"
-            packers[split].add([*encoding.ids, end_id])
-            num_documents[split] += 1
+        plain = [pair for pair in batch if pair[0].answers is None]
+        bpe.encode_special_tokens = True  # a document that spells out the end token does not end there
+        encodings = bpe.encode_batch_fast([piece.text for piece, _ in plain], add_special_tokens=False)
+        for (_, is_validation), encoding in zip(plain, encodings, strict=True):
+            document = np.asarray([*encoding.ids, end_id], np.uint32)
+            document[0] |= BEGINS if survey.masked else 0
+            packers["validation" if is_validation else "train"].add(document)
+        chats = [pair for pair in batch if pair[0].answers is not None]
+        bpe.encode_special_tokens = False  # their template spells special tokens out
+        # Not the fast form, which does not tell where in the text a token is.
+        encodings = bpe.encode_batch([piece.text for piece, _ in chats], add_special_tokens=False)
+        for (piece, is_validation), encoding in zip(chats, encodings, strict=True):
+            conversation = _of_conversation(encoding, piece, end_id)
+            packers["validation" if is_validation else "train"].add_whole(conversation)
+        for piece, is_validation in batch:
+            num_documents["validation" if is_validation else "train"] += 1
             done += len(piece.text)
+    if num_cut := sum(packer.num_cut for packer in packers.values()):
+        warnings.warn(f"{num_cut} conversations are longer than a row; their ends are left out", stacklevel=2)
     return num_documents
+
+
+def _of_conversation(encoding: Encoding, piece: Document, end_id: int) -> np.ndarray:
+    """The conversation's tokens, of which only the answers' are counted.
+
+    Where its template writes no end token, one closes it, and belongs to the last answer.
+    """
+    assert piece.answers is not None
+    found = np.asarray(encoding.ids, np.uint32)
+    starts = np.asarray([start for start, _ in encoding.offsets])
+    answered = np.zeros(len(found), bool)
+    for begin, end in piece.answers:
+        answered |= (begin <= starts) & (starts < end)
+    if end_id not in encoding.ids:
+        found, answered = np.append(found, np.uint32(end_id)), np.append(answered, answered[-1:])
+    found[~answered] |= UNCOUNTED
+    found[0] |= BEGINS
+    return found
 
 
 def _batched(pieces: Iterator[tuple[Document, bool]]) -> Iterator[list[tuple[Document, bool]]]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from meshwright.errors import DataError
+from meshwright.errors import DataError, RequestError
 from meshwright.files import parse_json
+from meshwright.models.chat import ChatTemplate
 
 STDLIB = "stdlib"
 _KINDS = "'stdlib', a folder, or a .txt, .py, .jsonl or .parquet file"
@@ -41,28 +42,35 @@ _VALIDATION_FRACTION = 0.05
 
 @dataclass(frozen=True)
 class Document:
-    """One text and the name it is split and reported by."""
+    """One text and the name it is split and reported by.
+
+    answers: of a conversation, the spans of the text that its assistant wrote; it is never cut.
+    """
 
     name: str
     text: str
+    answers: tuple[tuple[int, int], ...] | None = None
 
 
-def read_documents(source: str, bad_data: BadData = "stop") -> Iterator[Document]:
+def read_documents(
+    source: str, bad_data: BadData = "stop", chat: ChatTemplate | None = None
+) -> Iterator[Document]:
     """The documents of `source` in a fixed order, blank ones left out.
 
     source: "stdlib" (the running interpreter's own *.py files), a folder (every UTF-8 file in it,
-    hidden ones excepted), one text file, a .jsonl (field "text" of each line) or a .parquet
-    (column "text"; needs pyarrow). bad_data: "skip" leaves out a damaged file, or line of a .jsonl,
-    with a warning that names it. Raises DataError for one otherwise, and where there is no text.
+    hidden ones excepted), one text file, a .jsonl (field "text" of each line, or "messages", which are
+    written as `chat` has it) or a .parquet (column "text"; needs pyarrow). bad_data: "skip" leaves out a
+    damaged file, or line of a .jsonl, with a warning that names it. Raises DataError for one otherwise, and
+    where there is no text.
     """
     check_source(source)
     path, found = Path(source), False
     if source == STDLIB:
         documents = _read_stdlib()
     elif path.is_dir():
-        documents = _read_folder(path, bad_data)
+        documents = _read_folder(path, bad_data, chat)
     else:
-        documents = _read_file(path, path.name, bad_data)
+        documents = _read_file(path, path.name, bad_data, chat)
     for document in documents:
         for piece in cut(document, _LONGEST):
             if piece.text.strip():
@@ -126,7 +134,7 @@ def _key(document: Document) -> int:
 def cut(document: Document, limit: int) -> Iterator[Document]:
     """The document, or its pieces of at most `limit` characters, cut at line ends where there are any."""
     text, start, index = document.text, 0, 0
-    if len(text) <= limit:
+    if len(text) <= limit or document.answers is not None:
         yield document
         return
     while start < len(text):
@@ -149,13 +157,13 @@ def _read_stdlib() -> Iterator[Document]:
         raise DataError(f"corpus stdlib: {root} holds no .py source; give a folder of text instead")
 
 
-def _read_folder(root: Path, bad_data: BadData) -> Iterator[Document]:
+def _read_folder(root: Path, bad_data: BadData, chat: ChatTemplate | None) -> Iterator[Document]:
     num_files, found = 0, False
     for path in _walk(root, frozenset({"__pycache__"})):
         num_files += 1
         if path.suffix in (".jsonl", ".parquet") or _is_text(path):
             found = True
-            yield from _read_file(path, path.relative_to(root).as_posix(), bad_data)
+            yield from _read_file(path, path.relative_to(root).as_posix(), bad_data, chat)
     if not found:
         raise DataError(
             f"corpus {root}: none of its {num_files} files is text; put UTF-8 text, .jsonl or .parquet in it"
@@ -172,9 +180,9 @@ def _walk(root: Path, skipped: frozenset[str]) -> Iterator[Path]:
                 yield path
 
 
-def _read_file(path: Path, name: str, bad_data: BadData) -> Iterator[Document]:
+def _read_file(path: Path, name: str, bad_data: BadData, chat: ChatTemplate | None) -> Iterator[Document]:
     if path.suffix == ".jsonl":
-        yield from _read_jsonl(path, name, bad_data)
+        yield from _read_jsonl(path, name, bad_data, chat or ChatTemplate())
     elif path.suffix == ".parquet":
         try:
             yield from _read_parquet(path, name)
@@ -221,26 +229,63 @@ def _read_text(path: Path, name: str) -> Iterator[Document]:
             text += file.read(_LONGEST + 1 - len(text))
 
 
-def _read_jsonl(path: Path, name: str, bad_data: BadData) -> Iterator[Document]:
+def _read_jsonl(path: Path, name: str, bad_data: BadData, chat: ChatTemplate) -> Iterator[Document]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    text = _text_field(line, f"corpus {path} line {number}")
+                    document = _of_record(line, f"{name}:{number}", f"corpus {path} line {number}", chat)
                 except DataError as error:
                     _go_without(error, bad_data)
                 else:
-                    yield Document(f"{name}:{number}", text)
+                    yield document
 
 
-def _text_field(line: bytes, where: str) -> str:
+def _of_record(line: bytes, name: str, where: str, chat: ChatTemplate) -> Document:
     try:
         record = parse_json(line.decode())
     except ValueError as error:
         raise DataError(f"{where}: is not JSON ({error}); give an object with a 'text' field") from None
+    if isinstance(record, dict) and "messages" in record:
+        return _conversation(record["messages"], name, where, chat)
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise DataError(f"{where}: has no 'text' string; give an object with a 'text' field")
-    return record["text"]
+        raise DataError(f"{where}: has no 'text' string; give an object with a 'text' or 'messages' field")
+    return Document(name, record["text"])
+
+
+def _conversation(messages: object, name: str, where: str, chat: ChatTemplate) -> Document:
+    """The conversation as the template writes it, and where its assistant's answers are.
+
+    An answer is what a message adds to the prompt that asks for it.
+    """
+    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
+        raise DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")
+    spans: list[tuple[int, int]] = []
+    try:
+        text = chat.render(messages, add_generation_prompt=False)
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prompt = chat.render(messages[:number])
+                answered = chat.render(messages[: number + 1], add_generation_prompt=False)
+                if not (answered.startswith(prompt) and text.startswith(answered)):
+                    raise DataError(
+                        f"{where}: the chat template writes message {number + 1} otherwise where more follow,"
+                        " so its answer cannot be told apart; give each answer a conversation of its own"
+                    )
+                spans.append((len(prompt), len(answered)))
+    except RequestError as error:
+        raise DataError(f"{where}: {error}") from None
+    if not spans:
+        raise DataError(f"{where}: has no message of the role 'assistant' to learn from")
+    return Document(name, text, tuple(spans))
+
+
+def _is_message(message: object) -> bool:
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )
 
 
 def _read_parquet(path: Path, name: str) -> Iterator[Document]:

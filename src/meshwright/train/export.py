@@ -10,20 +10,22 @@ from meshwright.errors import CheckpointError
 from meshwright.files import write_whole
 from meshwright.layout import Layout
 from meshwright.nn import checkpoint_files
+from meshwright.nn.adapters import merged
 from meshwright.nn.checkpoint import restore_params, sound_step
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import abstract_params
 from meshwright.nn.weights import save_hf
 from meshwright.plan_file import load_plan
 from meshwright.train.job import PLAN, check_run
+from meshwright.train.tokenizer import BESIDE_TOKENIZER
 
 
 def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool = False) -> int:
     """The step that `folder` now holds, as config.json, safetensors and tokenizer, for transformers.
 
     step: of the checkpoint, by default the last sound one. best: the one with the lowest validation loss.
-    Weights keep the type they were trained in. Raises CheckpointError where there is no such checkpoint,
-    it is damaged, or `folder` holds weights already.
+    Weights keep the type they were trained in; adapters are added to the weights beside them. Raises
+    CheckpointError where there is no such checkpoint, it is damaged, or `folder` holds weights already.
     """
     check_run(run)
     if there := next(folder.glob("*.safetensors*"), None):
@@ -39,13 +41,18 @@ def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool =
     step = sound_step(checkpoints, step)
     layout = Layout.of(data=1, weights_dtype=plan.layout.weights_dtype)
     params = restore_params(checkpoints, abstract_params(plan.model, layout, device_mesh(layout)), step)
-    save_hf(params, plan.model, folder)
+    save_hf(merged(plan.model, params), plan.model.base, folder)
     _copy_tokenizer(run, folder)
     return step
 
 
 def _copy_tokenizer(run: Path, folder: Path) -> None:
     shutil.copyfile(run / "tokenizer.json", folder / "tokenizer.json")
+    for name in BESIDE_TOKENIZER:
+        if (run / name).is_file():
+            shutil.copyfile(run / name, folder / name)
+    if (folder / "tokenizer_config.json").is_file():
+        return
     end = json.loads((run / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
     token = Tokenizer.from_file(str(run / "tokenizer.json")).id_to_token(end)
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": token}

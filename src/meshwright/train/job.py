@@ -1,7 +1,7 @@
 """What is to be trained and where, with everything checked that can be without JAX or the data's text."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from meshwright.errors import CheckpointError, MeshwrightError, PlanError
 from meshwright.layout.fit import check_updates
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
+from meshwright.models.files import read_model
 from meshwright.nn import checkpoint_files
 from meshwright.plan_file import Plan, load_plan
 from meshwright.train.documents import check_source
@@ -52,7 +53,10 @@ def prepare_job(
     """
     folder = run or (Path("runs") / plan.model.name if plan else None)
     written = load_plan(folder / PLAN) if folder and (folder / PLAN).is_file() else None
-    chosen = plan or written
+    settings_given = dict(given)
+    chosen = _with_adapters(
+        plan or written, settings_given.pop("lora", None), settings_given.pop("lora_alpha", None)
+    )
     if folder is None or chosen is None:
         raise PlanError("no plan: name a PLAN.toml (mw plan train ... -o PLAN.toml), or a --run that has one")
     _check_plan(chosen)
@@ -66,18 +70,25 @@ def prepare_job(
     stored = load_settings(folder) if resume else None
     notes: list[str] = []
     if stored is not None:
-        settings, notes = changed_settings(folder, stored, given)
+        settings, notes = changed_settings(folder, stored, settings_given)
         if saved and settings.steps is not None and saved[-1] > settings.steps:
             raise MeshwrightError(
                 f"run {folder}: is at step {saved[-1]} already, {settings.steps} were asked for; ask for more"
             )
     else:
-        settings = new_settings(given)
+        settings = new_settings(settings_given)
         check_source(settings.data)
-        if settings.tokenizer is not None:
-            load_tokenizer(tokenizer_file(settings.tokenizer))
+        if settings.from_ is not None:
+            _check_start(Path(settings.from_), chosen.model)
+        if given_tokenizer := settings.tokenizer or settings.from_:
+            load_tokenizer(tokenizer_file(given_tokenizer))
         else:
             check_vocab_size(chosen.model.vocab_size)
+        if chosen.model.lora_rank and settings.from_ is None:
+            raise MeshwrightError(
+                f"--lora {chosen.model.lora_rank}: adapters are trained beside weights that stay as they are;"
+                " name those with --from DIR"
+            )
     if saved and written is not None:
         _check_same_model(folder, written.model, chosen.model)
         notes += _plan_changes(written, chosen)
@@ -93,6 +104,34 @@ def _check_plan(plan: Plan) -> None:
         )
     check_runs(plan.model, plan.layout)
     check_updates(plan.layout, plan.model)
+
+
+def _with_adapters(plan: Plan | None, rank: int | None, alpha: float | None) -> Plan | None:
+    """The plan with adapters beside its model's weights; its figures are of training all of them."""
+    if plan is None or (rank is None and alpha is None):
+        return plan
+    if alpha is not None and rank is None and plan.model.lora_rank is None:
+        raise MeshwrightError(f"--lora-alpha {alpha:g} scales adapters; name their rank with --lora")
+    model = replace(
+        plan.model, lora_rank=rank or plan.model.lora_rank, lora_alpha=alpha or plan.model.lora_alpha
+    )
+    return plan if model == plan.model else replace(plan, model=model, planned={})
+
+
+def _check_start(folder: Path, planned: ModelConfig) -> None:
+    """Raises CheckpointError or PlanError where `folder` holds no weights of the planned model."""
+    if not folder.is_dir() or not any(folder.glob("*.safetensors*")):
+        raise CheckpointError(
+            f"--from {folder}: there are no *.safetensors; name the folder of a Hugging Face checkpoint"
+        )
+    there = read_model(folder)
+    for field_ in fields(ModelConfig):
+        stored, wanted = getattr(there, field_.name), getattr(planned.base, field_.name)
+        if stored != wanted and field_.name not in ("name", "max_seq_len"):
+            raise PlanError(
+                f"--from {folder}: its model has {field_.name} = {stored} and the plan's has {wanted};"
+                f" plan with --model {folder}"
+            )
 
 
 def _check_same_model(run: Path, trained: ModelConfig, planned: ModelConfig) -> None:

@@ -20,6 +20,7 @@ from meshwright.nn import checkpoint, checkpoint_files
 from meshwright.nn.checkpoint_files import CHECKPOINTS
 from meshwright.train.data import Batches, Corpus
 from meshwright.train.metrics import Line, Reporter, read_lines, truncate
+from meshwright.train.rows import is_counted
 from meshwright.train.stopping import Agreement, stop_signals
 from meshwright.train.trend import LossTrend
 
@@ -317,7 +318,7 @@ def _back(
 
 
 def validation_loss(step: TrainStep, state: Any, corpus: Corpus, num_batches: int | None = None) -> float:
-    """Mean nats per token over the validation rows, or over those of the first `num_batches`.
+    """Mean nats per counted token over the validation rows, or over those of the first `num_batches`.
 
     Every batch has the one compiled size B. Rows left over at the end are taken d at a time, d the
     largest divisor of B that they still fill, each repeated B / d times: so every row counts once.
@@ -326,12 +327,14 @@ def validation_loss(step: TrainStep, state: Any, corpus: Corpus, num_batches: in
     batch = step.batch_sequences
     local = batch // num_processes
     rows = corpus.rows("validation")[: None if num_batches is None else num_batches * batch]
-    total = 0.0
+    total, num_counted = 0.0, 0
     for begin_, size in _exact_chunks(len(rows), batch):
+        counted = int(np.count_nonzero(is_counted(rows[begin_ : begin_ + size, 1:])))
         tokens = np.tile(rows[begin_ : begin_ + size], (batch // size, 1)).astype(np.int32)
         # Fetched one by one, for the reason given in `_Loop.advance`.
-        total += size * float(step.evaluate(state, tokens[process * local : (process + 1) * local]))
-    return total / len(rows)
+        total += counted * float(step.evaluate(state, tokens[process * local : (process + 1) * local]))
+        num_counted += counted
+    return total / max(num_counted, 1)
 
 
 def _exact_chunks(num_rows: int, batch: int) -> Iterator[tuple[int, int]]:

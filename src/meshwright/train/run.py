@@ -3,7 +3,7 @@
 run/plan.toml        the plan, and plan.json where it lies beside it
 run/settings.json    what it is trained with
 run/config.json      the model as Hugging Face writes it
-run/tokenizer.json   the corpus's tokenizer
+run/tokenizer.json   the corpus's tokenizer, and what lies beside it where a checkpoint is fine-tuned
 run/data/            the packed corpus
 """
 
@@ -28,7 +28,7 @@ from meshwright.train.metrics import Line
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.settings import Settings, save_settings
 from meshwright.train.step import CompiledStep
-from meshwright.train.tokenizer import tokenizer_file
+from meshwright.train.tokenizer import BESIDE_TOKENIZER, tokenizer_file
 from meshwright.units import format_count, format_seconds
 
 # Shares of the run: a tenth of it warms up; it is validated five times.
@@ -91,6 +91,8 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         optimizer,
         chip_flops_per_second=catalog.load(plan.hardware).chip.flops(plan.layout.compute_dtype),
         options=plan.compiler,
+        start_from=Path(settings.from_) if settings.from_ else None,
+        masked=corpus.masked,
     )
     start = loop.begin(job.run, step, corpus, seed=settings.seed, resume=job.resume)
     if jax.process_index() == 0:
@@ -128,8 +130,9 @@ def _corpus(job: TrainingJob, report: Progress) -> Corpus:
             directory,
             vocab_size=job.plan.model.vocab_size,
             seq_len=job.plan.workload.seq_len,
-            tokenizer=tokenizer_file(job.settings.tokenizer) if job.settings.tokenizer else None,
+            tokenizer=_given_tokenizer(job.settings),
             bad_data=job.settings.bad_data,
+            mask_documents=job.settings.mask_documents,
             progress=report,
         )
     if jax.process_count() > 1:
@@ -143,6 +146,11 @@ def _corpus(job: TrainingJob, report: Progress) -> Corpus:
             f"run {job.run}: process {jax.process_index()} does not see the folder that process 0 writes;"
             " name a --run on a file system that all share"
         ) from error
+
+
+def _given_tokenizer(settings: Settings) -> Path | None:
+    given = settings.tokenizer or settings.from_
+    return tokenizer_file(given) if given else None
 
 
 def _with_length(job: TrainingJob, corpus: Corpus) -> Settings:
@@ -167,6 +175,10 @@ def _describe(job: TrainingJob, settings: Settings, corpus: Corpus) -> None:
     save_settings(settings, job.run)
     if job.figures:
         write_whole(job.run / "plan.json", job.figures)
-    written = to_hf(job.plan.model) | {"eos_token_id": corpus.end_of_text_id}
+    written = to_hf(job.plan.model.base) | {"eos_token_id": corpus.end_of_text_id}
     write_whole(job.run / "config.json", json.dumps(written, indent=2) + "\n")
     shutil.copyfile(corpus.tokenizer_path, job.run / "tokenizer.json")
+    given = _given_tokenizer(settings)
+    for name in BESIDE_TOKENIZER:
+        if given is not None and (given.parent / name).is_file():
+            shutil.copyfile(given.parent / name, job.run / name)

@@ -13,7 +13,7 @@ from meshwright.train.documents import BadData
 
 SETTINGS = "settings.json"
 # What decides the parameters and the data a run began with: another value would be another run.
-_FIXED = ("data", "tokenizer", "seed", "optimizer")
+_FIXED = ("data", "tokenizer", "from_", "mask_documents", "seed", "optimizer")
 OptimizerName = Literal["adamw", "lion"]
 ScheduleName = Literal["cosine", "wsd", "constant"]
 OnSpike = Literal["skip", "stop"]
@@ -33,17 +33,20 @@ class Settings:
     """The settings of a run.
 
     data, bad_data: as for `read_documents`. tokenizer: a tokenizer.json, or a folder with one, to use in
-    place of one trained on the data. steps: train up to this one; None is one epoch, and is a number once
-    the corpus is packed. schedule_steps: updates until the learning rate has decayed; None is `steps`
-    as the run began, so that more steps later do not change the rate of earlier ones. learning_rate: at
-    its peak; schedule: its course from there. checkpoint_every: steps between checkpoints, 0 for none but
-    those by time, by validation and at the end. checkpoint_minutes: minutes between checkpoints. keep:
-    how many of the last are kept. on_spike: what is done about a loss that is not finite or far above
-    its trend.
+    place of one trained on the data. from_: a Hugging Face checkpoint's folder whose weights training starts
+    from, and whose tokenizer it takes. mask_documents: attention stays within a document. steps: train up
+    to this one; None is one epoch, and is a number once the corpus is packed. schedule_steps: updates until
+    the learning rate has decayed; None is `steps` as the run began, so that more steps later do not change
+    the rate of earlier ones. learning_rate: at its peak; schedule: its course from there. checkpoint_every:
+    steps between checkpoints, 0 for none but those by time, by validation and at the end. checkpoint_minutes:
+    minutes between checkpoints. keep: how many of the last are kept. on_spike: what is done about a loss that
+    is not finite or far above its trend.
     """
 
     data: str
     tokenizer: str | None = None
+    from_: str | None = None
+    mask_documents: bool = False
     bad_data: BadData = "stop"
     steps: int | None = None
     schedule_steps: int | None = None
@@ -74,7 +77,7 @@ class Settings:
 
 def option(name: str) -> str:
     """The command line's name of a setting."""
-    return "--" + name.replace("_", "-")
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def new_settings(given: Mapping[str, Any]) -> Settings:
@@ -108,7 +111,7 @@ def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> t
 
 
 def _same(name: str, stored: Any, given: Any) -> bool:
-    if name in ("data", "tokenizer") and stored is not None:
+    if name in ("data", "tokenizer", "from_") and stored is not None:
         return stored == given or Path(stored).resolve() == Path(given).resolve()
     return stored == given
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,22 +12,25 @@ import optax
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
-from meshwright.errors import PlanError
+from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import check_updates
 from meshwright.layout.workload import Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import train_flops_per_token
+from meshwright.models.parameters import is_adapter, parameters
 from meshwright.models.transformer import Places
 from meshwright.nn.blockwise import zigzag
 from meshwright.nn.compiler import Options, compiler_options
 from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.lanes import Lanes
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
-from meshwright.nn.ops import JaxOps
-from meshwright.nn.params import JAX_DTYPES, abstract_params, init_params
+from meshwright.nn.ops import NOT_COUNTED, JaxOps
+from meshwright.nn.params import JAX_DTYPES, abstract_params, init_params, joined
+from meshwright.nn.weights import load_hf
 from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
 
 
 @jax.tree_util.register_dataclass
@@ -53,7 +57,9 @@ class CompiledStep:
     """What `train.loop.train` drives: the step of one model, layout and workload on its devices.
 
     peak_flops_per_second: of one chip, in the compute dtype; for MFU. options: XLA's, beyond
-    `compiler_options`' own.
+    `compiler_options`' own. start_from: the Hugging Face checkpoint that parameters start from, all but
+    adapters. masked: rows have the flags of `rows`: attention stays within a document, and targets that
+    are not counted have no loss.
     """
 
     def __init__(
@@ -66,16 +72,23 @@ class CompiledStep:
         chip_flops_per_second: float,
         mesh: jax.sharding.Mesh | None = None,
         options: Options | None = None,
+        start_from: Path | None = None,
+        masked: bool = False,
     ) -> None:
         if workload.phase != "train":
             raise PlanError(f"{config.name}: the plan is of phase {workload.phase!r}; training takes 'train'")
         layout.check(config, workload.num_sequences, workload.seq_len)
         check_updates(layout, config)
+        if masked and layout.pipe > 1:
+            raise LayoutError(
+                f"layout {layout}: pipe = {layout.pipe} masks no documents or answers yet; fits: pipe = 1"
+            )
         self.config, self.layout, self.workload = config, layout, workload
+        self.start_from, self.masked = start_from, masked
         self.mesh = device_mesh(layout) if mesh is None else mesh
         self.options = options or {}
         self.schedule = learning_rate(optimizer)
-        self.ops = JaxOps(config, layout)
+        self.ops = JaxOps(config, layout, masked=masked)
         self.optimizer = make_optimizer(optimizer, JAX_DTYPES[layout.optimizer_dtype])
         self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
@@ -84,8 +97,15 @@ class CompiledStep:
     # State
 
     def init(self, seed: int) -> TrainState:
-        """Fresh parameters and moments on their shards."""
-        params = init_params(self.config, self.layout, self.mesh, seed)
+        """Fresh parameters, or those of `start_from`, and moments on their shards."""
+        if self.start_from is None:
+            params = init_params(self.config, self.layout, self.mesh, seed)
+        else:
+            params = load_hf(self.start_from, self.config.base, self.layout, self.mesh)
+            adapters = [path for path in parameters(self.config) if is_adapter(path)]
+            if adapters:
+                fresh = init_params(self.config, self.layout, self.mesh, seed, only=adapters)
+                params = joined(self.config, params, fresh)
         with jax.set_mesh(self.mesh):
             return jax.jit(self._with_moments)(params)
 
@@ -147,24 +167,39 @@ class CompiledStep:
         return jax.jit(self.loss)
 
     def loss(self, params: Any, rows: Array) -> Array:
-        """Mean nats per token of rows[B, T+1]."""
+        """Mean nats per counted token of rows[B, T+1]."""
         if self.layout.pipe > 1:
             return self._lanes(params, params, rows).loss()
+        loss = self._over_all(params, rows)
+        return loss * self._all_over_counted(rows) if self.masked else loss
+
+    def _over_all(self, params: Any, rows: Array) -> Array:
+        """The nats of the counted targets over the number of all."""
         tokens, targets, places = self._dealt(rows)
         weights = self.ops.reads(params)
         return transformer.loss(self.config, self.ops, weights, tokens, targets, places)
+
+    def _all_over_counted(self, rows: Array) -> Array:
+        """B T over the number of targets that count; of the whole batch, since microbatches differ in it."""
+        targets = rows[:, 1:]
+        counted = jnp.sum((targets & (BEGINS | UNCOUNTED)) == 0)
+        return targets.size / jnp.maximum(counted, 1).astype(jnp.float32)
 
     def _dealt(self, rows: Array) -> tuple[Array, Array, Places]:
         """Tokens and targets [B, T] of rows[B, T+1], dealt so that shards of T have equal work."""
         split = self.layout.tokens("tokens")
         deal = partial(zigzag, num_shards=self.layout.mesh.size(split.axes_of("T")))
         place = partial(reshard, out_shardings=partition_spec(split))
-        tokens, targets = place(deal(rows[:, :-1])), place(deal(rows[:, 1:]))
-        return (
-            tokens,
-            targets,
-            Places(deal(jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], tokens.shape))),
-        )
+        positions = jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], (rows.shape[0], self.seq_len))
+        if not self.masked:
+            tokens, targets = place(deal(rows[:, :-1])), place(deal(rows[:, 1:]))
+            return tokens, targets, Places(deal(positions))
+        begins = (rows[:, :-1] & BEGINS) != 0
+        first = lax.cummax(jnp.where(begins, positions, 0), axis=1)  # where each token's document begins
+        targets = rows[:, 1:]
+        targets = jnp.where((targets & (BEGINS | UNCOUNTED)) == 0, targets & ID_BITS, NOT_COUNTED)
+        tokens = place(deal(rows[:, :-1] & ID_BITS))
+        return tokens, place(deal(targets)), Places(deal(positions - first), deal(first))
 
     def _lanes(self, params: Any, leaves: Any, rows: Array) -> Lanes:
         microbatches = self._microbatches(rows)
@@ -173,7 +208,7 @@ class CompiledStep:
             return self._dealt(microbatches[:, index])[:2]
 
         places = self._dealt(microbatches[:, 0])[2]
-        return Lanes(self.config, self.layout, params, leaves, batch, places)
+        return Lanes(self.config, self.layout, params, leaves, batch, places, self.ops)
 
     def _microbatches(self, rows: Array) -> Array:
         """rows[B, T+1] as [B/m, m, T+1].
@@ -188,7 +223,7 @@ class CompiledStep:
         loss, grads = self.loss_and_gradients(state.params, rows)
         with jax.named_scope("update"):
             mine, opt_state = self._updated(state, grads)
-            params = gathered(self.config, self.layout, mine)
+            params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
             metrics = {
                 "loss": loss,
                 "grad_norm": optax.tree.norm(grads),
@@ -213,8 +248,11 @@ class CompiledStep:
         config, layout, count = self.config, self.layout, self.layout.microbatches
         leaves = differentiated(config, layout, params)
 
+        scale = self._all_over_counted(rows) if self.masked else None
+
         def share(leaves: Any, rows: Array) -> Array:
-            return self.loss(as_used(config, layout, params, leaves), rows) / count
+            loss = self._over_all(as_used(config, layout, params, leaves), rows) / count
+            return loss if scale is None else loss * scale
 
         if layout.pipe > 1:
             loss, grads = self._lanes(params, leaves, rows).loss_and_gradients()

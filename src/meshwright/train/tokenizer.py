@@ -6,12 +6,15 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from meshwright.errors import DataError
+from meshwright.models.chat import json_object, special_tokens
 
 END_OF_TEXT = "<|endoftext|>"
 
 # What tokenizers on the hub call the token that ends a document, ours first.
 _END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _NUM_BYTES = 256
+# What a checkpoint says of its tokenizer besides: special tokens, and how conversations are written.
+BESIDE_TOKENIZER = ("tokenizer_config.json", "chat_template.jinja")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -56,8 +59,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def end_of_text_id(bpe: Tokenizer, path: Path | None) -> int:
-    """The id of the token that ends a document; DataError where the tokenizer has none we know."""
-    for token in _END_TOKENS:
+    """The id of the token that ends a document; DataError where the tokenizer has none we know.
+
+    It is the `eos_token` of the tokenizer_config.json beside `path`, if there is one.
+    """
+    described = special_tokens(json_object(path.parent / "tokenizer_config.json")) if path else {}
+    for token in (described.get("eos_token", ""), *_END_TOKENS):
         token_id = bpe.token_to_id(token)
         if token_id is not None:
             return token_id

@@ -7,7 +7,7 @@ import pytest
 from tests.serve.http.client import MODEL, ask, chat, client, complete, events, post
 from tests.serve.mock import EOS, MockRunner, byte_tokenizer, count_up, says
 
-from meshwright.serve.chat import ChatTemplate
+from meshwright.models.chat import ChatTemplate
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.tokenizer import Tokenizer

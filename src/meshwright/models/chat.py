@@ -3,19 +3,21 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from meshwright.errors import CheckpointError, RequestError
+from meshwright.files import parse_json, read_text
 
 PLAIN_TEMPLATE = """\
 {% for message in messages %}
 {{ message.role }}: {{ message.content }}
 
 {% endfor %}
-assistant:"""
+{% if add_generation_prompt %}assistant:{% endif %}"""
 """For checkpoints without a template: `role: content` paragraphs, and `assistant:` to continue."""
 
 
@@ -66,3 +68,44 @@ def _refuse(message: str) -> None:
 def _to_json(value: Any, indent: int | None = None) -> str:
     # Jinja's own filter escapes for HTML, which a model was not trained on.
     return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def load_chat_template(folder: Path) -> ChatTemplate:
+    """The template of a checkpoint in Hugging Face format, PLAIN_TEMPLATE where it has none.
+
+    Reads chat_template.jinja and tokenizer_config.json. Raises CheckpointError where they cannot be read.
+    """
+    config = json_object(folder / "tokenizer_config.json")
+    return ChatTemplate(_template(folder, config), special_tokens(config))
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty where there is no file; CheckpointError for anything else."""
+    if not path.is_file():
+        return {}
+    try:
+        content = parse_json(read_text(path, CheckpointError))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds {type(content).__name__}, not a JSON object")
+    return content
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like of a tokenizer_config.json, written as text or as an object with `content`."""
+    tokens = {name: value for name, value in config.items() if name.endswith("_token")}
+    contents = {
+        name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()
+    }
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return read_text(path, CheckpointError)
+    template = config.get("chat_template", PLAIN_TEMPLATE)
+    if isinstance(template, list):  # several by name
+        template = {entry["name"]: entry["template"] for entry in template}.get("default", PLAIN_TEMPLATE)
+    return template

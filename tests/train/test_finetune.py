@@ -1,0 +1,271 @@
+"""Fine-tuning a Hugging Face checkpoint on conversations: adapters or all weights, sharded, and back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tests.nn import hf_models
+from tests.nn.test_weights import f32, logits
+
+from meshwright.cli.main import main
+from meshwright.errors import CheckpointError, LayoutError, MeshwrightError, ModelError, PlanError
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.count import train_flops_per_token
+from meshwright.models.files import read_model
+from meshwright.models.parameters import dimensions, is_adapter, parameters
+from meshwright.models.presets import load_model
+from meshwright.nn.adapters import merged
+from meshwright.nn.mesh import device_mesh
+from meshwright.nn.params import flatten
+from meshwright.nn.weights import load_hf
+from meshwright.plan_file import load_plan
+from meshwright.serve.load import load_model_folder
+from meshwright.train.data import Batches, Corpus, prepare_corpus
+from meshwright.train.job import prepare_job
+from meshwright.train.optimizer import OptimizerConfig
+from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
+from meshwright.train.step import CompiledStep
+from meshwright.train.tokenizer import train_tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SEQ_LEN = 60
+MODEL = replace(load_model("tiny"), lora_rank=4, lora_alpha=8.0)
+
+
+def conversation(number: int) -> dict[str, Any]:
+    turns = [("user", f"add {number} and 1"), ("assistant", str(number + 1))]
+    more = [("user", "thanks"), ("assistant", "welcome")] if number % 3 == 0 else []
+    return {"messages": [{"role": role, "content": content} for role, content in turns + more]}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random LLaMA as transformers writes it, with a tokenizer that knows ChatML."""
+    folder = tmp_path_factory.mktemp("hf") / "base"
+    hf_models.torch.manual_seed(3)
+    config = hf_models.transformers.LlamaConfig(**hf_models.SHAPE | {"vocab_size": 272})
+    hf_models.transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    bpe = train_tokenizer(["add one and two"], 257)
+    bpe.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    bpe.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (folder / "chat_template.jinja").write_text(CHATML)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    path.write_text("".join(json.dumps(conversation(number)) + "\n" for number in range(60)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    options = ["--model", str(base), "--hardware", "cpu:8", "--batch-tokens", str(8 * SEQ_LEN)]
+    options += ["--seq-len", str(SEQ_LEN), "--layout", "fsdp=4,tensor=2", "--weights-dtype", "f32"]
+    assert main(["plan", "train", *options, "-o", str(path)]) == 0
+    path.write_text(path.read_text().replace('compute_dtype = "bf16"', 'compute_dtype = "f32"'))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuned(base: Path, plan: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of adapters, stopped after 4 steps and gone on to 8."""
+    run = tmp_path_factory.mktemp("runs") / "tuned"
+    options = ["--from", str(base), "--lora", "4", "--data", str(chats), "--learning-rate", "0.1"]
+    command = ["train", str(plan), "--run", str(run), "--schedule-steps", "8"]
+    assert main([*command, *options, "--steps", "4"]) == 0
+    assert main(["train", "--run", str(run), "--resume", "--steps", "8"]) == 0
+    return run
+
+
+def _losses(run: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["validation_loss"]) for line in lines if "validation_loss" in line]
+
+
+def test_adapters_learn_the_answers(tuned: Path) -> None:
+    losses = _losses(tuned)
+    assert losses[-1][0] == 8 and losses[-1][1] < 0.8 * losses[0][1]
+
+
+def test_adapters_on_shards_are_those_of_one_device(tuned: Path, base: Path) -> None:
+    """The whole validation split after 8 steps: float32 sums in another order."""
+    corpus, settings = Corpus.load(tuned / "data"), json.loads((tuned / "settings.json").read_text())
+    step = CompiledStep(
+        load_plan(tuned / "plan.toml").model,
+        f32(),
+        Workload(8, SEQ_LEN),
+        OptimizerConfig(settings["learning_rate"], 0, settings["schedule_steps"]),
+        chip_flops_per_second=1e11,
+        start_from=base,
+        masked=corpus.masked,
+    )
+    state, batches = step.init(0), Batches(corpus, "train", batch_sequences=8, seed=0)
+    first = step.init(0).params
+    for number in range(8):
+        state, metrics = step.step(state, batches.at(8 * number))
+    line = json.loads((tuned / "metrics.jsonl").read_text().splitlines()[-1])
+    assert float(metrics["loss"]) == pytest.approx(line["loss"], rel=1e-4)
+    moved = {path for path, leaf in flatten(state.params).items() if np.any(leaf != flatten(first)[path])}
+    assert moved == {path for path, param in parameters(step.config).items() if param.trained}
+    # Moments are those of adapters alone.
+    assert {leaf.size for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim} <= {
+        leaf.size for path, leaf in flatten(state.params).items() if "lora" in path
+    }
+
+
+def test_an_exported_model_answers_as_the_run_does(tuned: Path, base: Path, tmp_path: Path, capsys) -> None:
+    assert main(["export", str(tuned), "-o", str(tmp_path / "hf")]) == 0
+    config = read_model(tmp_path / "hf")
+    assert replace(config, name="base") == replace(read_model(base), name="base")
+    tokens = np.random.default_rng(3).integers(0, 64, (2, 48)).tolist()
+    theirs = hf_models.logits(hf_models.load(tmp_path / "hf"), tokens)
+    ours = logits(load_model_folder(tuned).load_params(f32(), device_mesh(f32())), config, f32())
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    before = load_hf(base, config, f32(), device_mesh(f32()))
+    assert np.abs(logits(before, config, f32()) - theirs).max() > 0.1, "nothing was learnt"
+    assert (tmp_path / "hf" / "chat_template.jinja").read_text() == CHATML
+    assert hf_models.transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token == "<|im_end|>"
+
+
+def test_conversations_are_packed_whole_and_count_their_answers(
+    base: Path, chats: Path, tmp_path: Path
+) -> None:
+    corpus = prepare_corpus(
+        str(chats), tmp_path / "data", vocab_size=272, seq_len=SEQ_LEN, tokenizer=base / "tokenizer.json"
+    )
+    bpe = hf_models.transformers.AutoTokenizer.from_pretrained(base)
+    assert corpus.masked and bpe.convert_ids_to_tokens(corpus.end_of_text_id) == "<|im_end|>"
+    found = []
+    for row in np.concatenate([corpus.rows("train"), corpus.rows("validation")]):
+        begins = np.flatnonzero(row & BEGINS)
+        assert begins[0] == 0
+        for part in np.split(row, begins[1:]):
+            counted = part[(part & UNCOUNTED) == 0] & ID_BITS
+            if len(counted):  # else padding
+                found.append((bpe.decode(part & ID_BITS), bpe.decode(counted)))
+    expected = []
+    for number in range(60):
+        messages = conversation(number)["messages"]
+        answers = [m["content"] for m in messages if m["role"] == "assistant"]
+        whole = bpe.apply_chat_template(messages, tokenize=False)
+        expected.append((whole, "".join(f"{answer}<|im_end|>\n" for answer in answers)))
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"messages": "hi"}, "'messages' must be a list of objects with a 'role' and a 'content' string"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "has no message of the role 'assistant'"),
+        ({"text": 3}, "give an object with a 'text' or 'messages' field"),
+    ],
+)
+def test_a_record_that_is_no_conversation_is_named(record: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(MeshwrightError, match=f"line 1: .*{message}"):
+        prepare_corpus(str(tmp_path / "chats.jsonl"), tmp_path / "data", vocab_size=300, seq_len=16)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"lora": 4}, MeshwrightError, "name those with --from DIR"),
+        ({"lora_alpha": 4.0}, MeshwrightError, "name their rank with --lora"),
+        ({"from_": "nowhere"}, CheckpointError, r"--from nowhere: there are no \*\.safetensors"),
+    ],
+)
+def test_what_cannot_be_fine_tuned_is_refused(
+    given: dict[str, Any], kind: type[Exception], message: str, plan: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=message):
+        prepare_job(load_plan(plan), None, tmp_path / "run", {"data": "stdlib", **given}, resume=False)
+
+
+def test_weights_of_another_model_are_refused(base: Path, plan: Path, tmp_path: Path) -> None:
+    other = replace(load_plan(plan), model=replace(load_plan(plan).model, d_ff=64))
+    with pytest.raises(PlanError, match="its model has d_ff = 48 and the plan's has 64"):
+        prepare_job(other, None, tmp_path / "run", {"data": "stdlib", "from_": str(base)}, resume=False)
+
+
+def test_adapters_go_with_neither_pipelines_nor_latent_attention() -> None:
+    with pytest.raises(LayoutError, match="pipe=2 with lora_rank=4 can be planned, not yet run"):
+        CompiledStep(
+            replace(MODEL, num_layers=4),
+            Layout.of(pipe=2, microbatches=2, schedule="lanes"),
+            Workload(8, 16),
+            OptimizerConfig(1e-3, 0, 2),
+            chip_flops_per_second=1.0,
+        )
+    with pytest.raises(ModelError, match="whose weights take no adapters"):
+        replace(load_model("deepseek-v3"), lora_rank=4)
+
+
+def test_frozen_weights_have_no_gradient_to_price() -> None:
+    """Forward, and backward of what is trained alone: 4 FLOPs a frozen weight instead of 6."""
+    full, frozen = (train_flops_per_token(config, 64) for config in (MODEL.base, MODEL))
+    sizes = dimensions(MODEL)
+    size = {path: int(np.prod(param.shape(sizes))) for path, param in parameters(MODEL).items()}
+    adapters = sum(count for path, count in size.items() if is_adapter(path))
+    products = [p for p, param in parameters(MODEL.base).items() if param.init == "normal" and p != "embed"]
+    assert frozen == full - 2 * sum(size[path] for path in products) + 6 * adapters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    ["data=2,fsdp=2,tensor=2", "fsdp=4,context=2,microbatches=2", "data=4,tensor=2,zero=1,microbatches=2"],
+)
+def test_three_updates_of_adapters_equal_one_device(text: str, masked: bool) -> None:
+    found, expected = (_three_updates(layout, masked) for layout in (text, "data=1"))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def _three_updates(text: str, masked: bool) -> list[float]:
+    rows = np.random.default_rng(0).integers(0, MODEL.vocab_size, (16, 65)).astype(np.int32)
+    if masked:
+        rows[:, 0] |= BEGINS
+        rows[::2, 40] |= BEGINS
+        rows[1::4, 22:] |= UNCOUNTED
+    schedule = OptimizerConfig(1e-2, 1, 100)
+    layout = f32(text)
+    step = CompiledStep(MODEL, layout, Workload(16, 64), schedule, chip_flops_per_second=1e11, masked=masked)
+    state, figures = step.init(0), []
+    for _ in range(3):
+        state, metrics = step.step(state, rows)
+        figures += [float(metrics["loss"]), float(metrics["grad_norm"])]
+    # Added to the weights beside them, adapters compute the same.
+    base = CompiledStep(
+        MODEL.base, layout, Workload(16, 64), schedule, chip_flops_per_second=1e11, masked=masked
+    )
+    with jax.set_mesh(step.mesh):
+        alone = float(jax.jit(base.loss)(merged(MODEL, state.params), rows))
+    assert alone == pytest.approx(float(step.evaluate(state, rows)), rel=1e-5)
+    return figures
+
+
+@pytest.mark.slow
+def test_all_weights_of_a_checkpoint_are_tuned(base: Path, plan: Path, chats: Path, tmp_path: Path) -> None:
+    run = tmp_path / "full"
+    options = ["--from", str(base), "--data", str(chats), "--learning-rate", "0.01", "--steps", "8"]
+    assert main(["train", str(plan), "--run", str(run), *options]) == 0
+    losses = _losses(run)
+    assert losses[-1][1] < 0.8 * losses[0][1]
+    assert main(["export", str(run), "-o", str(tmp_path / "hf")]) == 0
+    tokens = np.random.default_rng(3).integers(0, 64, (2, 48)).tolist()
+    theirs = hf_models.logits(hf_models.load(tmp_path / "hf"), tokens)
+    config = read_model(tmp_path / "hf")
+    ours = logits(load_model_folder(run).load_params(f32(), device_mesh(f32())), config, f32())
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
