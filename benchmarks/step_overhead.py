@@ -25,7 +25,7 @@ from meshwright.train.step import CompiledStep  # noqa: E402
 
 
 def _bare(step: CompiledStep, corpus: Corpus, num_steps: int) -> list[float]:
-    stream = Batches(corpus, "train", batch_sequences=step.batch_sequences, seed=0)
+    stream = Batches(corpus, batch_sequences=step.batch_sequences, seed=0)
     rows = [step._put(stream.at(number * step.batch_sequences)) for number in range(num_steps + 1)]
     state, seconds = step.init(0), []
     with jax.set_mesh(step.mesh):

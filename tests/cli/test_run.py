@@ -85,6 +85,29 @@ def test_train_prints_the_last_line_of_the_metrics(corpus: Path, plan: Path, tmp
     assert "compiling the step" in printed.err
 
 
+def test_train_says_where_the_time_of_traced_steps_went(run: Path, capsys):
+    assert main(["train", "--run", str(run), "--steps", "7", "--resume", "--profile", "6:7", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["operations"]
+    found = {(row["name"], row["direction"], row["kind"]): row for row in rows}
+    for key in (
+        ("wq", "forward", "compute"),
+        ("w_in", "backward", "compute"),
+        ("attention", "forward", "compute"),
+    ):
+        assert found[key]["measured_seconds"] > 0 and found[key]["planned_seconds"] > 0
+    gathered = [row for (name, _, kind), row in found.items() if (name, kind) == ("w_in", "collective")]
+    assert any(row["measured_seconds"] > 0 and row["planned_seconds"] > 0 for row in gathered)
+    named = sum(row["measured_seconds"] for row in rows if row["name"] != "other")
+    assert named > 0.5 * sum(row["measured_seconds"] for row in rows)
+    assert list((run / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize("steps", ["ten", "0:3", "5:4"])
+def test_steps_to_trace_are_checked_first(steps: str, run: Path, capsys):
+    assert main(["train", "--run", str(run), "--resume", "--profile", steps]) == 2
+    assert "write FIRST:LAST, the steps to trace" in one_line(capsys)
+
+
 def test_train_resumes_with_the_plan_data_and_settings_of_its_run(run: Path, capsys):
     before = {name: (run / name).read_bytes() for name in ("plan.toml", "data/train.npy", "tokenizer.json")}
     assert main(["train", "--run", str(run), "--steps", str(STEPS + 2), "--resume"]) == 0

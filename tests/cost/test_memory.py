@@ -165,13 +165,28 @@ def test_update_work() -> None:
     assert wide.hbm_bytes == 28 * params
 
 
+def test_an_optimizer_with_less_state_takes_less() -> None:
+    """Lion keeps one moment of AdamW's two; Muon one of the layers' matrices and two of the rest."""
+    counts = count_params(SMALL)
+    vectors = counts.norms
+    matrices = counts.mlp + counts.attention
+    found = {name: _memory(Layout.of(optimizer=name)).optimizer for name in ("adamw", "lion", "muon")}
+    assert found == {
+        "adamw": 8 * counts.total,
+        "lion": 4 * counts.total,
+        "muon": 4 * matrices + 8 * (counts.vocab + vectors),
+    }
+    adam, muon = (update_work(record(one), one) for one in (Layout.of(), Layout.of(optimizer="muon")))
+    assert muon.hbm_bytes < adam.hbm_bytes and muon.flops > adam.flops
+
+
 @pytest.mark.parametrize(("zero", "shares"), [(0, (1, 1, 1)), (1, (1, 1, 4)), (2, (1, 4, 4)), (3, (4, 4, 4))])
 def test_zero_stages_share_one_thing_more_each(zero: int, shares: tuple[int, int, int]) -> None:
     """Matrices over 4 ranks: weights, gradients, optimizer (Rajbhandari et al., 2020, figure 1)."""
     counts = count_params(SMALL)
     layout = Layout.of(fsdp=4) if zero == 3 else Layout.of(data=4, zero=zero)
     stored = _stored(layout)
-    assert (stored.weights, stored.gradients, stored.moments) == tuple(
+    assert (stored.weights, stored.gradients, stored.updated) == tuple(
         (counts.total - counts.norms) // share + counts.norms for share in shares
     )
 
@@ -219,4 +234,4 @@ def test_every_stage_of_lanes_holds_its_layers_and_its_share_of_the_vocabulary()
     deep = replace(SMALL, num_layers=4)
     found = _stored(Layout.of(pipe=2, data=2, microbatches=4, schedule="lanes"), deep)
     half = (count_params(deep).total - D) // 2 + D
-    assert (found.weights, found.gradients, found.moments) == (half, half, half)
+    assert (found.weights, found.gradients, found.updated) == (half, half, half)

@@ -42,7 +42,7 @@ MODEL = replace(load_model("tiny"), lora_rank=4, lora_alpha=8.0)
 
 def conversation(number: int) -> dict[str, Any]:
     turns = [("user", f"add {number} and 1"), ("assistant", str(number + 1))]
-    more = [("user", "thanks"), ("assistant", "welcome")] if number % 3 == 0 else []
+    more = [("user", "ty"), ("assistant", "np")] if number % 3 == 0 else []
     return {"messages": [{"role": role, "content": content} for role, content in turns + more]}
 
 
@@ -80,13 +80,28 @@ def plan(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(base: Path, plan: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of adapters, stopped after 4 steps and gone on to 8."""
+    """A run of adapters of 8 steps."""
     run = tmp_path_factory.mktemp("runs") / "tuned"
-    options = ["--from", str(base), "--lora", "4", "--data", str(chats), "--learning-rate", "0.1"]
-    command = ["train", str(plan), "--run", str(run), "--schedule-steps", "8"]
-    assert main([*command, *options, "--steps", "4"]) == 0
-    assert main(["train", "--run", str(run), "--resume", "--steps", "8"]) == 0
+    assert main([*_command(base, plan, chats, run), "--steps", "8"]) == 0
     return run
+
+
+def _command(base: Path, plan: Path, chats: Path, run: Path) -> list[str]:
+    options = ["--from", str(base), "--lora", "4", "--data", str(chats), "--learning-rate", "0.1"]
+    return ["train", str(plan), "--run", str(run), "--schedule-steps", "8", *options]
+
+
+@pytest.mark.slow
+def test_a_run_of_adapters_goes_on_as_if_it_had_not_stopped(
+    tuned: Path, base: Path, plan: Path, chats: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "stopped"
+    assert main([*_command(base, plan, chats, run), "--steps", "4"]) == 0
+    assert main(["train", "--run", str(run), "--resume", "--steps", "8"]) == 0
+    whole, stopped = (json.loads((r / "metrics.jsonl").read_text().splitlines()[-1]) for r in (tuned, run))
+    assert [whole[key] for key in ("step", "loss", "validation_loss")] == [
+        stopped[key] for key in ("step", "loss", "validation_loss")
+    ]
 
 
 def _losses(run: Path) -> list[tuple[int, float]]:
@@ -99,6 +114,7 @@ def test_adapters_learn_the_answers(tuned: Path) -> None:
     assert losses[-1][0] == 8 and losses[-1][1] < 0.8 * losses[0][1]
 
 
+@pytest.mark.slow
 def test_adapters_on_shards_are_those_of_one_device(tuned: Path, base: Path) -> None:
     """The whole validation split after 8 steps: float32 sums in another order."""
     corpus, settings = Corpus.load(tuned / "data"), json.loads((tuned / "settings.json").read_text())
@@ -111,7 +127,7 @@ def test_adapters_on_shards_are_those_of_one_device(tuned: Path, base: Path) -> 
         start_from=base,
         masked=corpus.masked,
     )
-    state, batches = step.init(0), Batches(corpus, "train", batch_sequences=8, seed=0)
+    state, batches = step.init(0), Batches(corpus, batch_sequences=8, seed=0)
     first = step.init(0).params
     for number in range(8):
         state, metrics = step.step(state, batches.at(8 * number))

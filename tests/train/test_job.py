@@ -65,6 +65,11 @@ def test_a_setting_given_again_is_stated_only_where_it_differs(run: Path):
         ({"checkpoint_minutes": 0.0}, "--checkpoint-minutes 0 is not above 0"),
         ({"on_spike": "pray"}, "--on-spike 'pray' is unknown; known: skip, stop"),
         ({"learning_rate": 0.0}, "--learning-rate 0 is not above 0"),
+        ({"z_loss": -1.0}, "--z-loss -1 is not a number from 0 up"),
+        (
+            {"optimizer": "sgd"},
+            "began with --optimizer adamw, not sgd; leave the option out, or name another run",
+        ),
     ],
 )
 def test_what_a_run_cannot_take_is_refused(run: Path, given: dict[str, Any], message: str):
@@ -93,11 +98,22 @@ def test_what_does_not_run_is_refused(tmp_path: Path, broken: Plan, kind: type[E
     [
         (None, "no data: give --data"),
         ("nowhere", "corpus nowhere: no such file or folder"),
+        (("stdlib:1", "nowhere:2"), "corpus nowhere: no such file or folder"),
     ],
 )
-def test_data_that_is_not_there_is_refused(tmp_path: Path, data: str | None, message: str):
+def test_data_that_is_not_there_is_refused(tmp_path: Path, data: Any, message: str):
     with pytest.raises(DataError, match=message):
         prepare_job(plan(), None, tmp_path / "run", {"data": data}, resume=False)
+
+
+def test_the_optimizer_is_the_plans_unless_another_is_asked_for(tmp_path: Path):
+    planned = replace(plan(Layout.of(data=1, optimizer="muon")), planned={"step_seconds": 1.0})
+    found = []
+    for given in ({}, {"optimizer": "lion"}):
+        job = prepare_job(planned, None, tmp_path / "run", {"data": "stdlib", **given}, resume=False)
+        assert job.settings.optimizer == job.plan.layout.optimizer
+        found.append((job.settings.optimizer, job.plan.planned_step_seconds))
+    assert found == [("muon", 1.0), ("lion", None)]
 
 
 def test_a_tokenizer_is_checked_first(tmp_path: Path):
@@ -122,3 +138,29 @@ def test_a_job_is_checked_without_jax(run: Path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (("code",), "--eval code: write NAME=PATH"),
+        (("../up=stdlib",), "a name of letters, digits, - and _"),
+        (("code=stdlib", "code=stdlib"), "code is given twice"),
+        (("code=nowhere",), "corpus nowhere: no such file"),
+    ],
+)
+def test_evaluation_sets_that_cannot_be_are_refused(tmp_path: Path, sets: tuple[str, ...], message: str):
+    with pytest.raises(DataError, match=message):
+        prepare_job(plan(), None, tmp_path / "run", {"data": "stdlib", "eval": sets}, resume=False)
+
+
+def test_settings_come_back_as_they_were_written(tmp_path: Path):
+    settings = Settings(data=("a:1", "b:2"), eval=("c=stdlib",), from_="base", tensorboard=True, z_loss=1e-4)
+    save_settings(settings, tmp_path)
+    assert load_settings(tmp_path) == settings
+
+
+def test_tensorboard_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MeshwrightError, match=r"pip install 'meshwright\[tensorboard\]'"):
+        prepare_job(plan(), None, tmp_path / "run", {"data": "stdlib", "tensorboard": True}, resume=False)

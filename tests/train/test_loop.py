@@ -98,7 +98,7 @@ def test_resumed_run_equals_uninterrupted_on_another_mesh_too(tmp_path, corpus):
     assert (cut["loss"], cut["validation_loss"]) == (whole["loss"], whole["validation_loss"])
     assert [line["step"] for line in read_lines(tmp_path / "cut" / "metrics.jsonl")] == [3, 6, 9, 12]
     # The data went on where it stopped, in the same order.
-    stream = Batches(corpus, "train", batch_sequences=8, seed=0)
+    stream = Batches(corpus, batch_sequences=8, seed=0)
     for number, tokens in enumerate(first.batches + second.batches):
         np.testing.assert_array_equal(tokens, stream.at(8 * number))
 
@@ -112,7 +112,7 @@ def test_the_data_position_counts_examples_not_batches(tmp_path, corpus):
     run_to(tmp_path, corpus, 3, seed=5)
     larger = BigramStep(batch_sequences=16)
     run_to(tmp_path, corpus, 4, larger, resume=True)
-    expected = Batches(corpus, "train", batch_sequences=16, seed=5).at(24)
+    expected = Batches(corpus, batch_sequences=16, seed=5).at(24)
     np.testing.assert_array_equal(larger.batches[0], expected)
 
 
@@ -202,7 +202,7 @@ class BadBatch(BigramStep):
 @pytest.mark.parametrize("checkpoint_every", [0, 3])
 def test_a_batch_whose_loss_is_no_number_is_left_out(tmp_path, corpus, checkpoint_every):
     """From step 0 where nothing was saved, else from the checkpoint: the others are all trained on."""
-    stream = Batches(corpus, "train", batch_sequences=8, seed=0)
+    stream = Batches(corpus, batch_sequences=8, seed=0)
     step = BadBatch(stream.at(40))
     with pytest.warns(UserWarning, match=rf"step 6: loss is nan; back to step {checkpoint_every}, without"):
         line = run_to(tmp_path, corpus, 7, step, log_every=1, checkpoint_every=checkpoint_every)
@@ -345,3 +345,19 @@ def test_truncate_drops_later_and_torn_lines(tmp_path):
     truncate(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert [child.name for child in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_evaluation_sets_have_losses_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "walk.txt").write_text("".join(chr(97 + 5 * n % 26) for n in range(8000)))
+    (tmp_path / "other.txt").write_text("zyxwv" * 400)
+    corpus = prepare_corpus(
+        str(tmp_path / "walk.txt"),
+        tmp_path / "data",
+        vocab_size=257,
+        seq_len=16,
+        evaluations={"other": str(tmp_path / "other.txt")},
+    )
+    assert corpus.evaluations == {"other": str(tmp_path / "other.txt")}
+    line = run_to(tmp_path / "run", corpus, 10)
+    assert line["evaluation_losses"]["other"] > 2 * line["validation_loss"]
+    assert read_lines(tmp_path / "run" / "metrics.jsonl")[-1] == line

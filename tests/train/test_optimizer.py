@@ -13,6 +13,12 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
+from meshwright.layout import Layout
+from meshwright.layout.optimizers import OPTIMIZERS, state_elements
+from meshwright.models.parameters import dimensions, parameters
+from meshwright.models.presets import load_model
+from meshwright.nn.mesh import device_mesh
+from meshwright.nn.params import abstract_params, flatten, init_params
 from meshwright.train.optimizer import OptimizerConfig, decay_mask, learning_rate, make_optimizer
 
 CONFIG = OptimizerConfig(peak_learning_rate=0.5, warmup_steps=1, total_steps=11)
@@ -151,3 +157,51 @@ def test_warm_up_that_does_not_fit_is_refused():
     assert str(error.value) == "optimizer: 20 warm-up steps do not fit in 10 steps; fits: at most 9"
     with pytest.raises(MeshwrightError, match=r"optimizer: learning rate 0 is not above 0"):
         OptimizerConfig(peak_learning_rate=0.0, warmup_steps=0, total_steps=10)
+
+
+# Wide enough that Adafactor keeps rows and columns.
+WIDE = replace(load_model("tiny"), d_model=128)
+OF_STEP = OptimizerConfig(peak_learning_rate=0.5, warmup_steps=0, total_steps=11, weight_decay=0.0)
+SOME = ("embed", "layers/wq", "layers/w_out", "layers/mlp_norm")
+
+
+def _first_update(name: str, layout: Layout) -> dict[str, np.ndarray]:
+    """The updates of some parameters whose gradients are random, split as `layout` says."""
+    optimizer = make_optimizer(replace(OF_STEP, optimizer=name), model=WIDE)
+    mesh = device_mesh(layout)
+    params = init_params(WIDE, layout, mesh, 0, only=SOME)
+    with jax.set_mesh(mesh):
+        run = jax.jit(lambda mine: optimizer.update(mine, optimizer.init(mine), mine)[0])
+        return {path: np.asarray(update) for path, update in flatten(run(params)).items()}
+
+
+@pytest.mark.parametrize("name", ["muon", "adafactor"])
+def test_updates_of_shards_are_those_of_one_device(name: str) -> None:
+    """Orthogonal factors of float32 matrices, in five iterations, differ by some thousand roundings."""
+    alone = _first_update(name, Layout.of(weights_dtype="f32"))
+    found = _first_update(name, Layout.of(fsdp=4, tensor=2, weights_dtype="f32"))
+    for path, update in alone.items():
+        np.testing.assert_allclose(found[path], update, atol=2e-4, err_msg=path)
+    if name == "muon":
+        # Singular values near 0.2 sqrt(max(D, N H)) lr, but for the smallest, which five iterations leave.
+        for layer in alone["layers/wq"].reshape(WIDE.num_layers, WIDE.d_model, -1):
+            sizes = np.linalg.svd(layer)[1] / (0.5 * 0.2 * np.sqrt(max(layer.shape)))
+            assert np.quantile(sizes, 0.05) > 0.5 and sizes.max() < 1.5
+        # The embedding is Adam's: its first update is of one size wherever the gradient is not near eps.
+        small, large = np.quantile(np.abs(alone["embed"]), [0.1, 0.9])
+        assert large == pytest.approx(small, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_planner_knows_the_state_of_each_optimizer(name: str) -> None:
+    layout = Layout.of(weights_dtype="f32")
+    optimizer = make_optimizer(replace(OF_STEP, optimizer=name), model=WIDE)
+    mesh = device_mesh(layout)
+    with jax.set_mesh(mesh):
+        state = jax.eval_shape(optimizer.init, abstract_params(WIDE, layout, mesh))
+    kept = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.size > 3)  # else counters and constants
+    found = sum(
+        state_elements(name, path, param, layout.gradient(path, param.letters), dimensions(WIDE), layout.mesh)
+        for path, param in parameters(WIDE).items()
+    )
+    assert found == kept

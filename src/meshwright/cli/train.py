@@ -1,9 +1,11 @@
 """mw train: runs a plan."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +18,10 @@ from meshwright.cli.common import (
     note,
     number_option,
     progress,
+    show,
     whole_option,
 )
-from meshwright.errors import DeviceError
+from meshwright.errors import DeviceError, MeshwrightError
 from meshwright.files import check_writable
 from meshwright.hardware import catalog
 from meshwright.nn.devices import use_devices_of
@@ -27,6 +30,7 @@ from meshwright.plan_file import load_plan
 from meshwright.train.job import TrainingJob, prepare_job
 
 if TYPE_CHECKING:
+    from meshwright.audit.profile import OperationTime
     from meshwright.train.run import TrainingResult
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -39,7 +43,15 @@ def train(
         Path | None, typer.Argument(metavar="[PLAN.toml]", help="From mw plan. Without: that of the run.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A folder, a .txt, .py, .jsonl or .parquet file, or stdlib.")
+        list[str] | None,
+        typer.Option(
+            metavar="PATH[:WEIGHT]",
+            help="A folder, a .txt, .py, .jsonl or .parquet file, or stdlib; several are mixed by weight.",
+        ),
+    ] = None,
+    eval_: Annotated[
+        list[str] | None,
+        typer.Option("--eval", metavar="NAME=PATH", help="A further evaluation set; may be repeated."),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="A tokenizer.json or a folder with one. [trained on the data]")
@@ -80,7 +92,17 @@ def train(
         ),
     ] = None,
     optimizer: Annotated[
-        str | None, typer.Option(metavar="adamw|lion", help="The optimizer. [adamw]")
+        str | None,
+        typer.Option(metavar="adamw|adafactor|lion|muon", help="The optimizer. [that of the plan]"),
+    ] = None,
+    weight_decay: Annotated[
+        float | None, number_option("--weight-decay", help="Of matrices, times the learning rate. [0.1]")
+    ] = None,
+    clip_norm: Annotated[
+        float | None, number_option("--clip-norm", help="Bound of the gradients' global norm. [1]")
+    ] = None,
+    z_loss: Annotated[
+        float | None, number_option("--z-loss", help="Weight of log(sum exp(logits))^2 in the loss. [0]")
     ] = None,
     seed: Annotated[
         int | None,
@@ -105,6 +127,13 @@ def train(
     on_spike: Annotated[
         str | None, typer.Option(metavar="skip|stop", help="What to do about a loss that spikes. [skip]")
     ] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option("--tensorboard", help="Write the metrics for TensorBoard, too.")
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST:LAST", help="Trace these steps, and say where their time went."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model with a plan's layout; the run's folder gets checkpoints and metrics.
@@ -118,7 +147,8 @@ def train(
     mw train plan.toml --from llama/ --lora 16 --data chats.jsonl --run runs/tuned
     """
     given = {
-        "data": data,
+        "data": (data[0] if len(data) == 1 else tuple(data)) if data else None,
+        "eval": tuple(eval_) if eval_ else None,
         "tokenizer": tokenizer,
         "from_": from_,
         "lora": lora,
@@ -130,26 +160,65 @@ def train(
         "learning_rate": learning_rate,
         "schedule": schedule,
         "optimizer": optimizer,
+        "weight_decay": weight_decay,
+        "clip_norm": clip_norm,
+        "z_loss": z_loss,
         "seed": seed,
         "checkpoint_every": checkpoint_every,
         "checkpoint_minutes": checkpoint_minutes,
         "keep": keep,
         "on_spike": on_spike,
+        "tensorboard": tensorboard,
     }
     plan = load_plan(plan_path) if plan_path is not None else None
-    job = prepare_job(plan, _figures(plan_path), run, given, resume=resume)
+    traced = _steps(profile) if profile is not None else None
+    job = prepare_job(plan, _figures(plan_path), run, given, resume=resume, profile=traced)
     check_writable(job.run / "settings.json")
     for sentence in job.notes:
         note(f"mw: {sentence}")
     with _own_stdout():
         result, speaks = _carry_out(job)
+    rows = _operations(job) if speaks and traced is not None else []
     if speaks and as_json:
-        emit(result.line)
+        emit(result.line | ({"operations": [asdict(row) for row in rows]} if rows else {}))
     elif speaks:
-        print("\n".join(result.sentences()))
+        if rows:
+            from meshwright.report.tables import operations_table
+
+            show(operations_table([asdict(row) for row in rows]))
+        print("\n".join(result.sentences(*_collectives(rows))))
     if not result.finished:
         note(f"mw: stopped at step {result.line['step']}; go on with --resume")
         raise typer.Exit(_INTERRUPTED)
+
+
+def _steps(written: str) -> tuple[int, int]:
+    """The first and the last step of `FIRST:LAST`. Raises MeshwrightError where it is none."""
+    match = re.fullmatch(r"(\d+):(\d+)", written)
+    first, last = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise MeshwrightError(f"--profile {written}: write FIRST:LAST, the steps to trace, such as 10:15")
+    return first, last
+
+
+def _operations(job: TrainingJob) -> list["OperationTime"]:
+    """Where the time of the traced steps went; nothing where the run had none of them."""
+    from meshwright.audit.profile import operation_times
+    from meshwright.train.profiling import FOLDER
+
+    assert job.profile is not None, "asked of a run that traces"
+    if not (job.run / FOLDER).is_dir():
+        note(f"mw: steps {job.profile[0]} to {job.profile[1]} were not run; nothing was traced")
+        return []
+    return operation_times(job.run / FOLDER, job.plan)
+
+
+def _collectives(rows: list["OperationTime"]) -> tuple[float | None, float | None]:
+    """Seconds in collectives of a step, measured and planned."""
+    moved = [row for row in rows if row.kind == "collective"]
+    if not rows:
+        return None, None
+    return sum(row.measured_seconds for row in moved), sum(row.planned_seconds or 0.0 for row in moved)
 
 
 def _carry_out(job: TrainingJob) -> tuple["TrainingResult", bool]:

@@ -148,7 +148,7 @@ class StoredWeights(NamedTuple):
 
     layers: whose weights they are; none of those outside the layers. stored: as they lie between steps.
     accumulated: of their gradients, while microbatches add to them. updated: as the optimizer has them, and
-    their gradients once summed.
+    their gradients once summed. optimizer: its state. update_flops: of an update.
     """
 
     place: Place
@@ -156,6 +156,8 @@ class StoredWeights(NamedTuple):
     stored: Any = 0
     accumulated: Any = 0
     updated: Any = 0
+    optimizer: Any = 0
+    update_flops: Any = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
     weights      stored shards, and a float32 master copy where the layout keeps one
     gradients    as they accumulate: sharded from ZeRO 2 on
-    optimizer    Adam's two moments: sharded from ZeRO 1 on
+    optimizer    its state, such as Adam's two moments: sharded from ZeRO 1 on
     activations  what the layers of this stage save for the backward pass, for every microbatch that is
                  in flight, and the head's inputs and logits
     buffers      gathered weights and the working set of a backward pass: of one layer, whose next
@@ -18,7 +18,7 @@ This is the memory of a program that XLA plans as a whole; eager.py has that of 
 operation.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from meshwright.cost.figures import ceiling, larger, largest, smaller
@@ -34,7 +34,6 @@ from meshwright.cost.stages import (
 from meshwright.layout import Layout
 from meshwright.units import dtype_bytes, whole
 
-NUM_MOMENTS = 2
 # Layers whose activations are on the chip while the others' wait on the host.
 _LAYERS_NOT_OFFLOADED = 2
 
@@ -67,11 +66,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class Stored:
-    """Parameters on one chip of a stage: as stored, as gradients accumulate, as the optimizer has them."""
+    """Parameters on one chip of a stage: as stored, as gradients accumulate, as the optimizer has them.
+
+    optimizer: elements of its state. update_flops: of an update.
+    """
 
     weights: int
     gradients: int
-    moments: int
+    updated: int
+    optimizer: int
+    update_flops: int
 
 
 def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
@@ -83,7 +87,7 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
     own = stage_layers(len(graph.layers), schedule, pipe, layout.interleave, stage, graph.head_layers)
     first, last = stage_ends(schedule, pipe, stage)
     here = {"first": first, "last": last, "first and last": first or last}
-    stored = accumulated = updated = 0
+    totals: list[Any] = [0] * len(fields(Stored))
     for part in graph.weights:
         if part.place == "layers" and pipe > 1 and layout.schedule.is_alike:
             share = 1.0  # recorded as its stage's rows: L is split over pipe
@@ -91,10 +95,9 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
             share = sum(layer in part.layers for layer in own) / len(part.layers)
         else:
             share = here[part.place]
-        stored = stored + share * part.stored
-        accumulated = accumulated + share * part.accumulated
-        updated = updated + share * part.updated
-    return Stored(*map(ceiling, (stored, accumulated, updated)))
+        counts = (part.stored, part.accumulated, part.updated, part.optimizer, part.update_flops)
+        totals = [total + share * count for total, count in zip(totals, counts, strict=True)]
+    return Stored(*map(ceiling, totals))
 
 
 def train_memory(graph: Graph, layout: Layout) -> Memory:
@@ -127,11 +130,11 @@ def peak(
 def state_bytes(graph: Graph, layout: Layout, stage: int) -> tuple[Any, Any, Any]:
     """Bytes of (weights, gradients, optimizer) on one chip of a stage."""
     stored = stored_parameters(graph, layout, stage)
-    master = stored.moments * dtype_bytes("f32") if layout.master_weights else 0
+    master = stored.updated * dtype_bytes("f32") if layout.master_weights else 0
     return (
         whole(stored.weights * dtype_bytes(layout.weights_dtype) + master),
         whole(stored.gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
-        whole(stored.moments * NUM_MOMENTS * dtype_bytes(layout.optimizer_dtype)),
+        whole(stored.optimizer * dtype_bytes(layout.optimizer_dtype)),
     )
 
 
@@ -214,11 +217,11 @@ def _bytes(values: list[Value]) -> int:
 
 
 def update_work(graph: Graph, layout: Layout) -> Work:
-    """Adam on one chip's shard.
+    """The optimizer on one chip's shard.
 
-    Weight, gradient and both moments are read, all but the gradient written. About 12 FLOPs a
-    parameter (Kingma & Ba, 2014, algorithm 1); memory decides.
+    Weight, gradient and state are read, all but the gradient written; but for Muon memory decides.
     """
-    params = stored_parameters(graph, layout).moments
+    stored = stored_parameters(graph, layout)
     weights = 3 * dtype_bytes(layout.weights_dtype) + (2 * dtype_bytes("f32") if layout.master_weights else 0)
-    return Work(12 * params, params * (weights + 2 * NUM_MOMENTS * dtype_bytes(layout.optimizer_dtype)))
+    state = 2 * dtype_bytes(layout.optimizer_dtype)
+    return Work(stored.update_flops, stored.updated * weights + stored.optimizer * state)

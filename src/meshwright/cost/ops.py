@@ -490,5 +490,5 @@ def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:
     for path, param in parameters(config).items():
         group, _, name = path.rpartition("/")
         node = tree.setdefault(group, {}) if group else tree
-        node[name] = ops.weight(name, param.letters, stack=group, trained=param.trained)
+        node[name] = ops.weight(path, param)
     return tree

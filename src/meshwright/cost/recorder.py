@@ -18,8 +18,9 @@ from meshwright.cost.graph import (
     Work,
 )
 from meshwright.layout import Layout
+from meshwright.layout.optimizers import state_elements, update_flops
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import dimensions
+from meshwright.models.parameters import Param, dimensions
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import Reshard
@@ -103,18 +104,26 @@ class Recorder:
         """An integer input: tokens, targets or positions [B, T]."""
         return self.value(self.layout.tokens(name), "i32")
 
-    def weight(self, name: str, letters: str, stack: str = "", *, trained: bool = True) -> Value:
+    def weight(self, path: str, param: Param) -> Value:
         """A weight of one layer as it is stored; all of its stack count as stored.
 
         Fractions of a shard round up. One that is not trained has no gradient and no optimizer state.
         """
+        stack, _, name = path.rpartition("/")
+        letters, trained = param.letters, param.trained
+        updated = self.layout.gradient(name, letters)
+        elements = trained * self._whole_elements(updated)
+        optimizer = self.layout.optimizer
         before = self._stored.get(stack or name)
         before = before or StoredWeights(self._place(stack, name), self._layers(stack))
         self._stored[stack or name] = before._replace(
             stored=before.stored + self._whole_elements(self.layout.weight(name, letters)),
             accumulated=before.accumulated
             + trained * self._whole_elements(self.layout.accumulated(name, letters)),
-            updated=before.updated + trained * self._whole_elements(self.layout.gradient(name, letters)),
+            updated=before.updated + elements,
+            optimizer=before.optimizer
+            + trained * state_elements(optimizer, path, param, updated, self.sizes, self.mesh),
+            update_flops=before.update_flops + elements * update_flops(optimizer, path, param, self.sizes),
         )
         of_a_layer = letters[1:] if stack else letters
         value = self.value(self.layout.weight(name, of_a_layer), self.layout.weights_dtype)

@@ -289,6 +289,10 @@ class Layout:
         return self.precision.optimizer_dtype
 
     @property
+    def optimizer(self) -> str:
+        return self.precision.optimizer
+
+    @property
     def kv_dtype(self) -> str:
         """Of the cache: compute_dtype where nothing else is said."""
         return self.precision.kv_dtype or self.precision.compute_dtype

@@ -1,8 +1,9 @@
-"""The number types of a step."""
+"""The number types of a step, and the optimizer whose state some are of."""
 
 from dataclasses import dataclass
 
 from meshwright.errors import LayoutError
+from meshwright.layout.optimizers import OPTIMIZERS
 
 DTYPES = ("f32", "bf16")
 # Of weights that no gradient changes, and of caches.
@@ -18,7 +19,8 @@ class Precision:
     weights_dtype: stored weights; narrower than bf16 only where nothing is trained. kv_dtype: the cache of
     keys and values in inference (None: compute_dtype). compute_dtype: activations and gathers. matmul_dtype:
     the operands of matmuls alone (None: compute_dtype). gradients_dtype: gradients (None: weights_dtype).
-    optimizer_dtype: Adam's two moments. master_weights: whether a float32 copy lies beside the weights.
+    optimizer: of OPTIMIZERS; optimizer_dtype: of its state, such as Adam's two moments. master_weights:
+    whether a float32 copy lies beside the weights.
     """
 
     weights_dtype: str = "bf16"
@@ -28,6 +30,7 @@ class Precision:
     optimizer_dtype: str = "f32"
     master_weights: bool = False
     kv_dtype: str | None = None
+    optimizer: str = "adamw"
 
     def __post_init__(self) -> None:
         for name, fits in FITS.items():
@@ -51,4 +54,5 @@ FITS = {
     "matmul_dtype": MATMUL_DTYPES,
     "gradients_dtype": DTYPES,
     "optimizer_dtype": OPTIMIZER_DTYPES,
+    "optimizer": OPTIMIZERS,
 }

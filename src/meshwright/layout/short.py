@@ -142,6 +142,7 @@ def written(form: Form, schedule: Schedule, precision: Precision) -> dict[str, o
     degrees = {name: form[name] for name in DEGREES if form[name] > 1} or {"data": 1}
     options = {name: form[name] for name in OPTIONS if form[name] != OPTIONS[name].default}
     copies: dict[str, object] = {"master_weights": True} if precision.master_weights else {}
+    copies |= {"optimizer": precision.optimizer} if precision.optimizer != Precision.optimizer else {}
     return degrees | options | copies | _written_schedule(schedule, form["pipe"])
 
 

@@ -70,12 +70,15 @@ _POLICIES = {
 class JaxOps:
     """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
-    masked: some targets of the loss may be NOT_COUNTED.
+    masked: some targets of the loss may be NOT_COUNTED. z_loss: what log(sum exp(logits))^2 weighs in it,
+    which keeps the softmax' sum near 1 (Chowdhery et al., arXiv:2204.02311, section 5).
     """
 
-    def __init__(self, config: ModelConfig, layout: Layout, *, masked: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: Layout, *, masked: bool = False, z_loss: float = 0.0
+    ) -> None:
         check_runs(config, layout)
-        self.config, self.layout, self.masked = config, layout, masked
+        self.config, self.layout, self.masked, self.z_loss = config, layout, masked, z_loss
         self.dtype = JAX_DTYPES[layout.compute_dtype]
         self._num_products = 0  # of the layer that is being traced
         self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
@@ -345,4 +348,6 @@ class JaxOps:
             columns = lax.broadcasted_iota(targets.dtype, (1, 1, wide.shape[-1]), 2)
             hit = jnp.where(columns == targets[..., None], wide, 0.0)
             nats = log_sum - jnp.sum(hit, axis=-1)
+            if self.z_loss:
+                nats += self.z_loss * log_sum**2
             return jnp.mean(jnp.where(targets == NOT_COUNTED, 0.0, nats) if self.masked else nats)

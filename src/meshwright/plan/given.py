@@ -14,6 +14,7 @@ NOT_SEARCHED = (
     "offload",
     "matmul_dtype",
     "gradients_dtype",
+    "optimizer",
     "optimizer_dtype",
     "master_weights",
 )

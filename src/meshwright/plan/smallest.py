@@ -9,6 +9,7 @@ from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.optimizers import LEAST_STATE
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params, train_flops_per_token
@@ -80,8 +81,9 @@ def smallest(
     """
     tried: list[Tried] = []
     fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
+    optimizer = str(fixed.get("optimizer", "adamw"))
     moments = str(fixed.get("optimizer_dtype", "f32"))
-    bytes_per_param = dtype_bytes(weights_dtype) + 2 * dtype_bytes(moments)
+    bytes_per_param = dtype_bytes(weights_dtype) + LEAST_STATE[optimizer] * dtype_bytes(moments)
     dtypes = (str(fixed["matmul_dtype"]),) if fixed.get("matmul_dtype") else compute_dtypes
 
     def attempt(hardware: Hardware) -> Search | None:

@@ -3,7 +3,7 @@
 Text from documents is wrapped in `Text`, so that `[D_fsdp]` is never read as rich's markup.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -58,6 +58,23 @@ def breakdown_table(candidate: Document) -> Table:
             seconds_text(item["seconds"]),
             percent_text(item.get("share")),
             Text(bound_text(item)),
+        )
+    return table
+
+
+def operations_table(operations: Sequence[Document], most: int = 12) -> Table:
+    """What traced operations took beside what was planned, those that took most longer first."""
+    table = _table("Traced operations, a step on the mean device", "operation", "pass", "")
+    for heading in ("measured", "planned"):
+        table.add_column(heading, justify="right")
+    for item in operations[:most]:
+        planned = item["planned_seconds"]
+        table.add_row(
+            Text(str(item["name"])),
+            Text(str(item["direction"])),
+            Text("collective" if item["kind"] == "collective" else ""),
+            seconds_text(item["measured_seconds"]),
+            seconds_text(planned) if planned is not None else "not planned",
         )
     return table
 

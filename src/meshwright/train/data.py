@@ -4,7 +4,9 @@ data/
   corpus.json        what is in here (the fields of Corpus)
   tokenizer.json     the byte-level BPE the rows were made with
   train.npy          [num_rows, seq_len + 1] uint16, or uint32 above 65,536 ids or with flags (`rows`)
-  validation.npy     the same for the held-out documents
+  train.1.npy, ...   the same of the other sources of a mixture
+  validation.npy     the same for the held-out documents of all of them
+  eval.NAME.npy      the same for a further evaluation set
 """
 
 import hashlib
@@ -12,12 +14,12 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import grain
 import numpy as np
@@ -26,7 +28,15 @@ from tokenizers import Encoding, Tokenizer
 from meshwright.errors import DataError
 from meshwright.files import file_sha256
 from meshwright.models.chat import ChatTemplate, load_chat_template
-from meshwright.train.documents import BadData, Document, divide, read_documents
+from meshwright.train.documents import (
+    BadData,
+    Document,
+    Source,
+    divide,
+    parse_sources,
+    read_documents,
+    read_mixture,
+)
 from meshwright.train.rows import BEGINS, UNCOUNTED, ids, is_counted
 from meshwright.train.tokenizer import end_of_text_id, load_tokenizer, train_tokenizer
 
@@ -39,8 +49,7 @@ _TOKENIZER_CHARACTERS = 20_000_000
 _NPY_HEADER_BYTES = 128
 _NUM_EXAMPLES = 1 << 50
 
-Split = Literal["train", "validation"]
-SPLITS: tuple[Split, ...] = ("train", "validation")
+VALIDATION = "validation"
 Progress = Callable[[str, float], None]  # (what is being done, fraction done)
 
 
@@ -56,7 +65,8 @@ class Corpus:
         H = -mean_v log((count_train(v) + 1) / (num_train_tokens + vocab_size))
 
     over the predicted tokens v of the validation rows that the loss counts (all but each row's first).
-    masked: whether rows have the flags of `rows`.
+    masked: whether rows have the flags of `rows`. weights: of the sources of a mixture, by which they share
+    the examples; none where there is one source. evaluations: what each further evaluation set was read from.
     """
 
     directory: Path
@@ -73,6 +83,8 @@ class Corpus:
     unigram_entropy: float
     sha256: dict[str, str]
     masked: bool = False
+    weights: list[float] = field(default_factory=list)
+    evaluations: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path) -> "Corpus":
@@ -80,7 +92,7 @@ class Corpus:
         try:
             record = json.loads((directory / "corpus.json").read_text())
             corpus = cls(directory=directory, **record)
-            shapes = [corpus.rows("train").size, corpus.rows("validation").size]
+            shapes = [sum(corpus.rows(part).size for part in corpus.parts), corpus.rows(VALIDATION).size]
         except FileNotFoundError as error:
             missing = Path(error.filename).name
             raise DataError(f"corpus {directory}: {missing} is missing; {_REPACK}") from None
@@ -93,21 +105,35 @@ class Corpus:
                 raise DataError(f"corpus {directory}: {split}.npy does not match its checksum; {_REPACK}")
         return corpus
 
-    def rows(self, split: Split) -> np.ndarray:
+    def rows(self, split: str) -> np.ndarray:
         """The packed rows [num_rows, seq_len + 1] of a split, mapped from disk, not read."""
         return self._rows[split]
 
     @cached_property
     def _rows(self) -> dict[str, np.ndarray]:
-        return {split: np.load(self.directory / f"{split}.npy", mmap_mode="r") for split in SPLITS}
+        return {split: np.load(self.directory / f"{split}.npy", mmap_mode="r") for split in self.sha256}
+
+    @property
+    def parts(self) -> list[str]:
+        """The splits to train on, one for each source."""
+        return [part_of(number) for number in range(max(1, len(self.weights)))]
 
     @property
     def tokenizer_path(self) -> Path:
         return self.directory / "tokenizer.json"
 
 
+def part_of(source: int) -> str:
+    """The split to train on of the source with this number."""
+    return f"train.{source}" if source else "train"
+
+
+def evaluation_split(name: str) -> str:
+    return f"eval.{name}"
+
+
 def prepare_corpus(
-    source: str,
+    source: str | Sequence[str],
     directory: Path,
     *,
     vocab_size: int,
@@ -115,11 +141,13 @@ def prepare_corpus(
     tokenizer: Path | None = None,
     bad_data: BadData = "stop",
     mask_documents: bool = False,
+    evaluations: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
     """The corpus of `source` packed into `directory`; reused where the same one already lies there.
 
-    source, bad_data: see `read_documents`; the text is read several times, and never held. vocab_size:
+    source, bad_data: see `read_documents` and, for a mixture, `parse_sources`; the text is read several
+    times, and never held. evaluations: sources of further evaluation sets by name. vocab_size:
     ids the model has; the BPE is trained (on the first 20M characters to train on) to at most as many.
     tokenizer: a tokenizer.json to use instead; the chat template beside it writes conversations.
     mask_documents: whether attention is to stay within a document; within a conversation it always does.
@@ -129,7 +157,10 @@ def prepare_corpus(
     report = progress or (lambda what, fraction: None)
     report("reading", 0.0)
     chat = load_chat_template(tokenizer.parent) if tokenizer else ChatTemplate()
-    survey = _survey(source, bad_data, vocab_size, seq_len, tokenizer, mask_documents, chat)
+    sources, evaluations = parse_sources(source), dict(evaluations or {})
+    weights = [one.weight for one in sources] if len(sources) > 1 else []
+    ingredients = [vocab_size, seq_len, mask_documents, weights, evaluations]
+    survey = _survey(sources, bad_data, tokenizer, ingredients, chat)
     existing = _existing(directory)
     if existing is not None and existing.fingerprint == survey.fingerprint:
         return existing
@@ -137,7 +168,7 @@ def prepare_corpus(
     def read() -> Iterator[Document]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is left out was named by the survey
-            yield from read_documents(source, bad_data, chat)
+            yield from read_mixture(sources, bad_data, chat)
 
     division = divide(read, survey.num_characters)
     report("tokenizer", 0.0)
@@ -155,31 +186,46 @@ def prepare_corpus(
     with _replacing(directory) as partial, ExitStack() as files:
         wide = survey.masked or bpe.get_vocab_size() > 1 << 16
         dtype = np.uint32 if wide else np.uint16
-        packers: dict[Split, Packer] = {
-            split: Packer(partial / f"{split}.npy", seq_len, dtype, end_id) for split in SPLITS
+        parts = [part_of(number) for number in range(len(sources))]
+        extra = {name: evaluation_split(name) for name in evaluations}
+        packers = {
+            split: Packer(partial / f"{split}.npy", seq_len, dtype, end_id)
+            for split in (*parts, VALIDATION, *extra.values())
         }
         for packer in packers.values():
             files.callback(packer.close)
-        num_documents = _pack(division.pieces(read()), bpe, end_id, packers, survey, report)
-        num_tokens = {split: packer.finish(split, source) for split, packer in packers.items()}
-        rows = {split: np.load(partial / f"{split}.npy", mmap_mode="r") for split in SPLITS}
+        pieces = (
+            (piece, VALIDATION if is_validation else part_of(piece.source))
+            for piece, is_validation in division.pieces(read())
+        )
+        num_documents = _pack(pieces, bpe, end_id, packers, survey, report)
+        for name, split in extra.items():
+            texts = ((document, split) for document in read_documents(evaluations[name], bad_data, chat))
+            _pack(texts, bpe, end_id, packers, survey, report)
+        where = ", ".join(one.path for one in sources)
+        num_tokens = {split: packer.finish(split, where) for split, packer in packers.items()}
+        rows = {split: np.load(partial / f"{split}.npy", mmap_mode="r") for split in packers}
         bpe.encode_special_tokens = False  # saved as a server wants it: special tokens are special
         bpe.save(str(partial / "tokenizer.json"))
         corpus = Corpus(
             directory=directory,
-            source=source,
+            source=where,
             fingerprint=survey.fingerprint,
             vocab_size=bpe.get_vocab_size(),
             seq_len=seq_len,
             end_of_text_id=end_id,
             num_bytes=survey.num_bytes,
-            num_train_documents=num_documents["train"],
-            num_validation_documents=num_documents["validation"],
-            num_train_tokens=num_tokens["train"],
-            num_validation_tokens=num_tokens["validation"],
-            unigram_entropy=unigram_entropy(rows["train"], rows["validation"], bpe.get_vocab_size()),
-            sha256={split: file_sha256(partial / f"{split}.npy") for split in SPLITS},
+            num_train_documents=sum(num_documents[part] for part in parts),
+            num_validation_documents=num_documents[VALIDATION],
+            num_train_tokens=sum(num_tokens[part] for part in parts),
+            num_validation_tokens=num_tokens[VALIDATION],
+            unigram_entropy=unigram_entropy(
+                [rows[part] for part in parts], rows[VALIDATION], bpe.get_vocab_size()
+            ),
+            sha256={split: file_sha256(partial / f"{split}.npy") for split in packers},
             masked=survey.masked,
+            weights=weights,
+            evaluations=evaluations,
         )
         record = asdict(corpus)
         del record["directory"]  # a run folder may be moved
@@ -188,9 +234,10 @@ def prepare_corpus(
 
 
 class Batches:
-    """Batches int32[B / P, T+1] of one split by the global index of their first example.
+    """Batches int32[B / P, T+1] to train on by the global index of their first example.
 
-    The examples are one sequence without end, shuffled anew each epoch, that depends on the seed alone.
+    The examples are one sequence without end, shuffled anew each epoch, that depends on the seed alone. Of a
+    mixture each source has its own epochs, and its share of any stretch of the sequence.
     The batch at index i holds examples i to i + B of it, so the position of a run is one integer,
     whatever the batch size or the number of processes. Process p of P gets the p-th B / P of them.
     Raises DataError where B does not divide over the processes.
@@ -199,7 +246,6 @@ class Batches:
     def __init__(
         self,
         corpus: Corpus,
-        split: Split,
         *,
         batch_sequences: int,
         seed: int,
@@ -210,10 +256,9 @@ class Batches:
             raise DataError(
                 f"batch: {batch_sequences} sequences (B) do not divide over {process_count} processes"
             )
-        rows = corpus.rows(split)
-        # As good as without end: grain 0.2 overflows on an endless dataset of 2^63 - 1.
-        num_epochs = max(1, _NUM_EXAMPLES // len(rows))
-        self._examples = grain.MapDataset.source(rows).shuffle(seed=seed).repeat(num_epochs)  # type: ignore[arg-type]
+        parts = [_endless(corpus.rows(part), seed + number) for number, part in enumerate(corpus.parts)]
+        mixed = len(parts) > 1
+        self._examples = grain.MapDataset.mix(parts, weights=corpus.weights) if mixed else parts[0]
         self._local = batch_sequences // process_count
         self._offset = process_index * self._local
 
@@ -224,11 +269,22 @@ class Batches:
         return np.stack(rows).astype(np.int32)
 
 
-def unigram_entropy(train_rows: np.ndarray, validation_rows: np.ndarray, vocab_size: int) -> float:
+def _endless(rows: np.ndarray, seed: int) -> grain.MapDataset[np.ndarray]:
+    """The rows again and again, shuffled anew each time.
+
+    As good as without end: grain 0.2 overflows on an endless dataset of 2^63 - 1.
+    """
+    source: Any = rows
+    num_epochs = max(1, _NUM_EXAMPLES // len(rows))
+    return grain.MapDataset.source(source).shuffle(seed=seed).repeat(num_epochs)
+
+
+def unigram_entropy(train_parts: Sequence[np.ndarray], validation_rows: np.ndarray, vocab_size: int) -> float:
     """Nats per validation token under the training frequencies; the formula stands at Corpus."""
-    train_counts = _counts(train_rows, vocab_size)
+    train_counts = np.sum([_counts(rows, vocab_size) for rows in train_parts], axis=0)
     validation_counts = _counts(validation_rows[:, 1:], vocab_size, counted_alone=True)
-    log_probabilities = np.log((train_counts + 1) / (train_rows.size + vocab_size))
+    num_tokens = sum(rows.size for rows in train_parts)
+    log_probabilities = np.log((train_counts + 1) / (num_tokens + vocab_size))
     return float(-(validation_counts @ log_probabilities) / validation_counts.sum())
 
 
@@ -256,20 +312,22 @@ class _Survey:
 
 
 def _survey(
-    source: str,
+    sources: Sequence[Source],
     bad_data: BadData,
-    vocab_size: int,
-    seq_len: int,
     tokenizer: Path | None,
-    mask_documents: bool,
+    ingredients: Sequence[Any],
     chat: ChatTemplate,
 ) -> _Survey:
+    """ingredients: vocab_size, seq_len, and what else decides the rows."""
+    vocab_size, seq_len, mask_documents, *others = ingredients
     given = tokenizer.read_bytes() if tokenizer and tokenizer.is_file() else b""
     digest = hashlib.sha256(repr((_FORMAT, vocab_size, seq_len, hashlib.sha256(given).hexdigest())).encode())
     if mask_documents:
         digest.update(b"documents are masked")
+    if any(others):
+        digest.update(repr(others).encode())
     num_characters, num_bytes, masked = 0, 0, mask_documents
-    for document in read_documents(source, bad_data, chat):
+    for document in read_mixture(sources, bad_data, chat):
         text = document.text.encode()
         num_characters, num_bytes = num_characters + len(document.text), num_bytes + len(text)
         masked = masked or document.answers is not None
@@ -348,36 +406,34 @@ class Packer:
 
 
 def _pack(
-    pieces: Iterator[tuple[Document, bool]],
+    pieces: Iterator[tuple[Document, str]],
     bpe: Tokenizer,
     end_id: int,
-    packers: dict[Split, Packer],
+    packers: Mapping[str, Packer],
     survey: _Survey,
     report: Progress,
-) -> dict[Split, int]:
+) -> dict[str, int]:
     """How many documents of each split were written: their tokens, each closed by the end token."""
     bpe.no_truncation()
     bpe.no_padding()
-    num_documents: dict[Split, int] = {"train": 0, "validation": 0}
-    done = 0
+    num_documents, done = dict.fromkeys(packers, 0), 0
     for batch in _batched(pieces):
-        report("packing", done / max(survey.num_characters, 1))
+        report("packing", min(done / max(survey.num_characters, 1), 1.0))
         plain = [pair for pair in batch if pair[0].answers is None]
         bpe.encode_special_tokens = True  # a document that spells out the end token does not end there
         encodings = bpe.encode_batch_fast([piece.text for piece, _ in plain], add_special_tokens=False)
-        for (_, is_validation), encoding in zip(plain, encodings, strict=True):
+        for (_, split), encoding in zip(plain, encodings, strict=True):
             document = np.asarray([*encoding.ids, end_id], np.uint32)
             document[0] |= BEGINS if survey.masked else 0
-            packers["validation" if is_validation else "train"].add(document)
+            packers[split].add(document)
         chats = [pair for pair in batch if pair[0].answers is not None]
         bpe.encode_special_tokens = False  # their template spells special tokens out
         # Not the fast form, which does not tell where in the text a token is.
         encodings = bpe.encode_batch([piece.text for piece, _ in chats], add_special_tokens=False)
-        for (piece, is_validation), encoding in zip(chats, encodings, strict=True):
-            conversation = _of_conversation(encoding, piece, end_id)
-            packers["validation" if is_validation else "train"].add_whole(conversation)
-        for piece, is_validation in batch:
-            num_documents["validation" if is_validation else "train"] += 1
+        for (piece, split), encoding in zip(chats, encodings, strict=True):
+            packers[split].add_whole(_of_conversation(encoding, piece, end_id))
+        for piece, split in batch:
+            num_documents[split] += 1
             done += len(piece.text)
     if num_cut := sum(packer.num_cut for packer in packers.values()):
         warnings.warn(f"{num_cut} conversations are longer than a row; their ends are left out", stacklevel=2)
@@ -402,9 +458,9 @@ def _of_conversation(encoding: Encoding, piece: Document, end_id: int) -> np.nda
     return found
 
 
-def _batched(pieces: Iterator[tuple[Document, bool]]) -> Iterator[list[tuple[Document, bool]]]:
+def _batched(pieces: Iterator[tuple[Document, str]]) -> Iterator[list[tuple[Document, str]]]:
     """Batches to encode at once, of many documents or many characters."""
-    batch: list[tuple[Document, bool]] = []
+    batch: list[tuple[Document, str]] = []
     for piece in pieces:
         batch.append(piece)
         if len(batch) == _ENCODED_AT_ONCE or sum(len(p.text) for p, _ in batch) > _CHARACTERS_AT_ONCE:

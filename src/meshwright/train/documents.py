@@ -10,8 +10,9 @@ import os
 import sysconfig
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -44,12 +45,14 @@ _VALIDATION_FRACTION = 0.05
 class Document:
     """One text and the name it is split and reported by.
 
-    answers: of a conversation, the spans of the text that its assistant wrote; it is never cut.
+    answers: of a conversation, the spans of the text that its assistant wrote; it is never cut. source: the
+    number of the source that it is from.
     """
 
     name: str
     text: str
     answers: tuple[tuple[int, int], ...] | None = None
+    source: int = 0
 
 
 def read_documents(
@@ -78,6 +81,49 @@ def read_documents(
                 yield piece
     if not found:
         raise DataError(f"corpus {source}: holds no text; give {_KINDS}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of a mixture, and its share of the examples where there are several."""
+
+    path: str
+    weight: float = 1.0
+
+
+def parse_sources(written: str | Sequence[str]) -> tuple[Source, ...]:
+    """The sources of `PATH`, or of several `PATH:WEIGHT`, whose shares are their weights over their sum.
+
+    >>> parse_sources(("a.jsonl:3", "b.txt"))
+    (Source(path='a.jsonl', weight=3.0), Source(path='b.txt', weight=1.0))
+    """
+    if isinstance(written, str):
+        return (Source(written),)
+    return tuple(map(_parse_source, written))
+
+
+def _parse_source(written: str) -> Source:
+    path, colon, weight = written.rpartition(":")
+    try:
+        share = float(weight)
+    except ValueError:
+        return Source(written)
+    if not colon or Path(written).exists():
+        return Source(written)
+    if not 0 < share < inf:
+        raise DataError(f"corpus {written}: its weight {weight} is not above 0 and finite")
+    return Source(path, share)
+
+
+def read_mixture(
+    sources: Sequence[Source], bad_data: BadData = "stop", chat: ChatTemplate | None = None
+) -> Iterator[Document]:
+    """The documents of all sources, one source after another, as `read_documents` has them."""
+    for number, source in enumerate(sources):
+        for document in read_documents(source.path, bad_data, chat):
+            # Of the first source as without others; names are to differ.
+            named = f"{number}/{document.name}" if number else document.name
+            yield replace(document, name=named, source=number)
 
 
 def check_source(source: str) -> None:
@@ -141,7 +187,7 @@ def cut(document: Document, limit: int) -> Iterator[Document]:
         end = start + limit
         if end < len(text):
             end = text.rfind("\n", start, end) + 1 or end
-        yield Document(f"{document.name}#{index}", text[start:end])
+        yield replace(document, name=f"{document.name}#{index}", text=text[start:end])
         start, index = end, index + 1
 
 

@@ -12,8 +12,15 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.nn import checkpoint_files
 from meshwright.plan_file import Plan, load_plan
-from meshwright.train.documents import check_source
-from meshwright.train.settings import Settings, changed_settings, load_settings, new_settings
+from meshwright.train.board import check_board
+from meshwright.train.documents import check_source, parse_sources
+from meshwright.train.settings import (
+    Settings,
+    changed_settings,
+    evaluation_sets,
+    load_settings,
+    new_settings,
+)
 from meshwright.train.tokenizer import check_vocab_size, load_tokenizer, tokenizer_file
 
 PLAN = "plan.toml"
@@ -29,7 +36,8 @@ def check_run(run: Path) -> None:
 class TrainingJob:
     """A run that may begin or go on. figures: the text of the plan's plan.json, if there is one.
 
-    resume: go on from the last checkpoint, of which there is one. notes: what was asked for and is
+    resume: go on from the last checkpoint, of which there is one. profile: the first and last step to
+    trace. notes: what was asked for and is
     other than the run had, a sentence each.
     """
 
@@ -39,10 +47,17 @@ class TrainingJob:
     settings: Settings
     resume: bool
     notes: list[str] = field(default_factory=list)
+    profile: tuple[int, int] | None = None
 
 
 def prepare_job(
-    plan: Plan | None, figures: str | None, run: Path | None, given: Mapping[str, Any], *, resume: bool
+    plan: Plan | None,
+    figures: str | None,
+    run: Path | None,
+    given: Mapping[str, Any],
+    *,
+    resume: bool,
+    profile: tuple[int, int] | None = None,
 ) -> TrainingJob:
     """The job that these options ask for; nothing is written, and neither JAX nor the text is loaded.
 
@@ -77,24 +92,20 @@ def prepare_job(
             )
     else:
         settings = new_settings(settings_given)
-        check_source(settings.data)
-        if settings.from_ is not None:
-            _check_start(Path(settings.from_), chosen.model)
-        if given_tokenizer := settings.tokenizer or settings.from_:
-            load_tokenizer(tokenizer_file(given_tokenizer))
-        else:
-            check_vocab_size(chosen.model.vocab_size)
-        if chosen.model.lora_rank and settings.from_ is None:
-            raise MeshwrightError(
-                f"--lora {chosen.model.lora_rank}: adapters are trained beside weights that stay as they are;"
-                " name those with --from DIR"
-            )
+        _check_new(settings, chosen.model)
+    if settings.tensorboard:
+        check_board()
+    if stored is None and settings_given.get("optimizer") is None:
+        settings = replace(settings, optimizer=chosen.layout.optimizer)
+    chosen = _with_optimizer(chosen, settings.optimizer)
     if saved and written is not None:
         _check_same_model(folder, written.model, chosen.model)
         notes += _plan_changes(written, chosen)
     if resume and not saved:
         notes.append(f"{checkpoints} holds no checkpoint yet: beginning at step 0")
-    return TrainingJob(chosen, figures, folder, settings, resume=bool(saved), notes=notes)
+    if not chosen.planned:
+        figures = None  # they are of what was changed above
+    return TrainingJob(chosen, figures, folder, settings, bool(saved), notes, profile)
 
 
 def _check_plan(plan: Plan) -> None:
@@ -104,6 +115,25 @@ def _check_plan(plan: Plan) -> None:
         )
     check_runs(plan.model, plan.layout)
     check_updates(plan.layout, plan.model)
+
+
+def _check_new(settings: Settings, model: ModelConfig) -> None:
+    """Raises where what a new run is to read is not there, or does not fit its model."""
+    for source in parse_sources(settings.data):
+        check_source(source.path)
+    for path in evaluation_sets(settings.eval).values():
+        check_source(path)
+    if settings.from_ is not None:
+        _check_start(Path(settings.from_), model)
+    if given_tokenizer := settings.tokenizer or settings.from_:
+        load_tokenizer(tokenizer_file(given_tokenizer))
+    else:
+        check_vocab_size(model.vocab_size)
+    if model.lora_rank and settings.from_ is None:
+        raise MeshwrightError(
+            f"--lora {model.lora_rank}: adapters are trained beside weights that stay as they are;"
+            " name those with --from DIR"
+        )
 
 
 def _with_adapters(plan: Plan | None, rank: int | None, alpha: float | None) -> Plan | None:
@@ -116,6 +146,13 @@ def _with_adapters(plan: Plan | None, rank: int | None, alpha: float | None) -> 
         plan.model, lora_rank=rank or plan.model.lora_rank, lora_alpha=alpha or plan.model.lora_alpha
     )
     return plan if model == plan.model else replace(plan, model=model, planned={})
+
+
+def _with_optimizer(plan: Plan, optimizer: str) -> Plan:
+    """The plan with this optimizer; its figures are of its own."""
+    if plan.layout.optimizer == optimizer:
+        return plan
+    return replace(plan, layout=plan.layout.replace(optimizer=optimizer), planned={})
 
 
 def _check_start(folder: Path, planned: ModelConfig) -> None:

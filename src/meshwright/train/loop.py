@@ -5,9 +5,10 @@ run/checkpoints/<step>/   see `nn.checkpoint`
 """
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,8 +19,10 @@ import numpy as np
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
 from meshwright.nn import checkpoint, checkpoint_files
 from meshwright.nn.checkpoint_files import CHECKPOINTS
-from meshwright.train.data import Batches, Corpus
+from meshwright.train import profiling
+from meshwright.train.data import VALIDATION, Batches, Corpus, evaluation_split
 from meshwright.train.metrics import Line, Reporter, read_lines, truncate
+from meshwright.train.profiling import Profiler
 from meshwright.train.rows import is_counted
 from meshwright.train.stopping import Agreement, stop_signals
 from meshwright.train.trend import LossTrend
@@ -98,7 +101,8 @@ class Rhythm:
 
     save_seconds: between checkpoints by the clock, beside those of checkpoint_every. keep: how many of
     the last checkpoints are kept, beside the one with the lowest validation loss. on_spike: whether a
-    loss that is not finite, or a spike, is left out or ends the run.
+    loss that is not finite, or a spike, is left out or ends the run. profile: the first and the last step
+    that are traced into run/profile.
     """
 
     log_every: int = 10
@@ -107,6 +111,7 @@ class Rhythm:
     save_seconds: float = math.inf
     keep: int = 2
     on_spike: Literal["skip", "stop"] = "skip"
+    profile: tuple[int, int] | None = None
 
 
 def begin(run: Path, step: TrainStep, corpus: Corpus, *, seed: int = 0, resume: bool = False) -> Start:
@@ -141,21 +146,22 @@ def train(
     rhythm: Rhythm | None = None,
     planned_step_seconds: float | None = None,
     on_step: Callable[[Line], None] | None = None,
+    inputs: list[float] | None = None,
 ) -> Line:
     """The last line of run/metrics.jsonl, after training up to step `num_steps`.
 
     A line: step, loss (nats/token), grad_norm, learning_rate, step_seconds, planned_step_seconds,
-    tokens_per_second, mfu, after a validation validation_loss, and skipped where examples were left
-    out. step_seconds is the median wall time of the steps since the last line, without the process's
-    first step (it compiles), validation and saving; None where that leaves no step.
-    mfu = flops_per_step / (step_seconds * peak_flops_per_second).
+    tokens_per_second, mfu, after a validation validation_loss and evaluation_losses, and skipped where
+    examples were left out. step_seconds is the median wall time of the steps since the last line, without the
+    process's first step (it compiles), validation and saving; None where that leaves no step. mfu =
+    flops_per_step / (step_seconds * peak_flops_per_second).
 
-    Lines are written every log_every steps, at every validation and at the end; on_step gets one every
-    step. The validation at the end reads the whole split. Checkpoints are written in the background, at
-    the rhythm's times, after a validation better than all before, and at the end. Where the loss is not
-    finite or a spike, training goes back to the last checkpoint and leaves the batch out. SIGINT or
-    SIGTERM (to any process) end the run with a checkpoint, and the line returned is of a step below
-    num_steps.
+    Lines are written every log_every steps, at every validation and at the end; on_step gets one every step.
+    inputs takes the seconds that each step waited for its batch. The validation at the end reads the whole
+    split. Checkpoints are written in the background, at the rhythm's times, after a validation better than
+    all before, and at the end. Where the loss is not finite or a spike, training goes back to the last
+    checkpoint and leaves the batch out. SIGINT or SIGTERM (to any process) end the run with a checkpoint, and
+    the line returned is of a step below num_steps.
 
     Raises MeshwrightError once the loss is not finite and is not to be skipped, or still is not after
     several batches were left out; OutputError where a file cannot be written.
@@ -167,13 +173,18 @@ def train(
         checkpoint_files.set_aside(run / CHECKPOINTS, start.step)
         truncate(run / METRICS, start.step)
     rhythm = rhythm or Rhythm()
-    with stop_signals() as stop, closing(checkpoint.Saver(run / CHECKPOINTS, rhythm.keep)) as saver:
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_signals())
+        saver = stack.enter_context(closing(checkpoint.Saver(run / CHECKPOINTS, rhythm.keep)))
         agreement = Agreement(stop, rhythm.save_seconds)
         loop = _Loop(run, step, corpus, num_steps, rhythm, saver, agreement, planned_step_seconds, on_step)
+        loop.inputs = inputs if inputs is not None else []
+        stack.callback(loop.profiler.close)
         while True:
             try:
                 return loop.advance(start)
             except _Spike as spike:
+                loop.profiler.close()
                 start = _back(run, step, corpus, saver, start, spike, rhythm)
 
 
@@ -205,6 +216,8 @@ class _Loop:
         self.trend = LossTrend()
         self.first_examples: dict[int, int] = {}  # of the batches of steps not yet checked
         self.best_loss = math.inf
+        self.inputs: list[float] = []
+        self.profiler = Profiler(run / profiling.FOLDER, rhythm.profile)
         self.reporter = Reporter(
             run / METRICS,
             num_tokens=step.batch_sequences * step.seq_len,
@@ -232,13 +245,18 @@ class _Loop:
         tokens = batches.at(example)
         for number in range(start.step + 1, self.num_steps + 1):
             self.first_examples[number] = example
+            self.profiler.before(number, state)
             state, metrics = step.step(state, tokens)
             # The devices now compute; meanwhile the next batch is read and the last step reported.
             example = next(examples)
+            dispatched = time.perf_counter()
             tokens = batches.at(example)
+            read = time.perf_counter()
             reporter.push(number, metrics)
             if one_in_flight:
                 jax.block_until_ready((state, metrics))
+            self.inputs.append(_input_wait(read - dispatched, time.perf_counter() - read))
+            self.profiler.after(number, state)
             if self._pause(number, state, start, example):
                 break
         return reporter.line
@@ -253,11 +271,12 @@ class _Loop:
         if not (evaluates or saves):
             return False
         self.reporter.wait()
-        loss = None
+        loss, found = None, {}
         if evaluates:
-            loss = validation_loss(self.step, state, self.corpus, None if last else _EVAL_BATCHES)
+            found = self._evaluated(state, None if last else _EVAL_BATCHES)
+            loss = found["validation_loss"]
             saves, self.best_loss = saves or loss < self.best_loss, min(loss, self.best_loss)
-        self.reporter.report(always=evaluates, validation_loss=loss)
+        self.reporter.report(always=evaluates, found=found)
         if saves:
             position = {
                 "next_example": next_example,
@@ -273,12 +292,30 @@ class _Loop:
         self.reporter.restart_clock()
         return stopped
 
+    def _evaluated(self, state: Any, num_batches: int | None) -> Line:
+        """validation_loss, and evaluation_losses by name where there are further sets."""
+        found: Line = {"validation_loss": validation_loss(self.step, state, self.corpus, num_batches)}
+        losses = {
+            name: validation_loss(self.step, state, self.corpus, num_batches, evaluation_split(name))
+            for name in self.corpus.evaluations
+        }
+        return found | ({"evaluation_losses": losses} if losses else {})
+
     def _check(self, line: Line) -> None:
         example = self.first_examples.pop(line["step"])
         fault = self.trend.fault(line["loss"], line["grad_norm"])
         if fault is not None:
             raise _Spike(line["step"], fault, example)
         self.trend = self.trend.after(line["loss"])
+
+
+def _input_wait(reading: float, waiting: float) -> float:
+    """Seconds that the devices had nothing to do, since a batch was still read.
+
+    They were done by then if the host did not wait for them afterwards; how long before is not known, so all
+    of the reading counts.
+    """
+    return reading if waiting < 0.01 * reading else 0.0
 
 
 def _back(
@@ -317,8 +354,10 @@ def _back(
     return replace(back, skipped=skipped)
 
 
-def validation_loss(step: TrainStep, state: Any, corpus: Corpus, num_batches: int | None = None) -> float:
-    """Mean nats per counted token over the validation rows, or over those of the first `num_batches`.
+def validation_loss(
+    step: TrainStep, state: Any, corpus: Corpus, num_batches: int | None = None, split: str = VALIDATION
+) -> float:
+    """Mean nats per counted token over the rows of a split, or over those of the first `num_batches`.
 
     Every batch has the one compiled size B. Rows left over at the end are taken d at a time, d the
     largest divisor of B that they still fill, each repeated B / d times: so every row counts once.
@@ -326,7 +365,7 @@ def validation_loss(step: TrainStep, state: Any, corpus: Corpus, num_batches: in
     num_processes, process = jax.process_count(), jax.process_index()
     batch = step.batch_sequences
     local = batch // num_processes
-    rows = corpus.rows("validation")[: None if num_batches is None else num_batches * batch]
+    rows = corpus.rows(split)[: None if num_batches is None else num_batches * batch]
     total, num_counted = 0.0, 0
     for begin_, size in _exact_chunks(len(rows), batch):
         counted = int(np.count_nonzero(is_counted(rows[begin_ : begin_ + size, 1:])))
@@ -351,7 +390,6 @@ def _exact_chunks(num_rows: int, batch: int) -> Iterator[tuple[int, int]]:
 def _batches(corpus: Corpus, step: TrainStep, seed: int) -> Batches:
     return Batches(
         corpus,
-        "train",
         batch_sequences=step.batch_sequences,
         seed=seed,
         process_index=jax.process_index(),

@@ -115,10 +115,9 @@ class Reporter:
         self._check({"step": step, **values})
         self.line = {"step": step, **values, **self._speed(), **self._more}
 
-    def report(self, *, always: bool = False, validation_loss: float | None = None) -> None:
-        """Hands `line` to on_step, and writes it where its step is due or `always`."""
-        if validation_loss is not None:
-            self.line["validation_loss"] = validation_loss
+    def report(self, *, always: bool = False, found: Line | None = None) -> None:
+        """Hands `line`, with what was `found` besides, to on_step; writes it where due or `always`."""
+        self.line |= found or {}
         if always or self.line["step"] % self._log_every == 0:
             if jax.process_index() == 0:
                 append(self._path, self.line)

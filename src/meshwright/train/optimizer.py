@@ -1,18 +1,25 @@
-"""AdamW or Lion, and the course of the learning rate, as large models are trained."""
+"""AdamW, Adafactor, Lion or Muon, and the course of the learning rate, as large models are trained."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec, reshard
+from optax.contrib import MuonDimensionNumbers, muon
 
 from meshwright.errors import MeshwrightError
+from meshwright.layout.optimizers import FACTORED_FROM, NEWTON_SCHULZ_STEPS, is_orthogonalised
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import parameters
 from meshwright.train.settings import OptimizerName, ScheduleName
 
 # Arithmetic of Lion: Chen et al., arXiv:2302.06675, section 4; its usual rates for language models.
 _LION_B1, _LION_B2 = 0.95, 0.98
+_MUON_BETA, _MUON_RMS = 0.95, 0.2
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,8 @@ class OptimizerConfig:
 
     peak_learning_rate is reached after warmup_steps and falls to final_fraction of itself at
     total_steps: along a cosine, or under "wsd" in a straight line over the last decay_fraction of the
-    steps, or under "constant" not at all. clip_norm bounds the global norm of the gradients. b1, b2, eps
+    steps, or under "constant" not at all. clip_norm bounds the global norm of the gradients. z_loss: see
+    `JaxOps`. b1, b2, eps
     are AdamW's; Lion's decay rates are its authors'.
     """
 
@@ -34,6 +42,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+    z_loss: float = 0.0
     optimizer: OptimizerName = "adamw"
     schedule: ScheduleName = "cosine"
     decay_fraction: float = 0.2
@@ -49,7 +58,9 @@ class OptimizerConfig:
 
 
 def make_optimizer(
-    config: OptimizerConfig, moments_dtype: jax.typing.DTypeLike = jnp.float32
+    config: OptimizerConfig,
+    moments_dtype: jax.typing.DTypeLike = jnp.float32,
+    model: ModelConfig | None = None,
 ) -> optax.GradientTransformation:
     """The optimizer on gradients clipped by their global norm; moments and updates are float32.
 
@@ -58,16 +69,39 @@ def make_optimizer(
                 w  <- w - lr (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay w)
         Lion:   w  <- w - lr (sign(b1 m + (1 - b1) g) + decay w)
                 m  <- b2 m + (1 - b2) g
+        Muon:   m  <- b m + g,   w  <- w - lr (0.2 sqrt(max(rows, columns)) U V^T + decay w)
+        Adafactor:  AdamW's v as the product of a row and a column, no m, w scaled by its own size
 
-    decay applies to matrices alone (`decay_mask`). Lion has half of AdamW's moments, and wants a learning
-    rate three to ten times lower and a decay as much higher.
-    moments_dtype: of the moments between two updates, which compute in float32. bfloat16 has 8 bits: it
-    drops what an update changes by less than 1/256, as it does v's with b2 above 0.996.
-    Sources: Loshchilov & Hutter, arXiv:1711.05101; Chen et al., arXiv:2302.06675.
+    U V^T: m's orthogonal factor, about, by Newton and Schulz. decay applies to matrices alone (`decay_mask`),
+    and not with Adafactor. Lion has half of AdamW's moments, and wants a learning rate three to ten times
+    lower and a decay as much higher. Muon takes the matrices of the layers of `model`, which it needs, with
+    AdamW's learning rate (0.2: AdamW's usual size of an update), and leaves the rest to AdamW (with Nesterov
+    momentum). moments_dtype: of the moments between two updates, which compute in float32. bfloat16 has 8
+    bits: it drops what an update changes by less than 1/256, as it does v's with b2 above 0.996. Sources:
+    Loshchilov & Hutter, arXiv:1711.05101; Chen et al., arXiv:2302.06675; Shazeer & Stern, arXiv:1804.04235;
+    Jordan et al., "Muon" (2024), and Liu et al., arXiv:2502.16982, section 2.2.
     """
     rate, decay = learning_rate(config), config.weight_decay
     if config.optimizer == "lion":
         chosen = optax.lion(rate, b1=_LION_B1, b2=_LION_B2, weight_decay=decay, mask=decay_mask)
+    elif config.optimizer == "adafactor":
+        chosen = _placed_as_updated(optax.adafactor(rate, min_dim_size_to_factor=FACTORED_FROM))
+    elif config.optimizer == "muon":
+        assert model is not None, "Muon asks the model which dimensions a matrix has"
+        chosen = _over_shards(
+            muon(
+                rate,
+                ns_steps=NEWTON_SCHULZ_STEPS,
+                beta=_MUON_BETA,
+                weight_decay=decay,
+                weight_decay_mask=decay_mask,
+                adam_b1=config.b1,
+                adam_b2=config.b2,
+                adam_weight_decay=decay,
+                muon_weight_dimension_numbers=partial(_matrices, model),
+                consistent_rms=_MUON_RMS,
+            )
+        )
     else:
         chosen = optax.adamw(
             rate, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=decay, mask=decay_mask
@@ -115,6 +149,56 @@ def decay_mask(params: Any) -> Any:
         return value.ndim >= 2 and not any(word in name for word in ("norm", "bias"))
 
     return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def _matrices(model: ModelConfig, tree: Any) -> Any:
+    """Which dimensions of each parameter that Muon takes are its rows and columns; None of the others."""
+    params = parameters(model)
+
+    def numbers(path: tuple[Any, ...], _: Any) -> MuonDimensionNumbers | None:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        param = params[name]
+        if not is_orthogonalised(name, param):
+            return None
+        rows = [number for number, letter in enumerate(param.letters) if letter in param.fan_in]
+        others = [n for n, letter in enumerate(param.letters) if n not in rows and letter not in "LPE"]
+        return MuonDimensionNumbers(tuple(rows), tuple(others))
+
+    return jax.tree_util.tree_map_with_path(numbers, tree)
+
+
+def _spec(x: Any) -> PartitionSpec:
+    return jax.typeof(x).sharding.spec
+
+
+def _on_mesh(tree: Any) -> bool:
+    return any(not jax.typeof(leaf).sharding.mesh.empty for leaf in jax.tree.leaves(tree))
+
+
+def _over_shards(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner`, whose products of whole matrices XLA splits as it sees fit."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        if not _on_mesh(updates):
+            return inner.update(updates, state, params)
+        where = jax.tree.map(_spec, (updates, state))
+        split: Any = jax.sharding.auto_axes(inner.update, out_sharding=where)
+        return split(updates, state, params)
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def _placed_as_updated(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner`, whose first state lies on the shards where an update leaves it."""
+
+    def init(params: Any) -> Any:
+        state = inner.init(params)
+        if not _on_mesh(params):
+            return state
+        after = jax.eval_shape(inner.update, params, state, params)[1]
+        return jax.tree.map(lambda x, to: reshard(x, to.sharding.spec), state, after)
+
+    return optax.GradientTransformation(init, inner.update)
 
 
 def _in_float32(

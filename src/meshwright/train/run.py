@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import jax
 from jax.experimental import multihost_utils
@@ -21,12 +22,14 @@ from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.models.hf import to_hf
 from meshwright.plan_file import save_plan
-from meshwright.train import loop
+from meshwright.train import loop, profiling
+from meshwright.train.board import Board
 from meshwright.train.data import Corpus, prepare_corpus
 from meshwright.train.job import PLAN, TrainingJob
 from meshwright.train.metrics import Line
 from meshwright.train.optimizer import OptimizerConfig
-from meshwright.train.settings import Settings, save_settings
+from meshwright.train.reasons import Waits, machine_load, why_not_as_planned
+from meshwright.train.settings import Settings, evaluation_sets, save_settings
 from meshwright.train.step import CompiledStep
 from meshwright.train.tokenizer import BESIDE_TOKENIZER, tokenizer_file
 from meshwright.units import format_count, format_seconds
@@ -47,9 +50,12 @@ class TrainingResult:
     corpus: Corpus
     run: Path
     finished: bool
+    waits: Waits
 
-    def sentences(self) -> list[str]:
-        """The outcome in a few lines for people."""
+    def sentences(
+        self, collectives: float | None = None, planned_collectives: float | None = None
+    ) -> list[str]:
+        """The outcome in a few lines for people. collectives: seconds a step, of a profile and as planned."""
         measured, planned = self.line["step_seconds"], self.line["planned_step_seconds"]
         found = [f"step {self.line['step']}: training loss {self.line['loss']:.3f} nats a token"]
         if "validation_loss" in self.line:
@@ -57,6 +63,8 @@ class TrainingResult:
                 f"validation loss {self.line['validation_loss']:.3f} nats a token; "
                 f"unigram entropy {self.corpus.unigram_entropy:.3f}"
             )
+        for name, loss in self.line.get("evaluation_losses", {}).items():
+            found.append(f"{name}: {loss:.3f} nats a token")
         if measured:
             speed = f"{format_count(self.line['tokens_per_second'])} tokens/s, MFU {self.line['mfu']:.1%}"
             found.append(f"step time {format_seconds(measured)} measured; {speed}")
@@ -64,6 +72,9 @@ class TrainingResult:
             found.append(
                 f"step time {format_seconds(planned)} planned; measured / planned {measured / planned:.2f}"
             )
+            waits = replace(self.waits, collectives=collectives)
+            if why := why_not_as_planned(measured, planned, waits, planned_collectives):
+                found.append(why)
         return [*found, f"run in {self.run}"]
 
 
@@ -81,8 +92,10 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         peak_learning_rate=settings.learning_rate,
         warmup_steps=min(int(schedule_steps * _WARMUP_SHARE), _MAX_WARMUP),
         total_steps=schedule_steps,
-        optimizer=settings.optimizer,
         schedule=settings.schedule,
+        weight_decay=settings.weight_decay,
+        clip_norm=settings.clip_norm,
+        z_loss=settings.z_loss,
     )
     step = CompiledStep(
         plan.model,
@@ -98,6 +111,14 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
     if jax.process_index() == 0:
         _describe(job, settings, corpus)
     report("compiling the step", None)
+    inputs: list[float] = []
+    board = Board(job.run, start.step) if settings.tensorboard and jax.process_index() == 0 else None
+
+    def on_step(line: Line) -> None:
+        report(_status(line, num_steps), line["step"] / num_steps)
+        if board is not None and (line["step"] % _LOG_EVERY == 0 or "validation_loss" in line):
+            board.write(line)
+
     line = loop.train(
         job.run,
         step,
@@ -111,11 +132,19 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
             save_seconds=60 * settings.checkpoint_minutes,
             keep=settings.keep,
             on_spike=settings.on_spike,
+            profile=job.profile,
         ),
         planned_step_seconds=plan.planned_step_seconds,
-        on_step=lambda line: report(_status(line, num_steps), line["step"] / num_steps),
+        on_step=on_step,
+        inputs=inputs,
     )
-    return TrainingResult(line, corpus, job.run, finished=line["step"] >= num_steps)
+    if board is not None:
+        board.close()
+    if job.profile is not None and jax.process_index() == 0 and (job.run / profiling.FOLDER).is_dir():
+        report("compiling the step once more, to name what was traced", None)
+        profiling.save_hlo(step, job.run / profiling.FOLDER)
+    waits = Waits(median(inputs or [0.0]), step.num_compiled, load=machine_load())
+    return TrainingResult(line, corpus, job.run, line["step"] >= num_steps, waits)
 
 
 def _corpus(job: TrainingJob, report: Progress) -> Corpus:
@@ -133,6 +162,7 @@ def _corpus(job: TrainingJob, report: Progress) -> Corpus:
             tokenizer=_given_tokenizer(job.settings),
             bad_data=job.settings.bad_data,
             mask_documents=job.settings.mask_documents,
+            evaluations=evaluation_sets(job.settings.eval),
             progress=report,
         )
     if jax.process_count() > 1:
@@ -166,6 +196,8 @@ def _status(line: Line, num_steps: int) -> str:
         text += f"  {format_seconds(line['step_seconds'])} a step"
     if line["step_seconds"] and line["planned_step_seconds"]:
         text += f" (planned {format_seconds(line['planned_step_seconds'])})"
+    if line["mfu"]:
+        text += f"  MFU {line['mfu']:.1%}"
     return text
 
 

@@ -1,7 +1,8 @@
 """What a run is trained with, kept in its folder as settings.json, so that a resumed run needs no options."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -13,8 +14,8 @@ from meshwright.train.documents import BadData
 
 SETTINGS = "settings.json"
 # What decides the parameters and the data a run began with: another value would be another run.
-_FIXED = ("data", "tokenizer", "from_", "mask_documents", "seed", "optimizer")
-OptimizerName = Literal["adamw", "lion"]
+_FIXED = ("data", "eval", "tokenizer", "from_", "mask_documents", "seed", "optimizer")
+OptimizerName = Literal["adamw", "adafactor", "lion", "muon"]
 ScheduleName = Literal["cosine", "wsd", "constant"]
 OnSpike = Literal["skip", "stop"]
 _KNOWN = {
@@ -32,18 +33,22 @@ _KNOWN = {
 class Settings:
     """The settings of a run.
 
-    data, bad_data: as for `read_documents`. tokenizer: a tokenizer.json, or a folder with one, to use in
+    data, bad_data: as for `read_documents`; several, PATH:WEIGHT, are a mixture. eval: further evaluation
+    sets, NAME=PATH. tokenizer: a tokenizer.json, or a folder with one, to use in
     place of one trained on the data. from_: a Hugging Face checkpoint's folder whose weights training starts
     from, and whose tokenizer it takes. mask_documents: attention stays within a document. steps: train up
     to this one; None is one epoch, and is a number once the corpus is packed. schedule_steps: updates until
     the learning rate has decayed; None is `steps` as the run began, so that more steps later do not change
-    the rate of earlier ones. learning_rate: at its peak; schedule: its course from there. checkpoint_every:
-    steps between checkpoints, 0 for none but those by time, by validation and at the end. checkpoint_minutes:
-    minutes between checkpoints. keep: how many of the last are kept. on_spike: what is done about a loss that
-    is not finite or far above its trend.
+    the rate of earlier ones. learning_rate: at its peak; schedule: its course from there. optimizer: that of
+    the plan unless another is asked for. weight_decay: of matrices, times the learning rate. clip_norm: bound
+    of the gradients' global norm. z_loss: weight of the squared log of the softmax' sum in the loss.
+    checkpoint_every: steps between checkpoints, 0 for none but those by time, by validation and at the end.
+    checkpoint_minutes: minutes between checkpoints. keep: how many of the last are kept. on_spike: what is
+    done about a loss that is not finite or far above its trend. tensorboard: whether it gets metrics, too.
     """
 
-    data: str
+    data: str | tuple[str, ...]
+    eval: tuple[str, ...] = ()
     tokenizer: str | None = None
     from_: str | None = None
     mask_documents: bool = False
@@ -53,18 +58,28 @@ class Settings:
     learning_rate: float = 1e-3
     schedule: ScheduleName = "cosine"
     optimizer: OptimizerName = "adamw"
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    z_loss: float = 0.0
     seed: int = 0
     checkpoint_every: int = 0
     checkpoint_minutes: float = 10.0
     keep: int = 2
     on_spike: OnSpike = "skip"
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("data", "eval"):  # JSON has lists
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
         for name, least in (("steps", 1), ("schedule_steps", 1), ("checkpoint_every", 0), ("keep", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise MeshwrightError(f"{option(name)} {value} is below {least}")
-        for name in ("learning_rate", "checkpoint_minutes"):
+        for name in ("weight_decay", "z_loss"):
+            if not 0 <= getattr(self, name) < inf:
+                raise MeshwrightError(f"{option(name)} {getattr(self, name):g} is not a number from 0 up")
+        for name in ("learning_rate", "checkpoint_minutes", "clip_norm"):
             value = getattr(self, name)
             if not 0 < value < inf:
                 finite = " and finite" if value > 0 else ""
@@ -100,7 +115,8 @@ def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> t
     for name in _FIXED:
         if name in asked:
             raise MeshwrightError(
-                f"run {run}: began with {option(name)} {getattr(stored, name)}, not {asked[name]};"
+                f"run {run}: began with {option(name)} {_written(getattr(stored, name))},"
+                f" not {_written(asked[name])};"
                 " leave the option out, or name another run"
             )
     changes = [
@@ -110,8 +126,25 @@ def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> t
     return replace(stored, **asked), changes
 
 
+def _written(value: Any) -> Any:
+    return " ".join(value) if isinstance(value, tuple) else value
+
+
+def evaluation_sets(written: Sequence[str]) -> dict[str, str]:
+    """Sources by name of `NAME=PATH`. Raises DataError for what is none, or a name given twice."""
+    found: dict[str, str] = {}
+    for one in written:
+        name, equals, path = one.partition("=")
+        if not equals or not path or not re.fullmatch(r"[\w-]+", name):
+            raise DataError(f"--eval {one}: write NAME=PATH, a name of letters, digits, - and _")
+        if name in found:
+            raise DataError(f"--eval {one}: {name} is given twice")
+        found[name] = path
+    return found
+
+
 def _same(name: str, stored: Any, given: Any) -> bool:
-    if name in ("data", "tokenizer", "from_") and stored is not None:
+    if name in ("data", "tokenizer", "from_") and isinstance(stored, str) and isinstance(given, str):
         return stored == given or Path(stored).resolve() == Path(given).resolve()
     return stored == given
 

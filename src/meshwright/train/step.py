@@ -1,6 +1,6 @@
 """The training step of a plan: loss, gradients, clipping and AdamW, compiled for its layout."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,7 +89,10 @@ class CompiledStep:
         self.options = options or {}
         self.schedule = learning_rate(optimizer)
         self.ops = JaxOps(config, layout, masked=masked)
-        self.optimizer = make_optimizer(optimizer, JAX_DTYPES[layout.optimizer_dtype])
+        self.training_ops = JaxOps(config, layout, masked=masked, z_loss=optimizer.z_loss)
+        self.optimizer = make_optimizer(
+            replace(optimizer, optimizer=layout.optimizer), JAX_DTYPES[layout.optimizer_dtype], config
+        )
         self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
         self.peak_flops_per_second = chip_flops_per_second * layout.mesh.num_devices
@@ -162,6 +165,11 @@ class CompiledStep:
             self._step, donate_argnums=0, compiler_options=compiler_options(self.mesh, self.options)
         )
 
+    @property
+    def num_compiled(self) -> int:
+        """How many programs of the step were compiled: one, unless the types of its arguments changed."""
+        return self.jitted._cache_size()
+
     @cached_property
     def _jitted_loss(self) -> Any:
         return jax.jit(self.loss)
@@ -169,15 +177,14 @@ class CompiledStep:
     def loss(self, params: Any, rows: Array) -> Array:
         """Mean nats per counted token of rows[B, T+1]."""
         if self.layout.pipe > 1:
-            return self._lanes(params, params, rows).loss()
-        loss = self._over_all(params, rows)
+            return self._lanes(params, params, rows, self.ops).loss()
+        loss = self._over_all(params, rows, self.ops)
         return loss * self._all_over_counted(rows) if self.masked else loss
 
-    def _over_all(self, params: Any, rows: Array) -> Array:
+    def _over_all(self, params: Any, rows: Array, ops: JaxOps) -> Array:
         """The nats of the counted targets over the number of all."""
         tokens, targets, places = self._dealt(rows)
-        weights = self.ops.reads(params)
-        return transformer.loss(self.config, self.ops, weights, tokens, targets, places)
+        return transformer.loss(self.config, ops, ops.reads(params), tokens, targets, places)
 
     def _all_over_counted(self, rows: Array) -> Array:
         """B T over the number of targets that count; of the whole batch, since microbatches differ in it."""
@@ -201,14 +208,14 @@ class CompiledStep:
         tokens = place(deal(rows[:, :-1] & ID_BITS))
         return tokens, place(deal(targets)), Places(deal(positions - first), deal(first))
 
-    def _lanes(self, params: Any, leaves: Any, rows: Array) -> Lanes:
+    def _lanes(self, params: Any, leaves: Any, rows: Array, ops: JaxOps) -> Lanes:
         microbatches = self._microbatches(rows)
 
         def batch(index: Array) -> tuple[Array, Array]:
             return self._dealt(microbatches[:, index])[:2]
 
         places = self._dealt(microbatches[:, 0])[2]
-        return Lanes(self.config, self.layout, params, leaves, batch, places, self.ops)
+        return Lanes(self.config, self.layout, params, leaves, batch, places, ops)
 
     def _microbatches(self, rows: Array) -> Array:
         """rows[B, T+1] as [B/m, m, T+1].
@@ -251,11 +258,11 @@ class CompiledStep:
         scale = self._all_over_counted(rows) if self.masked else None
 
         def share(leaves: Any, rows: Array) -> Array:
-            loss = self._over_all(as_used(config, layout, params, leaves), rows) / count
+            loss = self._over_all(as_used(config, layout, params, leaves), rows, self.training_ops) / count
             return loss if scale is None else loss * scale
 
         if layout.pipe > 1:
-            loss, grads = self._lanes(params, leaves, rows).loss_and_gradients()
+            loss, grads = self._lanes(params, leaves, rows, self.training_ops).loss_and_gradients()
             return loss, summed(config, layout, grads)
         if count == 1:
             return jax.value_and_grad(share)(leaves, rows)

@@ -1,0 +1,152 @@
+"""Where the time of traced steps went: each operation's seconds beside what the plan has for it."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.audit.facts.collectives import is_differentiated
+from meshwright.audit.facts.opcodes import op_of
+from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
+from meshwright.audit.hlo.parse import Computation, Instruction, Program, parse_hlo
+from meshwright.cost.graph import Node, recomputed_nodes
+from meshwright.cost.passes import Dtypes, work_seconds
+from meshwright.errors import AuditError
+from meshwright.files import read_text
+from meshwright.hardware import catalog
+from meshwright.plan.space import record
+from meshwright.plan.train import price
+from meshwright.plan_file import Plan
+from meshwright.train.profiling import HLO
+
+# Instructions that run others, whose time is theirs.
+_CONTAINERS = frozenset({"while", "call", "conditional", "async-start", "async-done"})
+_PASS = {"forward": "forward", "remat": "recompute", "backward": "backward", "update": "update"}
+# What the plan has as several operations and the program as one scope.
+_WITHIN = {"softmax": "attention"}
+OTHER, OPTIMIZER = "other", "optimizer"
+
+Key = tuple[str, str, str]  # (name, pass, "compute" or "collective")
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """One operation in one pass of a step: seconds on the mean device, measured and planned.
+
+    name: the weight or operation as the forward pass has it; "other" is what the compiler gave no such name.
+    planned_seconds is None where the plan has nothing of that name.
+    """
+
+    name: str
+    direction: str
+    kind: str
+    measured_seconds: float
+    planned_seconds: float | None
+
+    @property
+    def difference(self) -> float:
+        return self.measured_seconds - (self.planned_seconds or 0.0)
+
+
+def operation_times(folder: Path, plan: Plan) -> list[OperationTime]:
+    """The operations of the traced steps, by how much longer they took than planned.
+
+    folder: as `train.profiling` writes it. Raises AuditError where no operation of the step is in the trace.
+    """
+    planned = planned_seconds(plan)
+    program = parse_hlo(read_text(folder / HLO, AuditError))
+    measured = _measured(folder, program, {name for name, _, _ in planned})
+    if not measured:
+        raise AuditError(f"profile {folder}: the trace has no operation of {program.name}")
+    rows = [OperationTime(*key, measured.get(key, 0.0), planned.get(key)) for key in {**measured, **planned}]
+    return sorted(rows, key=lambda row: -row.difference)
+
+
+def planned_seconds(plan: Plan) -> dict[Key, float]:
+    """Seconds of a step by operation, pass and kind, on the mean chip; collectives whether hidden or not."""
+    hardware, layout = catalog.load(plan.hardware), plan.layout
+    cost = price(plan.model, hardware, plan.workload, layout).cost
+    graph = record(
+        plan.model,
+        hardware,
+        layout,
+        plan.workload.num_sequences / layout.microbatches,
+        plan.workload.seq_len,
+    )
+    found: dict[Key, float] = defaultdict(float)
+    chip, dtypes = hardware.chip, Dtypes.of(layout)
+    for segment in graph.segments:
+        runs = segment.count * layout.microbatches / layout.pipe * chip.step.slowdown
+        for direction in graph.directions:
+            nodes = segment.nodes if direction != "recompute" else recomputed_nodes(segment, layout.remat)
+            for node in nodes:
+                seconds = sum(
+                    work_seconds(work, node.kind, dtypes, chip)[0] for work in _work(node, direction)
+                )
+                if seconds:
+                    found[_WITHIN.get(node.name, node.name), direction, "compute"] += seconds * runs
+    for one in cost.collectives:
+        found[_WITHIN.get(one.tensor, one.tensor), one.direction, "collective"] += one.step_seconds
+    for term in cost.terms:
+        if term.name == OPTIMIZER:
+            found[OPTIMIZER, "update", "compute"] += term.seconds
+    return dict(found)
+
+
+def _work(node: Node, direction: str) -> tuple[Any, ...]:
+    return (*node.backward, *node.weight_gradient) if direction == "backward" else node.forward
+
+
+def _measured(folder: Path, program: Program, names: set[str]) -> dict[Key, float]:
+    """Seconds of a step by operation: those of all devices and traced runs, over the number of either."""
+    instructions = {
+        name: instruction
+        for computation in program.computations.values()
+        for name, instruction in computation.instructions.items()
+    }
+    differentiated = is_differentiated(program)
+    found: dict[Key, float] = defaultdict(float)
+    runs: set[object] = set()
+    for stats, seconds in _events(folder):
+        if stats.get("hlo_module") != program.name or stats.get("hlo_op") not in instructions:
+            continue
+        runs.add(stats.get("run_id"))
+        instruction = instructions[str(stats["hlo_op"])]
+        if instruction.opcode in _CONTAINERS:
+            continue
+        op_name = _op_name(program, instruction)
+        direction = _PASS[phase_of(op_name, differentiated)] if op_name else OTHER
+        kind = "collective" if op_of(instruction) else "compute"
+        found[_name(op_name, names, direction), direction, kind] += seconds
+    return {key: seconds / (len(runs) * program.num_devices) for key, seconds in found.items()}
+
+
+def _events(folder: Path) -> Iterator[tuple[Mapping[str, object], float]]:
+    """(stats, seconds) of every event of the newest trace."""
+    from jax.profiler import ProfileData
+
+    for file in sorted(folder.rglob("*.xplane.pb")):
+        for plane in ProfileData.from_file(str(file)).planes:
+            for line in plane.lines:
+                for event in line.events:
+                    stats = dict(event.stats)
+                    if "hlo_op" in stats:
+                        yield stats, event.duration_ns * 1e-9
+
+
+def _op_name(program: Program, instruction: Instruction) -> str:
+    """JAX's name of an instruction; of a fusion without one, that of what it ends with."""
+    if instruction.op_name or instruction.opcode != "fusion":
+        return split_op_name(instruction.op_name)[0] if instruction.op_name else ""
+    fused: Computation | None = program.computations.get(instruction.attributes.get("calls", "").lstrip("%"))
+    return split_op_name(fused.result.op_name)[0] if fused and fused.result.op_name else ""
+
+
+def _name(op_name: str, names: set[str], direction: str) -> str:
+    """The innermost scope that the plan has an operation of."""
+    scopes = [_WITHIN.get(scope, scope) for scope in scope_of(op_name)] if op_name else []
+    known = [scope for scope in scopes if scope in names]
+    if known:
+        return known[-1]
+    return OPTIMIZER if direction == "update" else OTHER

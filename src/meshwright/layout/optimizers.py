@@ -1,0 +1,74 @@
+"""What each optimizer keeps of a weight from one update to the next, and computes in one."""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from meshwright.models.parameters import Param
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.mesh import Degrees
+
+OPTIMIZERS = ("adamw", "adafactor", "lion", "muon")
+# Elements of state an element of a weight has at least; what a weight has, `state_elements` says.
+LEAST_STATE = {"adamw": 2, "adafactor": 0, "lion": 1, "muon": 1}
+# Adafactor keeps a row and a column of an array whose two largest dimensions reach this (optax's default).
+FACTORED_FROM = 128
+# Of Adam (Kingma & Ba, 2014, algorithm 1), and about as many of the others; and Muon's iterations.
+_FLOPS, NEWTON_SCHULZ_STEPS = 12, 5
+
+
+def is_orthogonalised(path: str, param: Param) -> bool:
+    """Whether Muon takes the weight: the matrices of layers; embeddings, head and vectors are AdamW's.
+
+    >>> is_orthogonalised("layers/wq", Param("LDNH")), is_orthogonalised("embed", Param("VD"))
+    (True, False)
+    """
+    matrix = len(param.letters.lstrip("LP")) > 1 and "bias" not in path and "norm" not in path
+    return "/" in path and matrix
+
+
+def factored(shape: Mapping[str, int]) -> tuple[str, str] | None:
+    """The letters that Adafactor averages over, for its rows and for its columns; None where it has neither.
+
+    >>> factored({"L": 2, "D": 256, "F": 512}), factored({"D": 64, "F": 512})
+    (('D', 'F'), None)
+    """
+    if len(shape) < 2:
+        return None
+    second, largest = sorted(shape, key=lambda letter: shape[letter])[-2:]
+    return (second, largest) if shape[second] >= FACTORED_FROM else None
+
+
+def state_elements(
+    optimizer: str, path: str, param: Param, array: ShardedArray, sizes: Mapping[str, Any], mesh: Degrees
+) -> Any:
+    """Elements of the optimizer's state that one device has of a weight, whose shards are `array`'s.
+
+    adamw  2 (m and v)   lion  1 (m)   muon  1 of a matrix (m), else as adamw
+    adafactor  a row and a column in place of v: n / d1 + n / d2, or n where it is not factored
+    """
+    block = {
+        letter: -(-sizes[letter] // mesh.size(axes))
+        for letter, axes in zip(param.letters, array.axes, strict=True)
+    }
+    whole = prod(block.values())
+    if optimizer == "adafactor":
+        pair = factored({letter: sizes[letter] for letter in param.letters})
+        return sum(whole // block[letter] for letter in pair) if pair else whole
+    if optimizer == "muon":
+        return whole if is_orthogonalised(path, param) else 2 * whole
+    return LEAST_STATE[optimizer] * whole
+
+
+def update_flops(optimizer: str, path: str, param: Param, sizes: Mapping[str, Any]) -> Any:
+    """FLOPs of an update an element of the weight.
+
+    Muon's iterations each multiply X[m, n], m <= n, as X X^T, its square and that with X: 4m + 2m^2 / n an
+    element. It is taken to split over the devices as the weight does.
+    """
+    if optimizer != "muon" or not is_orthogonalised(path, param):
+        return _FLOPS
+    rows = prod(sizes[letter] for letter in param.fan_in)
+    columns = prod(sizes[letter] for letter in param.letters if letter not in param.fan_in + "LPE")
+    few, many = min(rows, columns), max(rows, columns)
+    return _FLOPS + NEWTON_SCHULZ_STEPS * (4 * few + 2 * few * few / many)

@@ -1,0 +1,71 @@
+"""Why the measured step time is not the planned one."""
+
+import os
+from dataclasses import dataclass
+
+from meshwright.units import format_seconds
+
+# Less of a difference is within what a plan promises.
+_FAR = 0.2
+# A cause is named from this share of the measured time on.
+_MUCH = 0.05
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What was seen of a run's steps besides their time, in seconds a step.
+
+    input: the devices were idle, since the next batch was not there. num_compiled: programs of the step that
+    were compiled; one is expected. collectives: in collectives, of a profile; None where there is none.
+    load: processes that wanted a core of the machine meanwhile, and its cores; None where that is unknown.
+    """
+
+    input: float = 0.0
+    num_compiled: int = 1
+    collectives: float | None = None
+    load: tuple[float, int] | None = None
+
+
+def machine_load() -> tuple[float, int] | None:
+    """The mean number of runnable processes over the last minute, and the cores."""
+    try:
+        return os.getloadavg()[0], os.cpu_count() or 1
+    except OSError:
+        return None
+
+
+def why_not_as_planned(
+    measured: float, planned: float, waits: Waits, planned_collectives: float | None = None
+) -> str | None:
+    """One sentence on what makes a step take 20% more or less than planned; None where it does not.
+
+    Seconds a step. planned_collectives: what of the plan's step waits for collectives. The largest cause that
+    was seen comes first; where none was, what would show it.
+    """
+    ratio = measured / planned
+    if 1 - _FAR <= ratio <= 1 + _FAR:
+        return None
+    says = f"a step takes {ratio:.2f} times the planned {format_seconds(planned)}"
+    if ratio < 1:
+        return f"{says}: the chip or its links are faster than the plan's figures; mw calibrate measures them"
+    causes = _causes(measured, waits, planned_collectives)
+    if not causes:
+        return f"{says}; nothing held it up from outside: --profile 10:15 shows which operations take longer"
+    return f"{says}: {'; '.join(causes)}"
+
+
+def _causes(measured: float, waits: Waits, planned_collectives: float | None) -> list[str]:
+    found: list[tuple[float, str]] = []
+    if waits.input > _MUCH * measured:
+        found.append((waits.input, f"input: {format_seconds(waits.input)} of it wait for the next batch"))
+    if waits.collectives is not None and planned_collectives is not None:
+        more = waits.collectives - planned_collectives
+        if more > _MUCH * measured:
+            text = f"collectives: {format_seconds(waits.collectives)} of it, "
+            found.append((more, text + f"{format_seconds(planned_collectives)} planned"))
+    if waits.num_compiled > 1:
+        found.append((measured, f"compile: the step was compiled {waits.num_compiled} times"))
+    if waits.load is not None and waits.load[0] > 1.5 * waits.load[1]:
+        load, cores = waits.load
+        found.append((0.0, f"clock: {load:.0f} processes share {cores} cores"))
+    return [text for _, text in sorted(found, reverse=True)]
