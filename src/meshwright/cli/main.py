@@ -34,6 +34,7 @@ _LONGEST_WORD = 160
 COMMANDS = {
     "demo": "Plan, train, audit and serve a small model here.",
     "plan": "Rank the layouts to train or serve a model.",
+    "ui": "Price layouts in a local page.",
     "compare": "Put plans side by side: time, chips, memory, price.",
     "validate": "Score predictions against published results.",
     "train": "Train a model with a plan's layout.",

@@ -1,0 +1,145 @@
+"""mw ui: layouts, priced while controls move, in a local page."""
+
+import json
+import subprocess
+import sys
+import threading
+import webbrowser
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from meshwright.cli.common import Json, emit, note, whole_option
+from meshwright.errors import PlanError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_KEPT = 16  # rankings
+
+
+@app.command()
+def ui(
+    model: Annotated[str | None, typer.Option(help="The model to begin with. [llama-3-8b]")] = None,
+    hardware: Annotated[str | None, typer.Option(help="The hardware to begin with. [v5e:8x8]")] = None,
+    port: Annotated[
+        int, whole_option("--port", least=0, most=65535, help="The port to listen on; 0 takes a free one.")
+    ] = 8765,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Price layouts in a local page: model, hardware, batch and layout are controls.
+
+    A moved control is priced at once, and a search ranks the layouts in the background. The page's address
+    holds its state; two layouts can be compared; the plan and its figures can be saved. Ctrl-C ends it.
+
+    \b
+    mw ui
+    mw ui --model llama-3-70b --hardware v5p:8x8x8 --port 9000
+    """
+    from urllib.parse import urlencode
+
+    from meshwright.report.ui import Planner, Server
+
+    searches = _Searches()
+    try:
+        server = Server(Planner(price_of, searches.find), port)
+    except OSError as error:
+        raise PlanError(f"--port {port}: {error.strerror}; name another, or 0 for a free one") from None
+    given = {key: value for key, value in (("model", model), ("hardware", hardware)) if value}
+    address = server.address + (f"?{urlencode(given)}" if given else "")
+    emit({"address": address}) if as_json else print(address)
+    sys.stdout.flush()
+    if browser and sys.stdout.isatty():
+        webbrowser.open(address)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        note("  ended")
+    finally:
+        searches.stop()
+        server.server_close()
+
+
+@lru_cache(maxsize=64)
+def _hardware(spec: str) -> Any:
+    from meshwright.hardware import catalog
+
+    return catalog.load(spec)
+
+
+@lru_cache(maxsize=64)
+def _model(spec: str) -> Any:
+    from meshwright.models.presets import load_model
+
+    return load_model(spec)
+
+
+def price_of(state: Mapping[str, str]) -> Any:
+    """The layout that the controls say, priced. Raises MeshwrightError for what does not divide."""
+    import meshwright as mw
+    from meshwright.report.ui import Priced
+
+    model, work = _model(state["model"]), mw.Train(state["batch"], state["seq"])
+    one = mw.price(model, _hardware(state["hardware"]), work, state["layout"])
+
+    def saved(name: str) -> str:
+        with TemporaryDirectory() as folder:
+            one.save(Path(folder) / "plan.toml")
+            return (Path(folder) / name).read_text(encoding="utf-8")
+
+    return Priced(one.candidate, one.search.notices, lambda: saved("plan.toml"), lambda: saved("plan.json"))
+
+
+class _Searches:
+    """Rankings by what was asked, each by a process of its own: a search must not slow the prices.
+
+    One runs at a time. A new question ends the one before it.
+    """
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[str, ...], tuple[int, str, str]] = OrderedDict()
+        self._running: tuple[tuple[str, ...], subprocess.Popen[str]] | None = None
+        self._lock = threading.Lock()
+
+    def find(self, state: Mapping[str, str]) -> dict | None:
+        """The document of the search; None while it runs. Raises PlanError with why there is none."""
+        asked = tuple(state[name] for name in ("model", "hardware", "batch", "seq"))
+        with self._lock:
+            if asked not in self._found and (self._running is None or self._running[0] != asked):
+                self._start(asked)
+            if asked not in self._found:
+                return None
+            code, text, problem = self._found[asked]
+        if not text:
+            raise PlanError(problem.strip().rpartition("\n")[2].removeprefix("mw: ") or f"exit code {code}")
+        return json.loads(text)
+
+    def _start(self, asked: tuple[str, ...]) -> None:
+        self._end()
+        model, hardware, batch, seq = asked
+        words = ["--model", model, "--hardware", hardware, "--batch-tokens", batch, "--seq-len", seq]
+        command = [sys.executable, "-m", "meshwright", "plan", "train", *words, "--json"]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
+        self._running = (asked, process)
+        threading.Thread(target=self._wait, args=(asked, process), daemon=True).start()
+
+    def _wait(self, asked: tuple[str, ...], process: "subprocess.Popen[str]") -> None:
+        text, problem = process.communicate()
+        with self._lock:
+            if process.returncode >= 0:  # else it was ended
+                self._found[asked] = (process.returncode, text, problem)
+                while len(self._found) > _KEPT:
+                    self._found.popitem(last=False)
+
+    def _end(self) -> None:
+        if self._running and self._running[1].poll() is None:
+            self._running[1].kill()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._end()
