@@ -32,7 +32,8 @@ MEANINGS = {
     "compute_dtype": "Activations and gathers.",
     "matmul_dtype": "Operands of matmuls, where they differ from `compute_dtype`.",
     "gradients_dtype": "Gradients, where they differ from `weights_dtype`.",
-    "optimizer_dtype": "Adam's two moments.",
+    "optimizer": "The rule that updates the weights.",
+    "optimizer_dtype": "The optimizer's state, such as Adam's two moments.",
     "master_weights": "Whether a float32 copy lies beside the weights.",
     "kv_dtype": "The cache of keys and values in inference.",
 }
@@ -42,7 +43,7 @@ _FLAGS = {"offload", "master_weights"}
 
 def text() -> str:
     """A table of all words."""
-    rows = [f"| `{word}` | {_values(word)} | {MEANINGS[word]} |" for word in WORDS]
+    rows = [f"| `{word}` | {_values(word)} | {MEANINGS.get(word, '')} |" for word in WORDS]
     return "\n".join(["| word | values, the default first | meaning |", "|---|---|---|", *rows])
 
 
@@ -66,7 +67,7 @@ def _values(word: str) -> str:
         return _listed(REMATS)
     if word in _FLAGS:
         return _listed([False, True])
-    return _FREE[word] if word in _FREE else _listed(FITS[word])
+    return _FREE[word] if word in _FREE else _listed(FITS.get(word, ()))
 
 
 def _listed(values: object) -> str:
