@@ -31,7 +31,7 @@ def test_every_axis_is_searched_and_has_words() -> None:
 
 
 def test_the_degrees_of_a_search_divide() -> None:
-    assert [words["tensor"] for words in tried("tensor", 16)] == [1, 2, 2, 4, 4, 8, 8]
+    assert [words["tensor"] for words in tried("tensor", 16)] == [1, 2, 4, 8]
     assert [words["context"] for words in tried("context", 32)] == [1, 2, 4, 8, 16]
     assert tried("data", 1024) == [] and tried("data", 512) == [{"data": 512}]
 

@@ -9,6 +9,8 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.candidate import Candidate
+from meshwright.plan.given import parse_conditions
+from meshwright.plan.rank import TIE
 from meshwright.plan.space import Choice, Space
 from meshwright.plan.train import price
 
@@ -60,3 +62,33 @@ def test_meshes_give_the_same_choices_together_and_alone() -> None:
     alone = {c.layout: c.seconds for mesh in space.meshes() for c in space.choices([mesh])}
     assert together.keys() == alone.keys()
     assert all(seconds == pytest.approx(alone[layout], rel=_ROUNDING) for layout, seconds in together.items())
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware"),
+    [("llama-3-8b", "h100:1x8"), pytest.param("gemma-2-9b", "v5p:2x2x4", marks=pytest.mark.slow)],
+)
+def test_sequence_parallelism_costs_nothing(model: str, hardware: str) -> None:
+    """So a search leaves out the form without it, unless a condition asks for it."""
+    space = Space(load_model(model), load(hardware), Workload(64, 4096), Layout.of())
+    split = [mesh for mesh in space.meshes() if mesh.word("sequence_parallel")]
+    assert len(split) > 5
+    for mesh in split:
+        whole = mesh.replace(sequence_parallel=False)
+        without = {_without_mesh(choice): choice for choice in space.choices([whole])}
+        for choice in space.choices([mesh]):
+            if other := without.get(_without_mesh(choice)):
+                assert choice.least_seconds <= (1 + TIE) * other.least_seconds, mesh
+                assert choice.bytes_per_chip <= other.bytes_per_chip, mesh
+
+
+def _without_mesh(choice: Choice) -> tuple[object, ...]:
+    return choice.microbatches, choice.schedule, choice.interleave, choice.remat
+
+
+def test_sequence_parallelism_is_left_out_where_that_is_asked_for() -> None:
+    config, machine, workload = load_model("llama-3-8b"), load("h100:1x8"), Workload(64, 4096)
+    space = Space(config, machine, workload, Layout.of(), given=parse_conditions("sequence_parallel=false"))
+    meshes = list(space.meshes())
+    assert any(mesh.tensor > 1 for mesh in meshes)
+    assert not any(mesh.word("sequence_parallel") for mesh in meshes)

@@ -141,7 +141,8 @@ class Space:
             return
         torus = isinstance(self.hardware.chip.network, Torus)
         largest = Workload(self._batches[-1], self.workload.seq_len)
-        ask = Ask(self.config, largest, self.hardware.num_chips // taken, torus)
+        conditions = frozenset(one.field for one in self._of_mesh)
+        ask = Ask(self.config, largest, self.hardware.num_chips // taken, torus, conditions)
         for more in axes[0].choices(ask, words):
             # A second tensor axis is cut out of the first.
             decided = {name for name in more if name in DEGREES and name != "tensor"}

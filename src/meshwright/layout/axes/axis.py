@@ -85,12 +85,17 @@ class Composition:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a search asks an axis. chips: those that the axes before leave. torus: whether links form one."""
+    """What a search asks an axis.
+
+    chips: those that the axes before leave. torus: whether links form one. conditions: the words that the
+    user has set conditions for.
+    """
 
     config: ModelConfig
     workload: Workload
     chips: int
     torus: bool = False
+    conditions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,17 @@ class Tensor(Axis):
             tables.add("activations", "TC", "tensor")
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
-        """Every degree that divides, with and without sequence parallelism where the positions divide."""
+        """Every degree that divides, with sequence parallelism where the positions divide.
+
+        It sends the same bytes, splits the work on norms and residuals, and keeps a share of what they read.
+        So the form without it is tried only where a condition names it.
+        """
         for tensor in tensor_degrees(ask.config, ask.chips):
             divides = tensor > 1 and ask.workload.seq_len % (form["context"] * tensor) == 0
-            # Experts get each token once only where sequences are split over `tensor` as well.
-            for split in ([True] if ask.config.moe else [False, True]) if divides else [False]:
-                yield {"tensor": tensor, "sequence_parallel": split}
+            if not divides or "sequence_parallel" in ask.conditions:
+                yield {"tensor": tensor, "sequence_parallel": False}
+            if divides:
+                yield {"tensor": tensor, "sequence_parallel": True}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         summed = (
