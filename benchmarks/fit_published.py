@@ -228,7 +228,7 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
 
     def sent(transfer: Transfer) -> Any:
         one = as_sent(transfer, layout, chip)
-        lines = lines_of(one.op, one.axes, placement, one.copies)
+        lines = lines_of(one.op, placement.stretches(one.axes), placement.network, one.copies)
         lost = lost_at_nodes(one, placement, chip)
         return along_lines(one.op, one.gathered_bytes, lines, adds=adds) + lost
 

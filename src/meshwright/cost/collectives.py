@@ -88,7 +88,7 @@ def collective_seconds(
     names, network = (axes,) if isinstance(axes, str) else tuple(axes), placement.network
     if isinstance(network, SharedMemory):
         return _host_price(op, gathered_bytes, placement.stretches(names), network.costs[op])
-    ways = _ways_to_send(op, names, placement, copies)
+    ways = _ways_to_send(op, placement.stretches(names), network, copies)
     found = (_way_price(op, gathered_bytes, way, network) for way in ways)
     return min(found, key=lambda price: price.seconds, default=NOTHING)
 
@@ -116,7 +116,7 @@ def seconds_by_bytes(op: Op, axes: tuple[str, ...], placement: Placement) -> Cal
     network = placement.network
     if isinstance(network, SharedMemory) or network.efficiency:
         return lambda gathered_bytes: collective_seconds(op, gathered_bytes, axes, placement).seconds
-    lines, adds = lines_of(op, axes, placement, 1), isinstance(network, Switch)
+    lines, adds = _kept_lines(op, placement.stretches(axes), network, 1), isinstance(network, Switch)
     return lambda gathered_bytes: along_lines(op, gathered_bytes, lines, adds=adds)
 
 
@@ -135,8 +135,11 @@ def seconds_of_many(
             return np.array([collective_seconds(op, v, axes, at, copies=copies).seconds for v, at in pairs])
 
         return one_by_one
+    stretches = [at.stretches(axes) for at in placements]
+    numbers = {links: number for number, links in enumerate(dict.fromkeys(stretches))}
+    different = np.array([_kept_lines(op, links, network, copies) for links in numbers])
     # By way, phase and figure: an array with an entry for each placement.
-    lines = np.moveaxis(np.array([lines_of(op, axes, at, copies) for at in placements]), 0, -1)
+    lines = np.moveaxis(different[[numbers[links] for links in stretches]], 0, -1)
     adds = isinstance(network, Switch)
     return lambda gathered_bytes: along_lines(op, gathered_bytes, lines, adds=adds)
 
@@ -158,21 +161,22 @@ def along_lines(op: Op, gathered_bytes: Any, lines: Lines, *, adds: bool) -> Any
     return fastest
 
 
-@lru_cache(maxsize=65536)
-def lines_of(op: Op, axes: tuple[str, ...], placement: Placement, copies: int) -> Lines:
-    """What `along_lines` takes, on one placement: a line is zero where a phase is not."""
-    number = _num_ways(op, placement.network)
-    found = _ways_to_send(op, axes, placement, copies) or ((),) * number
+def lines_of(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: int) -> Lines:
+    """What `along_lines` takes, over the links of a placement: a line is zero where a phase is not."""
+    found = _ways_to_send(op, links, network, copies) or ((),) * _num_ways(op, network)
     lines = []
     for way in found:
         inner = outer = (0.0, 0.0)
         for part in way:
             line = part.bandwidth_seconds(1.0), part.latency
             inner, outer = (inner, line) if part.link in OUTER_LINKS else (line, outer)
-        if op in _AROUND and isinstance(placement.network, Switch):
+        if op in _AROUND and isinstance(network, Switch):
             inner, outer = (larger(inner[0], outer[0]), inner[1] + outer[1]), (0.0, 0.0)
         lines.append((inner, outer))
     return tuple(lines)
+
+
+_kept_lines = lru_cache(maxsize=65536)(lines_of)
 
 
 class _Part(NamedTuple):
@@ -193,22 +197,20 @@ class _Part(NamedTuple):
         return self.passes * gathered_bytes * self.bytes_of_gathered * self.seconds_per_byte
 
 
-def _num_ways(op: Op, network: object) -> int:
+def _num_ways(op: Op, network: Torus | Switch) -> int:
     return len(PROTOCOLS) * (2 if op == "all_reduce" else 1) if isinstance(network, Switch) else 1
 
 
-@lru_cache(maxsize=65536)
 def _ways_to_send(
-    op: Op, axes: tuple[str, ...], placement: Placement, copies: int
+    op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: int
 ) -> tuple[tuple[_Part, ...], ...]:
     """The ways in which a collective can run, each its phases: on a torus one, on a switch several."""
-    network = placement.network
-    parts = _parts(op, axes, placement, copies)
+    parts = _parts(op, links, network, copies)
     if not parts or not isinstance(network, Switch):
         return (parts,) if parts else ()
     ways = [parts]
     if op in _AROUND:
-        tree, ring = _tree_and_ring(placement.stretches(axes), parts, network)
+        tree, ring = _tree_and_ring(links, parts, network)
         # Inside a domain a tree has no fewer steps that count than a ring of a switch's few devices.
         other = tree if any(part.link in OUTER_LINKS for part in parts) else ring
         ways = [ring, other] if op == "all_reduce" else [ring]
@@ -248,13 +250,11 @@ def _under(protocol: Protocol, way: tuple[_Part, ...], network: Switch) -> tuple
     return tuple(found)
 
 
-@lru_cache(maxsize=65536)
-def _parts(op: Op, axes: tuple[str, ...], placement: Placement, copies: int) -> tuple[_Part, ...]:
+def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: int) -> tuple[_Part, ...]:
     """The phases of a collective: that inside slices or domains, and that between them.
 
     Of a permute they run at once: a block takes the links of one of them.
     """
-    links, network = placement.stretches(axes), placement.network
     inner = tuple(link for link in links if not link.is_outer)
     outer = tuple(link for link in links if link.is_outer)
     num_inner, num_outer = prod(link.size for link in inner), prod(link.size for link in outer)
@@ -450,6 +450,6 @@ def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: Li
 
 
 def forget_prices() -> None:
-    """Empties the caches of prices, which are kept by placement."""
-    for cached in (seconds_by_bytes, lines_of, _ways_to_send, _parts):
+    """Empties the caches of prices, which are kept by placement and by links."""
+    for cached in (seconds_by_bytes, _kept_lines):
         cached.cache_clear()
