@@ -4,7 +4,8 @@
 
     plans = mw.plan("llama-3-70b", "v5p:16x16x16", mw.Train(batch_tokens="4M", seq_len="8k"))
 
-`model`, `hardware`, `Train`, `Serve`, `plan`, `price` and `audit` are the library (see `meshwright.api`).
+`model`, `hardware`, `Train`, `Serve`, `plan`, `price`, `smallest` and `audit` are the library: see
+`meshwright.api`.
 Each is imported when it is first asked for, and planning imports no JAX.
 """
 
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from meshwright.api import model as model
     from meshwright.api import plan as plan
     from meshwright.api import price as price
+    from meshwright.api import smallest as smallest
 
 __version__ = "0.1.0"
-__all__ = ["Serve", "Train", "audit", "hardware", "model", "plan", "price"]
+__all__ = ["Serve", "Train", "audit", "hardware", "model", "plan", "price", "smallest"]
 
 # Functions of the library that have the name of a package: the package can be called.
 _PACKAGES = ("audit", "hardware", "plan")

@@ -6,6 +6,7 @@
     Serve      the requests to answer
     plan       its layouts, ranked; or the ways to serve
     price      one layout
+    smallest   the fewest chips that do
     audit      a jitted function of one's own, beside what moves in it
 
 Where an argument is a model, a machine or a number, the text that the command line takes will do. Mistakes
@@ -17,18 +18,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, overload
 
-from meshwright.api.results import Plans, PricedLayout
+from meshwright.api.machine import anchored_by, default_dtypes
+from meshwright.api.results import Plans, PricedLayout, Progress
 from meshwright.api.serving import ServedLayout, ServedLayouts
 from meshwright.api.work import Serve, Train
 from meshwright.hardware import catalog
-from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import DTYPES, Layout
+from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.presets import load_model
 from meshwright.plan.given import parse_conditions
+from meshwright.plan.smallest import longest_step
+from meshwright.plan.smallest import smallest as find_smallest
 from meshwright.plan.train import price_alone, search
+from meshwright.units import parse_count
 
 __all__ = [
     "Plans",
@@ -42,6 +46,7 @@ __all__ = [
     "model",
     "plan",
     "price",
+    "smallest",
 ]
 
 
@@ -59,15 +64,20 @@ def model(spec: str | Path | ModelConfig, **overrides: Any) -> ModelConfig:
     return model_from_dict({f.name: getattr(config, f.name) for f in fields(config)} | overrides, config.name)
 
 
-def hardware(spec: str | Path | Hardware) -> Hardware:
+def hardware(
+    spec: str | Path | Hardware, *, software: str | None = None, anchors: Sequence[str | Path] = ()
+) -> Hardware:
     """The machine that `spec` names: chips and topology, or the TOML of one's own.
 
-    Raises HardwareError for an unknown chip or a topology that it does not have.
+    software: what trains on it, by default xla. anchors: runs of one's own that its figures are to follow,
+    each a metrics.jsonl with plan.toml beside it, or a CSV. Raises HardwareError for an unknown chip,
+    topology or software, PlanError for a run that says nothing of these chips.
 
     >>> hardware("v5p:16x16x16")
     Hardware(v5p:16x16x16: 4,096 v5p of 96 GB)
     """
-    return _machine(spec)
+    machine = _machine(spec)
+    return anchored_by(machine.running(software) if software else machine, anchors)[0]
 
 
 @overload
@@ -141,6 +151,50 @@ def plan(
         on_progress=progress,
     )
     return Plans(config, machine, work, found, top)
+
+
+def smallest(
+    model: str | Path | ModelConfig,
+    chip: str,
+    work: Train,
+    *,
+    given: str = "",
+    top: int = 10,
+    runnable: bool | None = None,
+    weights_dtype: str | None = None,
+    compute_dtype: str | None = None,
+    max_seconds: float | None = None,
+    days: float | None = None,
+    tokens: int | str | None = None,
+    progress: Progress | None = None,
+) -> Plans:
+    """The layouts of the fewest chips on which the model trains, or trains fast enough.
+
+    chip: `v5p`, or a machine (`v5p:16x20x28`) that bounds the sizes tried. max_seconds: of the longest step
+    allowed. days: of the longest run allowed, of `tokens`. given, top, runnable, weights_dtype,
+    compute_dtype: as `plan` has them. Raises NothingFits, a PlanError, where no size does.
+
+    >>> found = smallest("llama-3-8b", "h100", Train("1Mi", "8k"), given="remat=full,pipe=1")
+    >>> found.hardware.spec
+    'h100:1x2'
+    """
+    config = _config(model)
+    workload = work.workload(config)
+    num_tokens = None if tokens is None else parse_count(tokens)
+    one = catalog.load(chip).chip if ":" in chip else catalog.chip_of(chip)
+    weights, computes = default_dtypes(one, weights_dtype, compute_dtype)
+    sizing = find_smallest(
+        config,
+        chip,
+        workload,
+        weights_dtype=weights,
+        compute_dtypes=computes,
+        given=parse_conditions(given),
+        runnable=runnable,
+        max_seconds=longest_step(workload, max_seconds, days, num_tokens),
+        on_progress=(lambda spec: progress(f"trying {spec}", None)) if progress else None,
+    )
+    return Plans(config, sizing.hardware, work, sizing.found, top, sizing)
 
 
 def plan_serving(
@@ -224,19 +278,6 @@ def audit(
     from meshwright.audit.jitted import audit as audit_jitted
 
     return audit_jitted(jitted, *args, hardware=hardware, ahead_of_time=ahead_of_time, **kwargs)
-
-
-def default_dtypes(
-    chip: Chip, weights_dtype: str | None, compute_dtype: str | None
-) -> tuple[str, tuple[str, ...]]:
-    """The type of the weights, and those to compute in. What a CPU is fast in only its figures know."""
-    on_cpu = chip.kind == "cpu"
-    weights = weights_dtype or ("f32" if on_cpu else "bf16")
-    if compute_dtype:
-        return weights, (compute_dtype,)
-    if not on_cpu:
-        return weights, ("bf16",)
-    return weights, tuple(dtype for dtype in DTYPES if dtype in chip.flops_per_second)
 
 
 def _config(spec: str | Path | ModelConfig) -> ModelConfig:

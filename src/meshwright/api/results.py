@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +18,14 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.explain.explanation import Explanation, explain
+from meshwright.plan.explain.fitting import Change, cheapest_fit
+from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search, only
 from meshwright.plan_file import Plan
 from meshwright.units import parse_count
 
 if TYPE_CHECKING:
+    from meshwright.audit.second_opinion import Opinion
     from meshwright.train.run import TrainingResult
 
 Progress = Callable[[str, float | None], None]  # (what is being done, fraction done or None)
@@ -105,6 +108,10 @@ class PricedLayout:
             critical_tokens=None if critical_batch is None else parse_count(critical_batch),
         )
 
+    def cheapest_fit(self) -> Change | None:
+        """The cheapest change with which it fits; None where none does."""
+        return cheapest_fit(self.model, self.hardware, self.workload, self.candidate)
+
     @cached_property
     def plan(self) -> Plan:
         """What is saved, trained and audited. Raises PlanError where the layout does not fit."""
@@ -112,18 +119,17 @@ class PricedLayout:
             raise PlanError(f"{self.model.name} on {self.hardware.spec}: {self.candidate}")
         return plan_of(self.model, self.hardware, self.workload, self.candidate)
 
-    def _document(self) -> dict:
-        return plan_document(
-            self.model, self.hardware, self.work.batch_tokens, self.search, 1, self.explain()
-        )
+    @property
+    def alone(self) -> "Plans":
+        """The ranking of this layout alone."""
+        return Plans(self.model, self.hardware, self.work, self.search, 1)
 
     def save(self, path: str | Path) -> Path:
         """Writes plan.toml, for `mw train`, `mw audit` and `mw report`, and its figures as .json beside it.
 
         Raises PlanError where the layout does not fit or the path is of another kind of file.
         """
-        write_plan(Path(path), self.plan, self._document())
-        return Path(path)
+        return self.alone.save(path)
 
     def audit(
         self, target: str | None = None, *, numerics: bool = False, progress: Progress | None = None
@@ -166,7 +172,7 @@ class PricedLayout:
             "seed": seed,
         }
         folder = Path(run) if run is not None else None
-        job = prepare_job(self.plan, json.dumps(self._document(), indent=1), folder, given, resume=resume)
+        job = prepare_job(self.plan, json.dumps(self.alone.to_dict(), indent=1), folder, given, resume=resume)
         for sentence in job.notes:
             warnings.warn(sentence, stacklevel=2)
         use_devices_of(self.hardware)
@@ -177,7 +183,10 @@ class PricedLayout:
 
 @dataclass(frozen=True, repr=False)
 class Plans:
-    """The layouts of one search, best first; its repr is the table. top: how many rows that has.
+    """The layouts of one search, best first; its repr is the table.
+
+    top: how many rows that has. sizing: the sizes tried, of `smallest`. opinions: what the hardware's own
+    compiler said of the best, of `audited`.
 
     >>> import meshwright as mw
     >>> plans = mw.plan("llama-3-8b", "v5e:4x4", mw.Train("1Mi", "4k"), given="fsdp=16")
@@ -190,6 +199,8 @@ class Plans:
     work: Train
     search: Search
     top: int = 10
+    sizing: Smallest | None = None
+    opinions: tuple["Opinion", ...] = ()
 
     @property
     def best(self) -> PricedLayout:
@@ -214,22 +225,50 @@ class Plans:
         """The best layout in words, and why it is not another; as `PricedLayout.explain`."""
         return self.best.explain(tokens=tokens, critical_batch=critical_batch)
 
+    def audited(self, progress: Progress | None = None) -> "Plans":
+        """These layouts, the best ranked anew by the memory and the schedule that the compiler gives them.
+
+        Raises AuditError where the compiler of the hardware's chips is not installed.
+        """
+        from meshwright.audit.second_opinion import second_opinion
+
+        say = progress or _silent
+        found, opinions = second_opinion(
+            self.model, self.hardware, self.search, progress=lambda what: say(what, None)
+        )
+        return replace(self, search=found, opinions=opinions)
+
     def to_dict(self) -> dict:
         """The keys of `mw plan train --json`."""
-        return self._document(self.explain())
+        return self.document(self.explain())
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the best as plan.toml, and its figures as .json beside it; see `PricedLayout.save`."""
+        write_plan(Path(path), self.best.plan, self.to_dict())
+        return Path(path)
 
     @property
     def workload(self) -> Workload:
         """The batch that is planned: of whole sequences, the nearest to `work` that divides."""
         return self.search.workload
 
-    def _document(self, said: Explanation | None) -> dict:
-        return plan_document(self.model, self.hardware, self.work.batch_tokens, self.search, self.top, said)
+    def document(self, said: Explanation | None) -> dict:
+        """The keys of `to_dict`, with an explanation that was made before, or none."""
+        return plan_document(
+            self.model,
+            self.hardware,
+            self.work.batch_tokens,
+            self.search,
+            self.top,
+            said,
+            self.sizing,
+            self.opinions,
+        )
 
     def __repr__(self) -> str:
         from meshwright.report.tables import plain_text, plan_table
 
-        document, found = self._document(None), self.search
+        document, found = self.document(None), self.search
         below = [found.faster_words] if found.faster_words else []
         return plain_text(*found.notices, heading(document, self.best.layout), plan_table(document), *below)
 

@@ -1,14 +1,14 @@
 """mw plan: the layouts of a machine, ranked."""
 
-from math import ceil, inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from meshwright.api import Train, default_dtypes
-from meshwright.api.document import check_output, plan_document
-from meshwright.audit.second_opinion import second_opinion
+import meshwright as mw
+from meshwright.api import Plans, Train
+from meshwright.api.document import check_output
+from meshwright.api.machine import anchored_by
 from meshwright.cli.common import (
     HardwareOption,
     Json,
@@ -29,22 +29,11 @@ from meshwright.cli.extras import require
 from meshwright.cli.plan_output import misses, show_plan, write_plan
 from meshwright.cli.plan_serve import serve
 from meshwright.errors import PlanError
-from meshwright.hardware import catalog
 from meshwright.hardware.software import DEFAULT as XLA
 from meshwright.hardware.software import software_names
-from meshwright.hardware.topology import Hardware
-from meshwright.layout import Layout
-from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.anchor import anchored, run_of, slowdown_of
-from meshwright.plan.chosen import plan_of
-from meshwright.plan.explain.explanation import explain as explain_search
-from meshwright.plan.explain.fitting import cheapest_fit
-from meshwright.plan.given import Condition, parse_conditions
-from meshwright.plan.smallest import NothingFits, Smallest
-from meshwright.plan.smallest import smallest as find_smallest
-from meshwright.plan.train import price_alone, search
-from meshwright.plan.validate.runs import runs_of
+from meshwright.plan.explain.explanation import Explanation
+from meshwright.plan.smallest import NothingFits
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -142,81 +131,79 @@ def train(
     mw plan train --model llama-3-70b --hardware v5p:16x20x28 --batch-tokens 4M --seq-len 4096
     mw plan train --model llama-3-8b --hardware h100 --batch-tokens 4M --seq-len 8192 --smallest
     """
-    config = load_model_with(model, changes)
-    workload = Train(batch_tokens, seq_len).workload(config)
+    config, work = load_model_with(model, changes), Train(batch_tokens, seq_len)
+    work.workload(config)
     if output:
         check_output(output)
-    if layout:
-        searching = {"--runnable": runnable is True, "--any": runnable is False, "--given": given is not None}
-        _check_alone(searching)
-    conditions = parse_conditions(given or "")
     runnable = True if audit and runnable is None else runnable
-    sizing = None
+    searched = _Searched(given, runnable, weights_dtype, compute_dtype, top)
     if smallest:
         _check_smallest(layout, anchor, software)
-        chip = load_hardware(hardware).chip if ":" in hardware else catalog.chip_of(hardware)
-        dtypes = default_dtypes(chip, weights_dtype, compute_dtype)
-        longest = _longest_step(workload, tokens, max_seconds, days)
-        sizing = _find_smallest(config, hardware, workload, dtypes, conditions, runnable, longest, as_json)
-        machine, found = sizing.hardware, sizing.found
+        limits = {"max_seconds": max_seconds, "days": days, "tokens": tokens}
+        plans = _smallest(config, hardware, work, searched, limits, as_json)
     else:
         _check_not_smallest(max_seconds, days)
-        machine, said_of_runs = _anchored(load_hardware(hardware).running(software), anchor or [])
+        machine, said_of_runs = anchored_by(load_hardware(hardware).running(software), anchor or [])
         for line in said_of_runs:
             note(f"--anchor: {line}")
-        weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
         if layout:
-            layouts = [
-                Layout.parse(layout, weights_dtype=weights, compute_dtype=compute) for compute in computes
-            ]
-            found = price_alone(config, machine, workload, layouts)
+            _check_alone(searched)
+            dtypes = {"weights_dtype": weights_dtype, "compute_dtype": compute_dtype}
+            plans = mw.price(config, machine, work, layout, **dtypes).alone
         else:
-            found = search(
-                config,
-                machine,
-                workload,
-                weights_dtype=weights,
-                compute_dtypes=computes,
-                given=conditions,
-                runnable=runnable,
-            )
-    opinions = ()
+            plans = mw.plan(config, machine, work, **searched.words)
     if audit:
         require("run")
         with progress() as update:
-            found, opinions = second_opinion(config, machine, found, progress=lambda what: update(what, None))
+            plans = plans.audited(update)
     said = None
     if explain or as_json or output or tokens or critical_batch:
-        said = explain_search(config, machine, found, num_tokens=tokens, critical_tokens=critical_batch)
-    document = plan_document(config, machine, batch_tokens, found, top, said, sizing, opinions)
+        said = plans.explain(tokens=tokens, critical_batch=critical_batch)
+    _answer(plans, said, in_words=explain, as_json=as_json, output=output)
+
+
+class _Searched(NamedTuple):
+    """The options that bound or dress a search, as they were given."""
+
+    given: str | None
+    runnable: bool | None
+    weights_dtype: str | None
+    compute_dtype: str | None
+    top: int
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """Arguments of `plan` and `smallest`."""
+        return self._asdict() | {"given": self.given or ""}
+
+
+def _answer(
+    plans: Plans, said: Explanation | None, *, in_words: bool, as_json: bool, output: Path | None
+) -> None:
+    """Prints the ranking and writes the best plan. Exits 1 where nothing fits."""
+    document, found, best = plans.document(said), plans.search, plans.best
     if as_json:
         for notice in found.notices:
             note(notice)
         emit(document)
     else:
-        show_plan(document, found, said, in_words=explain, sizing=sizing)
-    if output and found.best.fits:
-        write_plan(output, plan_of(config, machine, found.workload, found.best), document)
-    if not found.best.fits:
-        change = said.change if said else cheapest_fit(config, machine, found.workload, found.best)
-        note(f"mw: {config.name} on {machine.spec}: {misses(found, change)}")
+        show_plan(document, found, said, in_words=in_words, sizing=plans.sizing)
+    if output and best.fits:
+        write_plan(output, best.plan, document)
+    if not best.fits:
+        change = said.change if said else best.cheapest_fit()
+        note(f"mw: {plans.model.name} on {plans.hardware.spec}: {misses(found, change)}")
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _anchored(machine: Hardware, files: list[Path]) -> tuple[Hardware, tuple[str, ...]]:
-    """`machine` as runs of one's own were, if there are any, and what they moved."""
-    if not files:
-        return machine, ()
-    if len(files) == 1 and files[0].suffix != ".csv":
-        return machine.slowed(slowdown_of(files[0])), ()
-    runs = [run for path in files for run in (runs_of(path) if path.suffix == ".csv" else [run_of(path)])]
-    found = anchored(machine, runs)
-    return machine.with_step(found.step), found.words
-
-
-def _check_alone(searching: dict[str, bool]) -> None:
+def _check_alone(searched: _Searched) -> None:
     """Raises PlanError for an option that bounds a search, beside --layout."""
-    if clashing := [option for option, is_given in searching.items() if is_given]:
+    given = {
+        "--runnable": searched.runnable is True,
+        "--any": searched.runnable is False,
+        "--given": searched.given is not None,
+    }
+    if clashing := [option for option, is_given in given.items() if is_given]:
         raise PlanError(f"--layout prices that layout alone; leave out {', '.join(clashing)}")
 
 
@@ -237,45 +224,20 @@ def _check_not_smallest(max_seconds: float | None, days: float | None) -> None:
             raise PlanError(f"{option} bounds what --smallest looks for; add --smallest")
 
 
-def _longest_step(
-    workload: Workload, tokens: int | None, max_seconds: float | None, days: float | None
-) -> float | None:
-    """Seconds of the longest step that both options allow. Raises PlanError for what is no limit."""
-    for option, value in (("--max-seconds", max_seconds), ("--days", days)):
-        if value is not None and not 0 < value < inf:
-            raise PlanError(f"{option} {value} is no time; write a number above 0")
-    limits = [] if max_seconds is None else [max_seconds]
-    if days is not None:
-        if tokens is None:
-            raise PlanError("--days needs the length of the run; add --tokens 1T")
-        limits.append(days * 86_400 / ceil(tokens / workload.num_tokens))
-    return min(limits, default=None)
-
-
-def _find_smallest(
+def _smallest(
     config: ModelConfig,
     hardware: str,
-    workload: Workload,
-    dtypes: tuple[str, tuple[str, ...]],
-    given: tuple[Condition, ...],
-    runnable: bool | None,
-    longest: float | None,
+    work: Train,
+    searched: _Searched,
+    limits: dict[str, Any],
     as_json: bool,
-) -> Smallest:
-    """The smallest machine; exits 1 where none does."""
+) -> Plans:
+    """The layouts of the smallest machine; exits 1 where none does."""
+    if ":" in hardware:
+        load_hardware(hardware)  # for its warnings
     try:
         with progress() as update:
-            return find_smallest(
-                config,
-                hardware,
-                workload,
-                weights_dtype=dtypes[0],
-                compute_dtypes=dtypes[1],
-                given=given,
-                runnable=runnable,
-                max_seconds=longest,
-                on_progress=lambda spec: update(f"trying {spec}", None),
-            )
+            return mw.smallest(config, hardware, work, **searched.words, **limits, progress=update)
     except NothingFits as error:
         if as_json:
             tried = [tried.to_dict() for tried in error.tried]

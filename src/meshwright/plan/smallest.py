@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from math import prod
+from math import ceil, inf, prod
 
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
@@ -121,6 +121,24 @@ def smallest(
             return Smallest(machine, found, tuple(tried))
         too_small = machine.num_chips
     raise NothingFits(config.name, tuple(tried))
+
+
+def longest_step(
+    workload: Workload, max_seconds: float | None, days: float | None, num_tokens: int | None
+) -> float | None:
+    """Seconds of the longest step that both limits allow: of a step, and of a run over so many tokens.
+
+    Raises PlanError for what is no limit.
+    """
+    for option, value in (("--max-seconds", max_seconds), ("--days", days)):
+        if value is not None and not 0 < value < inf:
+            raise PlanError(f"{option} {value} is no time; write a number above 0")
+    limits = [] if max_seconds is None else [max_seconds]
+    if days is not None:
+        if num_tokens is None:
+            raise PlanError("--days needs the length of the run; add --tokens 1T")
+        limits.append(days * 86_400 / ceil(num_tokens / workload.num_tokens))
+    return min(limits, default=None)
 
 
 def sizes(spec: str) -> list[Hardware]:
