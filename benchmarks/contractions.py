@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from meshwright.cost.strategies import cheapest, strategies
-from meshwright.cost.strategy import Question
+from meshwright.cost.strategy import ContractionQuestion
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.notation.array import ShardedArray
@@ -36,7 +36,9 @@ def _sharding(draw: random.Random, name: str, letters: str, mesh: Mesh) -> Shard
     return ShardedArray(name, tuple(letters), tuple(tuple(places[letter]) for letter in letters))
 
 
-def random_contraction(draw: random.Random, hardware: Hardware, mesh: Mesh, *, is_matmul: bool) -> Question:
+def random_contraction(
+    draw: random.Random, hardware: Hardware, mesh: Mesh, *, is_matmul: bool
+) -> ContractionQuestion:
     batch, contracted, left, right = "", "J", "I", "K"
     if not is_matmul:
         batch, contracted = "B"[: draw.choice((0, 0, 1))], "JM"[: draw.choice((1, 1, 1, 2))]
@@ -45,10 +47,12 @@ def random_contraction(draw: random.Random, hardware: Hardware, mesh: Mesh, *, i
     sizes = {letter: 64 * draw.randrange(1, 65) for letter in einsum.letters}
     wanted = None if draw.random() < 0.25 else _sharding(draw, "C", einsum.out, mesh)
     arrays = _sharding(draw, "A", einsum.lhs, mesh), _sharding(draw, "B", einsum.rhs, mesh), wanted
-    return Question(einsum, *arrays, mesh, sizes, hardware, "bf16")
+    return ContractionQuestion(einsum, *arrays, mesh, sizes, hardware, "bf16")
 
 
-def _per_cpu_second(answer: Callable[[Question], object], cases: list[Question]) -> float:
+def _per_cpu_second(
+    answer: Callable[[ContractionQuestion], object], cases: list[ContractionQuestion]
+) -> float:
     started = time.process_time()
     for question in cases:
         answer(question)

@@ -8,7 +8,7 @@ from meshwright.audit.audit import audit_plan
 from meshwright.audit.compare.line_up import line_up
 from meshwright.audit.compare.rules import Side
 from meshwright.audit.compare.weigh import weighed
-from meshwright.audit.facts.collectives import Collective
+from meshwright.audit.facts.collectives import EmittedCollective
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.groups import DeviceGroups
 from meshwright.audit.facts.prices import step_prices
@@ -40,7 +40,7 @@ def _emitted(
     dtype: str = "f32",
     **more: object,
 ) -> Emitted:
-    collective = Collective(
+    collective = EmittedCollective(
         name=op,
         index=0,
         op=op,  # pyright: ignore[reportArgumentType]

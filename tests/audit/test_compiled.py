@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 
-from meshwright.audit.facts.collectives import Collective, collectives
+from meshwright.audit.facts.collectives import EmittedCollective, collectives
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import axes_that_change, mesh_axes_of
 from meshwright.audit.facts.products import dot_flops
@@ -59,7 +59,7 @@ def gradient(dtype: str) -> Program:
     )
 
 
-def shown(one: Collective) -> tuple[object, ...]:
+def shown(one: EmittedCollective) -> tuple[object, ...]:
     cut = axes_that_change(one.slice_offsets, MESH) if one.slice_offsets else ()
     return (
         one.op,

@@ -8,7 +8,7 @@ from tests.audit.hlo_text import HEAD
 from meshwright.audit.compare.findings import findings
 from meshwright.audit.compare.line_up import line_up
 from meshwright.audit.compare.rules import Side
-from meshwright.audit.facts.collectives import Collective, collectives
+from meshwright.audit.facts.collectives import EmittedCollective, collectives
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.prices import step_prices
 from meshwright.audit.hlo.parse import parse_hlo
@@ -85,7 +85,7 @@ WHOLE = (
 )
 
 
-def _read(text: str) -> list[Collective]:
+def _read(text: str) -> list[EmittedCollective]:
     return collectives(parse_hlo(text))
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from meshwright.audit.facts.collectives import Collective, collectives
+from meshwright.audit.facts.collectives import EmittedCollective, collectives
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
-from meshwright.audit.hlo.parse import Shape, parse_hlo
+from meshwright.audit.hlo.parse import ArrayShape, parse_hlo
 from meshwright.errors import AuditError
 
 SUM = """%sum (a: f32[], b: f32[]) -> f32[] {
@@ -21,7 +21,7 @@ def program(entry: str, *computations: str, partitions: int = 4) -> str:
     return head + SUM + "\n" + "\n".join(computations) + "\nENTRY %main () -> f32[] {\n" + entry + "\n}\n"
 
 
-def found(entry: str, *computations: str, partitions: int = 4) -> list[Collective]:
+def found(entry: str, *computations: str, partitions: int = 4) -> list[EmittedCollective]:
     return collectives(parse_hlo(program(entry, *computations, partitions=partitions)))
 
 
@@ -32,7 +32,7 @@ def test_an_instruction_is_read_whole() -> None:
         'metadata={op_name="w[\\\'w_in\\\']" source_file="/a b.py" source_line=12}'
     )
     (line,) = parse_hlo(text).main.instructions.values()
-    assert line.shapes == (Shape("bf16", (2, 3), "{1,0:T(8,128)(2,1)S(1)}"), Shape("s32", ()))
+    assert line.shapes == (ArrayShape("bf16", (2, 3), "{1,0:T(8,128)(2,1)S(1)}"), ArrayShape("s32", ()))
     assert (line.name, line.opcode, line.operands) == ("c.1", "custom-call", ("x", "y"))
     assert line.attributes["custom_call_target"] == '"a,b)"'
     assert (line.op_name, line.source_file, line.source_line) == ("w['w_in']", "/a b.py", 12)

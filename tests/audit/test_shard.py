@@ -6,11 +6,11 @@ import pytest
 from tests.audit.proofs import MESH, SIZES, planned, random
 
 from meshwright.audit.shard.execution import emitted_by, execute
-from meshwright.audit.shard.job import Job
+from meshwright.audit.shard.job import ShardJob
 from meshwright.audit.shard.matching import derived, match
 from meshwright.audit.shard.run import run_contraction, run_reshard, run_strategy
 from meshwright.cost.strategies import strategies
-from meshwright.cost.strategy import Question
+from meshwright.cost.strategy import ContractionQuestion
 from meshwright.errors import AuditError
 from meshwright.hardware.catalog import load
 from meshwright.nn.blocks import put
@@ -90,7 +90,7 @@ def test_a_windowed_product_hands_blocks_round_a_ring(
 ) -> None:
     """n - 1 permutes take the place of a gather or a scatter over n devices."""
     plan = planned(lhs, rhs, out, roles)
-    report = execute(Job(plan, (), window, MESH, SIZES, "f32", seed=0))
+    report = execute(ShardJob(plan, (), window, MESH, SIZES, "f32", seed=0))
     assert report["max_abs_error"] == 0
     (step,) = [one for one in report["derived"] if one["windowed"]]
     ring = [one for one in report["emitted"] if one["op"] == "permute"]
@@ -103,7 +103,7 @@ def test_every_strategy_of_a_contraction_runs_as_priced(out: str | None) -> None
     """Windows, sums that pass through another sharding and sums left partial, in any order of choice."""
     arrays = parse_array("A[I_X, J]"), parse_array("B[J_X, K]"), parse_array(out) if out else None
     mesh, sizes = Mesh({"X": 4}), {"I": 64, "J": 64, "K": 64}
-    question = Question(Einsum.parse("IJ,JK->IK"), *arrays, mesh, sizes, load("v5e:2x2"), "bf16")
+    question = ContractionQuestion(Einsum.parse("IJ,JK->IK"), *arrays, mesh, sizes, load("v5e:2x2"), "bf16")
     for strategy in strategies(question):
         report = run_strategy(strategy)
         assert report["max_abs_error"] == 0, strategy.name

@@ -8,8 +8,8 @@ from meshwright.audit.compare.memory import compare_memory
 from meshwright.audit.compare.products import compare_products
 from meshwright.audit.compile.programs import PlannedStep
 from meshwright.audit.facts.products import Product
-from meshwright.audit.hlo.parse import Computation, Instruction, Shape
-from meshwright.audit.hlo.trace import Place, Value
+from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction
+from meshwright.audit.hlo.trace import CallPath, TracedValue
 
 PLANNED = {
     ("wq", "forward"): 40.0,
@@ -27,9 +27,9 @@ def _product(name: str, flops: float) -> Product:
     scope, phase = name.split()
     prefix = {"forward": "jit(f)/jvp(layers)", "backward": "jit(f)/transpose(jvp(layers))"}[phase]
     one = Instruction(
-        "dot", Shape("f32", (1,)), "dot", (), {}, op_name=f"{prefix}/{scope}/BTD,DF->BTF/dot_general"
+        "dot", ArrayShape("f32", (1,)), "dot", (), {}, op_name=f"{prefix}/{scope}/BTD,DF->BTF/dot_general"
     )
-    return Product(Value(one, Place(Computation("main", {}, "dot"))), flops)
+    return Product(TracedValue(one, CallPath(Computation("main", {}, "dot"))), flops)
 
 
 def _found(**changed: float) -> list[tuple[str, str, float]]:

@@ -23,7 +23,7 @@ NO_TIME = timing.Timing(0.0, 0.0)
 SIZES = [4096, 65_536, 1_048_576, 8_388_608] * 3
 QUICK = calibrate.Sizes(
     collectives=(4096, 65_536),
-    matmuls=(matmul.Shape(64, 64, 64),),
+    matmuls=(matmul.MatmulShape(64, 64, 64),),
     arrays=(65_536,),
     model=replace(load_model("tiny"), max_seq_len=32),
 )

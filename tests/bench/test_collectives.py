@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from meshwright.bench import sweep as sweeping
-from meshwright.bench.collectives import Measured, Point, combinations_of, loop, operand, prepare
+from meshwright.bench.collectives import CollectivePoint, Measured, combinations_of, loop, operand, prepare
 from meshwright.bench.fit import fit_cost
 from meshwright.bench.model import predicted, with_collectives
 from meshwright.bench.sizes import CALIBRATION, SWEEP, group_mesh
@@ -30,7 +30,7 @@ MESH = Mesh({"X": 4, "Y": 2})
     [("all_gather", 4096), ("all_reduce", 4096), ("all_to_all", 1024), ("permute", 1024)],
 )
 def test_a_point_is_priced_by_what_a_device_writes(op: str, expected: int) -> None:
-    assert Point(op, MESH, ("X",), 4096).priced_bytes == expected
+    assert CollectivePoint(op, MESH, ("X",), 4096).priced_bytes == expected
 
 
 def test_every_choice_of_axes_is_measured() -> None:
@@ -51,7 +51,7 @@ _HLO = {
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_the_loop_runs_the_collective_whole(op: str) -> None:
     """No pass of XLA moves it out of the loop, or cuts it down to the one element that is kept."""
-    point = Point(op, MESH, ("X",), 4096)
+    point = CollectivePoint(op, MESH, ("X",), 4096)
     axes = PartitionSpec(MESH.axes)
     mesh = jax.sharding.Mesh(explicit_mesh(MESH).devices, MESH.axes)
     run = jax.shard_map(loop(point), mesh=mesh, in_specs=axes, out_specs=axes, check_vma=False)
@@ -85,7 +85,7 @@ def test_a_cliff_between_the_caches_is_found_again() -> None:
 def _as_on(true: Hardware, mesh: Mesh, sizes: tuple[int, ...]) -> list[Measured]:
     """Every collective over `mesh`, as fast as `true` says."""
     asked = [
-        Measured(Point(op, mesh, axes, size), Timing(0.0, 0.0))
+        Measured(CollectivePoint(op, mesh, axes, size), Timing(0.0, 0.0))
         for op in COLLECTIVES
         for axes in combinations_of(mesh)
         for size in sizes

@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.cost.algorithm import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.strategies import cheapest
-from meshwright.cost.strategy import Question
+from meshwright.cost.strategy import ContractionQuestion
 from meshwright.errors import NotationError
 from meshwright.hardware import catalog
 from meshwright.notation.algorithm import Local
@@ -62,7 +62,9 @@ def test_a_function_of_elements_is_read_and_written_and_a_view_is_free() -> None
 def test_the_passes_of_a_strategy_move_as_it_does() -> None:
     mesh, sizes = Mesh({"X": 4, "Y": 2}), {"I": 1024, "J": 4096, "K": 4096}
     arrays = parse_array("A[I_X, J]"), parse_array("B[J_X, K]"), parse_array("C[I_X, K]")
-    question = Question(Einsum.parse("IJ,JK->IK"), *arrays, mesh, sizes, catalog.load("v5e:4x2"), "bf16")
+    question = ContractionQuestion(
+        Einsum.parse("IJ,JK->IK"), *arrays, mesh, sizes, catalog.load("v5e:4x2"), "bf16"
+    )
     best = cheapest(question)
     assert not all(reshard.by_rules for reshard in best.reshards)
     found = algorithm_of(best)
@@ -76,7 +78,7 @@ def test_the_passes_of_a_strategy_move_as_it_does() -> None:
 
 def test_operands_of_one_name_are_told_apart() -> None:
     arrays = parse_array("A[I_X, J]"), parse_array("A[J, K]"), parse_array("C[I, K]")
-    question = Question(
+    question = ContractionQuestion(
         Einsum.parse("IJ,JK->IK"),
         *arrays,
         Mesh({"X": 4}),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.cost.pipeline import (
     PassSeconds,
-    Timeline,
+    PipelineTimeline,
     Times,
     hops,
     least_makespan,
@@ -83,7 +83,9 @@ def alike(name: str, p: int, v: int = 1, body: PassSeconds = UNIT, hop_seconds: 
     return Times([body] * num_depths(name, p, v), hop_seconds)
 
 
-def run(name: str, p: int, m: int, v: int = 1, body: PassSeconds = UNIT, hop_seconds: float = 0) -> Timeline:
+def run(
+    name: str, p: int, m: int, v: int = 1, body: PassSeconds = UNIT, hop_seconds: float = 0
+) -> PipelineTimeline:
     return simulate(pass_table(name, p, m, v), alike(name, p, v, body, hop_seconds))
 
 
@@ -219,7 +221,7 @@ def test_dependencies_and_bounds(given_numbers: Numbers, data: st.DataObject):
     )
 
 
-def _one_pass_at_a_time(table: PassTable, timeline: Timeline) -> None:
+def _one_pass_at_a_time(table: PassTable, timeline: PipelineTimeline) -> None:
     joined = {(s, one.kind, one.microbatch) for s, row in enumerate(table.rows) for one in row if one.joined}
     for stage in range(table.num_stages):
         events = [e for e in timeline.events if e.stage == stage]

@@ -10,7 +10,7 @@ from tests.notation.devices import shardings
 
 from meshwright.cost.resharding import sent_bytes
 from meshwright.cost.strategies import REACH, Pricing, cheapest, strategies
-from meshwright.cost.strategy import Objective, Question, Strategy
+from meshwright.cost.strategy import ContractionQuestion, Objective, Strategy
 from meshwright.errors import LayoutError, NotationError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
@@ -31,12 +31,14 @@ def rated(spec: str) -> Hardware:
 
 def ask(
     lhs: str, rhs: str, out: str | None, sizes: str, *, mesh: str, hardware: str, dtype: str = "bf16"
-) -> Question:
+) -> ContractionQuestion:
     """The product of the arrays, its letters theirs; without `out`, letters in both are summed."""
     a, b, c = parse_array(lhs), parse_array(rhs), out and parse_array(out)
     kept = c.dims if c else [d for d in (*a.dims, *b.dims) if (d in a.dims) != (d in b.dims)]
     einsum = Einsum("".join(a.dims), "".join(b.dims), "".join(kept))
-    return Question(einsum, a, b, c or None, parse_mesh(mesh), parse_sizes(sizes), rated(hardware), dtype)
+    return ContractionQuestion(
+        einsum, a, b, c or None, parse_mesh(mesh), parse_sizes(sizes), rated(hardware), dtype
+    )
 
 
 def named(found: list[Strategy], name: str) -> Strategy:
@@ -230,17 +232,17 @@ SPECS = [("IJ", "JK", "IK"), ("BIJ", "BJK", "BIK"), ("IJM", "MJK", "IK"), ("IJ",
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> Question:
+def questions(draw: st.DrawFn) -> ContractionQuestion:
     mesh_text, hardware = draw(st.sampled_from(MACHINES))
     lhs, rhs, out = draw(st.sampled_from(SPECS))
     mesh = parse_mesh(mesh_text)
     a, b, c = (draw(shardings(mesh, dims, name)) for dims, name in ((lhs, "A"), (rhs, "B"), (out, "C")))
     wanted = draw(st.sampled_from([c, None]))
     sizes = {letter: 2 ** draw(st.integers(5, 13)) for letter in lhs + rhs}
-    return Question(Einsum(lhs, rhs, out), a, b, wanted, mesh, sizes, rated(hardware), "bf16")
+    return ContractionQuestion(Einsum(lhs, rhs, out), a, b, wanted, mesh, sizes, rated(hardware), "bf16")
 
 
-def every_strategy(q: Question) -> list[Strategy]:
+def every_strategy(q: ContractionQuestion) -> list[Strategy]:
     pricing = Pricing(q)
     every = product(*[(*q.einsum.letters, None)] * len(pricing.axes))
     possible = [roles for roles in every if _is_possible(q, pricing, roles)]
@@ -248,7 +250,7 @@ def every_strategy(q: Question) -> list[Strategy]:
     return [one for one in found if not one.leaves_partial_sum]
 
 
-def _is_possible(q: Question, pricing: Pricing, roles: tuple[str | None, ...]) -> bool:
+def _is_possible(q: ContractionQuestion, pricing: Pricing, roles: tuple[str | None, ...]) -> bool:
     """Whether all dimensions divide, and what is wanted partial is summed."""
     partial = q.out.unreduced if q.out else ()
     summed = [axis for axis, role in zip(pricing.axes, roles, strict=True) if role in [*q.einsum.contracted]]
@@ -260,7 +262,9 @@ quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCh
 
 @quick
 @given(questions(), st.sampled_from(["latency", "throughput"]), st.sampled_from([None, 0.7, 1.3]))
-def test_no_choice_of_roles_is_cheaper(q: Question, objective: Objective, share: float | None) -> None:
+def test_no_choice_of_roles_is_cheaper(
+    q: ContractionQuestion, objective: Objective, share: float | None
+) -> None:
     everything = every_strategy(q)
     assume(everything)
     fastest = min(everything, key=lambda one: one.objective_seconds(objective))
@@ -278,7 +282,7 @@ def test_no_choice_of_roles_is_cheaper(q: Question, objective: Objective, share:
 
 @quick
 @given(questions())
-def test_bounds_hold(q: Question) -> None:
+def test_bounds_hold(q: ContractionQuestion) -> None:
     pricing = Pricing(q)
     for roles in product(*[(*q.einsum.letters, None)] * len(pricing.axes)):
         if _is_possible(q, pricing, roles):
@@ -291,7 +295,7 @@ def test_bounds_hold(q: Question) -> None:
 
 @quick
 @given(questions())
-def test_a_strategy_costs_what_its_steps_cost(q: Question) -> None:
+def test_a_strategy_costs_what_its_steps_cost(q: ContractionQuestion) -> None:
     for one in strategies(q):
         plan, steps = one.contraction, one.steps
         assert one.seconds_comms == pytest.approx(sum(step.seconds for step in steps))
@@ -314,7 +318,7 @@ def test_a_strategy_costs_what_its_steps_cost(q: Question) -> None:
 
 @quick
 @given(questions())
-def test_the_list_is_of_the_best_and_the_textbook(q: Question) -> None:
+def test_the_list_is_of_the_best_and_the_textbook(q: ContractionQuestion) -> None:
     found = strategies(q)
     whole = [one for one in found if not one.leaves_partial_sum]
     assert len({(one.roles, one.out, one.via, _steps(one), one.window) for one in found}) == len(found)
@@ -354,7 +358,7 @@ def test_dimensions_must_be_the_letters() -> None:
     arrays = parse_array("A[J, I]"), parse_array("B[J, K]"), None
     place = Mesh({"X": 16}), {"I": 16, "J": 16, "K": 16}, catalog.load("v5e:1x16").ideal(), "bf16"
     with pytest.raises(NotationError) as caught:
-        strategies(Question(Einsum("IJ", "JK", "IK"), *arrays, *place))
+        strategies(ContractionQuestion(Einsum("IJ", "JK", "IK"), *arrays, *place))
     assert str(caught.value) == "A[J, I] does not have the dimensions IJ of 'IJ,JK->IK'"
 
 
@@ -368,11 +372,11 @@ def test_many_axes_take_the_textbook_roles_and_too_many_are_refused() -> None:
         ShardedArray("C", ("I", "K"), (tuple(axes), ())),
     )
     hardware = catalog.load("h100:512x8").ideal()
-    q = Question(Einsum("IJ", "JK", "IK"), *arrays, mesh, sizes, hardware, "bf16")
+    q = ContractionQuestion(Einsum("IJ", "JK", "IK"), *arrays, mesh, sizes, hardware, "bf16")
     assert cheapest(q).name == "multiply in place"
     whole = arrays[0].replace(axes={"I": ()}), arrays[1], arrays[2].replace(axes={"I": ()})
     with pytest.raises(NotationError, match="the roles of 12 mesh axes have more than 16,384 combinations"):
-        cheapest(Question(Einsum("IJ", "JK", "IK"), *whole, mesh, sizes, hardware, "bf16"))
+        cheapest(ContractionQuestion(Einsum("IJ", "JK", "IK"), *whole, mesh, sizes, hardware, "bf16"))
 
 
 def test_sent_bytes() -> None:

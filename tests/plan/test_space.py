@@ -11,7 +11,7 @@ from meshwright.models.presets import load_model
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.given import parse_conditions
 from meshwright.plan.rank import TIE
-from meshwright.plan.space import Choice, Space
+from meshwright.plan.space import Considered, Space
 from meshwright.plan.train import price
 
 _NUM_PRICED = 30
@@ -19,7 +19,9 @@ _NUM_PRICED = 30
 _ROUNDING = 1e-9
 
 
-def _sample(model: str, hardware: str, workload: Workload, base: Layout) -> list[tuple[Choice, Candidate]]:
+def _sample(
+    model: str, hardware: str, workload: Workload, base: Layout
+) -> list[tuple[Considered, Candidate]]:
     config, machine = load_model(model), load(hardware)
     space = Space(config, machine, workload, base)
     choices = list(space.choices(space.meshes()))
@@ -82,7 +84,7 @@ def test_sequence_parallelism_costs_nothing(model: str, hardware: str) -> None:
                 assert choice.bytes_per_chip <= other.bytes_per_chip, mesh
 
 
-def _without_mesh(choice: Choice) -> tuple[object, ...]:
+def _without_mesh(choice: Considered) -> tuple[object, ...]:
     return choice.microbatches, choice.schedule, choice.interleave, choice.remat
 
 

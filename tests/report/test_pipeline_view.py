@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshwright.cost.pipeline import PassSeconds, Timeline, Times, simulate
+from meshwright.cost.pipeline import PassSeconds, PipelineTimeline, Times, simulate
 from meshwright.layout.pipeline import SCHEDULES, pass_table
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_figure, pipeline_panel
 
@@ -20,12 +20,12 @@ BODY = PassSeconds(0.01, 0.01, 0.01)
 BLOCK = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)H[\d.]+z")
 
 
-def timeline(name: str, p: int, m: int, body: PassSeconds = BODY) -> Timeline:
+def timeline(name: str, p: int, m: int, body: PassSeconds = BODY) -> PipelineTimeline:
     table = pass_table(name, p, m, 2 if name == "interleaved" else 1)
     return simulate(table, Times([body] * table.num_depths))
 
 
-def blocks(found: Timeline) -> list[tuple[float, ...]]:
+def blocks(found: PipelineTimeline) -> list[tuple[float, ...]]:
     """x, y, width and height of every pass drawn."""
     page = ElementTree.fromstring(pipeline_panel(found).svg("a pipeline"))
     paths = [path.attrib["d"] for path in page.iter("path")]

@@ -3,7 +3,7 @@
 from xml.etree import ElementTree
 
 from meshwright.cost.strategies import cheapest
-from meshwright.cost.strategy import PricedStep, Question
+from meshwright.cost.strategy import ContractionQuestion, PricedStep
 from meshwright.hardware import catalog
 from meshwright.notation.collective import Collective
 from meshwright.notation.einsum import Einsum
@@ -57,7 +57,7 @@ def test_a_contraction_has_a_row_a_step_and_one_for_the_product():
     arrays = parse_array("A[I_X, J]"), parse_array("B[J_X, K]"), parse_array("C[I_X, K]")
     sizes = {"I": 1024, "J": 4096, "K": 4096}
     place = Mesh({"X": 4, "Y": 2}), sizes, catalog.load("v5e:4x2"), "bf16"
-    best = cheapest(Question(Einsum("IJ", "JK", "IK"), *arrays, *place))
+    best = cheapest(ContractionQuestion(Einsum("IJ", "JK", "IK"), *arrays, *place))
     svg = contraction_svg(best)
     rules = [
         path for path in ElementTree.fromstring(svg).iter(f"{SVG}path") if path.attrib["class"] == "rule"

@@ -22,10 +22,10 @@ from meshwright.audit.facts.buffers import input_bytes, peak
 from meshwright.audit.facts.collectives import is_differentiated, located
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.overlap import Schedule, overlaps
+from meshwright.audit.facts.overlap import ProductSchedule, overlaps
 from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops, products
-from meshwright.audit.facts.timeline import Timeline, timeline
+from meshwright.audit.facts.timeline import StepTimeline, timeline
 from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
 from meshwright.cost.priced import PricedCollective
@@ -68,7 +68,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     program = parse_hlo(compiled.hlo)
     found = [(value, on_mesh(one, plan.layout.mesh, widened=on_cpu)) for value, one in located(program)]
     emitted = [one for _, one in found]
-    beside = overlaps(Schedule(program), found, can_overlap=not on_cpu)
+    beside = overlaps(ProductSchedule(program), found, can_overlap=not on_cpu)
     prices = step_prices(hardware, plan.layout.mesh)
     side = Side(
         has_reduce_scatter=target.has_reduce_scatter,
@@ -213,7 +213,7 @@ def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
     return check_numerics(plan)
 
 
-def _row_dict(row: Row, prices: Prices, line: Timeline | None) -> dict:
+def _row_dict(row: Row, prices: Prices, line: StepTimeline | None) -> dict:
     """Both sides of a row, each with its seconds a step, in all and exposed; None where unavailable."""
     planned, emitted = _planned_summary(row.planned), _emitted_summary(row.emitted)
     seconds = [prices.seconds(e) for e in row.emitted]

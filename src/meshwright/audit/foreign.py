@@ -15,7 +15,7 @@ from meshwright.audit.facts.collectives import located
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
-from meshwright.audit.facts.overlap import Schedule, overlaps
+from meshwright.audit.facts.overlap import ProductSchedule, overlaps
 from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.facts.sent import Sent
@@ -70,7 +70,7 @@ def audit_program(
     reading = read(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
-    largest, schedule = peak(program), Schedule(program)
+    largest, schedule = peak(program), ProductSchedule(program)
     beside = overlaps(schedule, [(one.value, one.emitted) for one in reading.sent])
     line = None
     if machine and machine.chip.kind == program.compiler:

@@ -30,7 +30,7 @@ class Sizes:
     """What is measured: collectives by V and arrays streamed, in bytes; matmuls; a model's step."""
 
     collectives: tuple[int, ...] = CALIBRATION
-    matmuls: tuple[matmul.Shape, ...] = matmul.SHAPES
+    matmuls: tuple[matmul.MatmulShape, ...] = matmul.SHAPES
     arrays: tuple[int, ...] = memory.SIZES
     model: ModelConfig = field(default_factory=step.sample_model)
 

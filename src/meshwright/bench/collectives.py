@@ -23,7 +23,7 @@ Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Point:
+class CollectivePoint:
     """One collective of V = gathered_bytes over `axes` of `mesh`."""
 
     op: str
@@ -50,7 +50,7 @@ class Point:
 class Measured:
     """A point and the time of one run of it."""
 
-    point: Point
+    point: CollectivePoint
     timing: Timing
 
 
@@ -65,7 +65,7 @@ def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[Me
     """Every collective over every choice of axes, at these sizes V in bytes that split evenly."""
     bench = Bench(mesh)
     points = [
-        Point(op, mesh, axes, size)
+        CollectivePoint(op, mesh, axes, size)
         for size in sizes
         for op in COLLECTIVES
         for axes in combinations_of(mesh)
@@ -81,17 +81,17 @@ def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[Me
     )
 
 
-def _program(point: Point, bench: Bench) -> Program:
+def _program(point: CollectivePoint, bench: Bench) -> Program:
     return bench.program(loop(point), [operand(point)])
 
 
-def operand(point: Point) -> Operand:
+def operand(point: CollectivePoint) -> Operand:
     """What one device starts from: all of V where sums are made, else its block."""
     whole = point.op in ("reduce_scatter", "all_reduce")
     return Operand((point.gathered_bytes // _WORD // (1 if whole else point.num_devices),), "f32")
 
 
-def loop(point: Point) -> Callable[[Array], Array]:
+def loop(point: CollectivePoint) -> Callable[[Array], Array]:
     """Several runs in sequence: one element of a result goes into the next run's operand."""
     collective = _COLLECTIVES[point.op]
 

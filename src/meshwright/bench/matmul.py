@@ -15,7 +15,7 @@ DTYPES = ("f32", "bf16")
 
 
 @dataclass(frozen=True)
-class Shape:
+class MatmulShape:
     """x[rows, D] . w[D, F] on one device."""
 
     rows: int
@@ -29,16 +29,25 @@ class Shape:
 
 
 _PRODUCTS = 3
-SHAPES = (Shape(256, 256, 1024), Shape(1024, 256, 768), Shape(512, 512, 1536), Shape(256, 1024, 1024))
+SHAPES = (
+    MatmulShape(256, 256, 1024),
+    MatmulShape(1024, 256, 768),
+    MatmulShape(512, 512, 1536),
+    MatmulShape(256, 1024, 1024),
+)
 # A layer's products of models of 1 to 70 billion parameters.
-ACCELERATOR_SHAPES = (Shape(2048, 2048, 2048), Shape(4096, 4096, 4096), Shape(8192, 4096, 14336))
+ACCELERATOR_SHAPES = (
+    MatmulShape(2048, 2048, 2048),
+    MatmulShape(4096, 4096, 4096),
+    MatmulShape(8192, 4096, 14336),
+)
 
 
 @dataclass(frozen=True)
 class Measured:
     """The time of one shape in one dtype."""
 
-    shape: Shape
+    shape: MatmulShape
     dtype: str
     timing: Timing
 
@@ -47,7 +56,7 @@ class Measured:
         return self.shape.flops / self.timing.seconds
 
 
-def bench_matmul(spec: str, progress: Progress = None, shapes: Sequence[Shape] = SHAPES) -> dict:
+def bench_matmul(spec: str, progress: Progress = None, shapes: Sequence[MatmulShape] = SHAPES) -> dict:
     """Matmul rates of one device of `spec`, all at work: `{"hardware", "results"}`.
 
     A result has dtype, rows, d_model, d_ff, flops (of the three products), seconds,
@@ -58,7 +67,7 @@ def bench_matmul(spec: str, progress: Progress = None, shapes: Sequence[Shape] =
     return {"hardware": spec, "results": [_result(one, by_dtype[one.dtype]) for one in measured]}
 
 
-def prepare(num_devices: int, progress: Progress, shapes: Sequence[Shape]) -> Prepared[Measured]:
+def prepare(num_devices: int, progress: Progress, shapes: Sequence[MatmulShape]) -> Prepared[Measured]:
     """Every shape in every dtype."""
     report(progress, f"compiling matmuls on {num_devices} devices")
     points = [(shape, dtype) for dtype in DTYPES for shape in shapes]
@@ -70,7 +79,7 @@ def prepare(num_devices: int, progress: Progress, shapes: Sequence[Shape]) -> Pr
     )
 
 
-def _operands(shape: Shape, dtype: str) -> list[Operand]:
+def _operands(shape: MatmulShape, dtype: str) -> list[Operand]:
     return [Operand((shape.rows, shape.d_model), dtype), Operand((shape.d_model, shape.d_ff), dtype)]
 
 

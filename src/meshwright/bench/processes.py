@@ -27,7 +27,7 @@ _CALIBRATION_SECONDS = 900
 
 
 @dataclass(frozen=True)
-class Sweep:
+class CollectiveSweep:
     """Collectives by size (see sweep.py)."""
 
     mesh: Mapping[str, int]
@@ -36,18 +36,18 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CalibrateTask:
     """All that mw calibrate measures; sizes: those of calibrate.Sizes, None for its own."""
 
     sizes: Any
 
 
 @dataclass(frozen=True)
-class Job:
+class ProcessJob:
     """A task on cpu:N as one process of several gets it."""
 
     hardware: str
-    task: Sweep | Calibration
+    task: CollectiveSweep | CalibrateTask
     num_processes: int
     port: int
     result: str  # the path that process 0 writes
@@ -61,7 +61,7 @@ def sweep_in_processes(
     Raises DeviceError, naming the process and its last words, if one fails or time runs out. No
     process outlives the call, nor the caller, whatever ends it.
     """
-    task, budget = Sweep(dict(mesh), list(sizes), max_seconds), 2 * max_seconds
+    task, budget = CollectiveSweep(dict(mesh), list(sizes), max_seconds), 2 * max_seconds
     return json.loads(_in_processes(spec, task, num_processes, budget, "give --max-seconds more"))
 
 
@@ -71,17 +71,19 @@ def calibrate_in_processes(spec: str, num_processes: int, sizes: Any = None) -> 
     Matmuls, memory and the training step are timed with the processes at work together, too.
     """
     text = _in_processes(
-        spec, Calibration(sizes), num_processes, _CALIBRATION_SECONDS, "ask for fewer devices"
+        spec, CalibrateTask(sizes), num_processes, _CALIBRATION_SECONDS, "ask for fewer devices"
     )
     return replace(catalog.load(spec), chip=read_chip(text, spec).chip)
 
 
-def _in_processes(spec: str, task: Sweep | Calibration, num_processes: int, seconds: float, cure: str) -> str:
+def _in_processes(
+    spec: str, task: CollectiveSweep | CalibrateTask, num_processes: int, seconds: float, cure: str
+) -> str:
     """What process 0 wrote when all are done, within `seconds` and the time to meet."""
     num_devices = _num_devices(spec, num_processes)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
-        job = Job(spec, task, num_processes, free_port(), str(result))
+        job = ProcessJob(spec, task, num_processes, free_port(), str(result))
         workers = [_Worker.start(job, number, num_devices, Path(folder)) for number in range(num_processes)]
         try:
             _wait(workers, time.monotonic() + seconds + _STARTUP_SECONDS, cure)
@@ -114,7 +116,7 @@ class _Worker:
     log: Path
 
     @classmethod
-    def start(cls, job: Job, number: int, num_devices: int, folder: Path) -> "_Worker":
+    def start(cls, job: ProcessJob, number: int, num_devices: int, folder: Path) -> "_Worker":
         """The process, which ends when the pipe to its stdin closes."""
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
@@ -174,7 +176,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(job: Job, process_id: int) -> None:
+def _work(job: ProcessJob, process_id: int) -> None:
     _end_with_parent()
     import jax
 
@@ -191,9 +193,9 @@ def _work(job: Job, process_id: int) -> None:
     jax.distributed.shutdown()
 
 
-def _done(job: Job) -> str:
+def _done(job: ProcessJob) -> str:
     """The result of the task: a JSON document, or a hardware TOML."""
-    if isinstance(job.task, Sweep):
+    if isinstance(job.task, CollectiveSweep):
         from meshwright.bench.sweep import sweep
 
         task = job.task

@@ -13,7 +13,7 @@ from meshwright.cli.extras import require
 from meshwright.cost.algorithm import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.resharding import step_price
 from meshwright.cost.strategies import strategies
-from meshwright.cost.strategy import PricedStep, Question, Strategy, priced_step
+from meshwright.cost.strategy import ContractionQuestion, PricedStep, Strategy, priced_step
 from meshwright.errors import HardwareError, NotationError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
@@ -100,7 +100,7 @@ def shard(
         _reshard(operands[0], out, parsed_mesh, sizes, machine, dtype, svg, run, as_json)
         return
     lhs, rhs = operands
-    question = Question(_einsum(lhs, rhs, out), lhs, rhs, out, parsed_mesh, sizes, machine, dtype)
+    question = ContractionQuestion(_einsum(lhs, rhs, out), lhs, rhs, out, parsed_mesh, sizes, machine, dtype)
     limit = memory_limit or machine.chip.hbm_bytes
     found = strategies(question, memory_limit_bytes=limit, objective=objective)
     if svg:

@@ -27,7 +27,7 @@ from math import ceil, inf, prod
 from typing import NamedTuple
 
 from meshwright.cost.resharding import PricedReshard, priced_reshard, step_price
-from meshwright.cost.strategy import Objective, Question, Strategy
+from meshwright.cost.strategy import ContractionQuestion, Objective, Strategy
 from meshwright.errors import LayoutError, NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, reshard
@@ -45,7 +45,10 @@ AxisRoles = tuple[str | None, ...]  # a letter, or none, for each axis
 
 
 def strategies(
-    question: Question, *, memory_limit_bytes: float | None = None, objective: Objective = "latency"
+    question: ContractionQuestion,
+    *,
+    memory_limit_bytes: float | None = None,
+    objective: Objective = "latency",
 ) -> list[Strategy]:
     """The strategies worth a look, the cheapest first; those over the memory limit come last.
 
@@ -61,7 +64,10 @@ def strategies(
 
 
 def cheapest(
-    question: Question, *, memory_limit_bytes: float | None = None, objective: Objective = "latency"
+    question: ContractionQuestion,
+    *,
+    memory_limit_bytes: float | None = None,
+    objective: Objective = "latency",
 ) -> Strategy:
     """The first of `strategies`, found without those that are slower.
 
@@ -77,7 +83,7 @@ def cheapest(
     return found[0]
 
 
-def _priced(question: Question, found: "_Found") -> list[Strategy]:
+def _priced(question: ContractionQuestion, found: "_Found") -> list[Strategy]:
     """What is to be listed, in order."""
     _check(question)
     pricing = Pricing(question)
@@ -91,7 +97,7 @@ def _priced(question: Question, found: "_Found") -> list[Strategy]:
     return sorted(listed, key=found.rank)
 
 
-def _check(q: Question) -> None:
+def _check(q: ContractionQuestion) -> None:
     arrays = ((q.lhs, q.einsum.lhs), (q.rhs, q.einsum.rhs), (q.out, q.einsum.out))
     for array, letters in arrays:
         if array is None:
@@ -202,7 +208,7 @@ class _Ending(NamedTuple):
 class Pricing:
     """The strategies of one question by the roles of its `axes`; reshards are found as roles ask for them."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: ContractionQuestion) -> None:
         self.question = q = question
         given = [array for array in (q.rhs, q.lhs, q.out) if array is not None]
         used = {axis for array in given for axis in (*array.sharded_axes, *array.unreduced)}
@@ -282,7 +288,9 @@ class _Array:
 
     _is_product = False
 
-    def __init__(self, question: Question, end: ShardedArray, axes: Axes, orders: Mapping[str, Axes]) -> None:
+    def __init__(
+        self, question: ContractionQuestion, end: ShardedArray, axes: Axes, orders: Mapping[str, Axes]
+    ) -> None:
         self._question, self._end, self._axes, self._orders = question, end, axes, orders
         self._num_bytes = prod([question.sizes[dim] for dim in end.dims]) * dtype_bytes(question.dtype)
         self._placed: dict[AxisRoles, _Placed | None] = {}

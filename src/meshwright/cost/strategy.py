@@ -18,7 +18,7 @@ Objective = Literal["latency", "throughput"]
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class ContractionQuestion:
     """A contraction whose strategy is asked for. out: the wanted sharding, None for any.
 
     dtype: of the operands, the product and every transfer.
@@ -91,7 +91,7 @@ class Strategy(NamedTuple):
     operands as given stay.
     """
 
-    question: Question
+    question: ContractionQuestion
     roles: tuple[tuple[str, str | None], ...]
     out: ShardedArray
     via: ShardedArray | None
@@ -187,7 +187,7 @@ class Strategy(NamedTuple):
         }
 
 
-def _backward_steps(reshard: Reshard, q: Question) -> tuple[Collective, ...] | None:
+def _backward_steps(reshard: Reshard, q: ContractionQuestion) -> tuple[Collective, ...] | None:
     """The cheapest steps of the cotangent where they take less time than those of the rules, else None."""
     home = cotangent(reshard.given)
     block = reshard.yielded.bytes_per_device(q.mesh, q.sizes, q.dtype)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.plan.space import Choice, Group, tries_next
+from meshwright.plan.space import Considered, Group, tries_next
 
 # What is at most so much above the least bound is taken further together with it, since arrays are priced
 # at once.
@@ -26,7 +26,7 @@ _TOGETHER = 1.05
 
 
 # What a layout that is looked for meets; None for all.
-_Wanted = Callable[[Choice], bool] | None
+_Wanted = Callable[[Considered], bool] | None
 
 
 class _Members(NamedTuple):
@@ -52,7 +52,7 @@ class _Scheduled(NamedTuple):
 class _Single(NamedTuple):
     """One that fits. is_timed: its bound is its time."""
 
-    choice: Choice
+    choice: Considered
     is_timed: bool
 
 
@@ -74,8 +74,8 @@ class Fastest:
         self._asked, self._wanted = asked, wanted
         self._serial = count()
         self._heap: list[tuple[float, int, _Members | _Scheduled | _Single]] = []
-        self._found: list[tuple[float, Choice]] = []
-        self.lacking: list[Choice] = []
+        self._found: list[tuple[float, Considered]] = []
+        self.lacking: list[Considered] = []
         self.add(groups)
 
     def add(self, groups: Iterable[Group]) -> None:
@@ -90,7 +90,7 @@ class Fastest:
             self._advance()
         return bool(self._found or self.lacking)
 
-    def __iter__(self) -> Iterator[tuple[float, Choice]]:
+    def __iter__(self) -> Iterator[tuple[float, Considered]]:
         for place in count():
             while place >= len(self._found) and self._heap:
                 self._advance()
@@ -98,11 +98,11 @@ class Fastest:
                 return
             yield self._found[place]
 
-    def seconds(self, choice: Choice) -> float:
+    def seconds(self, choice: Considered) -> float:
         """What a layout takes, simulated."""
         return choice.seconds * self._weights(choice.num_sequences)
 
-    def within(self, seconds: float) -> Iterator[Choice]:
+    def within(self, seconds: float) -> Iterator[Considered]:
         """The layouts that fit and whose bounds are not above `seconds`, unordered; some may take longer."""
         yield from [choice for taken, choice in self._found if taken <= seconds]
         kept = []
@@ -116,7 +116,7 @@ class Fastest:
             heappush(self._heap, entry)
         yield from [one.choice for _, _, one in kept]
 
-    def keep(self, wanted: Callable[[Choice], bool]) -> None:
+    def keep(self, wanted: Callable[[Considered], bool]) -> None:
         """Leaves out of those taken up so far what is not `wanted` either."""
         self._found = [(seconds, choice) for seconds, choice in self._found if wanted(choice)]
         self.lacking = [choice for choice in self.lacking if wanted(choice)]
@@ -186,7 +186,7 @@ class Fastest:
         if len(one.places):
             heappush(self._heap, (float(one.bounds[0]), next(self._serial), one))
 
-    def _push_single(self, choice: Choice, bound: float, *, is_timed: bool) -> None:
+    def _push_single(self, choice: Considered, bound: float, *, is_timed: bool) -> None:
         heappush(self._heap, (bound, next(self._serial), _Single(choice, is_timed)))
 
     def _weights(self, num_sequences: Any) -> Any:
@@ -194,5 +194,5 @@ class Fastest:
         return np.maximum(1.0, self._asked / num_sequences) if self._asked else 1.0
 
 
-def _both(one: _Wanted, other: Callable[[Choice], bool]) -> Callable[[Choice], bool]:
+def _both(one: _Wanted, other: Callable[[Considered], bool]) -> Callable[[Considered], bool]:
     return other if one is None else lambda choice: one(choice) and other(choice)

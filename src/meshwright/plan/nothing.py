@@ -9,7 +9,7 @@ from meshwright.layout.runs import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.given import Condition
-from meshwright.plan.space import Choice, Space
+from meshwright.plan.space import Considered, Space
 
 # The spaces of layouts for batches within a share of a workload's that meet some conditions.
 Spaces = Callable[[Workload, float, Sequence[Condition]], Iterator[Space]]
@@ -46,7 +46,7 @@ def nothing_found(
     return PlanError(f"{about}: --given {some}: no layout that divides meets all of these; leave some out")
 
 
-def _first(spaces: Spaces, workload: Workload, given: Sequence[Condition]) -> Choice | None:
+def _first(spaces: Spaces, workload: Workload, given: Sequence[Condition]) -> Considered | None:
     for space in spaces(workload, _WITHIN, given):
         for choice in space.choices(space.meshes()):
             return choice
@@ -78,7 +78,7 @@ def _leaves_none(
     return f"{one}{beside} leaves no layout{f': {why}' if why else ''}; fits: {one.field} in {{{fits}}}"
 
 
-def _value(choice: Choice, field: str) -> object:
+def _value(choice: Considered, field: str) -> object:
     """What a layout has of a field that a search chooses."""
     if field == "zero":
         return choice.mesh.zero_stage

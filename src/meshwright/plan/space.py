@@ -39,7 +39,7 @@ _MULTIPLIED = tuple(axis for axis in DEGREES if axis != "expert")
 _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
 
 
-class Choice(NamedTuple):
+class Considered(NamedTuple):
     """One layout for a batch that it divides, whose price is not itemised yet.
 
     bytes_per_chip: at the peak. stages, place: where its price is.
@@ -155,7 +155,7 @@ class Space:
 
     # Schedules
 
-    def choices(self, meshes: Iterable[Layout]) -> Iterator[Choice]:
+    def choices(self, meshes: Iterable[Layout]) -> Iterator[Considered]:
         """Microbatches by schedules of meshes, each with the remat policy that recomputes least to fit."""
         usable = self.hardware.chip.program_bytes
         for group in self.groups(meshes):
@@ -276,12 +276,12 @@ class Group:
         stages = self.family.stages(schedule, self.pipe, interleave, remat)
         return self._slowdown * stages.least_seconds(places, schedule)
 
-    def choices(self, schedule: str, interleave: int, remat: str, places: Sequence[int]) -> list[Choice]:
+    def choices(self, schedule: str, interleave: int, remat: str, places: Sequence[int]) -> list[Considered]:
         """The members at `places` under one schedule and policy."""
         stages = self.family.stages(schedule, self.pipe, interleave, remat)
         needed = stages.needed_bytes(places, schedule)
         return [
-            Choice(num_bytes, *self._member(place), schedule, interleave, remat, stages, place)
+            Considered(num_bytes, *self._member(place), schedule, interleave, remat, stages, place)
             for place, num_bytes in zip(places, needed.tolist(), strict=True)
         ]
 
@@ -289,7 +289,7 @@ class Group:
         return self.family.members[self.family.rows[self.pipe][place]]
 
 
-def tries_next(choice: Choice, usable: float) -> bool:
+def tries_next(choice: Considered, usable: float) -> bool:
     """Whether the next remat policy is tried, too: of what does not fit, and of a policy that is not run."""
     return choice.bytes_per_chip > usable or choice.remat == "attention"
 

@@ -30,7 +30,7 @@ from meshwright.plan.fastest import Fastest
 from meshwright.plan.given import NOT_SEARCHED, Condition
 from meshwright.plan.nothing import nothing_found
 from meshwright.plan.rank import TIE, plainness, ranked, ties
-from meshwright.plan.space import Choice, Group, Space, record
+from meshwright.plan.space import Considered, Group, Space, record
 from meshwright.units import format_seconds
 
 # Candidates that are priced and ranked, at least.
@@ -307,7 +307,7 @@ class _Scout:
         for base in self._bases:
             yield Space(self._config, self._hardware, workload, base, batch_within=within, given=tuple(given))
 
-    def why_not(self, choice: Choice) -> str | None:
+    def why_not(self, choice: Considered) -> str | None:
         """Why a layout does not run: for its mesh or, however many its microbatches, for its schedule."""
         reasons, mesh = self._reasons, choice.mesh
         of_schedule = (id(mesh), choice.schedule, choice.remat)
@@ -328,7 +328,7 @@ def _few_shards(asked: Workload, planned: Workload) -> int:
     return 2 * abs(planned.num_sequences - asked.num_sequences)
 
 
-def _takes(num_sequences: int, few: int) -> Callable[[Choice], bool]:
+def _takes(num_sequences: int, few: int) -> Callable[[Considered], bool]:
     """Whether a layout takes so many sequences on a mesh of more than `few` shards."""
     return lambda one: one.num_sequences == num_sequences and one.mesh.num_batch_shards > few
 

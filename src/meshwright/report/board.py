@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from meshwright.cost.strategy import Objective, PricedStep, Question, Strategy
+from meshwright.cost.strategy import ContractionQuestion, Objective, PricedStep, Strategy
 from meshwright.notation.array import ShardedArray, subscript
 from meshwright.notation.roles import case_of
 from meshwright.units import format_bytes, format_count, format_seconds
@@ -19,7 +19,7 @@ _CONFLICT = "an array may use an axis once, so one operand gives way"
 
 
 def contraction_lines(
-    question: Question,
+    question: ContractionQuestion,
     found: Sequence[Strategy],
     objective: Objective,
     memory_limit_bytes: float | None,
@@ -76,7 +76,7 @@ def _ran_text(one: Mapping[str, Any]) -> str:
     return f"{one['op']}{subscript(tuple(one['axes']))} {format_bytes(one['bytes'])}"
 
 
-def _given(q: Question) -> Iterator[str]:
+def _given(q: ContractionQuestion) -> Iterator[str]:
     mesh = ", ".join(f"{axis}={size}" for axis, size in q.mesh.sizes.items())
     sizes = ", ".join(f"{dim}={q.sizes[dim]:,}" for dim in q.einsum.letters)
     wanted = q.out or f"C[{', '.join(q.einsum.out)}] sharded as may be"
@@ -87,18 +87,18 @@ def _given(q: Question) -> Iterator[str]:
     yield from aligned([(str(array), f"{_bytes(q, array)} a device", _copies(q, array)) for array in arrays])
 
 
-def _bytes(q: Question, array: ShardedArray) -> str:
+def _bytes(q: ContractionQuestion, array: ShardedArray) -> str:
     return format_bytes(array.bytes_per_device(q.mesh, q.sizes, q.dtype))
 
 
-def _copies(q: Question, array: ShardedArray) -> str:
+def _copies(q: ContractionQuestion, array: ShardedArray) -> str:
     if array.unreduced:
         return f"partial sums over {'·'.join(array.unreduced)}"
     copies = array.replicas(q.mesh)
     return f"{copies} copies of each block" if copies > 1 else "each block once"
 
 
-def _cases(q: Question) -> Iterator[str]:
+def _cases(q: ContractionQuestion) -> Iterator[str]:
     for axis in q.mesh:
         case = case_of(q.einsum, q.lhs, q.rhs, axis)
         words = _CONFLICT if case.conflict else _CASES[case.number]
@@ -108,7 +108,7 @@ def _cases(q: Question) -> Iterator[str]:
         yield f"  {axis}: case {case.number}, {_where(q, axis)}: {words}"
 
 
-def _where(q: Question, axis: str) -> str:
+def _where(q: ContractionQuestion, axis: str) -> str:
     """`splits J of A alone`, `splits I of A and K of B`, `holds partial sums of A`."""
     parts, summed = [], [array.name for array in (q.lhs, q.rhs) if axis in array.unreduced]
     for array, other in ((q.lhs, q.rhs), (q.rhs, q.lhs)):

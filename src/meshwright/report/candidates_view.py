@@ -8,7 +8,7 @@ from meshwright.plan.candidate import Candidate
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.chart import SMALL, Axes, Scale, bar, dot, label, line, padded, spread, text_width
 from meshwright.report.figure import Figure, Panel
-from meshwright.report.plan_data.scaling import BEST, STRATEGIES, Point
+from meshwright.report.plan_data.scaling import BEST, STRATEGIES, ScalingPoint
 from meshwright.report.scaling_view import COLOUR
 from meshwright.units import format_bytes, format_seconds
 
@@ -17,7 +17,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 250, 48, 42
 _MOST_DOTS = 3000
 
 
-def candidates_figure(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point]) -> Figure:
+def candidates_figure(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[ScalingPoint]) -> Figure:
     """A dot for each of `found`; the chosen one and the best of each usual strategy have names."""
     caption = (
         "Each dot is a layout; those right of the line do not fit the memory of a chip. The best layout of "
@@ -26,7 +26,7 @@ def candidates_figure(found: Sequence[Candidate], chosen: Candidate, usual: Sequ
     return Figure.of("layouts", "Why this layout", caption, _panel(found, chosen, usual))
 
 
-def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Point]) -> Panel:
+def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[ScalingPoint]) -> Panel:
     named = [(point.strategy, point.candidate) for point in usual if point.strategy in STRATEGIES]
     everyone = [*found[:_MOST_DOTS], chosen, *(candidate for _, candidate in named)]
     bottom = _HEIGHT - _BOTTOM

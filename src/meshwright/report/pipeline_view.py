@@ -12,7 +12,7 @@ from functools import cached_property
 
 from markupsafe import Markup
 
-from meshwright.cost.pipeline import Event, Timeline
+from meshwright.cost.pipeline import PassEvent, PipelineTimeline
 from meshwright.layout.pipeline import PassTable
 from meshwright.report.chart import COLOURS, SMALL, Scale, bar, label, line, text_width
 from meshwright.report.figure import Figure, Panel
@@ -25,13 +25,13 @@ _SIZES = (11, 10, 9, 8)  # of numbers, in pixels
 _LEAST = 1.2  # pixels of a pass below which a row shows only when it is busy
 
 
-def pipeline_figure(timeline: Timeline, title: str) -> str:
+def pipeline_figure(timeline: PipelineTimeline, title: str) -> str:
     """The chart as a lone SVG under its title and a sentence on bubble and memory."""
     figure = Figure.of("pipeline", title, pipeline_caption(timeline), pipeline_panel(timeline))
     return figure.standalone()
 
 
-def pipeline_caption(timeline: Timeline) -> str:
+def pipeline_caption(timeline: PipelineTimeline) -> str:
     """Seconds, bubble and memory of the step in one sentence."""
     table = timeline.table
     stage = max(range(table.num_stages), key=timeline.peak_in_flight.__getitem__)
@@ -46,7 +46,7 @@ def pipeline_caption(timeline: Timeline) -> str:
     )
 
 
-def pipeline_panel(timeline: Timeline) -> Panel:
+def pipeline_panel(timeline: PipelineTimeline) -> Panel:
     """The rows, a legend above and seconds below; idle share and peak of every stage at the right."""
     chart = _Gantt(timeline)
     parts = [chart.legend(), *chart.rows(), chart.axis()]
@@ -76,7 +76,7 @@ def _backward(table: PassTable) -> str:
 
 @dataclass(frozen=True)
 class _Gantt:
-    timeline: Timeline
+    timeline: PipelineTimeline
 
     @cached_property
     def scale(self) -> Scale:
@@ -96,8 +96,8 @@ class _Gantt:
         return _TOP + self.pitch * self.timeline.table.num_stages
 
     @cached_property
-    def by_stage(self) -> list[list[Event]]:
-        found: list[list[Event]] = [[] for _ in range(self.timeline.table.num_stages)]
+    def by_stage(self) -> list[list[PassEvent]]:
+        found: list[list[PassEvent]] = [[] for _ in range(self.timeline.table.num_stages)]
         for event in self.timeline.events:
             found[event.stage].append(event)
         return found
@@ -109,7 +109,7 @@ class _Gantt:
         pairs = [(stage, row[at : at + 2]) for stage, row in rows for at, one in enumerate(row) if one.joined]
         return {(stage, one.kind, one.microbatch) for stage, pair in pairs for one in pair}
 
-    def width(self, event: Event) -> float:
+    def width(self, event: PassEvent) -> float:
         return self.scale.place(event.end) - self.scale.place(event.start)
 
     def rows(self) -> list[Markup]:
@@ -151,7 +151,7 @@ class _Gantt:
         paths = Markup('<path fill="{}" d="{}"/>')
         return [*(paths.format(fill, "".join(d)) for fill, d in colours.items()), *numbers]
 
-    def _share_of_row(self, event: Event, y: float) -> tuple[float, float]:
+    def _share_of_row(self, event: PassEvent, y: float) -> tuple[float, float]:
         """Top and height: of two joined passes F is above."""
         if (event.stage, event.kind, event.microbatch) not in self.joined:
             return y, self.height
@@ -198,7 +198,7 @@ class _Gantt:
         return Markup().join(parts)
 
 
-def _stretches(events: Sequence[Event]) -> Iterable[tuple[float, float]]:
+def _stretches(events: Sequence[PassEvent]) -> Iterable[tuple[float, float]]:
     """Start and end of every time without a pause; events in order."""
     start, end = events[0].start, events[0].end
     for event in events[1:]:

@@ -17,7 +17,7 @@ from meshwright.report.candidates_view import candidates_figure
 from meshwright.report.figure import Figure, Frame
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_panel
 from meshwright.report.plan_data.pipelines import shown_microbatches, timelines
-from meshwright.report.plan_data.scaling import Point, Sweep, base_of, rank, shapes, sweep
+from meshwright.report.plan_data.scaling import ScalingPoint, ScalingSweep, base_of, rank, shapes, sweep
 from meshwright.report.roofline_view import roofline_figure
 from meshwright.report.scaling_view import scaling_figure
 
@@ -65,7 +65,7 @@ class Priced:
         return sorted(found, key=rank)
 
     @cached_property
-    def sweeps(self) -> list[Sweep]:
+    def sweeps(self) -> list[ScalingSweep]:
         """Every strategy by batch, on this machine and its neighbours in size."""
         plan, found, machines = self.plan, [], shapes(self.hardware)
         for number, machine in enumerate(machines):
@@ -87,7 +87,7 @@ class Priced:
         return {axis: 1 for axis in axes if all(one.layout.word(axis) == 1 for one in best)}
 
     @property
-    def usual(self) -> list[Point]:
+    def usual(self) -> list[ScalingPoint]:
         """The strategies at the plan's own batch on its own machine."""
         own = next(one for one in self.sweeps if one.hardware is self.hardware)
         return [p for p in own.points if p.num_sequences == self.plan.workload.num_sequences]

@@ -9,7 +9,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.report.bars_view import layout_lines
 from meshwright.report.chart import SMALL, Axes, Scale, dot, label, line, padded, spread
 from meshwright.report.figure import Figure, Frame, Panel
-from meshwright.report.plan_data.scaling import BEST, STRATEGIES, Point, Sweep
+from meshwright.report.plan_data.scaling import BEST, STRATEGIES, ScalingPoint, ScalingSweep
 from meshwright.report.plan_data.split import split_step
 from meshwright.units import format_count, format_seconds
 
@@ -20,7 +20,7 @@ _BEST_WORDS = "best found"
 _DRAWN = (*STRATEGIES, BEST)
 
 
-def scaling_figure(sweeps: Sequence[Sweep], planned: Hardware) -> Figure:
+def scaling_figure(sweeps: Sequence[ScalingSweep], planned: Hardware) -> Figure:
     """A frame for each machine; planned: the plan's own, which is shown first."""
     points = [point for sweep in sweeps for point in sweep.points]
     tokens = Scale(*padded([_tokens(point) for point in points], 0.02), _LEFT, _WIDTH - _RIGHT, True)
@@ -43,20 +43,20 @@ def scaling_figure(sweeps: Sequence[Sweep], planned: Hardware) -> Figure:
     )
 
 
-def _machine(sweep: Sweep) -> str:
+def _machine(sweep: ScalingSweep) -> str:
     return f"{sweep.hardware.num_chips:,} chips, {sweep.hardware.spec}"
 
 
-def _tokens(point: Point) -> float:
+def _tokens(point: ScalingPoint) -> float:
     return point.candidate.num_tokens
 
 
-def _seconds(point: Point) -> list[float]:
+def _seconds(point: ScalingPoint) -> list[float]:
     split = split_step(point.candidate)
     return [value for value in (split.work_seconds, split.communication_seconds) if value > 0]
 
 
-def _times(sweep: Sweep, x: Scale, y: Scale) -> Panel:
+def _times(sweep: ScalingSweep, x: Scale, y: Scale) -> Panel:
     """Seconds a step that the links are busy, by strategy; dashed what the best layout computes."""
     axes = Axes(x, y, "tokens a batch", "time a step", format_count, format_seconds)
     body = [label("Communication, all of it", 0, 10, weight=600), axes.svg()]
@@ -72,12 +72,12 @@ def _times(sweep: Sweep, x: Scale, y: Scale) -> Panel:
     return Panel(_WIDTH, _HEIGHT, Markup().join(body))
 
 
-def _communication_points(points: Sequence[Point]) -> list[tuple[Point, float]]:
+def _communication_points(points: Sequence[ScalingPoint]) -> list[tuple[ScalingPoint, float]]:
     found = [(point, split_step(point.candidate).communication_seconds) for point in points]
     return [(point, value) for point, value in found if value > 0]
 
 
-def _mfu(sweep: Sweep, x: Scale, y: Scale) -> Panel:
+def _mfu(sweep: ScalingSweep, x: Scale, y: Scale) -> Panel:
     """Model FLOPs utilisation by strategy."""
     axes = Axes(x, y, "tokens a batch", "MFU", format_count, "{:.0%}".format)
     body = [label("What the step makes of it", 0, 10, weight=600), axes.svg()]
@@ -98,7 +98,7 @@ def _name(strategy: str) -> str:
     return _BEST_WORDS if strategy == BEST else strategy
 
 
-_Curve = Sequence[tuple[Point, float]]
+_Curve = Sequence[tuple[ScalingPoint, float]]
 _Drawn = Sequence[tuple[str, str, _Curve]]  # colour, name, points
 
 
@@ -116,12 +116,12 @@ def _curves(drawn: _Drawn, x: Scale, y: Scale, write: Callable[[float], str]) ->
     return parts
 
 
-def _is_drawn(point: Point, drawn: _Drawn) -> bool:
+def _is_drawn(point: ScalingPoint, drawn: _Drawn) -> bool:
     """Whether one of these curves has a mark for the same candidate."""
     return any(other.candidate is point.candidate for *_, points in drawn for other, _ in points)
 
 
-def _planned_batch(sweep: Sweep, x: Scale, y: Scale) -> Markup:
+def _planned_batch(sweep: ScalingSweep, x: Scale, y: Scale) -> Markup:
     """A thin upright line at the batch that was planned."""
     place = x.place(sweep.planned_tokens)
     return line([(place, y.end), (place, y.start)], "hidden", dashes="2 3") + label(
@@ -142,7 +142,7 @@ def _curve(
 
 
 def _mark(
-    point: Point,
+    point: ScalingPoint,
     value: float,
     x: Scale,
     y: Scale,

@@ -10,7 +10,7 @@ from meshwright.audit.compare.words import summed_whole
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
-from meshwright.audit.facts.timeline import Timeline
+from meshwright.audit.facts.timeline import StepTimeline
 from meshwright.audit.hlo.op_names import scope_of
 
 # Products in a wider type than planned are told of where they are more than this of all FLOPs.
@@ -89,7 +89,7 @@ def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Pri
     ]
 
 
-def exposure_findings(rows: Iterable[Row], line: Timeline | None, step_seconds: float) -> list[Finding]:
+def exposure_findings(rows: Iterable[Row], line: StepTimeline | None, step_seconds: float) -> list[Finding]:
     """A finding for each row for which the schedule waits much longer than planned."""
     if line is None:
         return []

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwright.audit.compare.rules import Question, Side, emitted_bytes, meets, planned_bytes, why_equivalent
+from meshwright.audit.compare.rules import RuleCase, Side, emitted_bytes, meets, planned_bytes, why_equivalent
 from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, UPDATE, Emitted, pass_of
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.cost.collectives import Op
@@ -191,7 +191,7 @@ def _judge(
     def row(status: str, note: str = "") -> Row:
         return Row(tensor, phase, planned, emitted, status, note)
 
-    note = why_equivalent(Question(planned, emitted, side))
+    note = why_equivalent(RuleCase(planned, emitted, side))
     if note is not None:
         return row("equivalent", note) if note else row("match")
     if not planned:

@@ -51,14 +51,14 @@ class Side:
     gradients_dtype: str = "f32"
 
 
-class Question(NamedTuple):
+class RuleCase(NamedTuple):
     planned: tuple[PricedCollective, ...]
     emitted: tuple[Emitted, ...]
     side: Side
 
 
 Rewritten = tuple[Counter[Key], str]
-Rule = Callable[[Counter[Key], Question], Rewritten | None]
+Rule = Callable[[Counter[Key], RuleCase], Rewritten | None]
 
 
 def planned_bytes(planned: Iterable[PricedCollective]) -> Counter[Key]:
@@ -86,7 +86,7 @@ def meets(found: Counter[Key], expected: Counter[Key]) -> bool:
     )
 
 
-def why_equivalent(question: Question) -> str | None:
+def why_equivalent(question: RuleCase) -> str | None:
     """Why what was emitted does what was planned: "" where it is that itself, None where it does not."""
     if question.side.has_reduce_scatter and any(e.collective.gathers for e in question.emitted):
         return None  # twice the bytes of the gather that the compiler has
@@ -99,7 +99,7 @@ def why_equivalent(question: Question) -> str | None:
     return "; ".join(filter(None, notes)) if meets(found, expected) and _joins_all(question) else None
 
 
-def tied(expected: Counter[Key], q: Question) -> Rewritten | None:
+def tied(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """Half of the bytes of what the plan moves twice, on the axes where less was emitted."""
     twice = Counter((p.op, frozenset(p.axes), p.gathered_bytes, p.count) for p in q.planned)
     found, less, notes = emitted_bytes(q.emitted), expected.copy(), []
@@ -118,7 +118,7 @@ _TIED = {
 }
 
 
-def kept_gathers(expected: Counter[Key], q: Question) -> Rewritten | None:
+def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """The gathers of one microbatch."""
     found, wanted = emitted_bytes(q.emitted), sum(expected.values())
     uses = q.side.num_microbatches
@@ -129,7 +129,7 @@ def kept_gathers(expected: Counter[Key], q: Question) -> Rewritten | None:
     return kept, f"gathered once and kept for {uses} uses: fewer bytes, more memory"
 
 
-def joined(expected: Counter[Key], q: Question) -> Rewritten | None:
+def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """One collective in place of several of its kind over parts of its axes: its V is their largest."""
     rewritten = expected.copy()
     for (op, axes), size in emitted_bytes(q.emitted).items():
@@ -154,7 +154,7 @@ def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tupl
     ]
 
 
-def scattered_sums(expected: Counter[Key], q: Question) -> Rewritten | None:
+def scattered_sums(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """An all-reduce over X and Y that keeps X: V of the scatter over X, without the sum of slices over Y."""
     kept = [e for e in q.emitted if e.collective.op == "all_reduce" and e.kept and not e.collective.gathers]
     if q.side.has_reduce_scatter or not kept:
@@ -182,7 +182,7 @@ def _without_rounding(rewritten: Counter[Key], before: Counter[Key]) -> Counter[
     })  # fmt: skip
 
 
-def lookups(expected: Counter[Key], q: Question) -> Rewritten | None:
+def lookups(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """The planned bytes in float32 where rows of a table travel."""
     wide = [e for e in q.emitted if e.widened and e.dtype == "f32" and _is_lookup(e)]
     narrow = {p.dtype for p in q.planned}
@@ -195,7 +195,7 @@ def lookups(expected: Counter[Key], q: Question) -> Rewritten | None:
     )
 
 
-def narrowed(expected: Counter[Key], q: Question) -> Rewritten | None:
+def narrowed(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """The bytes in the type of the other gradients, where the plan sums those of small weights in float32."""
     dtype = q.side.gradients_dtype
     is_wide = all(p.dtype == "f32" and p.op == "all_reduce" and p.what == "gradients" for p in q.planned)
@@ -214,7 +214,7 @@ def _is_lookup(e: Emitted) -> bool:
     return primitive_of(e.collective.operand_op_name) in _LOOKUPS
 
 
-def sums_apart(expected: Counter[Key], q: Question) -> Rewritten | None:
+def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """A sum of one number for each weight and axis, for the clipping and again for the metrics."""
     singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
     if (
@@ -236,7 +236,7 @@ def _is_number(p: PricedCollective) -> bool:
     return p.op == "all_reduce" and p.gathered_bytes <= SINGLE_NUMBER
 
 
-def rings(expected: Counter[Key], q: Question) -> Rewritten | None:
+def rings(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """V in n - 1 permutes of blocks, V (n - 1) as permutes count, for a planned gather, scatter or both."""
     rewritten, found = expected.copy(), emitted_bytes(q.emitted)
     for (op, axes), _ in found.items():
@@ -251,13 +251,13 @@ def rings(expected: Counter[Key], q: Question) -> Rewritten | None:
     return None if rewritten == expected else (rewritten, "in steps: permutes of blocks round a ring")
 
 
-def _size(q: Question, axes: Iterable[str]) -> int:
+def _size(q: RuleCase, axes: Iterable[str]) -> int:
     """Devices along mesh axes."""
     mesh = next(e.mesh for e in q.emitted if e.mesh)
     return mesh.size(tuple(axes))
 
 
-def padded(expected: Counter[Key], q: Question) -> Rewritten | None:
+def padded(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """What was planned: padding is not counted, and permutes bring home at most one slice of each device."""
     if not any(e.collective.padding_bytes for e in q.emitted):
         return None
@@ -268,7 +268,7 @@ def padded(expected: Counter[Key], q: Question) -> Rewritten | None:
     return expected, f"padded by {padding / whole:.1%} to whole tiles{then}"
 
 
-def across_slices(expected: Counter[Key], q: Question) -> Rewritten | None:
+def across_slices(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """V within each slice, then across: V again after an all-reduce, one part of it after a scatter."""
     rewritten = expected.copy()
     for axes in {frozenset(e.axes) for e in q.emitted if e.is_part and not e.collective.follows_sum}:
@@ -286,7 +286,7 @@ def across_slices(expected: Counter[Key], q: Question) -> Rewritten | None:
     return None if rewritten == expected else (rewritten, "summed within each slice and across slices")
 
 
-def _joins_all(q: Question) -> bool:
+def _joins_all(q: RuleCase) -> bool:
     """Whether steps over parts of axes join all their devices together, as 4 in a slice by 2 slices do 8."""
     steps = [e for e in q.emitted if not e.collective.follows_sum]
     mesh = next((e.mesh for e in steps if e.is_part), None)

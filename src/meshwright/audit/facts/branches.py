@@ -6,7 +6,7 @@ from meshwright.audit.facts.flops import flops_of
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.hlo.dependence import chain_of
 from meshwright.audit.hlo.parse import Program
-from meshwright.audit.hlo.trace import Place, Value, called_by, places, run_count
+from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, places, run_count
 from meshwright.units import format_count
 
 
@@ -29,7 +29,7 @@ def smaller_branches(program: Program) -> dict[tuple[str, ...], str]:
     return found
 
 
-def is_counted(place: Place, smaller: Mapping[tuple[str, ...], str]) -> bool:
+def is_counted(place: CallPath, smaller: Mapping[tuple[str, ...], str]) -> bool:
     """Whether a place lies in no branch that does not count."""
     while smaller and place.frames:
         if chain_of(place) in smaller:
@@ -38,7 +38,7 @@ def is_counted(place: Place, smaller: Mapping[tuple[str, ...], str]) -> bool:
     return True
 
 
-def _conditionals(program: Program) -> Iterator[tuple[str, list[Place]]]:
+def _conditionals(program: Program) -> Iterator[tuple[str, list[CallPath]]]:
     """Each conditional's name, and its branches where they stand."""
     for place in places(program):
         for instruction in place.computation.instructions.values():
@@ -47,7 +47,7 @@ def _conditionals(program: Program) -> Iterator[tuple[str, list[Place]]]:
                 yield name, [place.enter(instruction, one) for one in called_by(program, instruction)]
 
 
-def _size(program: Program, branch: Place) -> tuple[int, int]:
+def _size(program: Program, branch: CallPath) -> tuple[int, int]:
     """FLOPs of products and bytes of collectives of a branch."""
     flops = moved = 0
     for place in places(program, branch):
@@ -55,7 +55,7 @@ def _size(program: Program, branch: Place) -> tuple[int, int]:
         for instruction in place.computation.instructions.values():
             flops += runs * flops_of(instruction, place.computation)
             if op_of(instruction):
-                value = Value(instruction, place)
+                value = TracedValue(instruction, place)
                 moved += runs * sum(
                     shape.num_bytes
                     for i in range(len(instruction.operands))

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from meshwright.audit.facts.naming import origin_name
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.parse import Instruction, Program, arrays
-from meshwright.audit.hlo.trace import Place, Value, called_by, resolve
+from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, resolve
 
 Path = tuple[int, ...]
 _FUSED = ("fusion", "async-start")
@@ -59,7 +59,7 @@ class Peak:
 class _Buffer:
     num_bytes: int
     made: int
-    values: list[Value]
+    values: list[TracedValue]
     last: int = 0
 
 
@@ -67,7 +67,7 @@ def peak(program: Program) -> Peak | None:
     """What one device holds at once at most beside arguments and results; None without a schedule."""
     if not program.is_scheduled:
         return None
-    num_bytes, held = _Schedule(program).peak(Place(program.main))
+    num_bytes, held = _Schedule(program).peak(CallPath(program.main))
     found = sorted((_held(program, one) for one in held), key=lambda one: -one.num_bytes)
     return Peak(num_bytes, tuple(found))
 
@@ -83,14 +83,14 @@ class _Schedule:
         self.program = program
         self._known: dict[str, tuple[int, list[_Buffer]]] = {}
 
-    def peak(self, place: Place) -> tuple[int, list[_Buffer]]:
+    def peak(self, place: CallPath) -> tuple[int, list[_Buffer]]:
         """Bytes of the buffers that a computation makes and are live at once, and the buffers."""
         name = place.computation.name
         if name not in self._known:
             self._known[name] = self._worked_out(place)
         return self._known[name]
 
-    def _worked_out(self, place: Place) -> tuple[int, list[_Buffer]]:
+    def _worked_out(self, place: CallPath) -> tuple[int, list[_Buffer]]:
         instructions = list(place.computation.instructions.values())
         buffers = self._buffers(place, instructions)
         starts: dict[int, list[_Buffer]] = defaultdict(list)
@@ -115,22 +115,22 @@ class _Schedule:
         """Computations with a schedule of their own: not those of a fusion."""
         return [] if instruction.opcode in _FUSED else called_by(self.program, instruction)
 
-    def _buffers(self, place: Place, instructions: list[Instruction]) -> list[_Buffer]:
+    def _buffers(self, place: CallPath, instructions: list[Instruction]) -> list[_Buffer]:
         """Buffers that a computation makes; those of its result are its caller's."""
         known: dict[str, Mapping[Path, _Buffer]] = {}
         for index, instruction in enumerate(instructions):
             for operand in instruction.operands:
                 for one in known.get(operand, {}).values():
                     one.last = index
-            known[instruction.name] = found = self._of(Value(instruction, place), index, known)
+            known[instruction.name] = found = self._of(TracedValue(instruction, place), index, known)
             for path, one in found.items():
-                one.values.append(Value(instruction, place, path))
+                one.values.append(TracedValue(instruction, place, path))
         given = set(known[place.computation.root].values())
         everyone = {one: None for found in known.values() for one in found.values()}
         return [one for one in everyone if one not in given]
 
     def _of(
-        self, value: Value, index: int, known: Mapping[str, Mapping[Path, _Buffer]]
+        self, value: TracedValue, index: int, known: Mapping[str, Mapping[Path, _Buffer]]
     ) -> dict[Path, _Buffer]:
         """The buffers of an instruction's arrays: its operands' or new ones."""
         instruction = value.instruction
@@ -153,7 +153,7 @@ class _Schedule:
         return {(0, *path): one for path, one in found.items()} if start.opcode == "recv" else found
 
     def _made(
-        self, value: Value, index: int, operands: list[Mapping[Path, _Buffer]]
+        self, value: TracedValue, index: int, operands: list[Mapping[Path, _Buffer]]
     ) -> Iterator[tuple[Path, _Buffer]]:
         instruction = value.instruction
         is_start = instruction.opcode.endswith("-start") or instruction.opcode == "recv"
@@ -168,7 +168,7 @@ class _Schedule:
             elif shape.memory_space == 0:
                 yield path, _Buffer(shape.allocated_bytes, index, [], index)
 
-    def _updated(self, value: Value, path: Path) -> int | None:
+    def _updated(self, value: TracedValue, path: Path) -> int | None:
         """The operand into whose buffer a result is written, as by an update of a slice, alone or fused."""
         instruction = value.instruction
         said = instruction.attributes.get("output_to_operand_aliasing", "")
@@ -181,7 +181,7 @@ class _Schedule:
             return None
         (called,) = called_by(self.program, instruction)
         place = value.place.enter(instruction, called)
-        root = resolve(self.program, Value(called.result, place, path), frozenset({"bitcast"}))
+        root = resolve(self.program, TracedValue(called.result, place, path), frozenset({"bitcast"}))
         if root.instruction.opcode != "dynamic-update-slice" or root.place != place:
             return None
         name = root.instruction.operands[0]

@@ -12,8 +12,8 @@ from meshwright.audit.facts.naming import MOVED, laid_end_to_end, origin_name, r
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.slices import crossing_groups, received
 from meshwright.audit.hlo.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
-from meshwright.audit.hlo.parse import Computation, Instruction, Program, Shape, dtype_bits, leaves
-from meshwright.audit.hlo.trace import COPIES, Place, Value, history, places, run_count
+from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program, dtype_bits, leaves
+from meshwright.audit.hlo.trace import COPIES, CallPath, TracedValue, history, places, run_count
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError
 
@@ -21,7 +21,7 @@ _DTYPES = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
 
 
 @dataclass(frozen=True)
-class Collective:
+class EmittedCollective:
     """One tensor's communication; a combined instruction gives one for each of its tensors.
 
     name, index: the HLO instruction, and which of its operands, of which one may be several tensors laid
@@ -90,7 +90,7 @@ class Collective:
         return self.gathered_bytes * bits_of(dtype) // bits_of(self.dtype)
 
 
-def collectives(program: Program) -> list[Collective]:
+def collectives(program: Program) -> list[EmittedCollective]:
     """Every collective of one step, in the order of the entry's chains of calls.
 
     A start and its done count once, and so do the pieces into which the TPU compiler cuts one
@@ -99,7 +99,7 @@ def collectives(program: Program) -> list[Collective]:
     return [found for _, found in located(program)]
 
 
-def located(program: Program) -> Iterator[tuple[Value, Collective]]:
+def located(program: Program) -> Iterator[tuple[TracedValue, EmittedCollective]]:
     """The collectives of a program, each with its instruction where it stands."""
     differentiated = is_differentiated(program)
     started = {chain[:2] for chain, place in _pieces(program) if is_start(place.computation)}
@@ -114,12 +114,12 @@ def located(program: Program) -> Iterator[tuple[Value, Collective]]:
                 not is_start(place.computation) if chain[:2] in started else chain in chains
             )
             if not again:
-                value = Value(instruction, place)
+                value = TracedValue(instruction, place)
                 yield from ((value, one) for one in _read(program, value, differentiated))
             chains |= {chain} if chain else set()
 
 
-def _pieces(program: Program) -> Iterator[tuple[tuple[object, ...], Place]]:
+def _pieces(program: Program) -> Iterator[tuple[tuple[object, ...], CallPath]]:
     for place in places(program):
         for instruction in place.computation.instructions.values():
             if op_of(instruction) and (chain := piece_of(instruction, place)):
@@ -147,7 +147,7 @@ def is_differentiated(program: Program) -> bool:
     return any("jvp(" in i.op_name for c in program.computations.values() for i in c.instructions.values())
 
 
-def piece_of(instruction: Instruction, place: Place) -> tuple[object, ...] | None:
+def piece_of(instruction: Instruction, place: CallPath) -> tuple[object, ...] | None:
     """What the pieces of one overlapped collective share; None if it is whole."""
     chain = re.search(r'chain_id="(\w+)"', instruction.attributes.get("frontend_attributes", ""))
     if not chain:
@@ -155,7 +155,7 @@ def piece_of(instruction: Instruction, place: Place) -> tuple[object, ...] | Non
     return instruction.attributes.get("channel_id"), chain[1], tuple(loop.name for loop in place.loops)
 
 
-def _read(program: Program, value: Value, differentiated: bool) -> Iterator[Collective]:
+def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterator[EmittedCollective]:
     """One Collective for each tensor of an instruction."""
     instruction = value.instruction
     op = op_of(instruction)
@@ -187,14 +187,14 @@ def _has_one_name_for_many(instruction: Instruction, op: Op) -> bool:
 
 def _one(
     program: Program,
-    value: Value,
+    value: TracedValue,
     op: Op,
-    operands: list[Value],
-    results: tuple[Shape, ...],
+    operands: list[TracedValue],
+    results: tuple[ArrayShape, ...],
     index: int,
     differentiated: bool,
-    piece: tuple[Value, Fraction] | None = None,
-) -> Collective:
+    piece: tuple[TracedValue, Fraction] | None = None,
+) -> EmittedCollective:
     """piece: the tensor, and its share of what is sent, where others are sent beside it in one array."""
     instruction = value.instruction
     sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
@@ -211,7 +211,7 @@ def _one(
     if not scope_of(op_name):
         op_name = reader_name(program, _result(value, index)) or op_name
     padding = fused.padding_bytes if fused else 0
-    return Collective(
+    return EmittedCollective(
         name=instruction.name,
         index=index,
         op="reduce_scatter" if fused else op,
@@ -244,7 +244,7 @@ def _one(
     )
 
 
-def _together_bytes(value: Value, op: Op, share: Fraction) -> int:
+def _together_bytes(value: TracedValue, op: Op, share: Fraction) -> int:
     """Bytes of all tensors that an instruction combines; 0 where it sends one."""
     count = _num_tensors(value.instruction, op)
     if count == 1 and share == 1:
@@ -283,19 +283,21 @@ def _num_tensors(instruction: Instruction, op: Op) -> int:
     return 1 if in_place or instruction.opcode == "send" else len(instruction.operands)
 
 
-def _results(value: Value, op: Op) -> tuple[Shape, ...]:
+def _results(value: TracedValue, op: Op) -> tuple[ArrayShape, ...]:
     """Result arrays; an asynchronous start's shape is (operands, results, contexts ...)."""
     instruction, shape = value.instruction, value.instruction.shape
     if instruction.opcode == "send":
         return received(value.place.computation, instruction).shapes[:1]
-    if instruction.opcode.endswith("-start") and op != "all_reduce" and not isinstance(shape, Shape):
+    if instruction.opcode.endswith("-start") and op != "all_reduce" and not isinstance(shape, ArrayShape):
         return leaves(shape[1])
     return leaves(shape)
 
 
-def _result(value: Value, index: int) -> Value:
+def _result(value: TracedValue, index: int) -> TracedValue:
     """One tensor's result of a collective, which is a tuple where several are combined."""
-    return Value(value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ())
+    return TracedValue(
+        value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ()
+    )
 
 
 def _fusion_name(fused: FusedScatter) -> tuple[str, Instruction]:
@@ -308,13 +310,13 @@ def _fusion_name(fused: FusedScatter) -> tuple[str, Instruction]:
     return merged[path[0]] if path and path[0] < len(merged) else merged[0], instruction
 
 
-def _named_element(value: Value, index: int) -> Instruction | None:
+def _named_element(value: TracedValue, index: int) -> Instruction | None:
     """The named instruction that takes element `index` out of a tuple."""
     users = value.place.computation.users[value.instruction.name]
     return next((u for u in users if u.attributes.get("index") == str(index) and u.op_name), None)
 
 
-def _op_name(value: Value, index: int) -> tuple[str, Instruction]:
+def _op_name(value: TracedValue, index: int) -> tuple[str, Instruction]:
     """JAX's name of one tensor, and the line that carries it: the element taken out of a combined one."""
     instruction = value.instruction
     element = _named_element(value, index) if len(instruction.operands) > 1 else None
@@ -324,24 +326,24 @@ def _op_name(value: Value, index: int) -> tuple[str, Instruction]:
     return merged[index] if index < len(merged) == len(instruction.operands) else merged[0], instruction
 
 
-def _parameter(origin: Value) -> str | None:
+def _parameter(origin: TracedValue) -> str | None:
     is_input = origin.instruction.opcode == "parameter" and not origin.place.frames
     return (origin.instruction.op_name or origin.instruction.name) if is_input else None
 
 
-def narrowest_dtype(program: Program, value: Value) -> str:
+def narrowest_dtype(program: Program, value: TracedValue) -> str:
     """The narrowest type that a value's numbers had on their way to it, in our names."""
     origin = list(history(program, value, MOVED))
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
 
-def uncast_dtype(program: Program, value: Value, op_name: str) -> str:
+def uncast_dtype(program: Program, value: TracedValue, op_name: str) -> str:
     """The narrowest since the program's own last cast, in the pass of `op_name`."""
     origin = _since_cast(list(history(program, value, MOVED)), phase_of(op_name, differentiated=True))
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
 
-def _since_cast(origin: list[Value], phase: Phase) -> list[Value]:
+def _since_cast(origin: list[TracedValue], phase: Phase) -> list[TracedValue]:
     """A value's forms back to the program's own last cast, that included.
 
     A compiler's casts have no name, or that of a cast of another pass with which they were merged.
@@ -359,32 +361,32 @@ def is_cast(instruction: Instruction) -> bool:
     return instruction.opcode == "convert" and primitive_of(instruction.op_name) == "convert_element_type"
 
 
-def _narrowest(origin: list[Value], dtype: str) -> str:
+def _narrowest(origin: list[TracedValue], dtype: str) -> str:
     """The narrowest type among the forms that the numbers had on their way here."""
     shapes = [v.instruction.shape for v in origin]
-    seen = [dtype] + [shape.dtype for shape in shapes if isinstance(shape, Shape)]
+    seen = [dtype] + [shape.dtype for shape in shapes if isinstance(shape, ArrayShape)]
     floats = [name for name in seen if re.match(r"b?f\d", name)]
     return _short(min(floats or [dtype], key=dtype_bits))
 
 
-def _share_of_tile(program: Program, operand: Value) -> Fraction:
+def _share_of_tile(program: Program, operand: TracedValue) -> Fraction:
     """The part of what is sent that is numbers: XLA for TPU sends one as a row of 128, by a bitcast.
 
     What sums a row leaves it a row; what is gathered of single numbers is no row of one.
     """
     sizes: list[int] = []
-    value: Value | None = operand
+    value: TracedValue | None = operand
     while value:
         past = list(history(program, value, COPIES))
         shapes = [one.instruction.shape for one in past]
-        sizes += [shape.num_elements for shape in shapes if isinstance(shape, Shape)]
+        sizes += [shape.num_elements for shape in shapes if isinstance(shape, ArrayShape)]
         end = past[-1].instruction
         value = None if end.opcode.startswith("all-gather") else summed(program, past[-1])
         value = value if value and len(value.instruction.shapes) == 1 else None
     return Fraction(min(sizes), sizes[0]) if sizes and min(sizes) == 1 else Fraction(1)
 
 
-def _follows_sum(program: Program, op: Op, operand: Value) -> bool:
+def _follows_sum(program: Program, op: Op, operand: TracedValue) -> bool:
     *_, end = history(program, operand, MOVED)
     if op == "permute":
         return op_of(end.instruction) in ("all_reduce", "reduce_scatter")

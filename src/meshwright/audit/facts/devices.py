@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from meshwright.audit.facts.groups import DeviceGroups
-from meshwright.audit.hlo.parse import Program, Shape
-from meshwright.audit.hlo.trace import COPIES, Value, history, readers, resolve
+from meshwright.audit.hlo.parse import ArrayShape, Program
+from meshwright.audit.hlo.trace import COPIES, TracedValue, history, readers, resolve
 
 # For each device, the start of its slice in each dimension.
 Offsets = tuple[tuple[int, ...], ...]
@@ -26,7 +26,7 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
 }
 
 
-def device_values(program: Program, value: Value) -> tuple[int, ...] | None:
+def device_values(program: Program, value: TracedValue) -> tuple[int, ...] | None:
     """The integer that each partition computes for a scalar; None where it depends on data.
 
     XLA's partitioner writes a shard's offset as a table looked up by partition-id, or as
@@ -62,7 +62,7 @@ def _numbers(own: int, other: int) -> tuple[int, ...] | None:
     return (0,) * other
 
 
-def slice_offsets(program: Program, piece: Value, first: int) -> Offsets | None:
+def slice_offsets(program: Program, piece: TracedValue, first: int) -> Offsets | None:
     """The offsets of a dynamic-slice (`first`=1) or dynamic-update-slice (2) on each device."""
     indices = range(first, len(piece.instruction.operands))
     by_dim = [device_values(program, piece.operand(i)) for i in indices]
@@ -70,12 +70,14 @@ def slice_offsets(program: Program, piece: Value, first: int) -> Offsets | None:
     return tuple(zip(*known, strict=True)) if known and len(known) == len(by_dim) else None
 
 
-def kept_slices(program: Program, value: Value, index: int, groups: DeviceGroups) -> Offsets | None:
+def kept_slices(program: Program, value: TracedValue, index: int, groups: DeviceGroups) -> Offsets | None:
     """Start of the slice that each device keeps of a reduced tensor; None if it keeps more."""
-    reduced = Value(value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ())
+    reduced = TracedValue(
+        value.instruction, value.place, (index,) if len(value.instruction.operands) > 1 else ()
+    )
     if value.instruction.opcode.endswith("-start"):
         done = next((u for u in value.place.computation.users[value.instruction.name]), None)
-        reduced = Value(done, value.place, reduced.path) if done else reduced
+        reduced = TracedValue(done, value.place, reduced.path) if done else reduced
     uses = list(readers(program, reduced))
     if not uses or any(user.instruction.opcode != "dynamic-slice" or at != 0 for user, at in uses):
         return None
@@ -85,8 +87,8 @@ def kept_slices(program: Program, value: Value, index: int, groups: DeviceGroups
 
 
 def own_slices(
-    program: Program, groups: DeviceGroups, shape: Shape, uses: Iterable[tuple[Value, int]]
-) -> list[Value]:
+    program: Program, groups: DeviceGroups, shape: ArrayShape, uses: Iterable[tuple[TracedValue, int]]
+) -> list[TracedValue]:
     """The dynamic-slices, among an array's readers, that keep each device's own block of it."""
     return [
         user
@@ -97,7 +99,9 @@ def own_slices(
     ]
 
 
-def _own_slice(program: Program, groups: DeviceGroups, shape: Shape, piece: Value) -> Offsets | None:
+def _own_slice(
+    program: Program, groups: DeviceGroups, shape: ArrayShape, piece: TracedValue
+) -> Offsets | None:
     """Offsets of a dynamic-slice that gives the devices of a group different blocks of a tensor.
 
     It may cut further, by axes that are not the group's: two slices in a row become one.
@@ -113,7 +117,7 @@ def _own_slice(program: Program, groups: DeviceGroups, shape: Shape, piece: Valu
     return offsets if all(share > 1 and num_parts % share == 0 for share in shares) else None
 
 
-def is_shard_in_zeros(program: Program, operand: Value) -> bool:
+def is_shard_in_zeros(program: Program, operand: TracedValue) -> bool:
     """Whether an operand is this device's shard written into an array of zeros."""
     *_, written = history(program, operand)
     if written.instruction.opcode != "dynamic-update-slice":
@@ -126,7 +130,7 @@ def is_shard_in_zeros(program: Program, operand: Value) -> bool:
     return is_zero and offsets is not None and len(set(offsets)) > 1
 
 
-def _looked_up(program: Program, piece: Value) -> tuple[int, ...] | None:
+def _looked_up(program: Program, piece: TracedValue) -> tuple[int, ...] | None:
     """Entries of a constant one-dimensional table at each device's index."""
     table = resolve(program, piece.operand(0), _MOVED).instruction
     entries = _table(table.literal) if table.opcode == "constant" else ()

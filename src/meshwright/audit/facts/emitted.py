@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from meshwright.audit.facts.collectives import Collective
+from meshwright.audit.facts.collectives import EmittedCollective
 from meshwright.audit.facts.groups import axes_that_change, group_axes
 from meshwright.cost.collectives import Op
 from meshwright.notation.array import Axes
@@ -30,7 +30,7 @@ class Emitted:
     as 32 (XLA:CPU), so that bytes count in the type that the numbers had.
     """
 
-    collective: Collective
+    collective: EmittedCollective
     axes: Axes
     kept: Axes
     note: str
@@ -101,7 +101,7 @@ class Emitted:
         }
 
 
-def on_mesh(collective: Collective, mesh: Mesh, *, widened: bool = True) -> Emitted:
+def on_mesh(collective: EmittedCollective, mesh: Mesh, *, widened: bool = True) -> Emitted:
     """`collective` with its groups as mesh axes; of no axes where they follow none."""
     found = group_axes(collective.groups, mesh)
     changing = axes_that_change(collective.slice_offsets, mesh) if collective.slice_offsets else ()

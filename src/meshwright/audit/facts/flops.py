@@ -4,7 +4,7 @@ import re
 from math import prod
 
 from meshwright.audit.facts.kernels import is_attention_kernel
-from meshwright.audit.hlo.parse import Computation, Instruction, Shape
+from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction
 
 MATMUL_TARGETS = ("__onednn$matmul", "__cublas$gemm", "__cublas$lt$matmul")
 
@@ -31,7 +31,7 @@ def is_library_matmul(instruction: Instruction) -> bool:
     return instruction.opcode == "custom-call" and target.startswith(MATMUL_TARGETS)
 
 
-def _operand(instruction: Instruction, computation: Computation, index: int) -> Shape:
+def _operand(instruction: Instruction, computation: Computation, index: int) -> ArrayShape:
     return computation.instructions[instruction.operands[index]].shapes[0]
 
 

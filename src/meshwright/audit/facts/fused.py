@@ -14,20 +14,20 @@ neighbour to where they belong.
 
 from dataclasses import dataclass
 
-from meshwright.audit.hlo.parse import Program, Shape
-from meshwright.audit.hlo.trace import COPIES, Value, history, readers, resolve
+from meshwright.audit.hlo.parse import ArrayShape, Program
+from meshwright.audit.hlo.trace import COPIES, TracedValue, history, readers, resolve
 
 
 @dataclass(frozen=True)
 class FusedScatter:
     """One tensor's reduce-scatter: the fusion's result (an element of it by `path`) is its own slice."""
 
-    fusion: Value
-    result: Shape
+    fusion: TracedValue
+    result: ArrayShape
     padding_bytes: int
 
 
-def fused_scatter(program: Program, reduced: Value, operand: Value) -> FusedScatter | None:
+def fused_scatter(program: Program, reduced: TracedValue, operand: TracedValue) -> FusedScatter | None:
     """The reduce-scatter that an all-reduce in a fusion is; None where it is none.
 
     reduced: the all-reduce's result for one tensor. operand: that tensor.
@@ -41,16 +41,16 @@ def fused_scatter(program: Program, reduced: Value, operand: Value) -> FusedScat
     root = place.computation.result
     path = ()
     if root.opcode == "tuple":
-        parts = [resolve(program, Value(root, place).operand(i)) for i in range(len(root.operands))]
+        parts = [resolve(program, TracedValue(root, place).operand(i)) for i in range(len(root.operands))]
         path = tuple(i for i, part in enumerate(parts) if part.instruction is uses[0].instruction)[:1]
     return FusedScatter(
-        fusion=Value(place.frames[-1].caller, place.parent, path),
+        fusion=TracedValue(place.frames[-1].caller, place.parent, path),
         result=uses[0].instruction.shapes[0],
         padding_bytes=_padding(program, operand),
     )
 
 
-def _padding(program: Program, operand: Value) -> int:
+def _padding(program: Program, operand: TracedValue) -> int:
     """Bytes that are sent beyond those of the array that enters the fusion."""
     for value in history(program, operand, COPIES | {"pad"}):
         if value.place == operand.place and value.instruction.opcode == "parameter":

@@ -6,7 +6,7 @@ from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.slices import crossing_op
 from meshwright.audit.hlo.parse import Instruction, Program
-from meshwright.audit.hlo.trace import Place, Value, places, run_count
+from meshwright.audit.hlo.trace import CallPath, TracedValue, places, run_count
 
 _COMMUNICATES = ("send", "recv", "collective-broadcast", "ragged-all-to-all", "infeed", "outfeed")
 # Custom calls that neither talk to other devices nor multiply matrices.
@@ -47,7 +47,7 @@ def not_understood(program: Program) -> list[str]:
     for place in places(program):
         matters = False
         for instruction in place.computation.instructions.values():
-            problem = _problem(program, Value(instruction, place))
+            problem = _problem(program, TracedValue(instruction, place))
             found |= {problem: None} if problem else {}
             matters |= op_of(instruction) is not None or multiplies(instruction, place.computation)
         if matters and run_count(program, place) is None:
@@ -55,7 +55,7 @@ def not_understood(program: Program) -> list[str]:
     return list(found)
 
 
-def _problem(program: Program, value: Value) -> str:
+def _problem(program: Program, value: TracedValue) -> str:
     instruction = value.instruction
     opcode = instruction.opcode.removesuffix("-start")
     if op_of(instruction) and (why := unreadable_groups(instruction, program.num_devices)):
@@ -76,7 +76,7 @@ def _problem(program: Program, value: Value) -> str:
     return ""
 
 
-def _unknown_loop(place: Place) -> str:
+def _unknown_loop(place: CallPath) -> str:
     loop = place.loops[-1]
     return f"{_named(loop)}: trip count unknown, so what its body computes is counted once"
 

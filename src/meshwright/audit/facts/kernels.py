@@ -7,8 +7,8 @@ call (GPU) carries the name of its mask and its window.
 import re
 from typing import NamedTuple
 
-from meshwright.audit.hlo.parse import Instruction, Program, Shape
-from meshwright.audit.hlo.trace import Value, resolve
+from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
+from meshwright.audit.hlo.trace import TracedValue, resolve
 
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
 _CUDNN = "__cudnn$fmhaSoftmax"
@@ -31,7 +31,7 @@ def is_attention_kernel(instruction: Instruction) -> bool:
     return bool(_splash_pass(instruction)) or _is_cudnn(instruction)
 
 
-def attention_flops(program: Program, call: Value) -> int | None:
+def attention_flops(program: Program, call: TracedValue) -> int | None:
     """FLOPs of one run of an attention kernel; None where the program does not say what it skips."""
     flops = _cudnn if _is_cudnn(call.instruction) else _splash
     return flops(program, call)
@@ -44,7 +44,7 @@ def _splash_pass(instruction: Instruction) -> str:
     return found[1] if found else ""
 
 
-def _splash(program: Program, call: Value) -> int | None:
+def _splash(program: Program, call: TracedValue) -> int | None:
     """Operands: where to read next and which blocks to visit [heads or 1, rows, columns]; then q, k, v.
 
     q[batch, N, T, H], without batch if there is none. A block is left out where its number is 0. The one
@@ -76,7 +76,7 @@ def _is_cudnn(instruction: Instruction) -> bool:
     return instruction.attributes.get("custom_call_target", "").strip('"').startswith(_CUDNN)
 
 
-def _cudnn(program: Program, call: Value) -> int | None:
+def _cudnn(program: Program, call: TracedValue) -> int | None:
     """Operands q[B, T, N, H], k and v[B, S, K, H]; the call notes the shape [B, N, T, S] of the scores."""
     notes = call.instruction.attributes.get("backend_config", "")
     shape = re.search(r'"intermediate_tensor_shape":\s*{.*?"dimensions":\s*\[([^\]]*)\]', notes)
@@ -92,6 +92,6 @@ def _cudnn(program: Program, call: Value) -> int | None:
     return 2 * batch * heads * pairs * (products.queries * q.dims[-1] + products.values * v.dims[-1])
 
 
-def _operands(call: Value) -> list[Shape]:
+def _operands(call: TracedValue) -> list[ArrayShape]:
     instructions = call.place.computation.instructions
     return [instructions[name].shapes[0] for name in call.instruction.operands]

@@ -10,7 +10,7 @@ from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.slices import crossing_op, sent
 from meshwright.audit.hlo.op_names import primitive_of, scope_of
 from meshwright.audit.hlo.parse import Program
-from meshwright.audit.hlo.trace import MOVES, Value, history, readers
+from meshwright.audit.hlo.trace import MOVES, TracedValue, history, readers
 
 # What leaves numbers as they are, but for their place and type.
 MOVED = MOVES | {"pad"}
@@ -18,7 +18,7 @@ MOVED = MOVES | {"pad"}
 _MOST_STEPS = 8
 
 
-def origin_name(program: Program, value: Value) -> str:
+def origin_name(program: Program, value: TracedValue) -> str:
     """JAX's name of what computed a value, "" where nothing has one.
 
     Of a sum without a name, that of what it sums; of what a loop adds up or hands on from turn to turn,
@@ -27,7 +27,7 @@ def origin_name(program: Program, value: Value) -> str:
     return _name(program, value, _MOST_STEPS)
 
 
-def _name(program: Program, value: Value, steps: int) -> str:
+def _name(program: Program, value: TracedValue, steps: int) -> str:
     origin = list(history(program, value, MOVED))
     # A sum of several tensors has the name of one; summed() leads to those of all.
     named = [v.instruction for v in origin if v.instruction.op_name and not (v.path and summed(program, v))]
@@ -48,20 +48,20 @@ def _name(program: Program, value: Value, steps: int) -> str:
     return _longest([name, _name(program, before, steps - 1)]) if before else name
 
 
-def _is_of_loop(end: Value) -> bool:
+def _is_of_loop(end: TracedValue) -> bool:
     """Whether a value is what a loop makes, or has made in the turn before."""
     in_body = end.place.frames and end.place.frames[-1].caller.opcode == "while"
     return end.instruction.opcode == "while" or (end.instruction.opcode == "parameter" and bool(in_body))
 
 
-def _names_of_turn(program: Program, value: Value, steps: int) -> Iterator[str]:
+def _names_of_turn(program: Program, value: TracedValue, steps: int) -> Iterator[str]:
     """Names of what a loop's turn makes of a value: of the terms of sums, of what is written into stacks."""
     opcode = value.instruction.opcode
     if opcode == "while" and value.path:
         body = program.computations[value.instruction.attributes["body"].lstrip("%")]
-        made = [Value(body.result, value.place.enter(value.instruction, body), value.path)]
+        made = [TracedValue(body.result, value.place.enter(value.instruction, body), value.path)]
     elif opcode == "parameter" and value.path and _is_of_loop(value):
-        made = [Value(value.place.computation.result, value.place, value.path)]
+        made = [TracedValue(value.place.computation.result, value.place, value.path)]
     elif opcode in ("add", "dynamic-update-slice"):
         made = [value.operand(1), *([value.operand(0)] if opcode == "add" else [])]
     else:
@@ -76,28 +76,28 @@ def _longest(names: Iterable[str]) -> str:
     return max(names, key=lambda name: len(scope_of(name)))
 
 
-def summed(program: Program, end: Value) -> Value | None:
+def summed(program: Program, end: TracedValue) -> TracedValue | None:
     """The operand of a collective, or across slices of its send, that a value is the result of."""
     start = end.operand(0, end.path) if end.instruction.opcode.endswith("-done") else end
     instruction = start.instruction
     if instruction.opcode == "recv" and crossing_op(instruction):
-        return Value(sent(start.place.computation, instruction), start.place).operand(0)
+        return TracedValue(sent(start.place.computation, instruction), start.place).operand(0)
     if op_of(instruction) is None:
         return None
     return start.operand(start.path[0] if start.path and len(instruction.operands) > 1 else 0)
 
 
-def reader_name(program: Program, result: Value) -> str:
+def reader_name(program: Program, result: TracedValue) -> str:
     """JAX's name of the first that reads a collective's result, moves included, if it has one in a scope."""
     if result.instruction.opcode.endswith("-start"):
         done = next(iter(result.place.computation.users[result.instruction.name]), result.instruction)
-        result = Value(done, result.place, result.path)
+        result = TracedValue(done, result.place, result.path)
     moved = result.place.computation.users[result.instruction.name] if not result.path else ()
     names = [user.op_name for user in moved] + [u.instruction.op_name for u, _ in readers(program, result)]
     return next(filter(scope_of, names), "")
 
 
-def product_name(product: Value) -> str:
+def product_name(product: TracedValue) -> str:
     """JAX's name of a product, "" where neither it nor what is beside it has one.
 
     XLA for CPU hands batched products to a library in fusions without names. What laid out their operands, or
@@ -114,7 +114,7 @@ def product_name(product: Value) -> str:
     return next(filter(scope_of, (*of_einsums, *beside)), "")
 
 
-def laid_end_to_end(program: Program, value: Value) -> list[Value]:
+def laid_end_to_end(program: Program, value: TracedValue) -> list[TracedValue]:
     """The tensors of which a flat array was made to sum them in one go; none where it is one tensor.
 
     XLA for GPU concatenates them. XLA for TPU takes the maximum of each padded with -inf:
@@ -136,7 +136,7 @@ def laid_end_to_end(program: Program, value: Value) -> list[Value]:
     return pieces if length == made.instruction.shapes[0].num_elements else []
 
 
-def _padded(program: Program, value: Value) -> Iterator[Value]:
+def _padded(program: Program, value: TracedValue) -> Iterator[TracedValue]:
     """What was padded with -inf of which a value is the maximum."""
     *_, made = history(program, value)
     if made.instruction.opcode == "maximum":

@@ -10,7 +10,7 @@ from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.slices import received
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
-from meshwright.audit.hlo.trace import Value, called_by, places
+from meshwright.audit.hlo.trace import TracedValue, called_by, places
 
 
 def has_async_collectives(program: Program) -> bool:
@@ -23,19 +23,19 @@ def has_async_collectives(program: Program) -> bool:
     )
 
 
-class Schedule:
+class ProductSchedule:
     """The products that run while a collective does, in a program printed in the order of its schedule."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.is_async = has_async_collectives(program)
-        self._pieces: dict[object, list[Value]] = defaultdict(list)
+        self._pieces: dict[object, list[TracedValue]] = defaultdict(list)
         for place in places(program) if self.is_async else ():
             for instruction in place.computation.instructions.values():
                 if op_of(instruction) and (whole := piece_of(instruction, place)):
-                    self._pieces[whole].append(Value(instruction, place))
+                    self._pieces[whole].append(TracedValue(instruction, place))
 
-    def beside(self, collective: Value) -> tuple[str, ...]:
+    def beside(self, collective: TracedValue) -> tuple[str, ...]:
         """Their scopes in the order of the schedule; none where it runs alone.
 
         XLA for TPU cuts a collective in pieces, each fused with what it runs beside: those count that are
@@ -45,7 +45,7 @@ class Schedule:
         pieces = self._pieces[whole] if whole else [collective]
         return tuple(dict.fromkeys(_named(product) for one in pieces for product in self._beside(one)))
 
-    def _beside(self, collective: Value) -> Iterator[Instruction]:
+    def _beside(self, collective: TracedValue) -> Iterator[Instruction]:
         instruction, place = collective.instruction, collective.place
         if any(frame.caller.opcode == "fusion" for frame in place.frames):
             yield from _products_in(self.program, place.computation)
@@ -65,7 +65,7 @@ class Schedule:
 
 
 def overlaps(
-    schedule: Schedule, found: Iterable[tuple[Value, Emitted]], *, can_overlap: bool = False
+    schedule: ProductSchedule, found: Iterable[tuple[TracedValue, Emitted]], *, can_overlap: bool = False
 ) -> dict[int, list[str] | None]:
     """What runs beside each collective, by its identity; None where the compiler overlaps nothing.
 

@@ -9,14 +9,14 @@ from meshwright.audit.facts.flops import flops_of
 from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
 from meshwright.audit.facts.naming import product_name
 from meshwright.audit.hlo.parse import Instruction, Program, dtype_bits
-from meshwright.audit.hlo.trace import Place, Value, places, run_count
+from meshwright.audit.hlo.trace import CallPath, TracedValue, places, run_count
 
 
 @dataclass(frozen=True)
 class Product:
     """A dot, convolution, library call or attention kernel at its place. flops: of one device in a step."""
 
-    value: Value
+    value: TracedValue
     flops: float
 
     @property
@@ -43,7 +43,7 @@ def products(program: Program) -> Iterator[Product]:
             continue
         for instruction in place.computation.instructions.values():
             if flops := _flops(program, instruction, place):
-                yield Product(Value(instruction, place), flops * (run_count(program, place) or 1))
+                yield Product(TracedValue(instruction, place), flops * (run_count(program, place) or 1))
 
 
 def dot_flops(program: Program) -> float:
@@ -54,7 +54,7 @@ def dot_flops(program: Program) -> float:
     return sum(product.flops for product in products(program))
 
 
-def _flops(program: Program, instruction: Instruction, place: Place) -> int:
+def _flops(program: Program, instruction: Instruction, place: CallPath) -> int:
     if is_attention_kernel(instruction):
-        return attention_flops(program, Value(instruction, place)) or 0
+        return attention_flops(program, TracedValue(instruction, place)) or 0
     return flops_of(instruction, place.computation)

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.audit.facts.collectives import Collective, bits_of
+from meshwright.audit.facts.collectives import EmittedCollective, bits_of
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.flops import multiplies
 from meshwright.audit.facts.groups import ring_lengths
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.hlo.dependence import ancestors
 from meshwright.audit.hlo.parse import Program
-from meshwright.audit.hlo.trace import Value, readers
+from meshwright.audit.hlo.trace import TracedValue, readers
 
 # Collectives that a user wrote by these names are meant; all others come from a sharding.
 _WRITTEN = ("all_gather", "all_to_all", "ppermute", "psum", "reduce_scatter", "pshuffle", "ragged_all_to_all")
@@ -24,11 +24,11 @@ _ELEMENTWISE = frozenset({
 class Sent:
     """value: the instruction at its place. emitted: one tensor of it, on the mesh."""
 
-    value: Value
+    value: TracedValue
     emitted: Emitted
 
     @property
-    def collective(self) -> Collective:
+    def collective(self) -> EmittedCollective:
         return self.emitted.collective
 
     @property
@@ -63,19 +63,19 @@ class Sent:
         line = f" ({c.source_file}:{c.source_line})" if c.source_file and c.source_line else ""
         return f"{c.op_name or c.name}{line}"
 
-    def operand(self) -> Value:
+    def operand(self) -> TracedValue:
         return self.value.operand(self.collective.index)
 
-    def result(self) -> Value:
+    def result(self) -> TracedValue:
         """Its tensor of the result, taken from the done of an asynchronous pair."""
         instruction, place = self.value.instruction, self.value.place
         path = (self.collective.index,) if len(instruction.operands) > 1 else ()
         if instruction.opcode.endswith("-start"):
             done = next(iter(place.computation.users[instruction.name]), instruction)
-            return Value(done, place, path)
-        return Value(instruction, place, path)
+            return TracedValue(done, place, path)
+        return TracedValue(instruction, place, path)
 
-    def uses(self, program: Program, *, elementwise: bool = False) -> Iterator[tuple[Value, int]]:
+    def uses(self, program: Program, *, elementwise: bool = False) -> Iterator[tuple[TracedValue, int]]:
         """What reads its result, and as which operand; `elementwise`: past what keeps the shape."""
         left, seen = [self.result()], set()
         while left:
@@ -88,14 +88,14 @@ class Sent:
                     seen.add(key)
                     left.append(user)
 
-    def products(self, program: Program) -> Iterator[tuple[Value, Value]]:
+    def products(self, program: Program) -> Iterator[tuple[TracedValue, TracedValue]]:
         """The products that read its result, past what keeps the shape, each with its other operand."""
         for user, at in self.uses(program, elementwise=True):
             if is_product(user) and at in (0, 1):
                 yield user, user.operand(1 - at)
 
 
-def is_computed(program: Program, value: Value) -> bool:
+def is_computed(program: Program, value: TracedValue) -> bool:
     """Whether a product or another collective has a part in a value: an activation or a gradient then."""
     first = True
     for one in ancestors(program, value):
@@ -105,6 +105,6 @@ def is_computed(program: Program, value: Value) -> bool:
     return False
 
 
-def is_product(value: Value) -> bool:
+def is_product(value: TracedValue) -> bool:
     """Whether an instruction is a matrix product."""
     return multiplies(value.instruction, value.place.computation)

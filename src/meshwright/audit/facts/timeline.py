@@ -16,9 +16,9 @@ from meshwright.audit.facts.collectives import is_done, is_start, piece_of
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.prices import Prices
-from meshwright.audit.facts.work import Work
+from meshwright.audit.facts.work import InstructionSeconds
 from meshwright.audit.hlo.parse import Instruction, Program
-from meshwright.audit.hlo.trace import Place, Value, called_by, trip_count
+from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, trip_count
 from meshwright.hardware.chip import Chip
 
 # What steps on TPUs take of the sum of XLA's estimates and of the links' prices: the median of three
@@ -29,7 +29,7 @@ _WRAPPERS = ("fusion", "async-start")
 
 
 @dataclass(frozen=True)
-class Timeline:
+class StepTimeline:
     """seconds: of a step. compute_seconds: of these, computing. exposed: seconds a step for which compute
     stands still for each collective, by its identity.
     """
@@ -53,22 +53,26 @@ class _Clocks:
 
 
 def timeline(
-    program: Program, chip: Chip, prices: Prices, found: Iterable[tuple[Value, Emitted]]
-) -> Timeline | None:
+    program: Program, chip: Chip, prices: Prices, found: Iterable[tuple[TracedValue, Emitted]]
+) -> StepTimeline | None:
     """The time of a program's schedule; None where it has none, or nothing tells the time of its work."""
-    work = Work(program, chip)
+    work = InstructionSeconds(program, chip)
     if not program.is_scheduled or not work.is_known or prices.placement is None:
         return None
     walk = _Walk(program, work, prices, found)
-    end = walk.run(Place(program.main), _Clocks(), 1.0)
+    end = walk.run(CallPath(program.main), _Clocks(), 1.0)
     share = TPU_SHARE if work.clock is not None else 1.0
     exposed = {key: share * seconds for key, seconds in walk.exposed.items()}
-    return Timeline(share * max(end.compute, end.links), share * walk.computing, exposed)
+    return StepTimeline(share * max(end.compute, end.links), share * walk.computing, exposed)
 
 
 class _Walk:
     def __init__(
-        self, program: Program, work: Work, prices: Prices, found: Iterable[tuple[Value, Emitted]]
+        self,
+        program: Program,
+        work: InstructionSeconds,
+        prices: Prices,
+        found: Iterable[tuple[TracedValue, Emitted]],
     ) -> None:
         self.program, self.work, self.prices = program, work, prices
         self.exposed: dict[int, float] = {}
@@ -78,14 +82,14 @@ class _Walk:
             self.exposed[id(emitted)] = 0.0
             self._sent.setdefault(_key(value), []).append(emitted)
 
-    def run(self, place: Place, clocks: _Clocks, weight: float) -> _Clocks:
+    def run(self, place: CallPath, clocks: _Clocks, weight: float) -> _Clocks:
         """The clocks after one run of a computation, which stands for `weight` of a step."""
         instructions = list(place.computation.instructions.values())
         for instruction in instructions:
-            clocks = self._after(Value(instruction, place), clocks, weight)
+            clocks = self._after(TracedValue(instruction, place), clocks, weight)
         return clocks
 
-    def _after(self, value: Value, clocks: _Clocks, weight: float) -> _Clocks:
+    def _after(self, value: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
         instruction, place = value.instruction, value.place
         if instruction.opcode == "while":
             return self._loop(value, clocks, weight)
@@ -104,14 +108,14 @@ class _Walk:
         clocks = replace(clocks, compute=clocks.compute + seconds)
         return self._arrivals(value, clocks, weight)
 
-    def _longest_branch(self, value: Value, clocks: _Clocks, weight: float) -> _Clocks:
+    def _longest_branch(self, value: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
         branches = [
             value.place.enter(value.instruction, one) for one in called_by(self.program, value.instruction)
         ]
         longest = max(branches, key=lambda place: self.run(place, clocks, 0.0).compute)
         return self.run(longest, clocks, weight)
 
-    def _loop(self, loop: Value, clocks: _Clocks, weight: float) -> _Clocks:
+    def _loop(self, loop: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
         body = self.program.computations[loop.instruction.attributes["body"].lstrip("%")]
         place = loop.place.enter(loop.instruction, body)
         trips = trip_count(self.program, loop)
@@ -124,19 +128,21 @@ class _Walk:
         second = self.run(place, first, weight * (trips - 1))
         return second.later((trips - 2) * (second.compute - first.compute))
 
-    def _collectives(self, value: Value) -> list[Value]:
+    def _collectives(self, value: TracedValue) -> list[TracedValue]:
         """The collectives that an instruction is, or that its fusion or wrapper holds."""
         if op_of(value.instruction):
             return [value]
         if value.instruction.opcode not in _WRAPPERS:
             return []
-        inside: list[Value] = []
+        inside: list[TracedValue] = []
         for called in called_by(self.program, value.instruction):
             place = value.place.enter(value.instruction, called)
-            inside += [Value(one, place) for one in called.instructions.values() if op_of(one)]
+            inside += [TracedValue(one, place) for one in called.instructions.values() if op_of(one)]
         return inside
 
-    def _communicates(self, outer: Instruction, piece: Value, clocks: _Clocks, weight: float) -> _Clocks:
+    def _communicates(
+        self, outer: Instruction, piece: TracedValue, clocks: _Clocks, weight: float
+    ) -> _Clocks:
         sent = tuple(self._sent.get(_key(piece), ()))
         chain = piece_of(piece.instruction, piece.place)
         if chain is not None:
@@ -152,7 +158,7 @@ class _Walk:
         arrives = max(clocks.compute, clocks.links) + self._seconds(sent)
         return replace(clocks, links=arrives, flying=clocks.flying | {key: (arrives, sent)})
 
-    def _arrivals(self, value: Value, clocks: _Clocks, weight: float) -> _Clocks:
+    def _arrivals(self, value: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
         """The clocks after waiting for what an instruction is the done of."""
         instruction = value.instruction
         keys: list[object] = []
@@ -183,7 +189,7 @@ class _Walk:
             self.exposed[id(e)] += weight * seconds * share
 
 
-def _key(value: Value) -> object:
+def _key(value: TracedValue) -> object:
     """What tells a collective where it stands from all others; the pieces of one have the same."""
     whole = piece_of(value.instruction, value.place)
     return whole or (value.instruction.name, tuple(frame.caller.name for frame in value.place.frames))

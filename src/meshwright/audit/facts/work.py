@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 
 from meshwright.audit.facts.flops import flops_of
 from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
-from meshwright.audit.hlo.parse import Computation, Instruction, Program, Shape
-from meshwright.audit.hlo.trace import Value, called_by
+from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program
+from meshwright.audit.hlo.trace import TracedValue, called_by
 from meshwright.hardware.chip import Chip
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -49,7 +49,7 @@ def has_cycles(program: Program) -> bool:
     return any(_CYCLES.search(one.attributes.get("backend_config", "")) for one in instructions)
 
 
-class Work:
+class InstructionSeconds:
     """The seconds of instructions of one program on one chip; what is not known takes none."""
 
     def __init__(self, program: Program, chip: Chip) -> None:
@@ -61,7 +61,7 @@ class Work:
         """Whether anything tells the time: a TPU's cycles and clock, or a GPU's ratings."""
         return self.clock is not None or (self.chip.kind == "gpu" and not has_cycles(self.program))
 
-    def seconds(self, value: Value) -> float:
+    def seconds(self, value: TracedValue) -> float:
         """The time of one run of an instruction that is no collective and no loop."""
         instruction = value.instruction
         if instruction.opcode in _FREE:
@@ -75,7 +75,7 @@ class Work:
             return int(said[1]) / self.clock if said and int(said[1]) < _NO_CYCLES else 0.0
         return self._roofline(value)
 
-    def _roofline(self, value: Value) -> float:
+    def _roofline(self, value: TracedValue) -> float:
         instruction, computation = value.instruction, value.place.computation
         called = called_by(self.program, instruction)
         flops = sum(flops_of(one, c) for c in called for one in c.instructions.values())
@@ -93,7 +93,7 @@ class Work:
         )
 
 
-def _operands(instruction: Instruction, computation: Computation) -> list[Shape]:
+def _operands(instruction: Instruction, computation: Computation) -> list[ArrayShape]:
     return [shape for name in instruction.operands for shape in computation.instructions[name].shapes]
 
 

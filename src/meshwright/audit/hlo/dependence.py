@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Iterator
 
 from meshwright.audit.hlo.parse import Program
-from meshwright.audit.hlo.trace import Place, Value, called_by, history, is_carried_unchanged
+from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, history, is_carried_unchanged
 
 
-def sources(program: Program, value: Value) -> list[Value]:
+def sources(program: Program, value: TracedValue) -> list[TracedValue]:
     """What a value is computed from directly; none for a constant and for an input of the program."""
     instruction, path = value.instruction, value.path
     if instruction.opcode == "parameter":
@@ -24,7 +24,7 @@ def sources(program: Program, value: Value) -> list[Value]:
     return [value.operand(index) for index in range(len(instruction.operands))]
 
 
-def ancestors(program: Program, value: Value) -> Iterator[Value]:
+def ancestors(program: Program, value: TracedValue) -> Iterator[TracedValue]:
     """`value` and all that it is computed from, nearest first, each once."""
     seen, left = {_key(value)}, deque([value])
     while left:
@@ -35,7 +35,7 @@ def ancestors(program: Program, value: Value) -> Iterator[Value]:
         left += fresh
 
 
-def same_each_turn(program: Program, value: Value, depth: int) -> bool:
+def same_each_turn(program: Program, value: TracedValue, depth: int) -> bool:
     """Whether a value inside the loop of frame `depth` is the same in each of its turns."""
     seen, left = {_key(value)}, [value]
     while left:
@@ -53,40 +53,40 @@ def same_each_turn(program: Program, value: Value, depth: int) -> bool:
     return True
 
 
-def entered_as(program: Program, value: Value) -> Value:
+def entered_as(program: Program, value: TracedValue) -> TracedValue:
     """Where a value began: back through moves, and out of loops that update it to what they are given."""
     while True:
         *_, value = history(program, value)
         in_loop = value.place.frames and value.place.frames[-1].caller.opcode == "while"
         if value.instruction.opcode != "parameter" or not in_loop or not value.path:
             return value
-        value = Value(value.place.frames[-1].caller, value.place.parent).operand(0, value.path)
+        value = TracedValue(value.place.frames[-1].caller, value.place.parent).operand(0, value.path)
 
 
-def _passed(program: Program, value: Value) -> list[Value]:
+def _passed(program: Program, value: TracedValue) -> list[TracedValue]:
     """What the caller passes for a parameter, and for a loop's also what its body makes of it."""
     caller, path = value.place.frames[-1].caller, value.path
-    outside = Value(caller, value.place.parent)
+    outside = TracedValue(caller, value.place.parent)
     if caller.opcode == "while":
-        return [outside.operand(0, path), Value(value.place.computation.result, value.place, path)]
+        return [outside.operand(0, path), TracedValue(value.place.computation.result, value.place, path)]
     if caller.opcode == "conditional":
         return [outside.operand(1 + called_by(program, caller).index(value.place.computation), path)]
     return [outside.operand(int(value.instruction.literal), path)]
 
 
-def _result_of(program: Program, value: Value) -> Value:
+def _result_of(program: Program, value: TracedValue) -> TracedValue:
     """The result inside the computation that a call, fusion or loop runs."""
     called = called_by(program, value.instruction)
     body = value.instruction.attributes.get("body", "").lstrip("%")
     computation = program.computations[body] if body else called[0]
     place = value.place.enter(value.instruction, computation)
-    return Value(computation.result, place, value.path)
+    return TracedValue(computation.result, place, value.path)
 
 
-def _key(value: Value) -> tuple[object, ...]:
+def _key(value: TracedValue) -> tuple[object, ...]:
     return value.instruction.name, chain_of(value.place), value.path
 
 
-def chain_of(place: Place) -> tuple[str, ...]:
+def chain_of(place: CallPath) -> tuple[str, ...]:
     """What tells a place from others: its computation and the calls that lead there."""
     return (place.computation.name, *(frame.caller.name for frame in place.frames))

@@ -30,7 +30,7 @@ _INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 
 
 @dataclass(frozen=True)
-class Shape:
+class ArrayShape:
     """An array's element type (HLO's name: f32, bf16, s8), local dims, and layout as printed."""
 
     dtype: str
@@ -70,7 +70,7 @@ class Shape:
         return int(space[1]) if space else 0
 
 
-Shapes: TypeAlias = "Shape | tuple[Shapes, ...]"
+Shapes: TypeAlias = "ArrayShape | tuple[Shapes, ...]"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Instruction:
     source_line: int | None = None
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[ArrayShape, ...]:
         """The arrays of the result, tuples flattened."""
         return leaves(self.shape)
 
@@ -172,16 +172,16 @@ def dtype_bits(dtype: str) -> int:
     return int(digits[1])
 
 
-def leaves(shape: Shapes) -> tuple[Shape, ...]:
+def leaves(shape: Shapes) -> tuple[ArrayShape, ...]:
     """The arrays of a possibly nested tuple, in order."""
-    if isinstance(shape, Shape):
+    if isinstance(shape, ArrayShape):
         return (shape,)
     return tuple(leaf for part in shape for leaf in leaves(part))
 
 
-def arrays(shape: Shapes, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Shape]]:
+def arrays(shape: Shapes, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], ArrayShape]]:
     """The arrays of a possibly nested tuple, each with its place in it."""
-    if isinstance(shape, Shape):
+    if isinstance(shape, ArrayShape):
         yield path, shape
     else:
         for index, part in enumerate(shape):
@@ -279,7 +279,7 @@ def _shape(text: str, start: int) -> tuple[Shapes, int]:
         if not found:
             raise AuditError(f"HLO shape not understood: {text[start : start + 80]!r}")
         dims = tuple(int(d.strip().lstrip("<=")) for d in found[2].split(",") if d.strip())
-        return Shape(found[1], dims, found[3]), found.end()
+        return ArrayShape(found[1], dims, found[3]), found.end()
     parts: list[Shapes] = []
     start += 1
     while text[start] != ")":

@@ -21,7 +21,7 @@ _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
 
 @dataclass(frozen=True)
-class Frame:
+class CallSite:
     """`caller`, an instruction of `computation`, runs the next computation of the chain."""
 
     computation: Computation
@@ -29,15 +29,15 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Place:
+class CallPath:
     """A computation as one chain of calls from the entry reaches it."""
 
     computation: Computation
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[CallSite, ...] = ()
 
     @property
-    def parent(self) -> "Place":
-        return Place(self.frames[-1].computation, self.frames[:-1])
+    def parent(self) -> "CallPath":
+        return CallPath(self.frames[-1].computation, self.frames[:-1])
 
     @property
     def loops(self) -> tuple[Instruction, ...]:
@@ -48,29 +48,29 @@ class Place:
     def is_conditional(self) -> bool:
         return any(frame.caller.opcode == "conditional" for frame in self.frames)
 
-    def enter(self, caller: Instruction, called: Computation) -> "Place":
-        return Place(called, (*self.frames, Frame(self.computation, caller)))
+    def enter(self, caller: Instruction, called: Computation) -> "CallPath":
+        return CallPath(called, (*self.frames, CallSite(self.computation, caller)))
 
 
 @dataclass(frozen=True)
-class Value:
+class TracedValue:
     """An instruction's result at a place; `path` picks an element where that is a tuple."""
 
     instruction: Instruction
-    place: Place
+    place: CallPath
     path: tuple[int, ...] = ()
 
-    def operand(self, index: int, path: tuple[int, ...] = ()) -> "Value":
+    def operand(self, index: int, path: tuple[int, ...] = ()) -> "TracedValue":
         name = self.instruction.operands[index]
-        return Value(self.place.computation.instructions[name], self.place, path)
+        return TracedValue(self.place.computation.instructions[name], self.place, path)
 
 
-def places(program: Program, start: Place | None = None) -> Iterator[Place]:
+def places(program: Program, start: CallPath | None = None) -> Iterator[CallPath]:
     """Every chain of calls from the entry: fusions, calls, loop bodies, branches, async wrappers.
 
     The small functions that reduce, sort and scatter apply to single elements are left out.
     """
-    start = start or Place(program.main)
+    start = start or CallPath(program.main)
     yield start
     for instruction in start.computation.instructions.values():
         for called in called_by(program, instruction):
@@ -89,19 +89,21 @@ def called_by(program: Program, instruction: Instruction) -> list[Computation]:
     ]
 
 
-def run_count(program: Program, place: Place) -> int | None:
+def run_count(program: Program, place: CallPath) -> int | None:
     """Times that a place runs in one step: the product of its loops' trip counts; None if unknown."""
     count = 1
     for depth, frame in enumerate(place.frames):
         if frame.caller.opcode == "while":
-            trips = trip_count(program, Value(frame.caller, Place(frame.computation, place.frames[:depth])))
+            trips = trip_count(
+                program, TracedValue(frame.caller, CallPath(frame.computation, place.frames[:depth]))
+            )
             if trips is None:
                 return None
             count *= trips
     return count
 
 
-def trip_count(program: Program, loop: Value) -> int | None:
+def trip_count(program: Program, loop: TracedValue) -> int | None:
     """Iterations of a while: XLA's own figure, else from `i < bound`, `i = start`, `i += step`.
 
     Where data say how many there are, the most that the loop's scope names (`at_most`).
@@ -114,20 +116,20 @@ def trip_count(program: Program, loop: Value) -> int | None:
     named = loop.instruction.attributes
     condition = loop.place.enter(loop.instruction, program.computations[named["condition"].lstrip("%")])
     body = loop.place.enter(loop.instruction, program.computations[named["body"].lstrip("%")])
-    compare = resolve(program, Value(condition.computation.result, condition))
+    compare = resolve(program, TracedValue(condition.computation.result, condition))
     if compare.instruction.opcode != "compare" or compare.instruction.attributes.get("direction") != "LT":
         return None
     counter, bound = resolve(program, compare.operand(0)), _constant(program, compare.operand(1))
     if counter.instruction.opcode != "parameter" or not counter.path:
         return None
     start = _constant(program, loop.operand(0, counter.path))
-    step = _step(program, Value(body.computation.result, body, counter.path))
+    step = _step(program, TracedValue(body.computation.result, body, counter.path))
     if bound is None or start is None or not step or step < 0:
         return None
     return max(0, -(-(bound - start) // step))
 
 
-def _step(program: Program, updated: Value) -> int | None:
+def _step(program: Program, updated: TracedValue) -> int | None:
     """What a loop adds to its counter; None where it does something else."""
     add = resolve(program, updated)
     if add.instruction.opcode != "add":
@@ -139,27 +141,27 @@ def _step(program: Program, updated: Value) -> int | None:
     return None
 
 
-def _constant(program: Program, value: Value) -> int | None:
+def _constant(program: Program, value: TracedValue) -> int | None:
     found = resolve(program, value).instruction
     whole = re.fullmatch(r"-?\d+", found.literal)
     return int(found.literal) if found.opcode == "constant" and whole else None
 
 
-def resolve(program: Program, value: Value, through: frozenset[str] = COPIES) -> Value:
+def resolve(program: Program, value: TracedValue, through: frozenset[str] = COPIES) -> TracedValue:
     """The first value on the way back that was computed, not only moved by the `through` opcodes."""
     *_, last = history(program, value, through)
     return last
 
 
-def history(program: Program, value: Value, through: frozenset[str] = MOVES) -> Iterator[Value]:
+def history(program: Program, value: TracedValue, through: frozenset[str] = MOVES) -> Iterator[TracedValue]:
     """`value`, then where it came from, back to where it was computed or entered the program."""
-    step: Value | None = value
+    step: TracedValue | None = value
     while step:
         yield step
         step = _before(program, step, through)
 
 
-def _before(program: Program, value: Value, through: frozenset[str]) -> Value | None:
+def _before(program: Program, value: TracedValue, through: frozenset[str]) -> TracedValue | None:
     """One step back; None where the value was computed or enters the program."""
     instruction, place, path = value.instruction, value.place, value.path
     if instruction.opcode == "get-tuple-element":
@@ -168,7 +170,7 @@ def _before(program: Program, value: Value, through: frozenset[str]) -> Value | 
         return value.operand(path[0], path[1:])
     if instruction.opcode in _CALLS and called_by(program, instruction):
         called = place.enter(instruction, called_by(program, instruction)[0])
-        return Value(called.computation.result, called, path)
+        return TracedValue(called.computation.result, called, path)
     if instruction.opcode == "parameter" and place.frames:
         return _argument(program, value)
     if instruction.opcode == "while" and path and is_carried_unchanged(program, instruction, path):
@@ -178,10 +180,10 @@ def _before(program: Program, value: Value, through: frozenset[str]) -> Value | 
     return value.operand(0, path) if is_moved else None
 
 
-def _argument(program: Program, value: Value) -> Value | None:
+def _argument(program: Program, value: TracedValue) -> TracedValue | None:
     """What the caller passes for a parameter; None for what a loop changes as it turns."""
     caller, number = value.place.frames[-1].caller, int(value.instruction.literal)
-    outside = Value(caller, value.place.parent)
+    outside = TracedValue(caller, value.place.parent)
     if caller.opcode == "while":
         same = value.path and _is_same(program, outside, value.path)
         return outside.operand(0, value.path) if same else None
@@ -190,7 +192,7 @@ def _argument(program: Program, value: Value) -> Value | None:
     return outside.operand(number, value.path)
 
 
-def _is_same(program: Program, loop: Value, path: tuple[int, ...]) -> bool:
+def _is_same(program: Program, loop: TracedValue, path: tuple[int, ...]) -> bool:
     """Whether an element that a loop carries has one value in all turns.
 
     It stays as it is, or is filled again from one that does and began as a copy of the same: the TPU's
@@ -212,11 +214,11 @@ def is_carried_unchanged(program: Program, loop: Instruction, path: tuple[int, .
 def _carried(program: Program, loop: Instruction, path: tuple[int, ...]) -> tuple[int, ...] | None:
     """The element of this turn that is an element of the next; None for what the body computes."""
     body = program.computations[loop.attributes["body"].lstrip("%")]
-    carried = resolve(program, Value(body.result, Place(body), path))
+    carried = resolve(program, TracedValue(body.result, CallPath(body), path))
     return carried.path if carried.instruction.opcode == "parameter" else None
 
 
-def readers(program: Program, value: Value) -> Iterator[tuple[Value, int]]:
+def readers(program: Program, value: TracedValue) -> Iterator[tuple[TracedValue, int]]:
     """(reading instruction, operand number) for each use of a value's numbers.
 
     Looks through copies, converts and transposes, into fusions and out of them; a value that leaves
@@ -226,25 +228,27 @@ def readers(program: Program, value: Value) -> Iterator[tuple[Value, int]]:
     if name == place.computation.root:
         caller = place.frames[-1].caller if place.frames else None
         if caller and caller.opcode in _CALLS:
-            yield from readers(program, Value(caller, place.parent, value.path))
+            yield from readers(program, TracedValue(caller, place.parent, value.path))
         else:
             yield value, -1
     for user in place.computation.users.get(name, ()):
         for index in (i for i, operand in enumerate(user.operands) if operand == name):
-            yield from _reader(program, value, Value(user, place), index)
+            yield from _reader(program, value, TracedValue(user, place), index)
 
 
-def _reader(program: Program, value: Value, user: Value, index: int) -> Iterator[tuple[Value, int]]:
+def _reader(
+    program: Program, value: TracedValue, user: TracedValue, index: int
+) -> Iterator[tuple[TracedValue, int]]:
     opcode = user.instruction.opcode
     if opcode == "get-tuple-element":
         if value.path[:1] == (int(user.instruction.attributes["index"]),):
-            yield from readers(program, Value(user.instruction, user.place, value.path[1:]))
+            yield from readers(program, TracedValue(user.instruction, user.place, value.path[1:]))
     elif opcode == "tuple":
-        yield from readers(program, Value(user.instruction, user.place, (index, *value.path)))
+        yield from readers(program, TracedValue(user.instruction, user.place, (index, *value.path)))
     elif opcode in _CALLS and called_by(program, user.instruction):
         called = user.place.enter(user.instruction, called_by(program, user.instruction)[0])
-        yield from readers(program, Value(called.computation.parameters[index], called, value.path))
+        yield from readers(program, TracedValue(called.computation.parameters[index], called, value.path))
     elif opcode in MOVES - SLICES:
-        yield from readers(program, Value(user.instruction, user.place, value.path))
+        yield from readers(program, TracedValue(user.instruction, user.place, value.path))
     else:
         yield user, index

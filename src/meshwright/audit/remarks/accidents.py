@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from meshwright.audit.facts.collectives import is_differentiated
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
-from meshwright.audit.facts.overlap import Schedule
+from meshwright.audit.facts.overlap import ProductSchedule
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.sent import Sent
 from meshwright.audit.remarks import activations, transfers, weights
 from meshwright.audit.remarks.accident import Accident
 from meshwright.audit.remarks.batch import batch_of
-from meshwright.audit.remarks.rules import Context, Fault, Rule
+from meshwright.audit.remarks.rules import Fault, ProgramContext, Rule
 
 # The most telling first.
 _RULES: tuple[Rule, ...] = (
@@ -35,11 +35,11 @@ _RULES: tuple[Rule, ...] = (
 _SHARE = 0.001
 
 
-def accidents(schedule: Schedule, sent: Iterable[Sent], prices: Prices) -> list[Accident]:
+def accidents(schedule: ProductSchedule, sent: Iterable[Sent], prices: Prices) -> list[Accident]:
     """A warning for each tensor and kind of accident, in the program's order."""
     everyone, program = tuple(sent), schedule.program
     batch = batch_of(program, prices.mesh)
-    context = Context(program, everyone, prices, is_differentiated(program), schedule, *batch)
+    context = ProgramContext(program, everyone, prices, is_differentiated(program), schedule, *batch)
     least = _SHARE * sum(prices.sent(one.emitted) for one in everyone)
     found: dict[tuple[str, str], Accident] = {}
     for one in everyone:
@@ -70,7 +70,7 @@ def at_the_root(found: Iterable[Accident]) -> list[Accident]:
     return [first, *(one for one in found if one not in roots and one.kind not in _FOLLOWING)]
 
 
-def _faults(one: Sent, context: Context) -> list[Fault]:
+def _faults(one: Sent, context: ProgramContext) -> list[Fault]:
     found = next((fault for rule in _RULES if (fault := rule(one, context))), None)
     return [fault for fault in (found, transfers.widened(one, context)) if fault]
 

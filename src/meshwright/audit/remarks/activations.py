@@ -4,13 +4,13 @@ from meshwright.audit.facts.devices import own_slices
 from meshwright.audit.facts.sent import Sent, is_computed
 from meshwright.audit.hlo.parse import Program
 from meshwright.audit.hlo.trace import MOVES, history
-from meshwright.audit.remarks.rules import Context, Fault
+from meshwright.audit.remarks.rules import Fault, ProgramContext
 from meshwright.audit.remarks.weights import stored_otherwise
 
 UNCONSTRAINED = "activations_not_constrained"
 
 
-def over_the_batch(one: Sent, context: Context) -> Fault | None:
+def over_the_batch(one: Sent, context: ProgramContext) -> Fault | None:
     """Activations summed or gathered over axes of the batch that weights are sharded over, too.
 
     The partitioner shards activations as the weights then, and not by the batch: FSDP without constraints.
@@ -35,7 +35,7 @@ def over_the_batch(one: Sent, context: Context) -> Fault | None:
     )
 
 
-def two_sides(one: Sent, context: Context) -> Fault | None:
+def two_sides(one: Sent, context: ProgramContext) -> Fault | None:
     """Both operands of a product gathered over the same devices, which then all compute the same."""
     if one.emitted.op != "all_gather" or not is_computed(context.program, one.operand()):
         return None
@@ -53,7 +53,7 @@ def two_sides(one: Sent, context: Context) -> Fault | None:
     return None
 
 
-def sliced_again(one: Sent, context: Context) -> Fault | None:
+def sliced_again(one: Sent, context: ProgramContext) -> Fault | None:
     """A gathered array of which each device then keeps its own slice."""
     if one.emitted.op != "all_gather":
         return None
@@ -70,7 +70,7 @@ def sliced_again(one: Sent, context: Context) -> Fault | None:
     return stored_otherwise(one, context)
 
 
-def batch_gathered(one: Sent, context: Context) -> Fault | None:
+def batch_gathered(one: Sent, context: ProgramContext) -> Fault | None:
     """Activations gathered along their first dimension for a product whose weight is smaller."""
     dims = one.value.instruction.attributes.get("dimensions", "")
     if one.emitted.op != "all_gather" or dims != "{0}" or not _is_moved_activation(one, context):
@@ -89,7 +89,7 @@ def batch_gathered(one: Sent, context: Context) -> Fault | None:
     return None
 
 
-def resharded(one: Sent, context: Context) -> Fault | None:
+def resharded(one: Sent, context: ProgramContext) -> Fault | None:
     """Activations that change their sharding in a loop over layers."""
     c = one.collective
     moves = one.emitted.op in ("all_gather", "all_to_all", "permute") and not c.follows_sum
@@ -103,7 +103,7 @@ def resharded(one: Sent, context: Context) -> Fault | None:
     )
 
 
-def _is_moved_activation(one: Sent, context: Context) -> bool:
+def _is_moved_activation(one: Sent, context: ProgramContext) -> bool:
     """Computed, not moved by the user's own collective, and not the gather of sequence parallelism."""
     if (
         one.is_written

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from meshwright.audit.hlo.parse import Instruction, Program, Shape
+from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.shardings import copied_over, tiles_of
 from meshwright.notation.mesh import Mesh
 
@@ -22,7 +22,9 @@ class Batch(NamedTuple):
 
 def batch_of(program: Program, mesh: Mesh) -> Batch:
     """The batch is the integers that enter a program, tokens or labels; none where no array of them does."""
-    arrays = [one for one in program.main.parameters if isinstance(one.shape, Shape) and one.shapes[0].dims]
+    arrays = [
+        one for one in program.main.parameters if isinstance(one.shape, ArrayShape) and one.shapes[0].dims
+    ]
     tokens = [one for one in arrays if _INTEGERS.match(one.shapes[0].dtype)]
     weights = [one for one in arrays if one not in tokens and len(one.shapes[0].dims) > 1]
     axes = [frozenset().union(*(_split_over(one, mesh) for one in some)) for some in (tokens, weights)]

@@ -19,7 +19,7 @@ from meshwright.audit.hlo.dependence import chain_of, sources
 from meshwright.audit.hlo.op_names import primitive_of, scope_of
 from meshwright.audit.hlo.parse import Program
 from meshwright.audit.hlo.shardings import copied_over
-from meshwright.audit.hlo.trace import Value
+from meshwright.audit.hlo.trace import TracedValue
 from meshwright.audit.remarks.accident import Accident
 from meshwright.notation.mesh import Mesh
 
@@ -80,7 +80,7 @@ class _Differing:
     axis: str
     _same: set[tuple[object, ...]] = field(default_factory=set)
 
-    def differs(self, value: Value) -> bool:
+    def differs(self, value: TracedValue) -> bool:
         seen, left = {_key(value)}, deque([value])
         while left:
             one = left.popleft()
@@ -94,7 +94,7 @@ class _Differing:
         self._same |= seen
         return False
 
-    def _begins(self, value: Value) -> bool | None:
+    def _begins(self, value: TracedValue) -> bool | None:
         """Whether a value differs whatever it is computed from; None where it depends on that."""
         instruction = value.instruction
         if instruction.opcode == "parameter" and not value.place.frames:
@@ -109,7 +109,7 @@ class _Differing:
             return None if values is None else changes_along(self.axis, values, self.mesh)
         return None
 
-    def _after(self, value: Value, op: str) -> bool | None:
+    def _after(self, value: TracedValue, op: str) -> bool | None:
         """What `_begins` says of a collective."""
         if unreadable_groups(value.instruction, self.program.num_devices):
             return True
@@ -120,7 +120,7 @@ class _Differing:
         return not (op in _SAME_ON_ALL and not joined.note)
 
 
-def _key(value: Value) -> tuple[object, ...]:
+def _key(value: TracedValue) -> tuple[object, ...]:
     return value.instruction.name, chain_of(value.place), value.path
 
 

@@ -6,9 +6,9 @@ from meshwright.audit.facts.collectives import is_differentiated
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.hlo.dependence import entered_as
 from meshwright.audit.hlo.op_names import phase_of
-from meshwright.audit.hlo.parse import Instruction, Program, Shape
+from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.shardings import copied_over, copies_of
-from meshwright.audit.hlo.trace import Place, Value, places, readers
+from meshwright.audit.hlo.trace import CallPath, TracedValue, places, readers
 from meshwright.audit.remarks.accident import Accident
 
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
@@ -41,7 +41,7 @@ def _moments(program: Program) -> list[Instruction]:
 
 
 def _read_by_update_alone(program: Program, parameter: Instruction) -> bool:
-    uses = [user for user, at in readers(program, Value(parameter, Place(program.main))) if at >= 0]
+    uses = [user for user, at in readers(program, TracedValue(parameter, CallPath(program.main))) if at >= 0]
     names = [user.instruction.op_name for user in uses if user.instruction.op_name]
     return bool(names) and all(phase_of(name, differentiated=True) == "update" for name in names)
 
@@ -53,7 +53,7 @@ def _caches(program: Program) -> list[Instruction]:
         for instruction in place.computation.instructions.values():
             if instruction.opcode in _WRITES:
                 at = 2 if instruction.opcode == "select" else 0
-                origin = entered_as(program, Value(instruction, place).operand(at)).instruction
+                origin = entered_as(program, TracedValue(instruction, place).operand(at)).instruction
                 is_whole = instruction.opcode != "select" or origin.shapes == instruction.shapes
                 written |= {origin.name} if origin.opcode == "parameter" and is_whole else set()
     return [one for one in _arrays(program) if one.name in written or _CACHE.search(one.op_name)]
@@ -61,7 +61,7 @@ def _caches(program: Program) -> list[Instruction]:
 
 def _arrays(program: Program) -> list[Instruction]:
     """Inputs of two dimensions or more, and vectors; counters and positions are neither."""
-    found = [one for one in program.main.parameters if isinstance(one.shape, Shape)]
+    found = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
     return [
         one for one in found if one.shapes[0].dims and not re.match(r"[su](32|64)|pred", one.shapes[0].dtype)
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.audit.facts.overlap import Schedule
+from meshwright.audit.facts.overlap import ProductSchedule
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.sent import Sent
 from meshwright.audit.hlo.parse import Program
@@ -12,7 +12,7 @@ Fault = tuple[str, str, str]  # kind, what, change
 
 
 @dataclass(frozen=True)
-class Context:
+class ProgramContext:
     """What rules look at beside one collective.
 
     fsdp_axes: mesh axes over which both the batch and weights are sharded. batch_elements: numbers of the
@@ -23,7 +23,7 @@ class Context:
     sent: tuple[Sent, ...]
     prices: Prices
     differentiated: bool
-    schedule: Schedule
+    schedule: ProductSchedule
     fsdp_axes: frozenset[str] = frozenset()
     batch_elements: int = 0
 
@@ -32,4 +32,4 @@ class Context:
         return self.prices.over(one.emitted.axes, one.collective.groups.size)
 
 
-Rule = Callable[[Sent, Context], Fault | None]
+Rule = Callable[[Sent, ProgramContext], Fault | None]

@@ -4,13 +4,13 @@ from meshwright.audit.facts.collectives import is_cast
 from meshwright.audit.facts.devices import own_slices
 from meshwright.audit.facts.sent import Sent
 from meshwright.audit.hlo.parse import Program
-from meshwright.audit.hlo.trace import MOVES, Value, history
-from meshwright.audit.remarks.rules import Context, Fault
+from meshwright.audit.hlo.trace import MOVES, TracedValue, history
+from meshwright.audit.remarks.rules import Fault, ProgramContext
 
 _NARROW = ("bf16", "f16")
 
 
-def summed_whole(one: Sent, context: Context) -> Fault | None:
+def summed_whole(one: Sent, context: ProgramContext) -> Fault | None:
     """An all-reduce of which each device needs its slice.
 
     XLA:CPU writes every reduce-scatter of the partitioner so; there a sum that is only sliced is none,
@@ -34,7 +34,7 @@ def summed_whole(one: Sent, context: Context) -> Fault | None:
     )
 
 
-def exposed(one: Sent, context: Context) -> Fault | None:
+def exposed(one: Sent, context: ProgramContext) -> Fault | None:
     """A gather that no product hides, by a compiler that hides others."""
     if one.emitted.op != "all_gather" or not context.schedule.is_async or context.schedule.beside(one.value):
         return None
@@ -46,7 +46,7 @@ def exposed(one: Sent, context: Context) -> Fault | None:
     )
 
 
-def widened(one: Sent, context: Context) -> Fault | None:
+def widened(one: Sent, context: ProgramContext) -> Fault | None:
     """Numbers of 16 bits that are sent as 32.
 
     XLA:CPU widens what it sends or multiplies, and gives that no name; that is no accident of the program.
@@ -75,7 +75,7 @@ def _is_cast(one: Sent, program: Program) -> bool:
     return any(is_cast(each) and each.shapes[0].dtype == "f32" for each in past)
 
 
-def _dtypes_on_the_way(program: Program, user: Value, at: int) -> set[str]:
+def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]:
     """The types that numbers had between a collective and what reads them."""
     read = user.operand(at) if at >= 0 else user
     return {shape.dtype for v in history(program, read, MOVES) for shape in v.instruction.shapes[:1]}

@@ -2,15 +2,15 @@
 
 from meshwright.audit.facts.sent import Sent, is_computed
 from meshwright.audit.hlo.dependence import same_each_turn
-from meshwright.audit.hlo.trace import Place, Value, trip_count
-from meshwright.audit.remarks.rules import Context, Fault
+from meshwright.audit.hlo.trace import CallPath, TracedValue, trip_count
+from meshwright.audit.remarks.rules import Fault, ProgramContext
 
 # A weight that is gathered for a product is too large for it where moving the activations instead
 # would send this much less.
 _FEWER_BYTES = 4
 
 
-def table(one: Sent, context: Context) -> Fault | None:
+def table(one: Sent, context: ProgramContext) -> Fault | None:
     """An embedding gathered whole to look up a few of its rows."""
     if one.emitted.op != "all_gather":
         return None
@@ -27,7 +27,7 @@ def table(one: Sent, context: Context) -> Fault | None:
     return None
 
 
-def repeated(one: Sent, context: Context) -> Fault | None:
+def repeated(one: Sent, context: ProgramContext) -> Fault | None:
     """A weight gathered in a loop in each turn of which it is the same."""
     if one.emitted.op != "all_gather":
         return None
@@ -36,7 +36,7 @@ def repeated(one: Sent, context: Context) -> Fault | None:
             continue
         if is_computed(context.program, one.operand()):
             continue
-        loop = Value(frame.caller, _place_of(one, depth))
+        loop = TracedValue(frame.caller, _place_of(one, depth))
         trips = trip_count(context.program, loop)
         if trips == 1:
             continue
@@ -51,7 +51,7 @@ def repeated(one: Sent, context: Context) -> Fault | None:
     return None
 
 
-def for_few_tokens(one: Sent, context: Context) -> Fault | None:
+def for_few_tokens(one: Sent, context: ProgramContext) -> Fault | None:
     """A weight gathered for so few tokens that to move these were far cheaper; in inference only."""
     if (
         one.emitted.op != "all_gather"
@@ -71,7 +71,7 @@ def for_few_tokens(one: Sent, context: Context) -> Fault | None:
     return None
 
 
-def moved_weight(one: Sent, context: Context) -> Fault | None:
+def moved_weight(one: Sent, context: ProgramContext) -> Fault | None:
     """A weight stored by one axis and used by another."""
     c = one.collective
     moves = one.emitted.op in ("permute", "all_to_all") and not c.follows_sum
@@ -80,7 +80,7 @@ def moved_weight(one: Sent, context: Context) -> Fault | None:
     return stored_otherwise(one, context)
 
 
-def stored_otherwise(one: Sent, context: Context) -> Fault:
+def stored_otherwise(one: Sent, context: ProgramContext) -> Fault:
     return (
         "weight_resharded",
         f"`{one.tensor}` is stored sharded in one way and used in another: {one.emitted.op} over "
@@ -89,7 +89,7 @@ def stored_otherwise(one: Sent, context: Context) -> Fault:
     )
 
 
-def _place_of(one: Sent, depth: int) -> Place:
+def _place_of(one: Sent, depth: int) -> CallPath:
     place = one.value.place
     while len(place.frames) > depth:
         place = place.parent

@@ -12,7 +12,7 @@ from jax import Array
 from meshwright.audit.facts.collectives import collectives
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.hlo.parse import parse_hlo
-from meshwright.audit.shard.job import Job
+from meshwright.audit.shard.job import ShardJob
 from meshwright.audit.shard.matching import Derived, Pair, derived, gathered_of_emitted, match
 from meshwright.audit.shard.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put
@@ -24,7 +24,7 @@ from meshwright.notation.mesh import Mesh
 JAX_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
-def execute(job: Job) -> dict[str, Any]:
+def execute(job: ShardJob) -> dict[str, Any]:
     """The report of `job`; see `audit.shard.run_contraction`."""
     dtype, mesh = np.dtype(JAX_DTYPES[job.dtype]), explicit_mesh(job.mesh)
     random = np.random.default_rng(job.seed)
@@ -47,7 +47,7 @@ def execute(job: Job) -> dict[str, Any]:
 
 
 def _gradients(
-    job: Job, dtype: np.dtype, mesh: jax.sharding.Mesh, whole: list[np.ndarray], placed: list[Array]
+    job: ShardJob, dtype: np.dtype, mesh: jax.sharding.Mesh, whole: list[np.ndarray], placed: list[Array]
 ) -> dict[str, Any]:
     """What a random cotangent of the result makes of both operands, beside the dense gradients."""
     plan = job.plan
@@ -77,7 +77,7 @@ def _gradients(
     }
 
 
-def run(job: Job, dtype: Any, *operands: Array) -> Array:
+def run(job: ShardJob, dtype: Any, *operands: Array) -> Array:
     """The result of `job` on placed operands, as JAX traces it."""
     if job.plan is None:
         return run_steps(operands[0], job.then)
@@ -87,7 +87,7 @@ def run(job: Job, dtype: Any, *operands: Array) -> Array:
     return run_steps(windowed_contract(job.plan, job.window, dtype, lhs, rhs), job.then)
 
 
-def derived_of(job: Job) -> list[Derived]:
+def derived_of(job: ShardJob) -> list[Derived]:
     """What the algebra says that `job` communicates."""
     windowed = windowed_step(job.plan, job.window) if job.plan and job.window else None
     return derived(job.steps, job.mesh, job.sizes, job.dtype, windowed)
@@ -100,7 +100,7 @@ def emitted_by(compiled: jax.stages.Compiled, mesh: Mesh) -> list[Emitted]:
     return [on_mesh(found, mesh) for found in collectives(parse_hlo(text))]
 
 
-def _dense(job: Job, whole: list[np.ndarray]) -> np.ndarray:
+def _dense(job: ShardJob, whole: list[np.ndarray]) -> np.ndarray:
     """The exact result: sums of small integers in float64."""
     exact = [x.astype(np.float64) for x in whole]
     return np.einsum(str(job.plan.einsum), *exact, optimize=True) if job.plan else exact[0]

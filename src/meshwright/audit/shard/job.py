@@ -10,7 +10,7 @@ from meshwright.notation.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardJob:
     """What is run: a contraction (plan), then steps of its result; or steps of an array alone.
 
     window: the transfer of the contraction that runs in steps under its product. gradients: of both

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from meshwright.audit.shard.job import Job
+from meshwright.audit.shard.job import ShardJob
 from meshwright.cost.strategy import Strategy
 from meshwright.errors import AuditError
 from meshwright.notation.array import ShardedArray
@@ -40,7 +40,7 @@ def run_contraction(
     op, axes and bytes. pairs[]: which belong together, with a status (match, equivalent, differs).
     Raises AuditError where the run is too large for this machine or the dtype cannot be multiplied.
     """
-    return _run(Job(contraction, (), None, mesh, sizes, dtype, seed))
+    return _run(ShardJob(contraction, (), None, mesh, sizes, dtype, seed))
 
 
 def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) -> dict[str, Any]:
@@ -50,7 +50,9 @@ def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) 
     cotangent) and gradient_emitted[], the collectives of both gradients.
     """
     q = strategy.question
-    return _run(Job(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed, gradients))
+    return _run(
+        ShardJob(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed, gradients)
+    )
 
 
 def run_reshard(
@@ -59,15 +61,15 @@ def run_reshard(
     """The run of a reshard's steps; without any there is nothing to run."""
     if not steps:
         return {"max_abs_error": 0.0, "emitted": [], "derived": [], "pairs": []}
-    return _run(Job(None, tuple(steps), None, mesh, sizes, dtype, seed))
+    return _run(ShardJob(None, tuple(steps), None, mesh, sizes, dtype, seed))
 
 
-def _run(job: Job) -> dict[str, Any]:
+def _run(job: ShardJob) -> dict[str, Any]:
     _check(job)
     return _run_here(job) if _num_devices_here() >= job.mesh.num_devices else _run_apart(job)
 
 
-def _check(job: Job) -> None:
+def _check(job: ShardJob) -> None:
     if job.dtype not in RUN_DTYPES:
         raise AuditError(f"{job.dtype} is not run; fits: {', '.join(RUN_DTYPES)}")
     if job.mesh.num_devices > MAX_DEVICES:
@@ -88,7 +90,7 @@ def _check(job: Job) -> None:
         )
 
 
-def _block_bytes(array: ShardedArray, job: Job) -> float:
+def _block_bytes(array: ShardedArray, job: ShardJob) -> float:
     return prod(array.local_shape(job.mesh, job.sizes)) * dtype_bytes(job.dtype)
 
 
@@ -98,7 +100,7 @@ def _num_devices_here() -> int:
     return len(jax.devices()) if jax else 0
 
 
-def _run_apart(job: Job) -> dict[str, Any]:
+def _run_apart(job: ShardJob) -> dict[str, Any]:
     """The report of a process with virtual devices enough."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={job.mesh.num_devices}"
     try:
@@ -120,7 +122,7 @@ def _run_apart(job: Job) -> dict[str, Any]:
     return json.loads(ran.stdout.decode().strip().splitlines()[-1])
 
 
-def _run_here(job: Job) -> dict[str, Any]:
+def _run_here(job: ShardJob) -> dict[str, Any]:
     from meshwright.audit.shard.execution import execute  # JAX, which planning must not need
 
     return execute(job)

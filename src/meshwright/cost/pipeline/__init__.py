@@ -4,13 +4,13 @@ from meshwright.cost.pipeline.bound import least_makespan
 from meshwright.cost.pipeline.hops import Hops, hops, sent_hops
 from meshwright.cost.pipeline.makespan import makespan
 from meshwright.cost.pipeline.order import PassSeconds, Times
-from meshwright.cost.pipeline.simulate import Event, Timeline, simulate
+from meshwright.cost.pipeline.simulate import PassEvent, PipelineTimeline, simulate
 
 __all__ = [
-    "Event",
     "Hops",
+    "PassEvent",
     "PassSeconds",
-    "Timeline",
+    "PipelineTimeline",
     "Times",
     "hops",
     "least_makespan",

@@ -9,7 +9,7 @@ from meshwright.cost.pipeline.order import Ordering, Times
 from meshwright.layout.pipeline import PassTable
 
 
-class Event(NamedTuple):
+class PassEvent(NamedTuple):
     """A pass and when it ran."""
 
     stage: int
@@ -21,7 +21,7 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timeline:
+class PipelineTimeline:
     """A schedule in seconds. By stage: busy (computing), and how many microbatch-chunks are alive at most.
 
     A microbatch's activations of a chunk are alive from its F to the end of its B, or of its W where
@@ -29,7 +29,7 @@ class Timeline:
     """
 
     table: PassTable
-    events: tuple[Event, ...]
+    events: tuple[PassEvent, ...]
     makespan_seconds: float
     busy_seconds: tuple[float, ...]
     peak_in_flight: tuple[int, ...]
@@ -45,7 +45,7 @@ class Timeline:
         return sum(self.idle_seconds) / (self.makespan_seconds * self.table.num_stages)
 
 
-def simulate(table: PassTable, times: Times) -> Timeline:
+def simulate(table: PassTable, times: Times) -> PipelineTimeline:
     """Every pass at the earliest time that its row and its dependencies allow.
 
     F waits for F of the depth before and a hop, B for B of the depth after and a hop (at the last depth
@@ -61,7 +61,7 @@ def simulate(table: PassTable, times: Times) -> Timeline:
     for stage, spans in enumerate(ordering.spans):
         entries = dict.fromkeys(entry for first, last in spans for entry in range(first, last + 1))
         busy[stage] = sum(seconds[order.kinds[entry]] for entry in entries)
-    return Timeline(
+    return PipelineTimeline(
         table=table,
         events=tuple(
             sorted(
@@ -76,16 +76,16 @@ def simulate(table: PassTable, times: Times) -> Timeline:
     )
 
 
-def _events(ordering: Ordering, stage: int, ends: list[float], times: Times) -> Iterator[Event]:
+def _events(ordering: Ordering, stage: int, ends: list[float], times: Times) -> Iterator[PassEvent]:
     """The passes of one stage in order."""
     order = ordering.order
     for one, (first, last) in zip(ordering.table.rows[stage], ordering.spans[stage], strict=True):
         came = ends[order.needs[first]] + order.hops[first] * times.hop_seconds
         start = max(ends[order.before[first]], came)
-        yield Event(stage, one.kind, one.microbatch, one.chunk, start, ends[last])
+        yield PassEvent(stage, one.kind, one.microbatch, one.chunk, start, ends[last])
 
 
-def _peak(events: list[Event], split: frozenset[tuple[int, int]]) -> tuple[int, float]:
+def _peak(events: list[PassEvent], split: frozenset[tuple[int, int]]) -> tuple[int, float]:
     """The most microbatch-chunks that are alive on a stage, whose events come in order, and when."""
     alive, peak, at = 0, 0, 0.0
     for event in events:

@@ -38,7 +38,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PricedMix:
     """A mix with its prices. bytes_per_chip: as an allocator shows them."""
 
     mix: Mix
@@ -53,17 +53,17 @@ class Choice:
         )
 
 
-def choose(case: Case) -> Choice:
+def choose(case: Case) -> PricedMix:
     """The fastest of the mixes that a case means."""
     return min((_priced(case, mix) for mix in mixes(case)), key=lambda choice: choice.step_seconds)
 
 
-def _priced(case: Case, mix: Mix) -> Choice:
+def _priced(case: Case, mix: Mix) -> PricedMix:
     candidates = (
         price(case.config, case.hardware, case.workload, layout, whole=False) for _, layout in mix.parts
     )
     total = sum(share * memory_of(case, part).total for share, part in mix.parts)
-    return Choice(mix, tuple(candidates), total)
+    return PricedMix(mix, tuple(candidates), total)
 
 
 def mixes(case: Case) -> list[Mix]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from meshwright.cost.pipeline import Timeline, simulate
+from meshwright.cost.pipeline import PipelineTimeline, simulate
 from meshwright.cost.step import StepPricer
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
@@ -16,12 +16,12 @@ from meshwright.plan.space import record
 _MOST_PASSES = 4000
 
 
-def timelines(config: ModelConfig, workload: Workload, candidate: Candidate) -> dict[str, Timeline]:
+def timelines(config: ModelConfig, workload: Workload, candidate: Candidate) -> dict[str, PipelineTimeline]:
     """The timeline of every schedule that exists for the stages of a candidate, by name, its own first.
 
     The passes have the seconds with which the planner prices them, the schedule's chunks a stage.
     """
-    found: dict[str, Timeline] = {}
+    found: dict[str, PipelineTimeline] = {}
     for layout in _variants(candidate.layout):
         try:
             found[layout.schedule.pipeline] = _timeline(config, workload, candidate, layout)
@@ -52,7 +52,9 @@ def _variants(layout: Layout) -> Iterator[Layout]:
                 continue
 
 
-def _timeline(config: ModelConfig, workload: Workload, candidate: Candidate, layout: Layout) -> Timeline:
+def _timeline(
+    config: ModelConfig, workload: Workload, candidate: Candidate, layout: Layout
+) -> PipelineTimeline:
     sequences = workload.num_sequences / layout.microbatches
     graph = record(config, candidate.hardware, layout, sequences, workload.seq_len)
     pricer = StepPricer(graph, layout, candidate.hardware, candidate.placement)

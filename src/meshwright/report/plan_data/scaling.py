@@ -39,7 +39,7 @@ _MAX_FSDP = 2  # widths of fsdp tried for one width of tensor
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """A strategy at one batch: the candidate that stands for it."""
 
     strategy: str
@@ -48,14 +48,14 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ScalingSweep:
     """All points on one machine, by strategy and then batch; what cannot run has no point."""
 
     hardware: Hardware
     planned_tokens: int
-    points: tuple[Point, ...]
+    points: tuple[ScalingPoint, ...]
 
-    def of(self, strategy: str) -> list[Point]:
+    def of(self, strategy: str) -> list[ScalingPoint]:
         """The points of one strategy, by batch."""
         found = [point for point in self.points if point.strategy == strategy]
         return sorted(found, key=lambda point: point.num_sequences)
@@ -130,12 +130,12 @@ def rank(candidate: Candidate) -> tuple[float, float]:
 
 def sweep(
     config: ModelConfig, hardware: Hardware, workload: Workload, base: Layout, searched: Iterable[Layout]
-) -> Sweep:
+) -> ScalingSweep:
     """Every strategy at every batch around the workload's, in the dtypes of `base`, a Layout of one chip.
 
     "best" is the best of all strategies and of the meshes `searched` (those a search ranks first).
     """
-    points: list[Point] = []
+    points: list[ScalingPoint] = []
     ranked = list(dict.fromkeys(mesh_of(layout) for layout in searched))
     for num_sequences in batches(workload.num_sequences, hardware.num_chips):
         space = Space(config, hardware, Workload(num_sequences, workload.seq_len), base)
@@ -143,8 +143,8 @@ def sweep(
         # Each mesh by itself: the many schedules of one would leave no other a place among the priced.
         rivals = (*found.values(), *(best_of(space, [mesh]) for mesh in ranked))
         found[BEST] = min((one for one in rivals if one), key=rank, default=None)
-        points += [Point(name, num_sequences, one) for name, one in found.items() if one]
-    return Sweep(hardware, workload.num_tokens, tuple(points))
+        points += [ScalingPoint(name, num_sequences, one) for name, one in found.items() if one]
+    return ScalingSweep(hardware, workload.num_tokens, tuple(points))
 
 
 def mesh_of(layout: Layout) -> Layout:
