@@ -28,7 +28,11 @@ PROBLEM = 1
 
 
 def serve(
-    url: Annotated[str, typer.Option("--url", help="The server: http://127.0.0.1:8000.")],
+    url: Annotated[str | None, typer.Option("--url", help="The server: http://127.0.0.1:8000.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", help="Instead of a server: simulate one that serves this plan.toml."),
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", help="The model's name. [the only one]")] = None,
     requests: Annotated[int, count_option("--requests", help="Number of requests.")] = 64,
     concurrency: Annotated[
@@ -70,17 +74,41 @@ def serve(
         Path | None, typer.Option("-o", "--output", help="Write the JSON here, for `mw report`.")
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the distributions in the terminal.")] = False,
+    mode: Annotated[
+        str, typer.Option("--mode", help="With --plan: interleaved, batched or disaggregated.")
+    ] = "interleaved",
+    replicas: Annotated[
+        int,
+        whole_option("--replicas", least=0, help="With --plan: servers; 0 finds the fewest for the targets."),
+    ] = 1,
+    prefill_replicas: Annotated[
+        int, whole_option("--prefill-replicas", help="With --mode disaggregated: servers that prefill.")
+    ] = 1,
+    prefix_cache: Annotated[
+        bool, typer.Option(help="With --plan: keep pages for prompts that begin alike.")
+    ] = True,
+    drafts: Annotated[
+        int, whole_option("--drafts", least=0, most=16, help="With --plan: guessed tokens a step.")
+    ] = 0,
+    acceptance: Annotated[
+        float,
+        number_option("--acceptance", least=0, most=1, help="With --drafts: how likely a guess is right."),
+    ] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Load a server that speaks OpenAI's API, and time every token of its answers.
 
+    With --plan nothing is served: the engine's scheduler runs on a clock that the plan's prices move on.
     Exits 1 if a request failed.
 
     \b
     mw bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4 --ttft 0.5 --tpot 0.05
     mw bench serve --url http://127.0.0.1:8000 --chat --turns 10 --prefix-tokens 500 -o serve.json
+    mw bench serve --plan plan.toml --rate 20 --requests 2000 --ttft 1 --tpot 0.03 --replicas 0
     mw report serve.json -o serve.html
     """
+    if (url is None) == (plan is None):
+        raise typer.BadParameter("name a server with --url, or a plan to simulate with --plan")
     if sum(option is not None for option in (concurrency, rate, trace)) > 1:
         raise typer.BadParameter("--concurrency, --rate and --trace exclude one another")
     if burst > 1 and rate is None:
@@ -98,10 +126,17 @@ def serve(
     closed = None if rate or trace else concurrency or 8
     load = Load(chats, closed, prefix_tokens, chat, seed)
     options: dict[str, Any] = {"temperature": 0} | ({"ignore_eos": True} if ignore_eos else {})
-    key = api_key or os.environ.get("OPENAI_API_KEY")
+    targets = Targets(ttft, tpot)
     with progress() as report:
-        client = {"url": url, "model": model, "api_key": key, "options": options, "timeout_seconds": timeout}
-        measured = asyncio.run(_measure(client, load, Targets(ttft, tpot), report))
+        if plan is None:
+            key = api_key or os.environ.get("OPENAI_API_KEY")
+            client = {"url": url, "model": model, "api_key": key, "options": options}
+            measured = asyncio.run(_measure(client | {"timeout_seconds": timeout}, load, targets, report))
+        else:
+            from meshwright.bench.serve.planned_server import Engines, simulated
+
+            engines = Engines(mode, replicas, prefill_replicas, prefix_cache, drafts, acceptance)
+            measured = simulated(plan, engines, load, targets, report)
     measured["traffic"] = {
         "arrivals": "trace" if trace else "poisson" if rate else "closed",
         "rate_per_second": rate,

@@ -53,11 +53,24 @@ def facts(document: Document) -> list[str]:
     ]
     lines += [f"  {count} x {message}" for message, count in document["error_messages"].items()]
     planned = document["results"][0]["predicted_seconds"]
-    if planned:
+    if "simulated" in document:
+        lines.append(_simulated(document["simulated"]))
+    elif planned:
         lines.append(
             f"planned step {format_seconds(planned)}: measured {document['results'][0]['ratio']:.2f} times"
         )
     return lines
+
+
+def _simulated(found: Document) -> str:
+    """What stood behind the answers of a load test without a server."""
+    of_each, more = found["replicas"], found["prefill_replicas"]
+    servers = f"{of_each} replica{'s' * (of_each > 1)}" + (f" and {more} that prefill" if more else "")
+    return (
+        f"simulated on {servers} of {found['hardware']} (chips: {found['chips']}), {found['mode']}: devices "
+        f"busy {found['busy_share']:.0%}, {found['prefix_hit_rate']:.0%} of prompt tokens from cached pages, "
+        f"{found['preempted']} preempted"
+    )
 
 
 def _arrivals(traffic: Document) -> str:

@@ -9,6 +9,7 @@ from meshwright.serve.sequence import Sequence, TokenScore
 if TYPE_CHECKING:  # it loads JAX
     from meshwright.serve.scoring import Scores
 
+DEFAULT_BLOCK, DEFAULT_CHUNK = 64, 512
 PENDING = -1  # a token that the step before samples and nobody has read yet
 
 
@@ -66,6 +67,20 @@ class Limits:
     @property
     def slots_of_replica(self) -> int:
         return self.num_slots // self.num_replicas
+
+    @classmethod
+    def of(
+        cls, num_slots: int, context: int, *, num_pages: int | None = None, page_size: int = 64
+    ) -> "Limits":
+        """Those of an engine of so many slots, as the runner takes them by default.
+
+        num_pages: as many as all slots can fill where it is None.
+        """
+        page_size = min(page_size, context)
+        of_context = -(-context // page_size)
+        block = min(DEFAULT_BLOCK, 1 << (context - 1).bit_length())
+        chunk = min(-(-DEFAULT_CHUNK // block), -(-context // block)) * block
+        return cls(num_slots, context, page_size, num_pages or num_slots * of_context, chunk, block)
 
     @property
     def pages_of_a_context(self) -> int:

@@ -1,0 +1,146 @@
+"""A serving plan under load: its replicas simulated, and the figures that `mw bench serve` prints."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from meshwright.bench.serve.drive import Load
+from meshwright.bench.serve.simulate import Planned, Used, simulate
+from meshwright.bench.serve.summary import Targets, summary
+from meshwright.bench.serve.traffic import within
+from meshwright.cost.inference import cache_bytes
+from meshwright.errors import PlanError, nearest
+from meshwright.hardware import catalog
+from meshwright.hardware.chip import SharedMemory, Torus
+from meshwright.hardware.topology import Hardware
+from meshwright.plan.serve.steps import StepSeconds
+from meshwright.plan_file import Plan, load_plan
+from meshwright.serve.batch import Limits
+from meshwright.serve.scheduler import Mode
+
+DISAGGREGATED = "disaggregated"
+MODES = (*get_args(Mode), DISAGGREGATED)
+# Servers that are tried for a load before it is given up.
+_MOST_REPLICAS = 4096
+# Answers of a hundred that must meet the targets.
+_GOOD = 0.95
+
+
+@dataclass(frozen=True)
+class Engines:
+    """How the plan is served. replicas: 0 for the fewest with which 95% of the answers meet the targets."""
+
+    mode: str = "interleaved"
+    replicas: int = 1
+    prefill_replicas: int = 1
+    prefix_cache: bool = True
+    num_drafts: int = 0
+    acceptance: float = 0.0
+
+
+def simulated(path: Path, engines: Engines, load: Load, targets: Targets, report: Any) -> dict[str, Any]:
+    """The document of `mw bench serve` for the plan at `path`, with `simulated` besides.
+
+    Raises PlanError for a plan that serves nothing, a mode that is none, and a load for which no number of
+    replicas tried is enough.
+    """
+    plan = load_plan(path)
+    if plan.workload.phase == "train":
+        raise PlanError(f"{path} trains; mw plan serve -o {path} writes a plan that serves")
+    if engines.mode not in MODES:
+        raise PlanError(f"--mode {engines.mode!r} is unknown; {nearest(engines.mode, list(MODES))}")
+    if engines.mode == DISAGGREGATED and not engines.prefix_cache:
+        raise PlanError(f"--mode {DISAGGREGATED} hands over pages, which --no-prefix-cache forgets")
+    if not engines.replicas and targets == Targets():
+        raise PlanError("--replicas 0 needs what an answer may take; add --ttft or --tpot")
+    report("pricing the plan's steps", None)
+    server = _server(plan, engines)
+    chats = within(list(load.chats), plan.workload.seq_len, load.prefix_tokens)
+    load = replace(load, chats=chats)
+    if engines.replicas:
+        document = _figures(server, load, targets)
+    else:
+        server, document = _fewest(server, load, targets, report)
+    machines = server.replicas + server.prefill_replicas
+    step = plan.planned_step_seconds
+    measured = document["tpot_seconds"]["p50"]
+    row = {"name": "tpot", "seconds": measured, "predicted_seconds": step}
+    row["ratio"] = measured / step if measured and step else None
+    document["simulated"] |= {"mode": engines.mode, "replicas": server.replicas}
+    document["simulated"] |= {"prefill_replicas": server.prefill_replicas, "hardware": plan.hardware}
+    document["simulated"]["chips"] = machines * plan.layout.num_chips
+    return {"kind": "serving", "url": str(path), "model": plan.model.name} | document | {"results": [row]}
+
+
+def _server(plan: Plan, engines: Engines) -> Planned:
+    hardware = catalog.load(plan.hardware)
+    limits = Limits.of(plan.workload.num_sequences, plan.workload.seq_len)
+    most = limits.chunk + limits.num_slots * (1 + engines.num_drafts)
+    disaggregated = engines.mode == DISAGGREGATED
+    mode: Mode = "batched" if engines.mode == "batched" else "interleaved"
+    return Planned(
+        limits,
+        StepSeconds(plan.model, plan.layout, hardware, most, limits.context),
+        mode,
+        engines.prefix_cache,
+        engines.replicas or 1,
+        engines.prefill_replicas if disaggregated else 0,
+        transfer_seconds(plan, hardware) if disaggregated else 0.0,
+        engines.num_drafts,
+        engines.acceptance,
+    )
+
+
+def transfer_seconds(plan: Plan, hardware: Hardware) -> float:
+    """Of one token's keys and values between two replicas: a chip's share over its network card."""
+    network, layout = hardware.chip.network, plan.layout.at("generate")
+    if isinstance(network, SharedMemory):
+        return 0.0
+    rate = network.dcn_bytes_per_second if isinstance(network, Torus) else network.nic_bytes_per_second
+    context = plan.workload.seq_len
+    return float(cache_bytes(plan.model, layout, layout.num_batch_shards, context)) / context / rate
+
+
+def _figures(server: Planned, load: Load, targets: Targets) -> dict[str, Any]:
+    answers, used = simulate(server, load)
+    found = summary(answers, targets)
+    return found | {"simulated": _used(used, found["seconds"], server)}
+
+
+def _used(used: Used, seconds: float, server: Planned) -> dict[str, Any]:
+    devices = server.replicas + server.prefill_replicas
+    return {
+        "steps": used.steps,
+        "preempted": used.preempted,
+        "prefix_hit_rate": used.cached_tokens / used.prompt_tokens if used.prompt_tokens else 0.0,
+        "busy_share": used.busy_seconds / (devices * seconds) if seconds else 0.0,
+    }
+
+
+def _fewest(server: Planned, load: Load, targets: Targets, report: Any) -> tuple[Planned, dict[str, Any]]:
+    """The fewest replicas with which the load meets its targets, by doubling and halving."""
+
+    def tried(number: int) -> tuple[Planned, dict[str, Any], bool]:
+        report(f"trying {number} replicas", None)
+        several = replace(
+            server, replicas=number, prefill_replicas=number * server.prefill_replicas and number
+        )
+        found = _figures(several, load, targets)
+        return several, found, found["goodput"] >= _GOOD * found["requests_per_second"]
+
+    number = 1
+    while not (last := tried(number))[2]:
+        if number >= min(_MOST_REPLICAS, len(load.chats)):
+            best = last[1]
+            raise PlanError(
+                f"with {number} replicas {best['goodput'] / best['requests_per_second']:.0%} of the answers "
+                f"meet the targets, and {_GOOD:.0%} are wanted: more replicas do not help; take a larger "
+                "--ttft or --tpot, or plan for them: mw plan serve --ttft --tpot"
+            )
+        number *= 2
+    low, enough = number // 2, last
+    while number - low > 1:
+        middle = (low + number) // 2
+        here = tried(middle)
+        low, number, enough = (low, middle, here) if here[2] else (middle, number, enough)
+    return enough[0], enough[1]

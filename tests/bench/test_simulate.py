@@ -1,0 +1,141 @@
+"""Load tests on a clock that prices move on: by hand, by queueing theory, and by what each mode promises."""
+
+import numpy as np
+import pytest
+
+from meshwright.bench.serve.drive import Load
+from meshwright.bench.serve.simulate import Planned, simulate
+from meshwright.bench.serve.traffic import Chat, Turn, poisson
+from meshwright.cost.inference import pass_cost
+from meshwright.errors import RequestError
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan.serve.steps import StepSeconds
+from meshwright.serve.batch import Limits
+
+
+class Fixed:
+    """A second for a step, and another for every 64 prompt tokens in it."""
+
+    def seconds(self, num_sequences, mean_context, chunks, num_drafts) -> float:
+        return 1.0 + sum(tokens for tokens, _ in chunks) / 64
+
+
+def planned(**more) -> Planned:
+    return Planned(Limits.of(4, 2048), Fixed(), **more)
+
+
+def loaded(*chats: Chat, concurrency: int | None = None, prefix_tokens: int = 0) -> Load:
+    return Load(chats, concurrency, prefix_tokens)
+
+
+def one(prompt: int, output: int, arrival: float = 0.0) -> Chat:
+    return Chat(arrival, (Turn(prompt, output),))
+
+
+def test_one_request_takes_its_steps():
+    [answer], used = simulate(planned(), loaded(one(64, 5)))
+    assert answer.ttft_seconds == 2.0  # 1 + 64 / 64
+    assert answer.gaps_seconds == [1.0] * 4
+    assert answer.end_seconds == used.busy_seconds == 6.0
+    assert used.steps == 5 and answer.num_tokens == 5
+
+
+def test_long_prompts_are_prefilled_in_chunks():
+    [answer], used = simulate(planned(), loaded(one(1100, 1)))
+    assert used.steps == 3  # 512 + 512 + 76
+    assert answer.ttft_seconds == pytest.approx(3 + 1100 / 64)
+
+
+def test_a_queue_is_as_long_as_theory_says():
+    """Pollaczek and Khinchine: of constant service s and load r the mean wait is s r / (2 (1 - r))."""
+    load_share, service = 0.7, 1 + 1 / 64
+    arrivals = poisson(load_share / service, 1, seed=3)
+    chats = [one(1, 1, next(arrivals)) for _ in range(20_000)]
+    answers, _ = simulate(Planned(Limits.of(1, 64), Fixed()), loaded(*chats))
+    waits = np.array([answer.ttft_seconds or 0.0 for answer in answers]) - service
+    assert waits.mean() == pytest.approx(service * load_share / (2 * (1 - load_share)), rel=0.1)
+
+
+def test_batches_wait_for_their_slowest():
+    chats = [one(64, 2 + 30 * (number % 4 == 0), 0.1 * number) for number in range(32)]
+    interleaved, _ = simulate(planned(), loaded(*chats))
+    batched, _ = simulate(planned(mode="batched"), loaded(*chats))
+    ends = [max(answer.end_seconds for answer in answers) for answers in (interleaved, batched)]
+    assert [a.num_tokens for a in interleaved] == [a.num_tokens for a in batched]
+    assert ends[1] > 1.5 * ends[0]
+
+
+def test_turns_find_the_pages_of_those_before():
+    chat = Chat(0.0, (Turn(600, 8),) * 3)
+    cached, used = simulate(planned(), loaded(chat))
+    anew, _ = simulate(planned(prefix_cache=False), loaded(chat))
+    assert used.cached_tokens > 0.4 * used.prompt_tokens  # 2 of 6 turns' worth, in whole pages
+    assert (cached[-1].ttft_seconds or 0) < 0.5 * (anew[-1].ttft_seconds or 0)
+    assert cached[0].ttft_seconds == anew[0].ttft_seconds
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
+def test_drafts_yield_what_their_acceptance_says(acceptance: float):
+    """A step yields 1 + a + a^2 + a^3 tokens of three drafts (Leviathan et al., 2023)."""
+    _, used = simulate(planned(num_drafts=3, acceptance=acceptance), loaded(*[one(2, 1500)] * 4))
+    assert used.steps == pytest.approx(1500 / sum(acceptance**power for power in range(4)), rel=0.1)
+
+
+def test_replicas_that_prefill_keep_prompts_out_of_answers():
+    chats = [one(512, 20, 3.0 * number) for number in range(12)]
+    together, _ = simulate(planned(), loaded(*chats))
+    apart, used = simulate(planned(prefill_replicas=1, transfer_seconds=0.001), loaded(*chats))
+    assert [answer.num_tokens for answer in apart] == [20] * 12
+    # A replica that answers computes what a page has no room for: a token or two, never a prompt.
+    assert max(gap for a in apart for gap in a.gaps_seconds[1:]) < 1.2
+    assert max(gap for a in together for gap in a.gaps_seconds[1:]) > 5
+    assert all(a.gaps_seconds[0] >= 0.512 for a in apart)
+    assert used.preempted == 0
+
+
+def test_replicas_share_the_load():
+    chats = [one(64, 50)] * 16
+    alone, _ = simulate(planned(), loaded(*chats))
+    shared, _ = simulate(planned(replicas=4), loaded(*chats))
+    ratio = max(a.end_seconds for a in alone) / max(a.end_seconds for a in shared)
+    assert ratio > 3.5
+
+
+def test_no_more_are_under_way_than_the_loop_allows():
+    answers, _ = simulate(planned(), loaded(*[one(64, 10)] * 6, concurrency=2))
+    starts = sorted(answer.start_seconds for answer in answers)
+    ends = sorted(answer.end_seconds for answer in answers)
+    assert starts[:2] == [0.0, 0.0] and all(start in ends for start in starts[2:])
+
+
+def test_what_the_context_cannot_hold_is_refused():
+    with pytest.raises(RequestError, match=r"2,000 tokens and an answer of 100 make 2,100.*holds 2,048"):
+        simulate(planned(), loaded(one(2000, 100)))
+
+
+CONFIG, LAYOUT = load_model("llama-3-8b"), Layout.of(tensor=4, compute_dtype="bf16")
+MACHINE = load("h100:1x4")
+
+
+@pytest.fixture(scope="module")
+def steps() -> StepSeconds:
+    return StepSeconds(CONFIG, LAYOUT, MACHINE, 512 + 64, 4096)
+
+
+@pytest.mark.parametrize(("num_sequences", "context"), [(1, 4096), (64, 1024), (32, 64)])
+def test_seconds_of_a_generate_step(steps: StepSeconds, num_sequences: int, context: int):
+    cost, _ = pass_cost(CONFIG, LAYOUT.at("generate"), MACHINE, num_sequences, 1, context)
+    assert steps.seconds(num_sequences, context, []) == pytest.approx(cost.seconds, rel=0.01)
+
+
+def test_seconds_of_a_prompt(steps: StepSeconds):
+    cost, _ = pass_cost(CONFIG, LAYOUT.at("prefill"), MACHINE, 1, 256, 1024)
+    assert steps.seconds(0, 0, [(256, 1024)]) == pytest.approx(cost.seconds, rel=0.01)
+
+
+def test_prompts_and_answers_together_read_the_weights_once(steps: StepSeconds):
+    apart = steps.seconds(32, 1024, []) + steps.seconds(0, 0, [(256, 1024)])
+    together = steps.seconds(32, 1024, [(256, 1024)])
+    assert steps.seconds(0, 0, [(256, 1024)]) < together < apart
