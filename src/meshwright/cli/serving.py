@@ -14,9 +14,9 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.nn.mesh import device_mesh
 from meshwright.plan_file import Plan
+from meshwright.serve.batch import DEFAULT_PAGE
 from meshwright.serve.engine import Engine
 from meshwright.serve.load import ModelFolder, load_model_folder
-from meshwright.serve.programs import DEFAULT_PAGE
 from meshwright.serve.runner import JaxRunner, check_serves
 from meshwright.serve.scheduler import Mode
 from meshwright.serve.speculate import NgramDrafter

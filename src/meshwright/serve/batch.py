@@ -4,12 +4,14 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from meshwright.errors import PlanError
 from meshwright.serve.sequence import Sequence, TokenScore
 
 if TYPE_CHECKING:  # it loads JAX
     from meshwright.serve.scoring import Scores
 
-DEFAULT_BLOCK, DEFAULT_CHUNK = 64, 512
+# Positions of a page and of a block of a prompt, and prompt tokens of a step.
+DEFAULT_PAGE, DEFAULT_BLOCK, DEFAULT_CHUNK = 64, 64, 512
 PENDING = -1  # a token that the step before samples and nobody has read yet
 
 
@@ -47,6 +49,11 @@ class Batch:
         return sum(len(work.tokens) for work in self.works)
 
 
+def on_each(num_replicas: int) -> str:
+    """Words behind what each replica has, where there are several."""
+    return f" on each of {num_replicas} replicas" if num_replicas > 1 else ""
+
+
 @dataclass(frozen=True)
 class Limits:
     """How much a runner holds, in sequences, positions and tokens.
@@ -70,17 +77,33 @@ class Limits:
 
     @classmethod
     def of(
-        cls, num_slots: int, context: int, *, num_pages: int | None = None, page_size: int = 64
+        cls,
+        num_slots: int,
+        context: int,
+        *,
+        num_replicas: int = 1,
+        num_pages: int | None = None,
+        page_size: int = DEFAULT_PAGE,
+        chunk: int = DEFAULT_CHUNK,
+        block: int = DEFAULT_BLOCK,
     ) -> "Limits":
-        """Those of an engine of so many slots, as the runner takes them by default.
+        """Those of a runner: whole slots and pages on each replica, chunks of whole blocks within a context.
 
-        num_pages: as many as all slots can fill where it is None.
+        num_pages: in all, as many as all slots can fill where None. Raises PlanError where those of a
+        replica are too few for one context.
         """
-        page_size = min(page_size, context)
         of_context = -(-context // page_size)
-        block = min(DEFAULT_BLOCK, 1 << (context - 1).bit_length())
-        chunk = min(-(-DEFAULT_CHUNK // block), -(-context // block)) * block
-        return cls(num_slots, context, page_size, num_pages or num_slots * of_context, chunk, block)
+        num_slots = num_slots // num_replicas * num_replicas
+        num_pages = num_slots * of_context if num_pages is None else num_pages
+        least = of_context * num_replicas
+        if num_pages < least:
+            raise PlanError(
+                f"a cache of {num_pages} pages of {page_size} positions is too small for one context of "
+                f"{context}{on_each(num_replicas)}; fits: {least} pages or more"
+            )
+        block = min(block, 1 << (context - 1).bit_length())
+        chunk = min(-(-chunk // block), -(-context // block)) * block
+        return cls(num_slots, context, page_size, num_pages // num_replicas, chunk, block, num_replicas)
 
     @property
     def pages_of_a_context(self) -> int:

@@ -26,15 +26,12 @@ from meshwright.models.transformer import Places
 from meshwright.nn.inference import InferenceOps, abstract_layered
 from meshwright.nn.mesh import device_mesh, partition_spec
 from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools
-from meshwright.serve.batch import PENDING
+from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_PAGE, PENDING
 from meshwright.serve.logit_edits import batch_rows, no_edits
 from meshwright.serve.sampling import Edits, Sampled, sample
 from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import score
 from meshwright.serve.sequence import SamplingParams
-
-DEFAULT_PAGE = 64
-DEFAULT_BLOCK = 64
 
 
 class Step(NamedTuple):

@@ -25,21 +25,14 @@ from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
-from meshwright.serve.batch import Batch, Limits, Work
+from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_CHUNK, DEFAULT_PAGE, Batch, Limits, Work, on_each
 from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
-from meshwright.serve.programs import (
-    DEFAULT_BLOCK,
-    DEFAULT_PAGE,
-    InferencePrograms,
-    Step,
-    attends_to_whole_prompts,
-)
+from meshwright.serve.programs import InferencePrograms, Step, attends_to_whole_prompts
 from meshwright.serve.sampling import Edits, Sampled
 from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import Scores
 from meshwright.serve.sequence import SamplingParams, TokenScore
 
-_CHUNK = 512
 _SHORTEST_SCORED = 16
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -75,34 +68,29 @@ class JaxRunner:
         context: int,
         num_pages: int | None = None,
         page_size: int = DEFAULT_PAGE,
-        chunk: int = _CHUNK,
+        chunk: int = DEFAULT_CHUNK,
         block: int = DEFAULT_BLOCK,
         num_drafts: int = 0,
     ) -> None:
         check_serves(config, layout, num_slots, context)
-        pages_of_row = -(-context // page_size)
-        num_replicas = layout.num_batch_shards
-        num_slots = num_slots // num_replicas * num_replicas
-        num_pages = num_slots * pages_of_row if num_pages is None else num_pages
-        least = pages_of_row * num_replicas
-        if num_pages < least:
-            raise PlanError(
-                f"{config.name}: a cache of {num_pages} pages of {page_size} positions is too small for one "
-                f"context of {context}{_on_each(num_replicas)}; fits: {least} pages or more"
-            )
-        num_pages //= num_replicas
-        block = min(block, _power_of_two(context))
-        chunk = min(-(-chunk // block), -(-context // block)) * block
-        self.limits = Limits(num_slots, context, page_size, num_pages, chunk, block, num_replicas)
+        self.limits = limits = Limits.of(
+            num_slots,
+            context,
+            num_replicas=layout.num_batch_shards,
+            num_pages=num_pages,
+            page_size=page_size,
+            chunk=chunk,
+            block=block,
+        )
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         self._programs = InferencePrograms(
             config,
             layout,
             mesh,
-            num_slots=self.limits.slots_of_replica,
-            num_pages=num_pages,
+            num_slots=limits.slots_of_replica,
+            num_pages=limits.num_pages,
             page_size=page_size,
-            pages_of_row=pages_of_row,
+            pages_of_row=limits.pages_of_a_context,
         )
         self._has_kernels = attends_to_whole_prompts(mesh)
         self._params = layered(params, config, layout, mesh) if params else {}
@@ -362,10 +350,6 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def _on_each(num_replicas: int) -> str:
-    return f" on each of {num_replicas} replicas" if num_replicas > 1 else ""
-
-
 def check_serves(config: ModelConfig, layout: Layout, num_slots: int, context: int) -> None:
     """Raises LayoutError or PlanError for what a JaxRunner cannot serve, before any weight is read."""
     check_runs(config, layout, "generate")
@@ -373,7 +357,7 @@ def check_serves(config: ModelConfig, layout: Layout, num_slots: int, context: i
     least = layout.num_batch_shards
     if num_slots < least:
         raise PlanError(
-            f"{config.name}: {num_slots} slots can serve no request{_on_each(least)}; fits: {least} or more"
+            f"{config.name}: {num_slots} slots can serve no request{on_each(least)}; fits: {least} or more"
         )
     if context > config.max_seq_len:
         raise PlanError(

@@ -15,7 +15,7 @@ from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan_file import Plan, load_plan
-from meshwright.serve.batch import Limits
+from meshwright.serve.batch import DEFAULT_PAGE, Limits
 from meshwright.serve.scheduler import Mode
 
 DISAGGREGATED = "disaggregated"
@@ -74,13 +74,14 @@ def simulated(path: Path, engines: Engines, load: Load, targets: Targets, report
 
 def _server(plan: Plan, engines: Engines) -> Planned:
     hardware = catalog.load(plan.hardware)
-    limits = Limits.of(plan.workload.num_sequences, plan.workload.seq_len)
+    context = plan.workload.seq_len
+    limits = Limits.of(plan.workload.num_sequences, context, page_size=min(DEFAULT_PAGE, context))
     most = limits.chunk + limits.num_slots * (1 + engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED
     mode: Mode = "batched" if engines.mode == "batched" else "interleaved"
     return Planned(
         limits,
-        StepSeconds(plan.model, plan.layout, hardware, most, limits.context),
+        StepSeconds(plan.model, plan.layout, hardware, most, context),
         mode,
         engines.prefix_cache,
         engines.replicas or 1,

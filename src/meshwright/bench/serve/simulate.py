@@ -236,19 +236,21 @@ class _Replica:
 
     def _admit_coming(self) -> None:
         """Gives pages to what was prefilled elsewhere: whole ones; the rest of a prompt is computed here."""
-        scheduler, size = self._scheduler, self._planned.limits.page_size
+        [pages_here], size = self._scheduler.replicas, self._planned.limits.page_size
+        pool, prefixes = pages_here.pool, pages_here.prefixes
         while self._coming:
             prompt = self._coming[0].prompt
-            known = len(scheduler.prefixes.match(prompt)) if scheduler.prefixes else 0
-            missing = len(prompt) // size - known
-            if scheduler.prefixes is not None and missing > 0:
-                scheduler.prefixes.evict(max(0, missing - scheduler.pool.num_free))
-                pages = scheduler.pool.take(missing)
+            if prefixes is not None:
+                there = prefixes.match(prompt)
+                missing = len(prompt) // size - len(there)
+                pool.share(there)  # so that they are not evicted for the others
+                prefixes.evict(max(0, missing - pool.num_free))
+                if (pages := pool.take(missing)) is not None:
+                    prefixes.insert(prompt, [*there, *pages])
+                    pool.release(pages)
+                pool.release(there)
                 if pages is None:
                     return
-                there = scheduler.prefixes.match(prompt)
-                scheduler.prefixes.insert(prompt, [*there, *pages])
-                scheduler.pool.release(pages)
             self.add(self._coming.pop(0))
 
     def _wake(self) -> None:
