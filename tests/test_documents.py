@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from docs.generate import commands, json_keys, layouts, site
+from docs.generate.links import absolute, outward
 from tests.transcripts import blocks
 
 from meshwright.cli.main import COMMANDS
@@ -156,6 +157,13 @@ def test_the_recorded_keys_are_those_of_the_commands():
 
 def test_links_out_of_the_documents_are_absolute_or_words():
     text = "[a](../../src/a.py) [b](../b.md#c)"
-    assert site.outward(text, "how-to/x.md", "") == "a [b](../b.md#c)"
+    assert outward(text, "how-to/x.md", "") == "a [b](../b.md#c)"
     at = "[a](https://example.org/r/blob/main/src/a.py) [b](../b.md#c)"
-    assert site.outward(text, "how-to/x.md", "https://example.org/r") == at
+    assert outward(text, "how-to/x.md", "https://example.org/r") == at
+
+
+def test_links_of_the_package_page_are_absolute():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = absolute(text, "https://example.org/r")
+    assert LINK.findall(found) == [] and len(LINK.findall(text)) > 20
+    assert "https://example.org/r/raw/main/docs/report.png" in found
