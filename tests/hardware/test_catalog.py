@@ -189,8 +189,9 @@ def test_a_type_without_units_computes_in_a_wider_one() -> None:
 # dense fp4 FLOP/s and watts, where the sheet gives them.
 FP4 = {"b200": 9e15, "b300": 13.5e15, "gb200-nvl72": 10e15, "gb300-nvl72": 15e15}
 WATTS = {
-    "a100-40gb": 400, "a100-80gb": 400, "a800": 400, "h100": 700, "h100-pcie": 350, "h800": 700, "h200": 700, "b200": 1000,
-    "b300": 1100, "gb200-nvl72": 1200, "gb300-nvl72": 1400, "l40s": 350, "mi300x": 750, "mi250x-gcd": 280,
+    "a100-40gb": 400, "a100-80gb": 400, "a800": 400, "h100": 700, "h100-pcie": 350, "h800": 700, "h200": 700,
+    "b200": 1000, "b300": 1100, "gb200-nvl72": 1200, "gb300-nvl72": 1400, "l40s": 350,
+    "mi300x": 750, "mi250x-gcd": 280,
 }  # fmt: skip
 
 

@@ -54,7 +54,8 @@ def test_the_one_that_was_killed_is_named_not_those_that_lost_it(tmp_path: Path)
 
 def test_it_starts_again_with_resume_as_often_as_asked(tmp_path: Path):
     count = f"path = Path({str(tmp_path)!r}, 'lives'); n = path.stat().st_size if path.exists() else 0;"
-    program = count + "me or path.write_text('x' * (n + 1)); assert me or (n > 0) == ('--resume' in sys.argv);"
+    program = count + "me or path.write_text('x' * (n + 1));"
+    program += "assert me or (n > 0) == ('--resume' in sys.argv);"
     code, said = launched(program + "me or n > 1 or os.kill(os.getpid(), 9); me and time.sleep(0.2)", 2, 3)
     assert code == 0 and len(said) == 2
     first = "process 0 of 2 was killed by SIGKILL; the others were ended; starting again, 1 of 3"
