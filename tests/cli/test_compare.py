@@ -46,3 +46,51 @@ def test_the_table_has_a_column_a_plan(plans, capsys):
 def test_what_is_no_plan_is_one_line(capsys, tmp_path):
     assert main(["compare", str(tmp_path / "absent.toml")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+BATCH = ["--batch-tokens", "1Mi", "--seq-len", "4096"]
+
+
+def test_a_model_on_a_machine_is_compared_without_a_file(capsys):
+    specs = ["llama-3-8b@v5e:4x4@fsdp=16,remat=full,microbatches=8", "llama-3-8b@h100:1x4"]
+    assert main(["compare", *specs, *BATCH, "--json"]) == 0
+    given, searched = json.loads(capsys.readouterr().out)["plans"]
+    assert given["plan"] == specs[0] and given["layout"] == "fsdp=16,microbatches=8,remat=full"
+    assert main([*TRAIN[:4], "--hardware", "h100:1x4", *BATCH, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert searched["layout"] == best["layout"]
+    assert searched["step_seconds"] == pytest.approx(best["step_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (
+            "llama-3-8b@v5e:4x4",
+            "llama-3-8b@v5e:4x4 trains with what batch? add --batch-tokens 4M --seq-len 8k",
+        ),
+        ("a@b@c@d", "'a@b@c@d' is no MODEL@HARDWARE[@LAYOUT]: it has 3 @"),
+    ],
+)
+def test_what_is_no_spec_is_one_line(spec, said, capsys):
+    assert main(["compare", spec]) == 2
+    assert capsys.readouterr().err == f"mw: {said}\n"
+
+
+def test_a_plan_for_several_machines_has_the_best_of_each(capsys):
+    several = [
+        *TRAIN[:4],
+        "--hardware",
+        "v5e:4x4",
+        "--hardware",
+        "v5e:4x8",
+        *BATCH,
+        "--given",
+        "pipe=1,tensor=1",
+    ]
+    assert main([*several, "--json"]) == 0
+    small, large = json.loads(capsys.readouterr().out)["plans"]
+    assert (small["chips"], large["chips"]) == (16, 32)
+    assert small["step_seconds"] > 1.8 * large["step_seconds"]
+    assert main([*several, "-o", "plan.toml"]) == 2
+    assert capsys.readouterr().err == "mw: -o is of one machine; name one --hardware\n"

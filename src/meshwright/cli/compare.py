@@ -1,14 +1,19 @@
 """mw compare: plans side by side."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, emit, load_hardware, show
+import meshwright as mw
+from meshwright.api.results import PricedLayout
+from meshwright.cli.common import Json, count_option, emit, length_option, load_hardware, show
+from meshwright.errors import PlanError
 from meshwright.hardware.prices import parse_prices, priced
+from meshwright.plan.chosen import plan_of
 from meshwright.plan.compare import compared
-from meshwright.plan_file import load_plan
+from meshwright.plan_file import Plan, load_plan
 from meshwright.units import format_bytes, format_count, format_seconds
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -18,8 +23,17 @@ _DOES_NOT_FIT = 1
 @app.command()
 def compare(
     plans: Annotated[
-        list[Path], typer.Argument(help="Plans of mw plan train or serve.", metavar="PLAN.toml...")
+        list[str],
+        typer.Argument(
+            help="Plans of mw plan train or serve, or MODEL@HARDWARE[@LAYOUT].", metavar="PLAN_OR_SPEC..."
+        ),
     ],
+    batch_tokens: Annotated[
+        int | None, count_option("--batch-tokens", help="Tokens of one step of each MODEL@HARDWARE: 4M.")
+    ] = None,
+    seq_len: Annotated[
+        int | None, length_option("--seq-len", help="Tokens of one sequence of each MODEL@HARDWARE: 8k.")
+    ] = None,
     price: Annotated[
         str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [the catalog's]")
     ] = None,
@@ -28,26 +42,52 @@ def compare(
 ) -> None:
     """Put plans side by side: time, chips, memory, what limits each, price and energy of a million tokens.
 
-    Exits 1 where one does not fit its chips.
+    A MODEL@HARDWARE trains in its best layout, or in the one that follows. Exits 1 where one does not fit.
 
     \b
     mw compare v5p.toml h100.toml --price v5p=4.2,h100=2.5
+    mw compare llama-3-8b@v5p:4x4x4 llama-3-8b@h100:8x8 --batch-tokens 4M --seq-len 8k
     """
     prices = parse_prices(price or "")
     found = []
-    for path in plans:
-        plan = load_plan(path)
+    for name in plans:
+        plan = _planned(name, batch_tokens, seq_len)
         machine = priced(load_hardware(plan.hardware), prices, currency)
-        found.append({"plan": str(path), **compared(plan, machine)})
+        found.append({"plan": name, **compared(plan, machine)})
+    show_compared(found, as_json=as_json)
+
+
+def show_compared(found: Sequence[dict], *, as_json: bool) -> None:
+    """Prints what `compared` says of some plans, each under its `plan`. Exits 1 where one does not fit."""
     if as_json:
-        emit({"plans": found})
+        emit({"plans": list(found)})
     else:
         show(_table(found))
     if not all(plan["fits"] for plan in found):
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _table(plans: list[dict]) -> object:
+def plan_to_compare(one: PricedLayout) -> Plan:
+    """The plan of a layout, also of one that does not fit."""
+    return plan_of(one.model, one.hardware, one.workload, one.candidate)
+
+
+def _planned(name: str, batch_tokens: int | None, seq_len: int | None) -> Plan:
+    """The plan of a file, or of MODEL@HARDWARE[@LAYOUT]. Raises PlanError for what is neither."""
+    model, *rest = name.split("@")
+    if not rest:
+        return load_plan(Path(name))
+    if len(rest) > 2:
+        raise PlanError(f"{name!r} is no MODEL@HARDWARE[@LAYOUT]: it has {len(rest)} @")
+    if batch_tokens is None or seq_len is None:
+        raise PlanError(f"{name} trains with what batch? add --batch-tokens 4M --seq-len 8k")
+    machine, work = load_hardware(rest[0]), mw.Train(batch_tokens, seq_len)
+    if len(rest) == 2:
+        return plan_to_compare(mw.price(model, machine, work, rest[1]))
+    return plan_to_compare(mw.plan(model, machine, work).best)
+
+
+def _table(plans: Sequence[dict]) -> object:
     """One column a plan."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

@@ -10,7 +10,6 @@ from meshwright.api import Plans, Train
 from meshwright.api.document import check_output
 from meshwright.api.machine import anchored_by
 from meshwright.cli.common import (
-    HardwareOption,
     Json,
     ModelOption,
     SeqLenOption,
@@ -25,6 +24,7 @@ from meshwright.cli.common import (
     progress,
     whole_option,
 )
+from meshwright.cli.compare import plan_to_compare, show_compared
 from meshwright.cli.extras import require
 from meshwright.cli.plan_output import misses, show_plan, write_plan
 from meshwright.cli.plan_serve import serve
@@ -32,6 +32,7 @@ from meshwright.errors import PlanError
 from meshwright.hardware.software import DEFAULT as XLA
 from meshwright.hardware.software import software_names
 from meshwright.models.config import ModelConfig
+from meshwright.plan.compare import compared
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import NothingFits
 
@@ -50,7 +51,13 @@ def plan() -> None:
 @app.command()
 def train(
     model: ModelOption,
-    hardware: HardwareOption,
+    hardwares: Annotated[
+        list[str],
+        typer.Option(
+            "--hardware",
+            help="v5p:16x20x28, v5e:4x4, h100:8x8, 2*v5p:16x16x16, cpu:8 or a .toml; repeat it to compare.",
+        ),
+    ],
     batch_tokens: Annotated[int, count_option("--batch-tokens", help="Tokens of one step: 4M, 4Mi.")],
     seq_len: SeqLenOption,
     layout: Annotated[
@@ -137,6 +144,18 @@ def train(
         check_output(output)
     runnable = True if audit and runnable is None else runnable
     searched = _Searched(given, runnable, weights_dtype, compute_dtype, top)
+    if len(hardwares) > 1:
+        alone = {
+            "-o": output,
+            "--smallest": smallest,
+            "--layout": layout,
+            "--anchor": anchor,
+            "--audit": audit,
+        }
+        _check_several({option for option, value in alone.items() if value})
+        _compare(config, hardwares, work, searched, software, as_json)
+        return
+    [hardware] = hardwares
     if smallest:
         _check_smallest(layout, anchor, software)
         limits = {"max_seconds": max_seconds, "days": days, "tokens": tokens}
@@ -194,6 +213,31 @@ def _answer(
         change = said.change if said else best.cheapest_fit()
         note(f"mw: {plans.model.name} on {plans.hardware.spec}: {misses(found, change)}")
         raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _check_several(given: set[str]) -> None:
+    if given:
+        verb = "is" if len(given) == 1 else "are"
+        raise PlanError(f"{', '.join(sorted(given))} {verb} of one machine; name one --hardware")
+
+
+def _compare(
+    config: ModelConfig,
+    hardwares: list[str],
+    work: Train,
+    searched: _Searched,
+    software: str,
+    as_json: bool,
+) -> None:
+    """Prints the best layout of every machine, side by side. Exits 1 where one does not fit."""
+    found = []
+    for spec in hardwares:
+        machine = load_hardware(spec).running(software)
+        plans = mw.plan(config, machine, work, **searched.words)
+        for notice in plans.search.notices:
+            note(f"{spec}: {notice}")
+        found.append({"plan": spec, **compared(plan_to_compare(plans.best), machine)})
+    show_compared(found, as_json=as_json)
 
 
 def _check_alone(searched: _Searched) -> None:
