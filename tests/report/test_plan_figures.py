@@ -69,8 +69,8 @@ def words(figure: Figure) -> str:
 
 def test_a_plan_has_its_figures(dense, experts):
     _, _, figures = dense
-    assert list(figures) == ["layouts", "step", "memory", "strategies", "roofline"]
-    assert list(experts[2]) == ["layouts", "step", "memory", "pipeline", "strategies", "roofline"]
+    assert list(figures) == ["layouts", "step", "memory", "timeline", "strategies", "roofline"]
+    assert list(experts[2]) == ["layouts", "step", "memory", "timeline", "pipeline", "strategies", "roofline"]
 
 
 def test_the_bars_of_a_step_say_the_planner_s_seconds(dense):

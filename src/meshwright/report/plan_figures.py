@@ -20,6 +20,7 @@ from meshwright.report.plan_data.pipelines import shown_microbatches, timelines
 from meshwright.report.plan_data.scaling import ScalingPoint, ScalingSweep, base_of, rank, shapes, sweep
 from meshwright.report.roofline_view import roofline_figure
 from meshwright.report.scaling_view import scaling_figure
+from meshwright.report.timeline_view import timeline_figure
 
 _TOP = 8  # candidates side by side
 Progress = Callable[[str, float | None], None]  # what is being priced, the share done
@@ -116,6 +117,7 @@ def plan_figures(priced: Priced) -> list[Figure]:
             "Bytes on one chip at the peak of the step, by cause.",
             memory_panel(priced.top, chosen),
         ),
+        timeline_figure(chosen),
     ]
     if plan.layout.pipe > 1:
         figures.append(_pipeline_figure(priced))
