@@ -25,7 +25,7 @@ def test_a_plan_alone_is_a_page_that_says_why(plan, tmp_path, capsys):
     output, plots = tmp_path / "report.html", tmp_path / "figures"
     assert main(["report", str(plan), "-o", str(output), "--plots", str(plots), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    names = ["layouts.svg", "step.svg", "memory.svg", "strategies.svg", "roofline.svg"]
+    names = ["layouts.svg", "step.svg", "memory.svg", "timeline.svg", "strategies.svg", "roofline.svg"]
     assert found == {"path": str(output), "plots": [str(plots / name) for name in names]}
     assert sorted(path.name for path in plots.iterdir()) == sorted(names)
     html = output.read_text()
