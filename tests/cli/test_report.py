@@ -37,7 +37,7 @@ def test_a_plan_alone_is_a_page_that_says_why(plan, tmp_path, capsys):
 def test_paths_are_printed_one_a_line(plan, tmp_path, capsys):
     assert main(["report", str(plan), "-o", str(tmp_path / "r.html"), "--plots", str(tmp_path / "p")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == str(tmp_path / "r.html") and len(lines) == 6
+    assert lines[0] == str(tmp_path / "r.html") and len(lines) == 7
     assert all(Path(line).is_file() for line in lines)
 
 
