@@ -1,6 +1,7 @@
 """Corpora of every kind of source, their split and packing, and batches by global example index."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -396,7 +397,8 @@ def test_a_corpus_need_not_fit_in_memory(num_lines: int, tmp_path: Path) -> None
         "print(c.num_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
     )
     arguments = [sys.executable, "-c", program, str(tmp_path / "text.txt"), str(tmp_path / "data")]
-    out = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    threads = os.environ | {"TOKENIZERS_PARALLELISM": "true"}
+    out = subprocess.run(arguments, capture_output=True, text=True, check=True, env=threads).stdout
     num_bytes, peak = map(int, out.split())
     assert num_bytes > 97 * num_lines and peak < 500e6, (num_bytes, peak)
 

@@ -11,6 +11,7 @@ data/
 
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import warnings
@@ -295,7 +296,15 @@ def _counts(rows: np.ndarray, vocab_size: int, *, counted_alone: bool = False) -
         part = rows[start : start + at_once].ravel()
         part = part[is_counted(part)] if counted_alone else part
         counts += np.bincount(ids(part), minlength=vocab_size)
+        _let_go(rows)
     return counts
+
+
+def _let_go(rows: np.ndarray) -> None:
+    """Gives back the memory of what was read of mapped rows, which else stays until others need it."""
+    mapped = getattr(rows, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
