@@ -300,6 +300,42 @@ def test_a_gather_kept_for_all_microbatches_is_said() -> None:
     )
 
 
+def test_of_a_pipeline_a_gather_may_be_kept_in_each_of_its_loops() -> None:
+    planned = [replace(_planned("all_gather", "fsdp"), count=5)]
+    twice = [_emitted("all_gather", "fsdp"), _emitted("all_gather", "fsdp")]
+    lanes = Side(num_microbatches=4, num_passes=5, num_loops=3)
+    (row,) = line_up(planned, twice, lanes)
+    assert (row.status, row.note) == (
+        "equivalent",
+        "gathered once in each of 2 loops and kept for 5 uses: fewer bytes, more memory",
+    )
+    assert line_up(planned, twice * 2, lanes)[0].status == "differs"
+
+
+def test_of_two_uses_of_a_table_the_more_frequent_is_left() -> None:
+    planned = [replace(_planned("all_gather", "fsdp"), count=count) for count in (5, 4)]
+    (row,) = line_up(planned, [_emitted("all_gather", "fsdp")] * 5)
+    assert row.status == "equivalent" and row.note.startswith("one table gathered once for both of its uses")
+    assert line_up(planned, [_emitted("all_gather", "fsdp")] * 4)[0].status == "differs"
+
+
+def test_a_pipeline_of_lanes_is_compiled_as_it_is_planned() -> None:
+    """Its embedding and its hops are forward, and idle passes are counted, on both sides."""
+    audit = _audit(_layout(pipe=2, fsdp=2, tensor=2, microbatches=4, schedule="lanes"))
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    assert audit["flops"]["planned"] == audit["flops"]["compiled"]
+
+
+@pytest.mark.slow
+def test_no_stage_is_sent_what_another_attends_to() -> None:
+    """A `shard_map` under `vmap` gathers the blocks of all stages (nn/each_device.py)."""
+    ring = _layout(
+        pipe=2, context=2, tensor=2, context_method="ring", microbatches=4, schedule="lanes", remat="full"
+    )
+    gathered = [one for one in _audit(ring)["emitted"] if one["op"] == "all_gather"]
+    assert not any("pipe" in one["axes"] for one in gathered)
+
+
 def _audit(planned: Layout) -> dict:
     plan = Plan(load_model("tiny"), "cpu:8", Workload(16, 64), planned)
     return audit_plan(plan, "cpu", use_cache=False)

@@ -73,6 +73,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     side = Side(
         has_reduce_scatter=target.has_reduce_scatter,
         num_microbatches=plan.layout.microbatches,
+        num_passes=plan.layout.num_passes,
+        num_loops=_NUM_LOOPS if plan.layout.schedule.is_alike and plan.layout.pipe > 1 else 1,
         gradients_dtype=plan.layout.gradients_dtype or plan.layout.compute_dtype,
     )
     rows = weighed(line_up(planned.collectives, emitted, side), prices, planned.seconds)
@@ -181,6 +183,10 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
             "peak": {"bytes": error.num_bytes, "buffers": largest} if largest else None,
         },
     }
+
+
+# Of a pipeline of lanes: its first tick, those until the last stage begins, and those that have both passes.
+_NUM_LOOPS = 3
 
 
 def _logits_bytes(plan: Plan) -> int:

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from math import floor
 
 from meshwright.cost.graph import Graph
+from meshwright.layout import Layout
 from meshwright.layout.pipeline import SCHEDULES, StageRoute
 
 # How often one microbatch runs each segment of the graph.
@@ -137,6 +138,24 @@ def _stage_counts(outline: _Outline, schedule: str, pipe: int, interleave: int) 
     return tuple(
         tuple(sum(counts) / directions for counts in zip(*(by_depth[depth] for depth in own), strict=True))
         for own in stage_depths(schedule, pipe, interleave)
+    )
+
+
+def idle_runs(graph: Graph, layout: Layout, segment: int) -> float:
+    """Runs of a segment for each that has a microbatch, idle ones included.
+
+    Of stages that are alike all but the head, which runs where a microbatch leaves, run without one, too.
+    """
+    is_head = segment > max(graph.layers)
+    return 1.0 if layout.pipe == 1 or is_head else layout.num_passes / layout.microbatches
+
+
+def mean_runs(graph: Graph, layout: Layout) -> Counts:
+    """How often the mean chip runs each segment of the graph in a step, idle runs included."""
+    of_stages = stage_counts(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+    return tuple(
+        sum(counts) / layout.pipe * layout.microbatches * idle_runs(graph, layout, segment)
+        for segment, counts in enumerate(zip(*of_stages, strict=True))
     )
 
 

@@ -28,11 +28,10 @@ from meshwright.cost.memory import update_work
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops
 from meshwright.cost.priced import PricedCollective
-from meshwright.cost.stages import Counts, depth_counts, stage_counts
+from meshwright.cost.stages import Counts, depth_counts, idle_runs, mean_runs, stage_counts
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
-from meshwright.layout.pipeline import pipeline_schedule
 from meshwright.notation.array import Axes
 from meshwright.units import format_seconds
 
@@ -53,7 +52,7 @@ class Term:
 class StepCost:
     """The parts of one step on the busiest chip.
 
-    executed_flops: of matmuls and attention, recomputation included, on the mean chip.
+    executed_flops: of matmuls and attention, recomputation and idle runs included, on the mean chip.
     runs: how often the busiest chip runs each segment of the graph.
     """
 
@@ -111,15 +110,15 @@ class StepPricer:
         timed, stages, microbatches = self._timed(), self._stages(), self.layout.microbatches
         busiest = max(stages, key=lambda counts: sum(stage_times(timed, counts)))
         sums = _Sums(self._price)
-        idle = [self._idle_runs(number) for number in range(len(timed))]
+        idle = [idle_runs(self.graph, self.layout, number) for number in range(len(timed))]
         for count, directions, runs in zip(busiest, timed, idle, strict=True):
             for one in directions:
                 sums.add_pass(one, count * microbatches, runs)
         flops = sum(
-            segment.count * one.work.flops
-            for segment, directions in zip(self.graph.segments, timed, strict=True)
+            count * one.work.flops
+            for count, directions in zip(mean_runs(self.graph, self.layout), timed, strict=True)
             for one in directions
-        ) * (microbatches / self.layout.pipe)
+        )
         if self.layout.pipe > 1:
             self._add_pipeline(sums, timed, sum(stage_times(timed, busiest)))
         slowdown = 1.0
@@ -136,17 +135,6 @@ class StepPricer:
         """What every stage runs."""
         layout = self.layout
         return stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
-
-    def _idle_runs(self, segment: int) -> float:
-        """Runs of a segment for each that has a microbatch, idle ones included; those add to the bubble.
-
-        Of stages that are alike, all but the head, which runs where a microbatch leaves.
-        """
-        layout, is_head = self.layout, segment > max(self.graph.layers)
-        if layout.pipe == 1 or is_head:
-            return 1.0
-        schedule = pipeline_schedule(layout.schedule.pipeline)
-        return schedule.num_passes(layout.pipe, layout.microbatches) / layout.microbatches
 
     def _price(self, transfer: Transfer) -> CollectivePrice:
         """The price of one run of a transfer."""

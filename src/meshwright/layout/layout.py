@@ -23,6 +23,7 @@ from typing import Any
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.fit import check_batch, check_stages, check_weights
+from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
     Rules,
@@ -316,6 +317,11 @@ class Layout:
     def pipe(self) -> int:
         """Stages of the pipeline."""
         return self.mesh.sizes.get("pipe", 1)
+
+    @property
+    def num_passes(self) -> int:
+        """Forward passes of a layer in a step, those of a stage without a microbatch included."""
+        return SCHEDULES[self.schedule.pipeline].num_passes(self.pipe, self.microbatches)
 
     @cached_property
     def batch_axes(self) -> Axes:

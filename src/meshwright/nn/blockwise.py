@@ -22,11 +22,10 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.layout import Layout
 from meshwright.models.transformer import Places
 from meshwright.nn.attention import Scores
+from meshwright.nn.each_device import KEPT, each_device
 from meshwright.nn.mesh import partition_spec, platform
 from meshwright.notation.array import Axes
 
-# What a remat policy may keep of a kernel.
-KEPT = "attention"
 _BLOCK = 512
 _HIDDEN = -1e30  # of scores that are not seen: finite, so that a block without any makes no NaN
 
@@ -102,7 +101,7 @@ def blockwise(
 
     def forward(*operands: Any) -> tuple[Array, Any]:
         local = partial(_forward, how=how, ring=ring)
-        run = jax.shard_map(local, in_specs=inputs, out_specs=(of_q, of_log_sum), check_vma=False)
+        run = each_device(local, inputs, (of_q, of_log_sum))
         # Named for the policies of remat: with these two the backward pass needs no second ring.
         out, log_sum = (checkpoint_name(x, KEPT) for x in run(*operands))
         return out, (*operands, out, log_sum)
@@ -110,7 +109,7 @@ def blockwise(
     def backward(saved: Any, d_out: Array) -> tuple[Any, ...]:
         local: Any = partial(_backward, how=how, ring=ring, shared=shared)
         given, taken = (*inputs, of_q, of_log_sum, of_q), (of_q, of_k, of_k, of_sinks)
-        run = jax.shard_map(local, in_specs=given, out_specs=taken, check_vma=False)
+        run = each_device(local, given, taken)
         return (*run(*saved, d_out), jax.tree.map(lambda _: None, seen))
 
     attended.defvjp(forward, backward)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from meshwright.nn.each_device import each_device
 from meshwright.nn.mesh import partition_spec
 from meshwright.notation.array import Axes
 from meshwright.notation.collective import Collective
@@ -41,7 +42,7 @@ def exchange(x: Array, step: Collective) -> Array:
         raise AssertionError(f"{step} acts on one dimension at a time")
 
     specs = partition_spec(step.operand), partition_spec(step.result)
-    return jax.shard_map(local, in_specs=specs[0], out_specs=specs[1], check_vma=False)(x)
+    return each_device(local, (specs[0],), specs[1])(x)
 
 
 def _cut(block: Array, step: Collective, sizes: Mapping[str, int]) -> Array:

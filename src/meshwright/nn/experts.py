@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
 from meshwright.models.config import MoE
+from meshwright.nn.each_device import with_gradient
 from meshwright.nn.mesh import partition_spec
 
 _SCORES = {"softmax": lambda logits: jax.nn.softmax(logits, axis=-1), "sigmoid": jax.nn.sigmoid}
@@ -32,10 +33,12 @@ def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> A
     """gates f32[B, T, E] of a router's logits; choice[E] is added to the scores only to choose."""
     spec = _spec(layout, "gates", "BTE")
     local = partial(_gates, moe=moe)
-    return jax.shard_map(local, in_specs=(spec, PartitionSpec()), out_specs=spec)(logits, choice)
+    if choice is None:
+        return with_gradient(local, [spec], spec, 1)(logits)
+    return with_gradient(local, [spec, PartitionSpec()], spec, 1)(logits, choice)
 
 
-def _gates(logits: Array, choice: Array | None, moe: MoE) -> Array:
+def _gates(logits: Array, choice: Array | None = None, *, moe: MoE) -> Array:
     scores = _SCORES[moe.score](logits.astype(jnp.float32))
     chosen = lax.stop_gradient(_chosen(scores if choice is None else scores + choice[None, None, :], moe))
     gates = jnp.where(chosen, scores, 0.0)
@@ -78,7 +81,7 @@ def dispatch(x: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
 
     specs = _spec(layout, "x", "BTD"), _spec(layout, "gates", "BTE")
     out = partition_spec(layout.routed("d"))
-    return jax.shard_map(local, in_specs=specs, out_specs=out)(x, lax.stop_gradient(gates))
+    return with_gradient(local, specs, out, 1)(x, gates)
 
 
 def combine(y: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
@@ -95,7 +98,7 @@ def combine(y: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
 
     specs = partition_spec(layout.routed("y")), _spec(layout, "gates", "BTE")
     out = _spec(layout, "x", letters)
-    return jax.shard_map(local, in_specs=specs, out_specs=out)(y, gates)
+    return with_gradient(local, specs, out, 2)(y, gates)
 
 
 def _tokens_of_experts(gates: Array, layout: Layout, moe: MoE) -> Array:

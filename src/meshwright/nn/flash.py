@@ -19,7 +19,7 @@ from jax import Array
 
 from meshwright.layout import Layout
 from meshwright.nn.attention import Scores
-from meshwright.nn.blockwise import KEPT
+from meshwright.nn.each_device import KEPT, with_gradient
 from meshwright.nn.mesh import partition_spec, platform
 
 # Rows and lanes of a vector register's tile: blocks of splash attention are multiples of it.
@@ -27,7 +27,6 @@ _LANES = 128
 _BLOCK = 512
 # The one backward kernel adds to dQ once a block of keys: so many partial dQ lie in memory at once.
 _MAX_PARTIAL_QUERIES = 8
-_CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 _CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
 _CUDNN_HEAD_DIM = 128
 
@@ -88,17 +87,13 @@ def splash(
     heads_local = heads // layout.mesh.size(layout.activation("q", "BTNH").axes_of("N"))
     kernel = kernels.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * (heads_local)), block_sizes=blocks,
-        attn_logits_soft_cap=how.softcap, residual_checkpoint_name=KEPT, interpret=interpret,
+        attn_logits_soft_cap=how.softcap, interpret=interpret,
     )  # fmt: skip
-
-    def local(q: Array, k: Array, v: Array) -> Array:
-        by_head = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-        out: Any = jax.vmap(kernel)(*by_head)
-        return jnp.swapaxes(out, 1, 2)
-
+    local: Any = jax.vmap(kernel)
     scale = head_dim**-0.5 if how.scale is None else how.scale
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
-    return _on_each_device(local, layout)(scaled, k, v)
+    out = _on_each_device(local, layout, "BNTH", "BKTH")(*(jnp.swapaxes(x, 1, 2) for x in (scaled, k, v)))
+    return jnp.swapaxes(out, 1, 2)
 
 
 def cudnn(q: Array, k: Array, v: Array, *, layout: Layout, window: int | None, how: Scores) -> Array:
@@ -108,15 +103,10 @@ def cudnn(q: Array, k: Array, v: Array, *, layout: Layout, window: int | None, h
         is_causal=True, scale=how.scale, implementation="cudnn",
         local_window_size=(window - 1, 0) if window else None,
     )  # fmt: skip
-    return _on_each_device(local, layout)(q, k, v)
+    return _on_each_device(local, layout, "BTNH", "BTKH")(q, k, v)
 
 
-def kept(primitive: Any, *_: Any, **params: Any) -> bool:
-    """A remat policy: what a kernel keeps for its backward pass, which saves running it twice."""
-    return primitive.name == _CUDNN_FORWARD or params.get("name") == KEPT
-
-
-def _on_each_device(local: Kernel, layout: Layout) -> Kernel:
-    queries, keys = (partition_spec(layout.activation("x", letters)) for letters in ("BTNH", "BTKH"))
-    # Kernels do not say over which axes their results vary; these are split over all that there are.
-    return jax.shard_map(local, in_specs=(queries, keys, keys), out_specs=queries, check_vma=False)
+def _on_each_device(local: Kernel, layout: Layout, of_queries: str, of_keys: str) -> Kernel:
+    """The kernel on each device's queries and keys, of these letters; what it keeps is named `KEPT`."""
+    queries, keys = (partition_spec(layout.activation("x", letters)) for letters in (of_queries, of_keys))
+    return with_gradient(local, (queries, keys, keys), queries, 3, kept=KEPT)

@@ -7,7 +7,9 @@ head lie outside: their vocabulary is split over `pipe`, too.
 
     forward tick   x[0] = enter(tokens of the next microbatch); y = stages(x); hop to the right
     head           of y[p - 1]: loss, and the cotangent that the last stage starts from
-    backward tick  dx, dw = of what the forward pass of the same microbatch saved; hop to the left
+    backward tick  hop to the left; dx, dw = of what the forward pass of the same microbatch saved
+
+Where a tick has both, the hop to the left is beside the forward pass, the other beside the backward one.
 
 What a forward pass saves, as the remat policy says, waits in a ring of 2p - 1 slots, one for every tick that
 passes at most until its backward pass. Weights are no part of it. In an idle tick a stage computes on what
@@ -38,6 +40,8 @@ from meshwright.nn.ops import JaxOps
 # (tokens[B, T], targets[B, T]) of the microbatch with this number.
 Microbatch = Callable[[Array], tuple[Array, Array]]
 _AXIS = "pipe"
+# The scope of what a forward pass does outside of what JAX differentiates: the audit reads passes off names.
+FORWARD = "forward"
 
 
 class _Forward(NamedTuple):
@@ -48,9 +52,9 @@ class _Forward(NamedTuple):
 
 
 class _Backward(NamedTuple):
-    """What backward ticks hand on: the cotangents that arrived, the gradients so far and the loss."""
+    """What backward ticks hand on: the cotangents dx[p, B, T, D], the gradients so far and the loss."""
 
-    arrived: Array
+    d_x: Array
     d_ends: Any
     d_layers: Any
     loss: Array
@@ -82,7 +86,7 @@ class Lanes:
         self._own = [config.layers[first : first + each] for first in range(0, config.num_layers, each)]
         # Of one stage's backward pass: the structure of what it reads, and which of that is no activation.
         self._vjp: Any = None
-        self._weights_saved: dict[int, int] = {}
+        self._inputs_saved: dict[int, int] = {}
         self._constants: dict[int, Any] = {}
 
     # A step
@@ -141,8 +145,8 @@ class Lanes:
         return (_Forward(_hop(y), ring), self._backward(backward, ring, d_y, t)), None
 
     def _last_tick(self, ring: Any, before: _Backward, t: Array) -> tuple[_Backward, None]:
-        spec = PartitionSpec(*jax.typeof(before.arrived).sharding.spec.partitions[1:])
-        nothing = jnp.zeros(before.arrived.shape[1:], before.arrived.dtype, out_sharding=spec)
+        spec = PartitionSpec(*jax.typeof(before.d_x).sharding.spec.partitions[1:])
+        nothing = jnp.zeros(before.d_x.shape[1:], before.d_x.dtype, out_sharding=spec)
         return self._backward(before, ring, nothing, t), None
 
     # Passes
@@ -150,7 +154,8 @@ class Lanes:
     def _forward(self, arrived: Array, t: Array) -> tuple[Array, Any]:
         """y[p, B, T, D] of all stages, and what they save."""
         tokens, _ = self.batch(jnp.minimum(t, self.microbatches - 1))
-        x = transformer.enter(self.config, self.ops, self.ops.reads(self.ends), tokens, self.places)
+        with jax.named_scope(FORWARD):
+            x = transformer.enter(self.config, self.ops, self.ops.reads(self.ends), tokens, self.places)
         run = jax.vmap(self._stage_forward, in_axes=(0, 0, None, 0), out_axes=(0, 0, None))
         y, saved, constants = run(self.layers, arrived, x, self._numbers())
         self._constants = self._constants or constants  # of the first tick, which all others can read
@@ -168,11 +173,11 @@ class Lanes:
 
         y, vjp = jax.vjp(run, diff, x)
         saved, self._vjp = jax.tree.flatten(vjp)
-        known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves((weights, diff)))}
-        self._weights_saved = {n: known[id(leaf)] for n, leaf in enumerate(saved) if id(leaf) in known}
+        known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves((weights, diff, self.places)))}
+        self._inputs_saved = {n: known[id(leaf)] for n, leaf in enumerate(saved) if id(leaf) in known}
         # What no device made, such as a window, is alike on all stages and in all ticks.
         constants = {n: leaf for n, leaf in enumerate(saved) if jax.typeof(leaf).sharding.mesh.empty}
-        here = [leaf for n, leaf in enumerate(saved) if n not in {*self._weights_saved, *constants}]
+        here = [leaf for n, leaf in enumerate(saved) if n not in {*self._inputs_saved, *constants}]
         return y, here, constants
 
     def _backward(self, before: _Backward, ring: Any, d_y: Array, t: Array) -> _Backward:
@@ -180,7 +185,8 @@ class Lanes:
         slots = (t - 2 * (self.stages - 1 - self._numbers())) % (2 * self.stages - 1)
         saved = jax.tree.map(lambda leaf: _slots(leaf, slots), ring)
         run = jax.vmap(self._stage_backward, in_axes=(0, 0, 0, None, 0))
-        d_layers, d_x = run(self.layers, saved, before.arrived, d_y, self._numbers())
+        (arrived,) = _transposed(_hop, before.d_x, before.d_x)
+        d_layers, d_x = run(self.layers, saved, arrived, d_y, self._numbers())
         (d_first,) = _transposed(partial(_on_first, num_stages=self.stages), d_y, d_x)
         tokens, _ = self.batch(jnp.clip(t - 2 * (self.stages - 1), 0, self.microbatches - 1))
 
@@ -191,7 +197,7 @@ class Lanes:
         _, entered = jax.vjp(enter, _differentiated(self.ends))
         (d_ends,) = entered(d_first)
         return before._replace(
-            arrived=_transposed(_hop, d_x, d_x)[0],
+            d_x=d_x,
             d_layers=jax.tree.map(jnp.add, before.d_layers, d_layers),
             d_ends=jax.tree.map(jnp.add, before.d_ends, d_ends),
         )
@@ -200,8 +206,8 @@ class Lanes:
         self, weights: Any, saved: list[Array], arrived: Array, leaving: Array, number: Array
     ) -> tuple[Any, Array]:
         diff = jax.tree.map(reshard, _differentiated(weights), self.types)
-        known, rest = jax.tree.leaves((weights, diff)), iter(saved)
-        there = self._constants | {n: known[place] for n, place in self._weights_saved.items()}
+        known, rest = jax.tree.leaves((weights, diff, self.places)), iter(saved)
+        there = self._constants | {n: known[place] for n, place in self._inputs_saved.items()}
         leaves = [there[n] if n in there else next(rest) for n in range(self._vjp.num_leaves)]
         d_y = jnp.where(number == self.stages - 1, leaving, arrived)
         return jax.tree.unflatten(self._vjp, leaves)(d_y)
@@ -308,7 +314,7 @@ def _hop(x: Array) -> Array:
     spec = jax.typeof(x).sharding.spec
     pairs = [(stage, stage + 1) for stage in range(x.shape[0] - 1)]
     sent = partial(lax.ppermute, axis_name=_AXIS, perm=pairs)
-    with jax.named_scope("x"):
+    with jax.named_scope(FORWARD), jax.named_scope("x"):
         return jax.shard_map(sent, in_specs=spec, out_specs=spec)(x)
 
 
@@ -323,7 +329,7 @@ def _on_first(x: Array, num_stages: int) -> Array:
 def _of_last(x: Array) -> Array:
     """x[p - 1] of x[p, ...], on all stages: a sum of which all addends but one are zeros."""
     spec = jax.typeof(x).sharding.spec
-    with jax.named_scope("leave"):
+    with jax.named_scope(FORWARD), jax.named_scope("leave"):
         mine = jnp.where(_stage_of(x) == x.shape[0] - 1, x, 0)
         return lax.reduce_sum(mine, (0,), out_sharding=PartitionSpec(*spec.partitions[1:]))
 

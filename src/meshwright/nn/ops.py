@@ -32,11 +32,12 @@ from meshwright.nn.attention import (
 )
 from meshwright.nn.blockwise import blockwise, by_blocks
 from meshwright.nn.contract import local_product
+from meshwright.nn.each_device import KEPT
 from meshwright.nn.elementwise import activate, along, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import apply_reshard
 from meshwright.nn.experts import combine, dispatch, gates_of
-from meshwright.nn.flash import flash_kernels, kept
+from meshwright.nn.flash import flash_kernels
 from meshwright.nn.gradients import Scattered, read
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
@@ -50,20 +51,15 @@ MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
 _NO_WINDOW = 1 << 30
 # In the place of a target whose prediction is not part of the loss.
 NOT_COUNTED = -1
-_policies = jax.checkpoint_policies
-
-
-def _kept(*names: str) -> Callable[..., Any]:
-    """The policy that saves results with these names, and what attention keeps."""
-    return _policies.save_from_both_policies(_policies.save_only_these_names(*names), kept)
+_saves = jax.checkpoint_policies.save_only_these_names
 
 
 _POLICIES = {
-    "none": _kept(MATMUL, SECOND, OPERATION),
-    "attention": _kept(MATMUL, SECOND, OPERATION),  # scores are within an operation
-    "matmuls": _kept(MATMUL, SECOND),
-    "alternate": _kept(MATMUL),
-    "full": _policies.nothing_saveable,
+    "none": _saves(MATMUL, SECOND, OPERATION, KEPT),
+    "attention": _saves(MATMUL, SECOND, OPERATION, KEPT),  # scores are within an operation
+    "matmuls": _saves(MATMUL, SECOND, KEPT),
+    "alternate": _saves(MATMUL, KEPT),
+    "full": jax.checkpoint_policies.nothing_saveable,
 }
 
 

@@ -214,7 +214,10 @@ class CompiledStep:
         def batch(index: Array) -> tuple[Array, Array]:
             return self._dealt(microbatches[:, index])[:2]
 
-        places = self._dealt(microbatches[:, 0])[2]
+        # Split as the rows once, rather than by every layer of every tick.
+        places = jax.tree.map(
+            lambda x: reshard(x, self.batch_sharding.spec), self._dealt(microbatches[:, 0])[2]
+        )
         return Lanes(self.config, self.layout, params, leaves, batch, places, ops)
 
     def _microbatches(self, rows: Array) -> Array:

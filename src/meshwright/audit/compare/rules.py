@@ -16,7 +16,7 @@ emitted must then be what is expected on every axis, within TOLERANCE, neither m
     across_slices   a sum within each slice, then across
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations
@@ -43,10 +43,13 @@ class Side:
     """What rules are told beside a row. num_weights: how many gradients the plan has, in gradients_dtype.
 
     has_reduce_scatter: the compiler can emit one; XLA:CPU cannot, and widens what it looks up.
+    num_passes: how often a layer runs forward in a step, in so many loops of the program.
     """
 
     has_reduce_scatter: bool = False
     num_microbatches: int = 1
+    num_passes: int = 1
+    num_loops: int = 1
     num_weights: int = 0
     gradients_dtype: str = "f32"
 
@@ -100,16 +103,22 @@ def why_equivalent(question: RuleCase) -> str | None:
 
 
 def tied(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """Half of the bytes of what the plan moves twice, on the axes where less was emitted."""
-    twice = Counter((p.op, frozenset(p.axes), p.gathered_bytes, p.count) for p in q.planned)
+    """The bytes of one use of what the plan moves twice, on the axes where less was emitted.
+
+    Of two uses the one that moves it more often is left.
+    """
+    uses: dict[tuple[str, frozenset[str], int], list[float]] = defaultdict(list)
+    for p in q.planned:
+        uses[p.op, frozenset(p.axes), p.gathered_bytes].append(p.count)
     found, less, notes = emitted_bytes(q.emitted), expected.copy(), []
-    for (op, axes, size, count), times in twice.items():
-        if times == 2 and found[op, axes] < _HALF * expected[op, axes]:
-            less[op, axes] -= round(size * count)
+    for (op, axes, size), counts in uses.items():
+        if len(counts) == _TWICE and found[op, axes] < _HALF * expected[op, axes]:
+            less[op, axes] -= round(size * min(counts))
             notes.append(_TIED["all_gather" if op == "all_gather" else "sum"])
     return (less, "; ".join(dict.fromkeys(notes))) if notes else None
 
 
+_TWICE = 2
 # Between one and two.
 _HALF = 0.75
 _TIED = {
@@ -119,14 +128,20 @@ _TIED = {
 
 
 def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """The gathers of one microbatch."""
+    """The gathers of one microbatch, once for each loop of the program in which they stand."""
     found, wanted = emitted_bytes(q.emitted), sum(expected.values())
-    uses = q.side.num_microbatches
     is_fewer = sum(found.values()) < (1 - TOLERANCE) * wanted
-    if uses == 1 or not is_fewer or any(p.op != "all_gather" or p.count < uses for p in q.planned):
+    if not is_fewer or any(p.op != "all_gather" for p in q.planned):
         return None
-    kept = Counter({key: round(size / uses) for key, size in expected.items()})
-    return kept, f"gathered once and kept for {uses} uses: fewer bytes, more memory"
+    least = min((p.count for p in q.planned), default=0)
+    told = []
+    for uses in sorted({q.side.num_microbatches, q.side.num_passes} - {1}):
+        for times in range(1, q.side.num_loops + 1) if least >= uses else ():
+            kept = Counter({key: round(size * times / uses) for key, size in expected.items()})
+            often = "once" if times == 1 else f"once in each of {times} loops"
+            told.append((kept, f"gathered {often} and kept for {uses} uses: fewer bytes, more memory"))
+    # Other rules may have more to say of what was kept.
+    return next((one for one in told if meets(found, one[0])), told[0] if told else None)
 
 
 def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:

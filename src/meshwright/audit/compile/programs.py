@@ -9,6 +9,7 @@ from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.inference import inference_cost, record_inference
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
+from meshwright.cost.stages import mean_runs
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase
@@ -74,8 +75,7 @@ def planned_step(plan: Plan, hardware: Hardware) -> PlannedStep:
 def product_flops(graph: Graph, layout: Layout) -> dict[tuple[str, str], float]:
     """FLOPs of a step by tensor and pass, on the mean chip."""
     found: dict[tuple[str, str], float] = defaultdict(float)
-    for segment in graph.segments:
-        runs = segment.count * layout.microbatches / layout.pipe
+    for segment, runs in zip(graph.segments, mean_runs(graph, layout), strict=True):
         for direction in graph.directions:
             nodes = segment.nodes if direction != "recompute" else recomputed_nodes(segment, layout.remat)
             for node in nodes:

@@ -18,6 +18,8 @@ Phase = Literal["forward", "backward", "remat", "update"]
 
 # The scope of what is done to gradients after the last of them was made: they are summed over microbatches.
 GRADIENTS = "gradients"
+# The scope of what a pipeline's forward pass does outside of what is differentiated: embedding, hops.
+FORWARD = "forward"
 
 _WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
 _MACHINERY = {
@@ -38,7 +40,8 @@ def phase_of(op_name: str, differentiated: bool) -> Phase:
         return "remat"
     if "transpose(" in op_name or f"/{GRADIENTS}/" in op_name:
         return "backward"
-    return "update" if differentiated and op_name and "jvp(" not in op_name else "forward"
+    is_forward = not differentiated or not op_name or "jvp(" in op_name or f"/{FORWARD}/" in op_name
+    return "forward" if is_forward else "update"
 
 
 def scope_of(op_name: str) -> tuple[str, ...]:

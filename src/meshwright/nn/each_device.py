@@ -1,0 +1,135 @@
+"""What every device runs on its own blocks, also within a stage of a pipeline.
+
+A `shard_map` that is mapped over stages takes their dimension whole: every device is sent the blocks of all
+stages, and computes on them (jax 0.10.2, whose rule for explicit axes has None there). Here it is split over
+`pipe`, as all that stages have is.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_batching import custom_vmap
+from jax.sharding import PartitionSpec, get_abstract_mesh
+
+from meshwright.notation.array import Axes
+
+# What a remat policy may keep of a kernel, beside its inputs.
+KEPT = "attention"
+_STAGES = "pipe"
+
+
+def each_device(local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`local` on each device's blocks of arrays that are split so, which JAX cannot differentiate.
+
+    in_specs, out_specs: trees like the arguments and the result.
+    """
+    given: list[PartitionSpec] = jax.tree.leaves(in_specs)
+
+    def run(*arguments: Any) -> Any:
+        arrays, structure = jax.tree.flatten(arguments)
+
+        def of_blocks(*blocks: Array) -> Any:
+            return local(*jax.tree.unflatten(structure, blocks))
+
+        return _mapped(of_blocks, given, out_specs)(*arrays)
+
+    return run
+
+
+def with_gradient(
+    local: Callable[..., Array],
+    in_specs: Sequence[PartitionSpec],
+    out_spec: PartitionSpec,
+    num_differentiated: int,
+    *,
+    kept: str | None = None,
+) -> Callable[..., Array]:
+    """`each_device`, differentiated in its first arguments by what `local` saves, each device its own.
+
+    Cotangents are sums over the axes that split the result and not the argument. kept: the name, for remat
+    policies, of the result and of what is saved beside it and the arguments.
+    """
+    given = tuple(in_specs)
+    own = PartitionSpec(tuple(axis for axis in get_abstract_mesh().axis_names if axis != _STAGES))
+    # Of what the backward pass reads, what is an argument or the result.
+    known: dict[int, int] = {}
+
+    def differentiated(*blocks: Array) -> tuple[Array, Callable[..., Any]]:
+        first, others = blocks[:num_differentiated], blocks[num_differentiated:]
+        return jax.vjp(lambda *first: local(*first, *others), *first)
+
+    def out_and_saved(*blocks: Array) -> tuple[Array, list[Array]]:
+        nonlocal known
+        out, pull_back = differentiated(*blocks)
+        leaves = jax.tree.leaves(pull_back)
+        places = {id(block): place for place, block in enumerate((*blocks, out))}
+        known = {n: places[id(leaf)] for n, leaf in enumerate(leaves) if id(leaf) in places}
+        return out, [leaf[None] for n, leaf in enumerate(leaves) if n not in known]
+
+    def forward(*arrays: Array) -> tuple[Array, Any]:
+        made = each_device(out_and_saved, given, (out_spec, own))(*arrays)
+        out, saved = jax.tree.map(lambda x: checkpoint_name(x, kept) if kept else x, made)
+        return out, ((*arrays, out), saved)
+
+    def pulled_back(arrays: Sequence[Array], saved: Sequence[Array], d_out: Array) -> tuple[Array, ...]:
+        rest = iter(saved)
+        leaves = [arrays[known[n]] if n in known else next(rest)[0] for n in range(len(known) + len(saved))]
+        # Traced again, without computing: a stage of a pipeline has another type than one that is not mapped.
+        structure = jax.tree.structure(jax.eval_shape(lambda *b: differentiated(*b)[1], *arrays[:-1]))
+        found = jax.tree.unflatten(structure, leaves)(d_out)
+        return tuple(_summed(d, spec, out_spec) for d, spec in zip(found, given, strict=False))
+
+    def backward(residuals: Any, d_out: Array) -> tuple[Array | None, ...]:
+        arrays, saved = residuals
+        specs = (*given, out_spec), [own] * len(saved), out_spec
+        found = each_device(pulled_back, specs, given[:num_differentiated])(arrays, saved, d_out)
+        return (*found, *[None] * (len(given) - num_differentiated))
+
+    @jax.custom_vjp
+    def run(*arrays: Array) -> Array:
+        return forward(*arrays)[0]
+
+    run.defvjp(forward, backward)
+    return run
+
+
+def _summed(cotangent: Array, spec: PartitionSpec, out_spec: PartitionSpec) -> Array:
+    axes = tuple(axis for axis in _axes(out_spec) if axis not in _axes(spec))
+    return lax.psum(cotangent, axes) if axes else cotangent
+
+
+def _axes(spec: PartitionSpec) -> Axes:
+    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec.partitions]
+    return tuple(axis for entry in entries for axis in entry)
+
+
+def _mapped(local: Callable[..., Any], given: Sequence[PartitionSpec], taken: Any) -> Callable[..., Any]:
+    @custom_vmap
+    def run(*arrays: Array) -> Any:
+        return jax.shard_map(local, in_specs=tuple(given), out_specs=taken, check_vma=False)(*arrays)
+
+    def of_stages(num_stages: int, are_of_stages: Sequence[bool], *arrays: Array) -> tuple[Any, Any]:
+        """All stages at once, of which a device has one."""
+
+        def of_stage(*blocks: Array) -> Any:
+            own = (x[0] if mapped else x for x, mapped in zip(blocks, are_of_stages, strict=True))
+            return jax.tree.map(lambda x: x[None], local(*own))
+
+        split = tuple(
+            _over_stages(spec) if mapped else spec for spec, mapped in zip(given, are_of_stages, strict=True)
+        )
+        run = jax.shard_map(
+            of_stage, in_specs=split, out_specs=jax.tree.map(_over_stages, taken), check_vma=False
+        )
+        out = run(*arrays)
+        return out, jax.tree.map(lambda _: True, out)
+
+    run.def_vmap(of_stages)
+    return run
+
+
+def _over_stages(spec: PartitionSpec) -> PartitionSpec:
+    return PartitionSpec(_STAGES, *spec)
