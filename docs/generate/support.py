@@ -20,6 +20,7 @@ LAYOUTS = {
     "`kv_replicas`": "tensor=2,kv_replicas=2",
     "`context`, gathered": "context=2",
     "`context`, ring": "context=2,context_method=ring",
+    "`context`, Ulysses": "context=2,context_method=ulysses",
     "`expert`": "fsdp=2,expert=2",
     "`pipe`, schedule `lanes`": "pipe=2,microbatches=2,schedule=lanes",
     "`pipe`, other schedules": "pipe=2,microbatches=2",

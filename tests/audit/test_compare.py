@@ -326,6 +326,13 @@ def test_a_pipeline_of_lanes_is_compiled_as_it_is_planned() -> None:
     assert audit["flops"]["planned"] == audit["flops"]["compiled"]
 
 
+@pytest.mark.parametrize("method", ["allgather", "ulysses"])
+def test_context_is_compiled_as_it_is_planned(method: str) -> None:
+    """Heads exchanged for positions are AllToAlls; XLA:CPU sums a loss over one axis and then the other."""
+    audit = _audit(_layout(fsdp=2, context=2, tensor=2, context_method=method))
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+
+
 @pytest.mark.slow
 def test_no_stage_is_sent_what_another_attends_to() -> None:
     """A `shard_map` under `vmap` gathers the blocks of all stages (nn/each_device.py)."""

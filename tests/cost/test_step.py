@@ -258,6 +258,19 @@ def test_a_rings_blocks_count_one_by_one() -> None:
     assert counts == {("forward", 3 * 3), ("backward", 6 * 3)}
 
 
+def test_ulysses_exchanges_queries_keys_values_and_the_result() -> None:
+    """Each of V = B T N H (or K) numbers a layer, forward and, of its cotangent, backward."""
+    found = _cost(Layout.of(context=4, fsdp=2, context_method="ulysses")).collectives
+    exchanged = [one for one in found if one.op == "all_to_all"]
+    assert {(one.tensor, one.direction, one.axes) for one in exchanged} == {
+        (tensor, direction, ("context",)) for tensor in "qkva" for direction in ("forward", "backward")
+    }
+    size = {one.tensor: one.gathered_bytes for one in exchanged}
+    gathered = _cost(Layout.of(context=4, fsdp=2)).collectives
+    keys = next(one.gathered_bytes for one in gathered if one.what == "keys and values")
+    assert size["k"] == size["v"] == keys and size["q"] == size["a"]
+
+
 def test_a_scatter_over_several_dimensions_of_a_torus_is_priced_as_the_sum_that_is_emitted() -> None:
     """XLA:TPU writes an all-reduce and a slice for it: 2 V/(2 W) on a plane, V/W round one ring alone.
 

@@ -54,6 +54,27 @@ def test_fsdp_pads_the_model_dimension_a_little() -> None:
         padded.check(LLAMA)
 
 
+class TestUlysses:
+    LAYOUT = Layout.of(context=2, tensor=4, context_method="ulysses")
+
+    def test_heads_are_exchanged_for_positions_where_queries_meet_keys_alone(self) -> None:
+        assert str(self.LAYOUT.activation("q", "BTNH")) == "q[B, T_context, N_tensor, H]"
+        assert str(self.LAYOUT.attending.activation("q", "BTNH")) == "q[B, T, N_{tensor,context}, H]"
+        assert str(self.LAYOUT.tokens("tokens")) == "tokens[B, T_context]"
+        assert Layout.of(context=2).attending == Layout.of(context=2)
+
+    def test_its_rules_are_data(self) -> None:
+        again = Layout.from_dict(self.LAYOUT.to_dict())
+        assert (again, str(again)) == (self.LAYOUT, str(self.LAYOUT))
+
+    def test_kv_heads_must_divide(self) -> None:
+        self.LAYOUT.check(LLAMA)
+        with pytest.raises(LayoutError, match=r"8 KV heads \(K\) do not divide over tensor·context = 16"):
+            self.LAYOUT.replace(context=4).check(LLAMA)
+        with pytest.raises(LayoutError, match="of which kv_replicas = 2 makes copies"):
+            self.LAYOUT.replace(kv_replicas=2)
+
+
 class TestKvReplicas:
     LAYOUT = Layout.of(tensor=8, kv_replicas=2, data=2)
 

@@ -169,6 +169,7 @@ def assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLERA
         "context=4,fsdp=2,remat=matmuls",
         "context=2,tensor=2,fsdp=2,sequence_parallel=true,remat=full",
         "context=4,fsdp=2,context_method=ring",
+        "context=2,fsdp=2,tensor=2,context_method=ulysses,sequence_parallel=true",
         "tensor=4,kv_replicas=2,sequence_parallel=true",
     ],
 )
@@ -240,6 +241,10 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (ALIBI, "context=2,fsdp=2,tensor=2,context_method=ring"),
                 (OSS, "context=2,fsdp=2,tensor=2,context_method=ring,remat=full"),
                 (LATENT, "context=4,tensor=2,context_method=ring"),
+                (ALIBI, "context=2,fsdp=2,tensor=2,context_method=ulysses"),
+                (OSS, "context=2,tensor=2,fsdp=2,context_method=ulysses,remat=full"),
+                (LATENT, "context=4,tensor=2,context_method=ulysses,remat=matmuls"),
+                (MIXTURE, "context=2,fsdp=4,expert=4,context_method=ulysses"),
             ]
         ),
     ],

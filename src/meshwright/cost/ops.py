@@ -240,6 +240,8 @@ class SymbolicOps(Recorder):
         2023) all are computed, and between the products each score, in `scores_dtype`, crosses memory about
         5 times forward (written, masked, exponentiated and written, read) and 11 backward.
         """
+        if self.layout.attending is not self.layout:
+            return self._by_heads(name, (q, k, v), places, kind), cache
         out = self.value(self._like_queries(q, v), q.dtype)
         if self.layout.passes_keys_round:
             rounds = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
@@ -247,6 +249,23 @@ class SymbolicOps(Recorder):
             return self._attend(name, (q,), (k, v), out, out, kind.window, forward, backward), cache
         k, v = self._all_positions("k", k), self._all_positions("v", v)
         return self._attend(name, (q,), (k, v), out, out, kind.window), cache
+
+    def _by_heads(
+        self, name: str, projected: tuple[Value, Value, Value], places: Places, kind: LayerKind
+    ) -> Value:
+        """Attention of whole sequences by a share of the heads: exchanged for positions, and back."""
+        layout = self.layout
+        q, k, v = (
+            self._exchange_heads(letter, x, layout.to_heads(letter, "".join(x.array.dims)))
+            for letter, x in zip("qkv", projected, strict=True)
+        )
+        self.layout = layout.attending
+        out, _ = self.attention(name, q, k, v, places, None, kind)
+        self.layout = layout
+        return self._exchange_heads("a", out, layout.from_heads("a", "".join(out.array.dims)))
+
+    def _exchange_heads(self, name: str, x: Value, reshard: Reshard) -> Value:
+        return self.reshard(name, "exchange", x, reshard, x.dtype, critical=True)
 
     def latent_attention(
         self,

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
+from meshwright.layout.axes.axis import ATTENTION
 from meshwright.layout.fit import check_batch, check_stages, check_weights
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.precision import Precision
@@ -403,6 +404,27 @@ class Layout:
         Every head adds to its cotangent.
         """
         return shared_by_heads(self.table, name)
+
+    @cached_property
+    def attending(self) -> "Layout":
+        """This layout where queries meet keys: itself, unless heads are exchanged for positions there."""
+        own = dict(self.table.arrays).get(ATTENTION)
+        if own is None:
+            return self
+        return replace(self, rules=replace(self.rules, activations=Table(own), own=()))
+
+    def to_heads(self, name: str, letters: str) -> Reshard:
+        """From an array as it is projected to where queries meet keys: T_context to N_context.
+
+        >>> layout = Layout.of(context=4, context_method="ulysses")
+        >>> print(*layout.to_heads("q", "BTNH").forward)
+        AllToAll_{context} q[B, T_context, N, H] -> q[B, T, N_context, H]
+        """
+        return both_ways(self.activation(name, letters), self.attending.activation(name, letters))
+
+    def from_heads(self, name: str, letters: str) -> Reshard:
+        """The way back of `to_heads`."""
+        return both_ways(self.attending.activation(name, letters), self.activation(name, letters))
 
     @property
     def passes_keys_round(self) -> bool:

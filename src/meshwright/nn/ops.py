@@ -43,7 +43,7 @@ from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
 from meshwright.nn.stack import KindInLoop, run_layers, run_stage
-from meshwright.notation.einsum import Contraction
+from meshwright.notation.einsum import Contraction, Reshard
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
@@ -166,6 +166,9 @@ class JaxOps:
         scale: float | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, Any]:
+        if cache is None and self.layout.attending is not self.layout:
+            options = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            return self._by_heads(name, (q, k, v), places, kind, options), None
         alibi = self.config.positions == "alibi"
         how = Scores(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
         with jax.named_scope(name):
@@ -190,6 +193,27 @@ class JaxOps:
                 return checkpoint_name(out, MATMUL), cache
             seen = visible(queries, keys, window)
             return checkpoint_name(attend(q, k, v, sinks, seen, self.layout, how), MATMUL), cache
+
+    def _by_heads(
+        self,
+        name: str,
+        projected: tuple[Array, Array, Array],
+        places: Places,
+        kind: KindInLoop,
+        options: Mapping[str, Any],
+    ) -> Array:
+        """Attention of whole sequences by a share of the heads: exchanged for positions, and back."""
+
+        def moved(letter: str, there: Reshard, x: Array) -> Array:
+            with jax.named_scope(name), jax.named_scope(letter):
+                return checkpoint_name(apply_reshard(there, x), MATMUL)
+
+        (q, k, v), layout, ops = projected, self.layout, copy(self)
+        ops.layout = layout.attending
+        q = moved("q", layout.to_heads("q", "BTNH"), q)
+        k, v = (moved(one, layout.to_heads(one, "BTKH"), x) for one, x in (("k", k), ("v", v)))
+        out, _ = ops.attention(name, q, k, v, places, None, kind, **options)
+        return moved("a", layout.from_heads("a", "BTNH"), out)
 
     def _window(self, kind: KindInLoop) -> Array | None:
         """How many positions the layer sees; None where none of its loop has a window."""

@@ -195,7 +195,8 @@ class CompiledStep:
     def _dealt(self, rows: Array) -> tuple[Array, Array, Places]:
         """Tokens and targets [B, T] of rows[B, T+1], dealt so that shards of T have equal work."""
         split = self.layout.tokens("tokens")
-        deal = partial(zigzag, num_shards=self.layout.mesh.size(split.axes_of("T")))
+        attended = self.layout.attending.tokens("tokens").axes_of("T")
+        deal = partial(zigzag, num_shards=self.layout.mesh.size(attended))
         place = partial(reshard, out_shardings=partition_spec(split))
         positions = jnp.broadcast_to(jnp.arange(self.seq_len)[None, :], (rows.shape[0], self.seq_len))
         if not self.masked:

@@ -8,6 +8,7 @@ emitted must then be what is expected on every axis, within TOLERANCE, neither m
     tied            a table that is read twice: gathered once, its gradients added before their sum
     kept_gathers    a weight gathered once for all microbatches, and kept
     joined          collectives over X, then over Y, of one array: at once over X and Y
+    one_by_one      a number summed over X, then over Y, where a sum over both at once was planned
     lookups         XLA:CPU looks up and scatters rows of 16-bit tables in float32
     narrowed        gradients of norms, summed in float32, are sent in the type to which they are converted
     sums_apart      XLA:CPU sums each number of a norm by itself
@@ -156,6 +157,19 @@ def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
                 rewritten[op, axes] = max(sizes)
                 break
     return None if rewritten == expected else (rewritten, "the same over all of these axes at once")
+
+
+def one_by_one(expected: Counter[Key], q: Question) -> Rewritten | None:
+    """Sums over parts of the axes of one number's sum, each of as many bytes."""
+    rewritten, found = expected.copy(), emitted_bytes(q.emitted)
+    for p in filter(_is_number, q.planned):
+        key, size = (p.op, frozenset(p.axes)), round(p.step_bytes)
+        parts = _partitions(key[1], p.op, found) if key not in found else []
+        if parts:
+            rewritten[key] -= size
+            for part in parts[0]:
+                rewritten[p.op, part] += size
+    return None if rewritten == expected else (rewritten, "one number, summed over one axis after another")
 
 
 def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tuple[frozenset[str], ...]]:
@@ -319,5 +333,6 @@ def _axes_of(emitted: Iterable[Emitted]) -> Axes:
 
 
 RULES: tuple[Rule, ...] = (
-    scattered_sums, tied, kept_gathers, joined, lookups, narrowed, sums_apart, rings, padded, across_slices,
+    scattered_sums, tied, kept_gathers, joined, one_by_one, lookups, narrowed, sums_apart, rings, padded,
+    across_slices,
 )  # fmt: skip

@@ -17,6 +17,8 @@ Form = Mapping[str, Any]
 WIDE_LETTERS = "NKFMUV"
 # What a cache holds, by array, and the axes that split weights by letters of which it may have none.
 CACHE_ARRAYS = {"k": "BSKH", "v": "BSKH", "latent": "BSR", "rope": "BSA"}
+# The name of the entries of a table for queries, keys and values where they meet.
+ATTENTION = "attention"
 _CACHE_AXES = ("tensor", "kv_replicas")
 # Every table of the rules.
 EVERYWHERE = "stored used gradients updated activations"
@@ -39,11 +41,13 @@ class Composition:
     """The tables that the axes of a short form add up to. present: the mesh axes of more than one device.
 
     cache_letter: what of a cache the axes split that its heads leave whole, in generation; None: nothing.
+    heads_axis: the axis of positions that heads have instead where queries meet keys; None: none.
     """
 
     def __init__(self, form: Form, present: frozenset[str]) -> None:
         self.form, self.present = form, present
         self.cache_letter: str | None = None
+        self.heads_axis: str | None = None
         self._tables: dict[str, dict[str, list[str]]] = {}
 
     def add(self, tables: str, letters: str, axis: str, *, first: bool = False) -> None:
@@ -62,9 +66,20 @@ class Composition:
             table("used"),
             table("gradients"),
             table("updated"),
-            table("activations"),
+            self._activations(),
             (("generate", self._generate(self.cache_letter)),) if self.cache_letter else (),
         )
+
+    def _activations(self) -> Table:
+        """The table of activations, with entries of its own for where queries meet keys."""
+        table, axis = self._table("activations"), self.heads_axis
+        if axis not in self.present:
+            return table
+        rows = {letter: tuple(one for one in axes if one != axis) for letter, axes in table.letters}
+        rows |= {letter: (*rows.get(letter, ()), axis) for letter in "NK"}
+        rows |= {letter: axes for letter, axes in table.letters if letter not in "NKT"}
+        ordered = tuple((letter, rows[letter]) for letter in _ORDER if rows.get(letter))
+        return Table(table.letters, ((ATTENTION, ordered),))
 
     def _generate(self, letter: str) -> Table:
         """The table of activations, with entries of their own for the arrays of a cache."""

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from meshwright.errors import LayoutError
 from meshwright.layout.axes.axis import Ask, Axis, Composition, Form, Option, divisors
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.notation.array import dividing_degrees
 
 if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
@@ -15,28 +17,59 @@ MAX_CONTEXT, _MIN_POSITIONS = 64, 512
 
 
 class Context(Axis):
-    """T_context. Keys and values are gathered for attention, or stay S_context and pass round a ring."""
+    """T_context. Keys and values are gathered for attention, or stay S_context and pass round a ring.
+
+    Or heads are exchanged for positions: q[B, T_context, N, H] -> q[B, T, N_context, H], and back (Ulysses).
+    Sources: Liu et al., "Ring Attention", 2023; Jacobs et al., "DeepSpeed Ulysses", 2023.
+    """
+
+    def check(self, form: Form) -> None:
+        if form["context_method"] == "ulysses" and form["kv_replicas"] > 1:
+            raise LayoutError(
+                f"layout: context_method = ulysses splits KV heads, of which kv_replicas = "
+                f"{form['kv_replicas']} makes copies; fits: kv_replicas = 1, or context_method = ring"
+            )
 
     def compose(self, tables: Composition) -> None:
         tables.add("activations", "TC", "context")
         if tables.form["context_method"] == "ring":
             tables.add("activations", "S", "context")
+        if tables.form["context_method"] == "ulysses":
+            tables.heads_axis = "context"
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
         for degree in divisors(ask.chips):
             if degree == 1 or splits(ask.workload.seq_len, degree):
                 yield {"context": degree}
 
+    def fit(self, config: ModelConfig, layout: "Layout") -> None:
+        """Where heads are exchanged for positions, each device needs whole heads of keys."""
+        attending = layout.attending
+        heads = attending.activation("k", "BTKH")
+        over = layout.mesh.size(heads.axes_of("K"))
+        if attending is not layout and config.num_kv_heads % over:
+            fits = ", ".join(map(str, dividing_degrees(config.num_kv_heads, config.num_kv_heads)))
+            raise LayoutError(
+                f"{heads}: {config.num_kv_heads} KV heads (K) do not divide over "
+                f"{'·'.join(heads.axes_of('K'))} = {over}; fits: {{{fits}}}, or context_method = ring"
+            )
+
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        how = "pass round a ring" if layout.word("context_method") == "ring" else "are gathered"
         piece = workload.seq_len // layout.context
         text = (
-            f"each sequence is cut into {layout.context} pieces of {piece:,} tokens; keys and values {how} "
-            "for attention"
+            f"each sequence is cut into {layout.context} pieces of {piece:,} tokens; "
+            f"{_WORDS[layout.word('context_method')]}"
         )
         return (
             f"{text}, and the pieces' chips share what ZeRO shards" if layout.word("zero_context") else text
         )
+
+
+_WORDS = {
+    "allgather": "keys and values are gathered for attention",
+    "ring": "keys and values pass round a ring for attention",
+    "ulysses": "for attention each chip has whole sequences of a share of the heads (Ulysses: AllToAll)",
+}
 
 
 def splits(seq_len: int, context: int) -> bool:
@@ -44,4 +77,4 @@ def splits(seq_len: int, context: int) -> bool:
     return seq_len % context == 0 and context <= min(MAX_CONTEXT, seq_len // _MIN_POSITIONS)
 
 
-CONTEXT = Context("context", {"context_method": Option(("allgather", "ring"))}, always=True)
+CONTEXT = Context("context", {"context_method": Option(("allgather", "ring", "ulysses"))}, always=True)
