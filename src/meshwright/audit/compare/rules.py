@@ -159,7 +159,7 @@ def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     return None if rewritten == expected else (rewritten, "the same over all of these axes at once")
 
 
-def one_by_one(expected: Counter[Key], q: Question) -> Rewritten | None:
+def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """Sums over parts of the axes of one number's sum, each of as many bytes."""
     rewritten, found = expected.copy(), emitted_bytes(q.emitted)
     for p in filter(_is_number, q.planned):
