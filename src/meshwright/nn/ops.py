@@ -79,6 +79,12 @@ class JaxOps:
         self._num_products = 0  # of the layer that is being traced
         self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
 
+    def without_z_loss(self) -> "JaxOps":
+        """These operations, whose loss is the cross-entropy alone."""
+        ops = copy(self)
+        ops.z_loss = 0.0
+        return ops
+
     def on_stage(self, number: Array, layers: Sequence[Sequence[Layer]]) -> "JaxOps":
         """These operations in the stage of a pipeline with this number; layers: those of each stage."""
         ops = copy(self)

@@ -88,8 +88,7 @@ class CompiledStep:
         self.mesh = device_mesh(layout) if mesh is None else mesh
         self.options = options or {}
         self.schedule = learning_rate(optimizer)
-        self.ops = JaxOps(config, layout, masked=masked)
-        self.training_ops = JaxOps(config, layout, masked=masked, z_loss=optimizer.z_loss)
+        self.ops = JaxOps(config, layout, masked=masked, z_loss=optimizer.z_loss)
         self.optimizer = make_optimizer(
             replace(optimizer, optimizer=layout.optimizer), JAX_DTYPES[layout.optimizer_dtype], config
         )
@@ -177,8 +176,8 @@ class CompiledStep:
     def loss(self, params: Any, rows: Array) -> Array:
         """Mean nats per counted token of rows[B, T+1]."""
         if self.layout.pipe > 1:
-            return self._lanes(params, params, rows, self.ops).loss()
-        loss = self._over_all(params, rows, self.ops)
+            return self._lanes(params, params, rows, self.ops.without_z_loss()).loss()
+        loss = self._over_all(params, rows, self.ops.without_z_loss())
         return loss * self._all_over_counted(rows) if self.masked else loss
 
     def _over_all(self, params: Any, rows: Array, ops: JaxOps) -> Array:
@@ -262,11 +261,11 @@ class CompiledStep:
         scale = self._all_over_counted(rows) if self.masked else None
 
         def share(leaves: Any, rows: Array) -> Array:
-            loss = self._over_all(as_used(config, layout, params, leaves), rows, self.training_ops) / count
+            loss = self._over_all(as_used(config, layout, params, leaves), rows, self.ops) / count
             return loss if scale is None else loss * scale
 
         if layout.pipe > 1:
-            loss, grads = self._lanes(params, leaves, rows, self.training_ops).loss_and_gradients()
+            loss, grads = self._lanes(params, leaves, rows, self.ops).loss_and_gradients()
             return loss, summed(config, layout, grads)
         if count == 1:
             return jax.value_and_grad(share)(leaves, rows)
