@@ -1,12 +1,13 @@
 """The engine beside transformers on torch with its own cache: tokens/s of a 134M LLaMA with random weights.
 
-    python benchmarks/serving.py [--dtype f32] [--rounds 3] [-o benchmarks/results/serving.json]
+    python benchmarks/serving.py [--dtype bf16] [--weights-dtype int8] [--rounds 1] [-o FILE.json]
 
     single       one stream
+    one_of_16    one stream in an engine of 16 slots; its ratio is to an engine of one
     ragged       16 streams whose prompts and answers differ in length; torch pads prompts on the left, and
                  its batch goes on until the longest answer is done
     prefill      one prompt of 512 tokens, up to the first token of its answer
-    conversation the time to the first token of a tenth turn, with cached prefixes and without
+    conversation the time to the first token of a fifth turn, with cached prefixes, and its ratio to without
 
 Both take turns in one process, and a ratio is the median over the rounds: so what else the machine does falls
 on both. Their weights are alike in shape and type, not in value.
@@ -29,45 +30,44 @@ from training import machine
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
+from meshwright.nn.compiled import keep_compiled
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
+from meshwright.nn.quantised import as_read
 from meshwright.serve.engine import Engine
 from meshwright.serve.runner import JaxRunner
 from meshwright.serve.sequence import Request, SamplingParams
 
 CONFIG = ModelConfig("llama-134m", 12, 768, 2048, 12, 12, 64, 32_000, 2048)
-NUM_SLOTS, CONTEXT = 16, 1024
+NUM_SLOTS, CONTEXT = 16, 640
 RANDOM = np.random.default_rng(0)
-SINGLE = [(64, 64)]
-_BOTH = zip(RANDOM.integers(16, 257, 16), RANDOM.integers(16, 129, 16), strict=True)
+SINGLE = [(64, 24)]
+_BOTH = zip(RANDOM.integers(16, 257, 16), RANDOM.integers(8, 33, 16), strict=True)
 RAGGED = [(int(prompt), int(answer)) for prompt, answer in _BOTH]
 PREFILL = [(512, 1)]
+GREEDY = SamplingParams(temperature=0.0)
 
 Lengths = list[tuple[int, int]]  # of a prompt and of its answer
+Seconds = Callable[[Lengths], float]
 
 
 def some_tokens(count: int) -> tuple[int, ...]:
     return tuple(RANDOM.integers(0, CONFIG.vocab_size, count).tolist())
 
 
-def ours(dtype: str) -> tuple[Callable[[Lengths], float], dict[str, float]]:
-    """Seconds that the engine takes for prompts and answers of these lengths, and what starting it took."""
-    layout = Layout.of(weights_dtype=dtype, compute_dtype=dtype)
+def new_runner(layout: Layout, num_slots: int) -> JaxRunner:
     mesh = device_mesh(layout, jax.devices()[:1])
-    params = init_params(CONFIG, layout, mesh, 0)
-    runner = JaxRunner(params, CONFIG, layout, mesh, num_slots=NUM_SLOTS, context=CONTEXT)
-    started = time.perf_counter()
+    params = init_params(CONFIG, as_read(layout), mesh, 0)
+    runner = JaxRunner(params, CONFIG, layout, mesh, num_slots=num_slots, context=CONTEXT)
     runner.warm_up()
-    start = {"warm_up_seconds": time.perf_counter() - started}
+    return runner
+
+
+def seconds_of(runner: JaxRunner) -> Seconds:
+    """Seconds that an engine takes for prompts and answers of these lengths."""
 
     async def answers(engine: Engine, lengths: Lengths) -> None:
-        requests = [
-            Request(
-                tuple(RANDOM.integers(0, CONFIG.vocab_size, prompt).tolist()), answer, SamplingParams(0.0)
-            )
-            for prompt, answer in lengths
-        ]
-        with engine.submit(*requests) as stream:
+        with engine.submit(*[Request(some_tokens(n), answer, GREEDY) for n, answer in lengths]) as stream:
             async for _ in stream:
                 pass
 
@@ -77,30 +77,29 @@ def ours(dtype: str) -> tuple[Callable[[Lengths], float], dict[str, float]]:
             asyncio.run(answers(engine, lengths))
             return time.perf_counter() - started
 
-    def first_token_seconds(*, prefix_cache: bool) -> float:
-        """Of the last of ten turns, each of 64 tokens more and an answer of 16."""
-
-        async def chat(engine: Engine) -> float:
-            tokens: list[int] = []
-            first = 0.0
-            for _ in range(10):
-                tokens += some_tokens(64)
-                started = time.perf_counter()
-                with engine.submit(Request(tuple(tokens), 16, SamplingParams(0.0))) as stream:
-                    answer = [(event.token, time.perf_counter()) async for event in stream]
-                first = answer[0][1] - started
-                tokens += [token for token, _ in answer]
-            return first
-
-        with Engine(runner, prefix_cache=prefix_cache) as engine:
-            return asyncio.run(chat(engine))
-
-    start["tenth_turn_ttft_seconds"] = first_token_seconds(prefix_cache=True)
-    start["tenth_turn_ttft_seconds_without_prefixes"] = first_token_seconds(prefix_cache=False)
-    return seconds, start
+    return seconds
 
 
-def torchs(dtype: str) -> Callable[[Lengths], float]:
+def first_token_seconds(runner: JaxRunner, *, prefix_cache: bool) -> float:
+    """Of the last of five turns, each of 96 tokens more and an answer of 8."""
+
+    async def chat(engine: Engine) -> float:
+        tokens: list[int] = []
+        first = 0.0
+        for _ in range(5):
+            tokens += some_tokens(96)
+            started = time.perf_counter()
+            with engine.submit(Request(tuple(tokens), 8, GREEDY)) as stream:
+                answer = [(event.token, time.perf_counter()) async for event in stream]
+            first = answer[0][1] - started
+            tokens += [token for token, _ in answer]
+        return first
+
+    with Engine(runner, prefix_cache=prefix_cache) as engine:
+        return asyncio.run(chat(engine))
+
+
+def torchs(dtype: str) -> Seconds:
     """Seconds that transformers' generate takes for the same."""
     config = transformers.LlamaConfig(
         vocab_size=CONFIG.vocab_size,
@@ -112,9 +111,8 @@ def torchs(dtype: str) -> Callable[[Lengths], float]:
         max_position_embeddings=CONFIG.max_seq_len,
         tie_word_embeddings=False,
     )
-    kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     whole: Any = transformers.LlamaForCausalLM(config)
-    model = whole.to(kind).eval()
+    model = whole.to({"f32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval()
 
     def seconds(lengths: Lengths) -> float:
         longest = max(prompt for prompt, _ in lengths)
@@ -137,39 +135,58 @@ def torchs(dtype: str) -> Callable[[Lengths], float]:
     return seconds
 
 
+def compared(
+    mine: Callable[[], float], theirs: Callable[[], float], num_tokens: int, rounds: int
+) -> dict[str, float]:
+    """Tokens a second of both, in turns, and the ratio of mine to theirs, after a first round."""
+    pairs = [(num_tokens / mine(), num_tokens / theirs()) for _ in range(rounds + 1)][1:]
+    return {
+        "tokens_per_second": statistics.median(one for one, _ in pairs),
+        "other_tokens_per_second": statistics.median(other for _, other in pairs),
+        "ratio": statistics.median(one / other for one, other in pairs),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", default="bf16", choices=["f32", "bf16"])
+    parser.add_argument("--weights-dtype", default=None, choices=["int8"])
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
-    engine_seconds, start = ours(asked.dtype)
-    torch_seconds = torchs(asked.dtype)
-    results: dict[str, Any] = {}
-    for name, lengths in {"single": SINGLE, "ragged": RAGGED, "prefill": PREFILL}.items():
-        tokens = sum(prompt if name == "prefill" else answer for prompt, answer in lengths)
-        for warm_up in (engine_seconds, torch_seconds):
-            warm_up(lengths)
-        pairs = [
-            (tokens / engine_seconds(lengths), tokens / torch_seconds(lengths)) for _ in range(asked.rounds)
-        ]
-        results[name] = {
-            "tokens_per_second": statistics.median(mine for mine, _ in pairs),
-            "torch_tokens_per_second": statistics.median(theirs for _, theirs in pairs),
-            "ratio": statistics.median(mine / theirs for mine, theirs in pairs),
-        }
-        print(name, results[name], flush=True)
-    document = {
+    keep_compiled()
+    layout = Layout.of(weights_dtype=asked.weights_dtype or asked.dtype, compute_dtype=asked.dtype)
+    if asked.weights_dtype:
+        layout = layout.replace(matmul_dtype="int8")
+    started = time.perf_counter()
+    many, one = new_runner(layout, NUM_SLOTS), new_runner(layout, 1)
+    document: dict[str, Any] = {
         "benchmark": "serving",
         "machine": machine(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "dtype": asked.dtype,
-        "rounds": asked.rounds,
-        **start,
-        "results": results,
+        **vars(asked) | {"output": None},
+        "start_seconds": time.perf_counter() - started,
     }
+    engine, single, theirs = seconds_of(many), seconds_of(one), torchs(asked.dtype)
+    results = document["results"] = {}
+    rows: dict[str, tuple[Seconds, Seconds, Lengths, int]] = {
+        "single": (single, theirs, SINGLE, 24),
+        "one_of_16": (engine, single, SINGLE, 24),
+        "ragged": (engine, theirs, RAGGED, sum(answer for _, answer in RAGGED)),
+        "prefill": (engine, theirs, PREFILL, 512),
+    }
+    for name, (mine, other, lengths, num_tokens) in rows.items():
+        results[name] = compared(
+            lambda mine=mine, lengths=lengths: mine(lengths),
+            lambda other=other, lengths=lengths: other(lengths),
+            num_tokens,
+            asked.rounds,
+        )
+        print(name, results[name], flush=True)
+    cached, plain = (first_token_seconds(many, prefix_cache=has) for has in (True, False))
+    results["conversation"] = {"ttft_seconds": cached, "without_prefixes": plain, "ratio": cached / plain}
     text = json.dumps(document, indent=2) + "\n"
     print(text)
     if asked.output:

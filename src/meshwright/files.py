@@ -15,6 +15,12 @@ from meshwright.errors import MeshwrightError, OutputError
 _MOST_BYTES = 2**30
 
 
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/meshwright, or ~/.cache/meshwright."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "meshwright"
+
+
 def read_text(path: Path, kind: type[MeshwrightError]) -> str:
     """The text of a regular file in UTF-8.
 

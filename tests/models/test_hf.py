@@ -58,10 +58,9 @@ def test_what_cannot_be_written_is_refused() -> None:
         to_hf(replace(PRESETS["tiny"], logit_softcap=30.0))
 
 
-def test_quantised_weights_are_planned_in_other_dtypes() -> None:
+def test_how_weights_are_stored_is_no_part_of_the_model() -> None:
     config = FILES["gpt-oss-20b"] | {"quantization_config": {"quant_method": "mxfp4"}}
-    with pytest.warns(UserWarning, match="gpt-oss-20b: quantization_config is ignored; a plan's dtypes"):
-        assert from_hf(config, "gpt-oss-20b") == PRESETS["gpt-oss-20b"]
+    assert from_hf(config, "gpt-oss-20b") == PRESETS["gpt-oss-20b"]
 
 
 def test_defaults_of_an_old_config() -> None:

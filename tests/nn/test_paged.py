@@ -59,7 +59,8 @@ def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_s
     # What stands behind a sequence may be of one that failed.
     pools = [pool.at[7, :, 3].set(jnp.nan) for pool in POOLS]
     asked = paged._Asked(QUERIES, jnp.asarray(POSITIONS, jnp.int32), jnp.asarray(TABLES, jnp.int32))
-    found = np.asarray(form(asked, pools, window, how, None if sinks is None else jnp.asarray(sinks), slopes))
+    given = None if sinks is None else jnp.asarray(sinks)
+    found = np.asarray(form(asked, pools, window, how, given, slopes).out)
     seen = POSITIONS >= 0
     np.testing.assert_allclose(found[seen], expected(window, how, sinks)[seen], atol=1e-5)
     assert np.isfinite(found).all()

@@ -10,6 +10,7 @@ from meshwright.errors import RequestError
 from meshwright.serve.engine import Engine
 from meshwright.serve.scheduler import MODES
 from meshwright.serve.sequence import EngineError, Request, SamplingParams, Sequence
+from meshwright.serve.speculate import ModelDrafter
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -349,3 +350,28 @@ def test_answers_are_the_same_however_they_are_computed(seed):
     free = sum(replica.pool.num_free for replica in engine._scheduler.replicas)
     assert free + engine.num_cached_pages == num_pages
     assert guesser is None or guesser.num_right
+
+
+@pytest.mark.parametrize("draft_rule", [of_all_tokens, count_up])
+def test_a_draft_model_changes_no_answer(draft_rule):
+    """One that is always right takes fewer steps; one that is wrong is left off by itself."""
+    prompts = [(1, 2, 3), (7,), tuple(range(20)), (4, 4)]
+    requests = [Request(prompt, 12, GREEDY) for prompt in prompts]
+    small = MockRunner(draft_rule, num_slots=2, context=48)
+    drafter = ModelDrafter(small, 3, lambda num_sequences: 2.0)
+    runner = MockRunner(of_all_tokens, num_slots=2, context=48)
+
+    async def one(engine: Engine, request: Request) -> list[int]:
+        return [event.token async for event in engine.submit(request)]
+
+    async def main(engine: Engine) -> list[list[int]]:
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*(one(engine, request) for request in requests))
+
+    with Engine(runner, drafter=drafter) as engine:
+        assert asyncio.run(main(engine)) == [answer_to(prompt, 12) for prompt in prompts]
+    if draft_rule is of_all_tokens:
+        assert len(runner.batches) < 2 * 12  # two batches of two sequences, of 12 steps each
+        assert any(3 + 1 in batch for batch in runner.batches)
+    else:
+        assert not drafter.pays(2)

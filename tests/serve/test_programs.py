@@ -1,22 +1,25 @@
 """Prefill and generation of a whole batch: on every layout the logits of one device."""
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import TINY
+from tests.nn.test_layouts import MIXTURE, TINY
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
+from meshwright.models.config import ModelConfig
 from meshwright.nn.inference import layered
 from meshwright.nn.params import init_params
 from meshwright.serve import programs
 from meshwright.serve.programs import workload_step
 
 B, S = 8, 16
+FEW = replace(TINY, num_kv_heads=2)
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (B, S), dtype=np.int32)
 # Float32 sums in another order; the differences seen are at most 2e-6 of logits near 4.
 TOLERANCE = 1e-5
@@ -26,10 +29,17 @@ def _layout(text: str) -> Layout:
     return Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
 
 
-def _run(layout: Layout, phase: Phase, pools: Any, tokens: np.ndarray, positions: np.ndarray) -> Any:
+def _run(
+    layout: Layout,
+    phase: Phase,
+    pools: Any,
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    config: ModelConfig = TINY,
+) -> Any:
     """(logits, pools) of rows tokens[B, T] at positions[B, T], whose logits after the last are wanted."""
-    step, (params, types, last, *others), mesh = workload_step(TINY, layout, Workload(B, S), phase)
-    weights = layered(init_params(TINY, layout, mesh, seed=0), TINY, layout, mesh)
+    step, (params, types, last, *others), mesh = workload_step(config, layout, Workload(B, S), phase)
+    weights = layered(init_params(config, layout, mesh, seed=0), config, layout, mesh)
     jax.tree.map(lambda found, told: _check_type(found, told), weights, params)
     if pools is None:
         pools = jax.tree.map(
@@ -52,11 +62,11 @@ def _check_type(found: jax.Array, told: jax.ShapeDtypeStruct) -> None:
     assert (found.shape, found.dtype, found.sharding) == (told.shape, told.dtype, told.sharding)
 
 
-def _prefill_then_generate(layout: Layout) -> list[np.ndarray]:
+def _prefill_then_generate(layout: Layout, config: ModelConfig = TINY) -> list[np.ndarray]:
     """Logits after each prompt, and after the token that follows; the last position is written twice."""
     positions = np.broadcast_to(np.arange(S), (B, S))
-    first, pools = _run(layout, "prefill", None, TOKENS, positions)
-    second, _ = _run(layout, "generate", pools, TOKENS[:, :1], positions[:, -1:])
+    first, pools = _run(layout, "prefill", None, TOKENS, positions, config)
+    second, _ = _run(layout, "generate", pools, TOKENS[:, :1], positions[:, -1:], config)
     return [first, second]
 
 
@@ -71,8 +81,37 @@ def test_whole_prompts_attend_to_themselves(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @cache
-def _one_device() -> list[np.ndarray]:
-    return _prefill_then_generate(_layout("data=1"))
+def _one_device(config: ModelConfig = TINY) -> list[np.ndarray]:
+    return _prefill_then_generate(_layout("data=1"), config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["data=2,expert=2", "data=4,expert=4,tensor=2", "data=2,fsdp=2,expert=2"])
+def test_experts_on_devices_of_their_own(text: str) -> None:
+    found = _prefill_then_generate(_layout(text), MIXTURE)
+    for mine, expected in zip(found, _one_device(MIXTURE), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tensor=2,kv_replicas=2,cache=sequence",
+        pytest.param("data=2,tensor=2,kv_replicas=2,cache=sequence", marks=pytest.mark.slow),
+    ],
+)
+def test_devices_share_the_positions_of_a_page(text: str) -> None:
+    """Generation behind pages that prefill in blocks has filled, by the same table of activations."""
+    layout = _layout(text).at("generate")
+    positions = np.broadcast_to(np.arange(S), (B, S))
+    _, pools = _run(_layout("data=1"), "prefill", None, TOKENS, positions, FEW)
+    whole = jax.tree.map(np.asarray, pools)
+    _, (_, types, *_), _ = workload_step(FEW, layout, Workload(B, S), "generate")
+    placed = jax.tree.map(lambda x, told: jax.device_put(x.reshape(told.shape), told.sharding), whole, types)
+    assert "kv_replicas" in placed["k"][0].sharding.spec
+    found, _ = _run(layout, "generate", placed, TOKENS[:, :1], positions[:, -1:], FEW)
+    expected = _one_device(FEW)[1]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(
@@ -96,3 +135,13 @@ def test_positions_are_whole() -> None:
     assert str(error.value) == (
         "layout context=2,remat=none: inference splits over data, fsdp and tensor; leave out context=2"
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("int8", 0.02), pytest.param("fp8", 0.1, marks=pytest.mark.slow)]
+)
+def test_a_narrow_cache_costs_little(dtype: str, most: float) -> None:
+    """Keys and values are off by half a step of their head's largest: a 254th in int8, a 16th in fp8."""
+    found = _prefill_then_generate(_layout("tensor=2").replace(kv_dtype=dtype))
+    for mine, expected in zip(found, _one_device(), strict=True):
+        assert 0 < np.abs(mine - expected).max() < most * np.abs(expected).max()

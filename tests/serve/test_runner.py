@@ -24,7 +24,7 @@ from meshwright.nn.weights import load_hf
 from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
 from meshwright.serve.runner import JaxRunner, score_lengths
-from meshwright.serve.sequence import Event, Request, SamplingParams
+from meshwright.serve.sequence import EngineError, Event, Request, SamplingParams
 
 CONTEXT, NUM_SLOTS, PAGE = 40, 2, 8
 # As in tests/nn/test_weights.py, where its reason stands.
@@ -330,7 +330,7 @@ def test_sizes_that_serve_nobody_are_refused(reference, num_slots, context, mess
 
 def test_too_few_pages_for_one_sequence_are_refused(reference):
     config = dataclasses.replace(read_model(reference[0]), name="tiny")
-    sizes = {"num_slots": 1, "context": 64, "num_pages": 7, "page_size": 8}
+    sizes: dict[str, Any] = {"num_slots": 1, "context": 64, "num_pages": 7, "page_size": 8}
     with pytest.raises(PlanError) as error:
         JaxRunner({}, config, layout(1), device_mesh(layout(1)), **sizes)
     assert str(error.value) == (
@@ -345,3 +345,18 @@ def test_score_lengths_reach_the_context_and_waste_less_than_half(context):
     assert lengths == sorted(set(lengths))
     assert all(longer <= 2 * shorter for shorter, longer in pairwise(lengths))
     assert lengths[0] <= 16
+
+
+def test_a_strict_runner_compiles_nothing_more(reference):
+    """Scores of every length are there; what another thread compiles ends the service."""
+    split = layout(1)
+    config, mesh = read_model(reference[0]), device_mesh(split)
+    params = load_hf(reference[0], config, split, mesh)
+    runner = JaxRunner(params, config, split, mesh, num_slots=1, context=8, page_size=8, strict=True)
+    runner.warm_up()
+    with Engine(runner) as engine:
+        assert asyncio.run(_ask(engine, greedy([1, 2], 2))) == hf_models.greedy(reference[1], [1, 2], 2)
+        assert runner.scores([1, 2, 3]).logprobs.shape == (2,)
+        jax.jit(lambda x: x + 3)(np.float32(1))
+        with pytest.raises(EngineError, match="a program was compiled after the warm-up"):
+            asyncio.run(_ask(engine, greedy([1, 2], 2)))

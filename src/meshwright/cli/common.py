@@ -14,7 +14,7 @@ from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -122,6 +122,10 @@ def dtype_option(*names: str, help: str) -> Any:
 
 
 TensorOption = Annotated[int, whole_option("--tensor", help="Devices to split the model over.")]
+WeightsDtypeOption = Annotated[
+    Literal["f32", "bf16", "int8", "fp8", "int4"] | None,
+    typer.Option("--weights-dtype", help="Of stored weights, quantised as they are read. [as computed]"),
+]
 ProcessesOption = Annotated[int, whole_option("--processes", help="JAX processes to split the devices over.")]
 SeqLenOption = Annotated[int, length_option("--seq-len", help="Tokens of one sequence: 4096, 8k (8192).")]
 ContextOption = Annotated[

@@ -13,6 +13,7 @@ from meshwright.cli.common import (
     ContextOption,
     Json,
     TensorOption,
+    WeightsDtypeOption,
     count_option,
     emit,
     note,
@@ -45,6 +46,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may repeat.")] = None,
     context: ContextOption = None,
     tensor: TensorOption = 1,
+    weights_dtype: WeightsDtypeOption = None,
     as_json: Json = False,
 ) -> None:
     """Continue a prompt with a checkpoint: a run's folder or a Hugging Face one.
@@ -61,7 +63,9 @@ def generate(
 
     with ExitStack() as stack:
         with progress() as report:
-            asked = Serving(tensor=tensor, num_slots=1, context=context, prefix_cache=False)
+            asked = Serving(
+                tensor=tensor, num_slots=1, context=context, prefix_cache=False, weights_dtype=weights_dtype
+            )
             service = stack.enter_context(open_service(checkpoint, asked, report))
         sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
         tokens = service.tokenizer.encode(prompt)

@@ -42,6 +42,7 @@ COMMANDS = {
     "export": "Write a run's checkpoint for Hugging Face.",
     "audit": "Compare a plan with the compiled program.",
     "tune": "Compile variants of a plan and rank them.",
+    "quantize": "Write a checkpoint with int8, fp8 or int4 weights.",
     "generate": "Generate text with a checkpoint.",
     "serve": "Serve a checkpoint with OpenAI's API.",
     "report": "Write a run or a plan as one HTML file.",

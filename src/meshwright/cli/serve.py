@@ -12,6 +12,7 @@ from meshwright.cli.common import (
     ContextOption,
     Json,
     TensorOption,
+    WeightsDtypeOption,
     count_option,
     load_hardware,
     number_option,
@@ -61,7 +62,11 @@ def serve(
     ] = False,
     dtype: Annotated[
         Literal["f32", "bf16"] | None,
-        typer.Option(help="Of weights and products. [f32 on CPUs, bf16 elsewhere; the plan's]"),
+        typer.Option(help="Of weights and products. [the plan's; bf16, f32 on CPUs without it]"),
+    ] = None,
+    weights_dtype: WeightsDtypeOption = None,
+    kv_dtype: Annotated[
+        Literal["int8", "fp8"] | None, typer.Option("--kv-dtype", help="Of the cache. [as computed]")
     ] = None,
     mode: Annotated[
         Literal["interleaved", "batched"],
@@ -77,6 +82,13 @@ def serve(
     drafts: Annotated[
         int, whole_option("--drafts", least=0, most=15, help="Draft tokens per step, guessed by look-up.")
     ] = 0,
+    draft_checkpoint: Annotated[
+        Path | None,
+        typer.Option("--draft-checkpoint", help="Of a smaller model that guesses the --drafts. [look-up]"),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop where anything is compiled once it serves.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Serve a checkpoint with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models.
@@ -89,6 +101,10 @@ def serve(
     curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "def ", "max_tokens": 32}'
     """
     check_model_folder(checkpoint)
+    if draft_checkpoint is not None:
+        check_model_folder(draft_checkpoint)
+        if not drafts:
+            raise typer.BadParameter("--draft-checkpoint guesses nothing with --drafts 0; give 1 to 15")
     from meshwright.serve.http.server import bind, run
 
     planned = None if plan is None else load_plan(plan)
@@ -105,7 +121,19 @@ def serve(
 
         with progress() as report:
             asked = Serving(
-                tensor, slots, context, planned, dtype, mode, prefix_cache, cache_tokens, num_drafts=drafts
+                tensor,
+                slots,
+                context,
+                planned,
+                dtype,
+                mode,
+                prefix_cache,
+                cache_tokens,
+                num_drafts=drafts,
+                weights_dtype=weights_dtype,
+                kv_dtype=kv_dtype,
+                strict=strict,
+                draft_checkpoint=draft_checkpoint,
             )
             service = stack.enter_context(open_service(checkpoint, asked, report))
         limits = Limits(

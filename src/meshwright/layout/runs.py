@@ -54,16 +54,21 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
             return word
     if phase != "train" and (word := _positions_split(layout)):
         return word
-    schedule, precision = layout.schedule, layout.precision
+    if phase == "generate" and (word := _sequences_split_otherwise(layout.at(phase))):
+        return word
+    schedule, precision, is_inference = layout.schedule, layout.precision, phase != "train"
     features = {
         "offload=true": schedule.offload,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
-        not in (None, precision.compute_dtype),
-        f"gradients_dtype={precision.gradients_dtype}": precision.gradients_dtype
-        not in (None, precision.weights_dtype),
-        f"optimizer_dtype={precision.optimizer_dtype}": precision.optimizer_dtype not in DTYPES,
-        f"weights_dtype={precision.weights_dtype}": precision.weights_dtype not in DTYPES,
-        f"kv_dtype={precision.kv_dtype}": precision.kv_dtype not in (None, precision.compute_dtype),
+        not in (None, precision.compute_dtype, *(["int8"] if is_inference else [])),
+        f"gradients_dtype={precision.gradients_dtype}": not is_inference
+        and precision.gradients_dtype not in (None, precision.weights_dtype),
+        f"optimizer_dtype={precision.optimizer_dtype}": not is_inference
+        and precision.optimizer_dtype not in DTYPES,
+        f"weights_dtype={precision.weights_dtype}": not is_inference
+        and precision.weights_dtype not in DTYPES,
+        f"kv_dtype={precision.kv_dtype}": precision.kv_dtype
+        not in (None, precision.compute_dtype, *(["int8", "fp8"] if is_inference else [])),
     }
     return next((feature for feature, used in features.items() if used), None)
 
@@ -73,6 +78,12 @@ def _together_lack(config: ModelConfig, layout: Layout) -> str | None:
     if config.lora_rank and layout.pipe > 1:
         return f"pipe={layout.pipe} with lora_rank={config.lora_rank}"
     return None
+
+
+def _sequences_split_otherwise(layout: Layout) -> str | None:
+    """What splits the sequences of a cache and not those of the batch: these would have to travel."""
+    split = layout.activation("k", "BSKH").axes_of("B")
+    return "cache=batch" if split != layout.batch_axes else None
 
 
 def _positions_split(layout: Layout) -> str | None:

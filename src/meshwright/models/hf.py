@@ -166,12 +166,6 @@ def _check_unknown(config: Mapping[str, Any], architecture: Architecture, keys: 
     known |= set(CHANGES)
     if unknown := sorted(set(config) - known):
         warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=3)
-    if config.get("quantization_config"):
-        warnings.warn(
-            f"{name}: quantization_config is ignored; a plan's dtypes are its own, and quantised weights "
-            "cannot be loaded",
-            stacklevel=3,
-        )
 
 
 def _windows(

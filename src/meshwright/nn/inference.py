@@ -24,11 +24,22 @@ from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.models.transformer import Places
 from meshwright.nn.attention import Scores, alibi_slopes
+from meshwright.nn.elementwise import along
+from meshwright.nn.embedding import embed
 from meshwright.nn.execute import apply_reshard
-from meshwright.nn.mesh import array_type, named_sharding, partition_spec, platform
+from meshwright.nn.mesh import array_type, partition_spec, platform
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.paged import PagedCache
 from meshwright.nn.params import JAX_DTYPES
+from meshwright.nn.quantised import (
+    QUANTISED_DTYPES,
+    Quantised,
+    group_size,
+    int8_product,
+    quantise,
+    stored_dtype,
+    widened,
+)
 from meshwright.nn.stack import KindInLoop
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
@@ -39,17 +50,41 @@ Params = dict[str, Any]
 class InferenceOps(JaxOps):
     """Runs `models/transformer.py` on weights as `layered` and a PagedCache. Call under `jax.set_mesh`."""
 
-    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array | Quantised) -> Array:
         einsum = plan.einsum
         spec = f"{einsum.lhs},{_letters_there(plan)}->{einsum.out}"
         with jax.named_scope(name):
+            if isinstance(weight, Quantised) and not weight.is_grouped:
+                return self._scaled_product(plan, spec, x, weight)
             w = self._read_weight(plan, weight)
             y = _product(spec, x, w, partition_spec(plan.product)).astype(self.dtype)
             return apply_reshard(plan.out_reshard, y)
 
-    def _read_weight(self, plan: Contraction, weight: Array) -> Array:
+    def _scaled_product(self, plan: Contraction, spec: str, x: Array, weight: Quantised) -> Array:
+        """The product with a weight that has a scale for each output, which it is multiplied by at last."""
+        einsum = plan.einsum
+        values = apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), weight.values)
+        sums_locally = not plan.product.unreduced and not plan.lhs_computed.axes_of(einsum.lhs[-1])
+        if self.layout.matmul_dtype == "int8" and values.dtype == jnp.int8 and sums_locally:
+            y = int8_product(lambda narrow: _product(spec, narrow, values, partition_spec(plan.product)), x)
+        else:
+            y = _product(spec, x, values.astype(self.dtype), partition_spec(plan.product))
+        y = apply_reshard(plan.out_reshard, y.astype(self.dtype)).astype(jnp.float32)
+        kept = [letter for letter in _letters_there(plan) if letter in einsum.out]
+        dims = tuple(einsum.out.index(letter) for letter in kept)
+        return (y * along(y, self._split_as(y, dims, weight.scales), dims)).astype(self.dtype)
+
+    def _read_weight(self, plan: Contraction, weight: Array | Quantised) -> Array:
         """The weight as its product reads it: gathered where the plan says so."""
-        return apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), weight.astype(self.dtype))
+        return apply_reshard(_in_order(plan.rhs_reshard, _letters_there(plan)), widened(weight, self.dtype))
+
+    def embed(self, name: str, tokens: Array, table: Array | Quantised) -> Array:
+        if not isinstance(table, Quantised):
+            return super().embed(name, tokens, table)
+        with jax.named_scope(name):
+            rows = embed(tokens, table.values, self.layout).astype(jnp.float32)
+            scales = embed(tokens, table.scales[:, None], self.layout)
+            return (rows * scales).astype(self.dtype)
 
     def attention(
         self,
@@ -146,12 +181,20 @@ class InferenceOps(JaxOps):
 
 
 def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
-    """The einsum in float32. XLA for CPU takes its fast path for bf16 from two rows on, summed in float32."""
-    if x.shape[0] == 1 and spec.startswith("B") and x.dtype == jnp.bfloat16 and platform() == "cpu":
+    """The einsum, summed in float32, of int8 in int32.
+
+    XLA for CPU takes its fast path for both bf16 and int8 from two rows on.
+    """
+    is_narrow = x.dtype in (jnp.bfloat16, jnp.int8)
+    if x.shape[0] == 1 and spec.startswith("B") and is_narrow and platform() == "cpu":
         return _product(spec, jnp.concatenate([x, x]), w, out_sharding)[:1]
     if spec.startswith("B") and w.ndim > 2:
         return _of_flat_weight(spec, x, w, out_sharding)
-    return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=jnp.float32)
+    return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=_sums(x))
+
+
+def _sums(x: Array) -> Any:
+    return jnp.int32 if x.dtype == jnp.int8 else jnp.float32
 
 
 def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
@@ -166,7 +209,7 @@ def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) 
     *rows, inner = *_split_of(x)[:2], _split_of(x)[2]
     x = jnp.reshape(x, (*x.shape[:2], -1), out_sharding=_spec_like(x, *rows, inner))
     through = PartitionSpec(*out_sharding.partitions[:2], first, unreduced=out_sharding.unreduced)
-    y = jnp.einsum("BTI,OI->BTO", x, flat, out_sharding=through, preferred_element_type=jnp.float32)
+    y = jnp.einsum("BTI,OI->BTO", x, flat, out_sharding=through, preferred_element_type=_sums(x))
     shape = (*y.shape[:2], *w.shape[: len(kept)])
     return y if len(kept) == 1 else jnp.reshape(y, shape, out_sharding=out_sharding)
 
@@ -242,11 +285,12 @@ def layered(
     plain = {name: node for name, node in params.items() if not isinstance(node, Mapping)}
     cuts: dict[str, Any] = {}
 
-    def leaf(path: str, param: Param, row: int | None) -> Array:
+    def leaf(path: str, param: Param, row: int | None) -> Any:
         group, _, name = path.rpartition("/")
         if path not in cuts:  # one program cuts every row of a stack
-            stored = named_sharding(_sharding(layout, path, param), mesh)
-            cuts[path] = jax.jit(partial(_cut, param), out_shardings=stored)
+            types = _type(config, layout, mesh, path, param)
+            cut = partial(_cut, param, stored_dtype(layout, path, param), _group(types))
+            cuts[path] = jax.jit(cut, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, types))
         with jax.set_mesh(mesh):
             if row is None:
                 return cuts[path](plain[name], None)
@@ -255,11 +299,20 @@ def layered(
     return _build(config, leaf, lambda path: _forget(stacks, plain, path))
 
 
-def _cut(param: Param, whole: Array, row: Array | None) -> Array:
-    """One layer's array out of a stack, what is summed over last."""
+def _cut(param: Param, dtype: str, group: int, whole: Array, row: Array | None) -> Any:
+    """One layer's array out of a stack, what is summed over last, quantised to `dtype`."""
     one = whole if row is None else lax.dynamic_index_in_dim(whole, row, keepdims=False)
     letters = param.letters.lstrip("LP")
-    return jnp.transpose(one, [letters.index(letter) for letter in stored_letters(param)])
+    turned = jnp.transpose(one, [letters.index(letter) for letter in stored_letters(param)])
+    if dtype in JAX_DTYPES:
+        return turned.astype(JAX_DTYPES[dtype])
+    return quantise(turned, dtype, len(param.fan_in), group)
+
+
+def _group(types: Any) -> int:
+    """Inputs that share a scale; 1 where none do."""
+    is_grouped = isinstance(types, Quantised) and types.is_grouped
+    return types.values.shape[-1] // types.scales.shape[-1] if is_grouped else 1
 
 
 def _forget(stacks: Mapping[str, dict], plain: dict, path: str) -> None:
@@ -269,12 +322,29 @@ def _forget(stacks: Mapping[str, dict], plain: dict, path: str) -> None:
 
 def abstract_layered(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh) -> Params:
     """The types of `layered`, to compile for."""
-    sizes, dtype = dimensions(config), JAX_DTYPES[layout.weights_dtype]
 
-    def leaf(path: str, param: Param, row: int | None) -> jax.ShapeDtypeStruct:
-        return array_type(_sharding(layout, path, param), mesh, sizes, dtype)
+    def leaf(path: str, param: Param, row: int | None) -> Any:
+        return _type(config, layout, mesh, path, param)
 
     return _build(config, leaf, lambda path: None)
+
+
+def _type(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, path: str, param: Param) -> Any:
+    """The type of one layer's array: a ShapeDtypeStruct, or a Quantised of two."""
+    sizes, dtype = dimensions(config), stored_dtype(layout, path, param)
+    array = _sharding(layout, path, param)
+    if dtype in JAX_DTYPES:
+        return array_type(array, mesh, sizes, JAX_DTYPES[dtype])
+    values = array_type(array, mesh, sizes, QUANTISED_DTYPES[dtype])
+    if dtype == "int4":
+        last = array.dims[-1]
+        num_shards = layout.mesh.size(array.axes_of(last))
+        groups = sizes[last] // group_size(sizes[last] // num_shards)
+        return Quantised(values, array_type(array, mesh, {**sizes, last: groups}, jnp.float32))
+    kept = tuple(letter for letter in array.dims if letter not in param.fan_in)
+    used = layout.rules.used.split(array.name, "".join(array.dims))
+    scales = ShardedArray(array.name, kept, tuple(used.axes_of(letter) for letter in kept))
+    return Quantised(values, array_type(scales, mesh, sizes, jnp.float32))
 
 
 def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> Params:

@@ -73,7 +73,7 @@ class JaxOps:
     def __init__(
         self, config: ModelConfig, layout: Layout, *, masked: bool = False, z_loss: float = 0.0
     ) -> None:
-        check_runs(config, layout)
+        check_runs(config, layout, layout.phase)
         self.config, self.layout, self.masked, self.z_loss = config, layout, masked, z_loss
         self.dtype = JAX_DTYPES[layout.compute_dtype]
         self._num_products = 0  # of the layer that is being traced

@@ -5,7 +5,9 @@
 
 A row is some consecutive tokens of one sequence. All tokens of a step are written before any is read, so a
 row may read pages that another row of the same step has written. Axes that split the batch make replicas:
-each has its own rows, and pages that it numbers from 0 on.
+each has its own rows, and pages that it numbers from 0 on. Axes that split S have a part of the positions of
+every page: each device attends to its own with the queries of all that share them, and the softmaxes are
+joined by their log-sum-exps (as in flash-decoding; Dao et al., 2023).
 
 On a CPU attention goes page by page through each row's own pages: nothing is gathered, and a row costs what
 its sequence is long (16 rows of 300 positions, six layers of 12 heads of 64, jax 0.10.2 on two shared cores:
@@ -15,6 +17,7 @@ are gathered. What stands in a page beyond its sequence is never seen, be it pad
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -31,8 +34,11 @@ from meshwright.nn.attention import Scores
 from meshwright.nn.elementwise import softcap
 from meshwright.nn.mesh import array_type, partition_spec, platform
 from meshwright.nn.params import JAX_DTYPES
+from meshwright.nn.quantised import QUANTISED_DTYPES, Quantised, quantise
+from meshwright.notation.array import Axes, ShardedArray
 
-Pools = dict[str, list[Array]]
+Pool = Array | Quantised  # where narrow with a scale for each token and head
+Pools = dict[str, list[Pool]]
 NOBODY = -1  # the position of a token that is padding
 _HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without any makes no NaN
 
@@ -76,16 +82,21 @@ class PagedCache:
         pools = {name: list(layers) for name, layers in self.pools.items()}
         for name, x in new.items():
             pool = pools[name][number]
-            own = self._spec(name, pool.ndim)
+            own = self._spec(name, _values(pool).ndim)
+            stored = _spec_of(pool, own)
             rows = PartitionSpec(*own[:-2], own[-1])
             places = PartitionSpec(own[0]), PartitionSpec(own[0], None)
+            split = _axes(own[-2])
 
-            def write(pool: Array, x: Array, positions: Array, tables: Array) -> Array:
-                pages, places = self._places(positions, tables, pool.shape[0], pool.shape[-2])
-                at = pool.at[pages, :, places] if pool.ndim == 4 else pool.at[pages, places]
-                return at.set(x.astype(pool.dtype), mode="drop")
+            def write(pool: Any, x: Array, positions: Array, tables: Array, split: Axes = split) -> Any:
+                num_pages, size = _values(pool).shape[0], _values(pool).shape[-2]
+                pages, places = self._places(positions, tables, num_pages, size * _count(split))
+                places = places - size * _number(split)
+                places = jnp.where((places >= 0) & (places < size), places, size)
+                at = (pages, slice(None), places) if _values(pool).ndim == 4 else (pages, places)
+                return jax.tree.map(partial(_set, at), pool, _as_stored(x, pool))
 
-            local = jax.shard_map(write, in_specs=(own, rows, *places), out_specs=own, check_vma=False)
+            local = jax.shard_map(write, in_specs=(stored, rows, *places), out_specs=stored, check_vma=False)
             pools[name][number] = local(pool, reshard(x, rows), self.positions, self.tables)
         return replace(self, pools=pools)
 
@@ -110,11 +121,15 @@ class PagedCache:
         names = list(self.pools)
         pools = [self.pools[name][number] for name in names]
         heads = partition_spec(self.layout.activation("q", "BTNH"))
-        of_q, of_heads = PartitionSpec(heads[0], heads[2], None), PartitionSpec(heads[2])
+        of_values = [self._spec(name, _values(pool).ndim) for name, pool in zip(names, pools, strict=True)]
+        of_pools = [_spec_of(pool, spec) for pool, spec in zip(pools, of_values, strict=True)]
+        split = _axes(of_values[0][-2])
+        there = tuple(axis for axis in _axes(heads[2]) if axis not in split) or None
+        of_q, of_heads = PartitionSpec(heads[0], there, None), PartitionSpec(there)
         slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
         form = _page_by_page if platform() == "cpu" else _gathered
 
-        def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Array) -> Array:
+        def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Pool) -> Array:
             outs, token = [], 0
             for rows, first in self._numbered():
                 mine = slice(token, token + rows.num_tokens)
@@ -124,21 +139,29 @@ class PagedCache:
                     jnp.reshape(positions[mine], (rows.num_rows, rows.length)),
                     tables[first : first + rows.num_rows],
                 )
-                out = form(asked, pools, window, how, sinks, slopes)
-                outs.append(jnp.reshape(out, (rows.num_tokens, *out.shape[2:])))
-            return jnp.concatenate(outs)
+                found = form(asked, pools, window, how, sinks, slopes, split)
+                outs.append(
+                    jax.tree.map(lambda x, n=rows.num_tokens: jnp.reshape(x, (n, *x.shape[2:])), found)
+                )
+            out = _weighed(jax.tree.map(lambda *parts: jnp.concatenate(parts), *outs), split)
+            if not split:
+                return out
+            with jax.named_scope("from_attention"):
+                return lax.psum_scatter(out, split, scatter_dimension=1, tiled=True)
 
         by_row = PartitionSpec(heads[0])
         specs = (of_q, by_row, PartitionSpec(heads[0], None))
         optional = tuple(None if x is None else of_heads for x in (sinks, slopes))
-        of_pools = [self._spec(name, pool.ndim) for name, pool in zip(names, pools, strict=True)]
         in_specs = (*specs, *optional, *of_pools)
-        attend = jax.shard_map(local, in_specs=in_specs, out_specs=of_q, check_vma=False)
+        of_out = PartitionSpec(heads[0], heads[2], None)
+        attend = jax.shard_map(local, in_specs=in_specs, out_specs=of_out, check_vma=False)
         if sinks is not None:
             sinks = reshard(sinks.astype(jnp.float32), of_heads)
         if slopes is not None:
             slopes = reshard(slopes, of_heads)
-        return attend(reshard(q, of_q), self.positions, self.tables, sinks, slopes, *pools)
+        with jax.named_scope("to_attention"):
+            q = reshard(q, of_q)
+        return attend(q, self.positions, self.tables, sinks, slopes, *pools)
 
     def _spec(self, name: str, ndim: int) -> PartitionSpec:
         return partition_spec(self.layout.activation(name, "BKSH" if ndim == 4 else "BSR"))
@@ -150,18 +173,56 @@ def _repeated(rows: Rows, first: int) -> list[int]:
 
 def abstract_pools(
     config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: int, page_size: int
-) -> dict[str, list[jax.ShapeDtypeStruct]]:
+) -> dict[str, list[Any]]:
     """The types of all layers' pools. On a CPU they are f32: XLA updates bf16 ones 100 times slower there."""
     sizes = {**dimensions(config), "B": num_pages, "S": page_size}
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    dtype = jnp.float32 if on_cpu else JAX_DTYPES[layout.compute_dtype]
     letters = {name: "BKSH" if "K" in order else order for name, order in cache_arrays(config).items()}
+
+    def pool(array: ShardedArray) -> Any:
+        if (narrow := QUANTISED_DTYPES.get(layout.kv_dtype)) is None:
+            dtype = jnp.float32 if on_cpu else JAX_DTYPES[layout.kv_dtype]
+            return array_type(array, mesh, sizes, dtype)
+        scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
+        return Quantised(array_type(array, mesh, sizes, narrow), array_type(scales, mesh, sizes, jnp.float32))
+
     return {
-        name: [
-            array_type(layout.activation("cache", order), mesh, sizes, dtype) for _ in cache_windows(config)
-        ]
+        name: [pool(layout.activation(name, order)) for _ in cache_windows(config)]
         for name, order in letters.items()
     }
+
+
+def _values(pool: Pool) -> Array:
+    return pool.values if isinstance(pool, Quantised) else pool
+
+
+def _spec_of(pool: Pool, values: PartitionSpec) -> Any:
+    """How a pool is split: its scales as its values, whose last dimension they have not."""
+    return Quantised(values, PartitionSpec(*values[:-1])) if isinstance(pool, Quantised) else values
+
+
+def _as_stored(x: Array, pool: Pool) -> Pool:
+    if not isinstance(pool, Quantised):
+        return x
+    name = next(name for name, dtype in QUANTISED_DTYPES.items() if dtype == pool.values.dtype)
+    return quantise(x, name, 1, 1)
+
+
+def _set(at: tuple[Any, ...], pool: Array, x: Array) -> Array:
+    return pool.at[at].set(x.astype(pool.dtype), mode="drop")
+
+
+def _read(pool: Pool, at: Array) -> Array:
+    if not isinstance(pool, Quantised):
+        return pool[at]
+    return pool.values[at].astype(jnp.float32) * pool.scales[at][..., None]
+
+
+class _Found(NamedTuple):
+    """out[R, Q, N, O], and where devices share positions the log-sum-exp of each query's scores [R, Q, N]."""
+
+    out: Array
+    log_sum: Any
 
 
 class _Asked(NamedTuple):
@@ -172,10 +233,10 @@ class _Asked(NamedTuple):
     tables: Array
 
 
-def _keys_and_values(pools: Sequence[Array], at: Array) -> tuple[Array, Array]:
+def _keys_and_values(pools: Sequence[Pool], at: Array) -> tuple[Array, Array]:
     """k[..., K, S, H] and v[..., K, S, O] of pages; latents are one head, of whose keys they are a part."""
-    first, second = (pool[at] for pool in pools)
-    if pools[0].ndim == 4:
+    first, second = (_read(pool, at) for pool in pools)
+    if _values(pools[0]).ndim == 4:
         return first, second
     return jnp.concatenate([first, second], axis=-1)[..., None, :, :], first[..., None, :, :]
 
@@ -199,22 +260,28 @@ def _scored(
 
 def _page_by_page(
     asked: _Asked,
-    pools: Sequence[Array],
+    pools: Sequence[Pool],
     window: int | None,
     how: Scores,
     sinks: Array | None,
     slopes: Array | None,
-) -> Array:
-    """out[R, Q, N, O]: each row meets its pages one after another, with a running maximum and sum."""
+    split: Axes = (),
+) -> _Found:
+    """Each row meets its pages one after another, with a running maximum and sum."""
     num_rows, length, num_heads, _ = asked.q.shape
-    size, num_kv_heads = pools[0].shape[-2], pools[0].shape[1] if pools[0].ndim == 4 else 1
-    width = pools[1].shape[-1] if pools[0].ndim == 4 else pools[0].shape[-1]
+    first_pool, second_pool = (_values(pool) for pool in pools)
+    own, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
+    width = second_pool.shape[-1] if first_pool.ndim == 4 else first_pool.shape[-1]
     grouped = num_kv_heads, num_heads // num_kv_heads, length
     no_sink = jnp.full(grouped, _HIDDEN, jnp.float32)
-    start = no_sink if sinks is None else no_sink * 0 + jnp.reshape(sinks, (*grouped[:2], 1))
-    total = jnp.full(grouped, 0.0 if sinks is None else 1.0, jnp.float32)
+    size, first = own * _count(split), own * _number(split)
+    start, total = no_sink, jnp.zeros(grouped, jnp.float32)
+    if sinks is not None:  # of one device, where several join their sums
+        is_first = _number(split) == 0
+        start = jnp.where(is_first, no_sink * 0 + jnp.reshape(sinks, (*grouped[:2], 1)), no_sink)
+        total = jnp.where(is_first, jnp.ones_like(total), total)
 
-    def one_row(row: Array, outs: Array) -> Array:
+    def one_row(row: Array, found: _Found) -> _Found:
         positions = lax.dynamic_index_in_dim(asked.positions, row, keepdims=False)
         table = lax.dynamic_index_in_dim(asked.tables, row, keepdims=False)
         q = lax.dynamic_index_in_dim(asked.q, row, keepdims=False)
@@ -224,7 +291,7 @@ def _page_by_page(
         def one_page(number: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             peak, total, out = running
             k, v = _keys_and_values(pools, table[number])
-            keys = number * size + jnp.arange(size, dtype=jnp.int32)
+            keys = number * size + first + jnp.arange(own, dtype=jnp.int32)
             # What lies beyond may be of a sequence that failed, and NaN times zero is NaN.
             v = jnp.where((keys <= last)[None, :, None], v, 0.0).astype(jnp.float32)
             scores = jnp.einsum("KGQH,KSH->KGQS", q, k.astype(jnp.float32))
@@ -237,27 +304,35 @@ def _page_by_page(
         begin = 0 if window is None else jnp.maximum(positions[0] - window + 1, 0) // size
         nothing = jnp.zeros((*grouped, width), jnp.float32)
         with jax.named_scope(at_most(table.shape[0])):
-            _, sums, out = lax.fori_loop(begin, (last + size) // size, one_page, (start, total, nothing))
-        out = jnp.reshape(out / jnp.maximum(sums, 1e-30)[..., None], (num_heads, length, width))
-        return lax.dynamic_update_index_in_dim(outs, jnp.transpose(out, (1, 0, 2)), row, 0)
+            peak, sums, out = lax.fori_loop(begin, (last + size) // size, one_page, (start, total, nothing))
+        sums = jnp.maximum(sums, 1e-30)
+        out = jnp.transpose(jnp.reshape(out / sums[..., None], (num_heads, length, width)), (1, 0, 2))
+        outs = lax.dynamic_update_index_in_dim(found.out, out, row, 0)
+        if not split:
+            return _Found(outs, None)
+        log_sum = jnp.reshape(peak + jnp.log(sums), (num_heads, length)).T
+        return _Found(outs, lax.dynamic_update_index_in_dim(found.log_sum, log_sum, row, 0))
 
     outs = jnp.zeros((num_rows, length, num_heads, width), jnp.float32)
-    return lax.fori_loop(0, num_rows, one_row, outs)
+    return lax.fori_loop(0, num_rows, one_row, _Found(outs, outs[..., 0] if split else None))
 
 
 def _gathered(
     asked: _Asked,
-    pools: Sequence[Array],
+    pools: Sequence[Pool],
     window: int | None,
     how: Scores,
     sinks: Array | None,
     slopes: Array | None,
-) -> Array:
-    """out[R, Q, N, O] over each row's gathered pages."""
+    split: Axes = (),
+) -> _Found:
+    """The queries over each row's gathered pages."""
     num_rows, length, num_heads, width = asked.q.shape
-    k, v = (_joined(x) for x in _keys_and_values(pools, asked.tables))
+    k, v = (_joined(x).astype(asked.q.dtype) for x in _keys_and_values(pools, asked.tables))
     grouped = num_rows, length, k.shape[1], num_heads // k.shape[1], width
-    keys = jnp.arange(k.shape[2], dtype=jnp.int32)[None]
+    own = _values(pools[0]).shape[-2]
+    pages = jnp.arange(k.shape[2] // own, dtype=jnp.int32)[:, None] * (own * _count(split))
+    keys = jnp.reshape(pages + own * _number(split) + jnp.arange(own, dtype=jnp.int32), (1, -1))
     last = jnp.max(asked.positions, axis=1, keepdims=True)
     v = jnp.where((keys <= last)[:, None, :, None], v, jnp.zeros((), v.dtype))
     scores = jnp.einsum(
@@ -265,11 +340,39 @@ def _gathered(
     )
     scores = _scored(scores, asked.positions, keys, window, how, slopes)
     if sinks is not None:
+        sinks = jnp.where(_number(split) == 0, sinks, _HIDDEN)  # of one device, where several join their sums
         sink = jnp.broadcast_to(jnp.reshape(sinks, (1, *grouped[2:4], 1, 1)), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sink], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[2]].astype(v.dtype)
     out = jnp.einsum("RKGQS,RKSO->RQKGO", weights, v, preferred_element_type=jnp.float32)
-    return jnp.reshape(out, (num_rows, length, num_heads, v.shape[-1]))
+    out = jnp.reshape(out, (num_rows, length, num_heads, v.shape[-1]))
+    if not split:
+        return _Found(out, None)
+    log_sum = jnp.moveaxis(jax.nn.logsumexp(scores, axis=-1), 3, 1)
+    return _Found(out, jnp.reshape(log_sum, out.shape[:3]))
+
+
+def _weighed(found: _Found, split: Axes) -> Array:
+    """out[N, heads, O] of one device's positions as its part of the sum over all."""
+    if not split:
+        return found.out
+    peak = lax.pmax(found.log_sum, split)
+    weight = jnp.exp(found.log_sum - peak)
+    return found.out * (weight / lax.psum(weight, split))[..., None]
+
+
+def _axes(part: Any) -> Axes:
+    """An entry of a PartitionSpec as the axes that it names."""
+    return (part,) if isinstance(part, str) else tuple(part or ())
+
+
+def _count(split: Axes) -> int:
+    return lax.axis_size(split) if split else 1
+
+
+def _number(split: Axes) -> Any:
+    """Of this device among those that share positions."""
+    return lax.axis_index(split) if split else 0
 
 
 def _joined(pages: Array) -> Array:

@@ -1,10 +1,11 @@
 """Weights of Hugging Face checkpoints, read onto our shards and written back."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -23,25 +24,30 @@ from meshwright.models.hf import to_hf
 from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.nn.hf_tensors import UNEMBED, HfTensor, hf_tensors, joined, passed_over
 from meshwright.nn.params import abstract_params, build, flatten
+from meshwright.nn.quantised_files import dequantised, slice_of
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _FILE_BYTES = 5_000_000_000
-# HF's names of the types we can read; the quantised ones need scales that the model has not.
+# By name of HF's tensor and the tensor: what is written.
+Store = Callable[[str, np.ndarray], Mapping[str, np.ndarray]]
+# HF's names of the types that weights are read in; those of quantised ones need scales besides.
 _READABLE = ("F32", "BF16", "F16")
 
 
 def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> dict[str, Any]:
     """The parameters of the HF checkpoint in `folder`, on their shards, in the layout's weights_dtype.
 
-    Each device's block is read from disk by itself, so host memory holds one block of one parameter.
-    Raises CheckpointError for a tensor that is missing, left over, of another shape or of a quantised
-    type, and for a file that is missing or cut short; nothing is read before all of that is checked.
+    Each device's block is read from disk by itself, so host memory holds one block of one parameter. Of a
+    quantised checkpoint these are the numbers that it stands for. Raises CheckpointError for a tensor that is
+    missing, left over, of another shape or of a type that needs scales it has not, and for a file that is
+    missing or cut short; nothing is read before all of that is checked.
     """
     check_runs(config)
     layout.check(config)
     abstract = flatten(abstract_params(config, layout, mesh))
-    with _opened(folder) as stored:
+    with _opened(folder) as files:
+        stored = dequantised(folder, files)
         tensors = hf_tensors(config, stored)
         _check(folder, stored, config, tensors)
         return build(
@@ -50,12 +56,19 @@ def load_hf(folder: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> di
 
 
 def save_hf(
-    params: Mapping[str, Any], config: ModelConfig, folder: Path, *, file_bytes: int = _FILE_BYTES
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    folder: Path,
+    *,
+    file_bytes: int = _FILE_BYTES,
+    store: Store = lambda name, tensor: {name: tensor},
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Writes `params` as the HF model that computes the same, in safetensors of at most `file_bytes`.
 
-    Host memory holds one file. For one process, which must see every shard. Raises CheckpointError
-    where `folder` holds weights already.
+    store: the tensors that one of these is written as. more: keys of config.json besides. Host memory holds
+    one file. For one process, which must see every shard. Raises CheckpointError where `folder` holds weights
+    already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if there := next(folder.glob("*.safetensors*"), None):
@@ -64,24 +77,25 @@ def save_hf(
     dtype = np.dtype(flat["embed"].dtype)
     # Without null, transformers would end every answer at LLaMA's token 2; the tokenizer knows better.
     tokens = {"bos_token_id": None, "eos_token_id": None}
-    written = to_hf(config) | tokens | {"torch_dtype": dtype.name}
+    written = to_hf(config) | tokens | {"torch_dtype": dtype.name} | dict(more)
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     tensors, sizes = hf_tensors(config), dimensions(config)
     files = _split(config, tensors, dtype.itemsize, file_bytes)
+    held: dict[str, list[str]] = {}
     for file, names in files.items():
-        content = {
-            name: joined(
-                [
-                    (tensors[path], _to_hf(flat[path], letters[path].letters, tensors[path], place, sizes))
-                    for path in place.paths
-                ],
-                sizes,
-            )
-            for name, place in names.items()
-        }
-        save_file(content, folder / file, metadata={"format": "pt"})
+        content: dict[str, np.ndarray] = {}
+        for name, place in names.items():
+            parts = [
+                (tensors[path], _to_hf(flat[path], letters[path].letters, tensors[path], place, sizes))
+                for path in place.paths
+            ]
+            content |= store(name, joined(parts, sizes))
+        save_file(
+            {name: np.ascontiguousarray(x) for name, x in content.items()}, folder / file, {"format": "pt"}
+        )
+        held[file] = list(content)
     if len(files) > 1:
-        _write_index(folder, files, sum(param.nbytes for param in flat.values()))
+        _write_index(folder, held, sum(param.nbytes for param in flat.values()))
 
 
 class _Place(NamedTuple):
@@ -123,7 +137,7 @@ def _opened(folder: Path) -> Iterator[dict[str, Any]]:
                 raise CheckpointError(
                     f"checkpoint {folder}: is cut short: {reason}; copy or download it again"
                 ) from error
-            tensors |= {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (no mapping)
+            tensors |= {name: slice_of(file, handle, name) for name in handle.keys()}  # noqa: SIM118 (no mapping)
         yield tensors
 
 
@@ -256,7 +270,7 @@ def _split(
     }
 
 
-def _write_index(folder: Path, files: Mapping[str, Mapping[str, Any]], total_bytes: int) -> None:
+def _write_index(folder: Path, files: Mapping[str, Sequence[str]], total_bytes: int) -> None:
     index = {
         "metadata": {"total_size": total_bytes},
         "weight_map": {name: file for file, names in files.items() for name in names},

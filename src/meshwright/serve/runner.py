@@ -23,6 +23,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
+from meshwright.nn.compiled import Compilations
 from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
 from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_CHUNK, DEFAULT_PAGE, Batch, Limits, Work, on_each
@@ -52,7 +53,8 @@ class JaxRunner:
     params: on `mesh` as the layout stores them, from `load_hf` or a checkpoint; they are moved into arrays a
     layer. Axes that split the batch make replicas, among which slots and pages are split evenly. num_pages:
     of the cache in all, as many as all slots can fill where None. num_drafts: most drafts of one sequence a
-    step. Call `warm_up` before use.
+    step. strict: what this process compiles after the warm-up is an error of the next step; scores of prompts
+    of every length are compiled ahead, too. Call `warm_up` before use.
     Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
     longer than the model's, there is no slot, or too few pages for one sequence.
     """
@@ -71,7 +73,9 @@ class JaxRunner:
         chunk: int = DEFAULT_CHUNK,
         block: int = DEFAULT_BLOCK,
         num_drafts: int = 0,
+        strict: bool = False,
     ) -> None:
+        layout = layout.at("generate")
         check_serves(config, layout, num_slots, context)
         self.limits = limits = Limits.of(
             num_slots,
@@ -98,6 +102,7 @@ class JaxRunner:
         self._seconds: dict[_Shape, float] = {}
         self._choices: dict[tuple[int, bool], Any] = {}
         self._score_programs: dict[int, Any] = {}
+        self._compilations = Compilations() if strict else None
         self._scoring = threading.Lock()
 
     def warm_up(self) -> None:
@@ -114,6 +119,10 @@ class JaxRunner:
         if self._num_drafts:
             of_tokens = [shape for shape in self._steps if shape.generate + shape.verify and not shape.blocks]
             self._seconds = {shape: self._idle_seconds(shape) for shape in of_tokens}
+        if self._compilations is not None:
+            for length in score_lengths(self.limits.context):
+                self._score_program(length)
+            self._compilations.start()
 
     def _idle_seconds(self, shape: _Shape) -> float:
         """How long a step of this shape takes in which nobody holds a row: its products, no attention."""
@@ -126,10 +135,21 @@ class JaxRunner:
             seconds.append(time.perf_counter() - started)
         return min(seconds)
 
+    def step_seconds(self) -> float:
+        """Seconds of a step that generates for one sequence of each replica, without attention."""
+        return self._idle_seconds(_Shape(1, 0, 0))
+
+    def generate_seconds(self, num_sequences: int) -> float:
+        """Seconds of a step that generates for so many sequences, where there are drafts."""
+        return self._seconds[_Shape(self._rows_for(num_sequences), 0, 0)]
+
+    def _rows_for(self, num_sequences: int) -> int:
+        of_replica = -(-num_sequences // self.limits.num_replicas)
+        return next(n for n in _sizes(self.limits.slots_of_replica) if n >= of_replica)
+
     def cost_ratio(self, num_sequences: int) -> float:
         """How much longer a step that verifies drafts of so many sequences takes than one that generates."""
-        of_replica = -(-num_sequences // self.limits.num_replicas)
-        count = next(n for n in _sizes(self.limits.slots_of_replica) if n >= of_replica)
+        count = self._rows_for(num_sequences)
         return self._seconds[_Shape(0, count, 0)] / self._seconds[_Shape(count, 0, 0)]
 
     def _shapes(self) -> list[_Shape]:
@@ -162,6 +182,9 @@ class JaxRunner:
     def run(self, batch: Batch) -> "_UnderWay":
         """Dispatches one step."""
         assert self._steps, "warm_up() comes first"
+        if self._compilations is not None and self._compilations.count:
+            self._compilations.stop()
+            raise RuntimeError("a program was compiled after the warm-up, which strict serving forbids")
         shape = self._shape_of(batch)
         step = self._step_of(shape)
         inputs = _Inputs(batch, step, self.limits)

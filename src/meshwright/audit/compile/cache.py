@@ -15,6 +15,7 @@ from pathlib import Path
 import meshwright
 from meshwright.audit.compile.targets import Target
 from meshwright.errors import AuditError
+from meshwright.files import cache_folder
 from meshwright.plan_file import Plan
 
 # Compiler flags that a user may have set; they change the program.
@@ -22,12 +23,6 @@ _FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 # Compiled programs kept; a program is about a megabyte.
 _KEPT = 200
 _POLL_SECONDS = 0.2
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/meshwright, or ~/.cache/meshwright."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "meshwright"
 
 
 def content_key(plan: Plan, target: Target, environment: Mapping[str, str] = os.environ) -> str:

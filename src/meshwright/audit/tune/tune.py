@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from meshwright.audit.compile.cache import cache_folder, content_key
+from meshwright.audit.compile.cache import content_key
 from meshwright.audit.compile.targets import Target, choose_target
 from meshwright.audit.figures import Figures, figures
 from meshwright.audit.tune.neighbours import neighbours, remats
 from meshwright.audit.tune.options import OPTIONS
 from meshwright.errors import MeshwrightError, PlanError
-from meshwright.files import write_whole
+from meshwright.files import cache_folder, write_whole
 from meshwright.hardware.catalog import load
 from meshwright.plan.rank import TIE
 from meshwright.plan.train import price

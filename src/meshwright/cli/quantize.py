@@ -1,0 +1,52 @@
+"""mw quantize: a checkpoint with narrower weights, and what they cost."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from meshwright.cli.common import Json, emit, progress
+from meshwright.files import check_writable
+from meshwright.nn.devices import use_cpu_devices
+from meshwright.serve.folder import check_model_folder
+from meshwright.units import format_bytes
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def quantize(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A run's folder, or a Hugging Face one.")
+    ],
+    to: Annotated[Literal["int8", "fp8", "int4"], typer.Option("--to", help="The type of the weights.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")],
+    text: Annotated[
+        Path | None, typer.Option("--eval", help="A text whose perplexity is measured before and after.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Quantise a checkpoint: int8 and fp8 with a scale for each output, int4 in groups of inputs.
+
+    It is written as compressed-tensors has it, which vLLM and transformers read, and `mw serve`.
+
+    \b
+    mw quantize runs/demo --to int8 --eval held-out.txt -o demo-int8
+    """
+    check_model_folder(checkpoint)
+    check_writable(output / "config.json")
+    use_cpu_devices(1)
+    from meshwright.serve.quantize import quantize_folder
+
+    with progress() as report:
+        document = quantize_folder(checkpoint, output, to, text, lambda what: report(what, None))
+    if as_json:
+        emit(document)
+        return
+    sizes = (
+        f"{format_bytes(document['bytes_before'])} in bf16, {format_bytes(document['bytes_after'])} in {to}"
+    )
+    print(f"{output}: {sizes}")
+    if text is not None:
+        before, after = document["perplexity_before"], document["perplexity_after"]
+        print(f"perplexity of {document['tokens']} tokens: {before:.4f} before, {after:.4f} after")
