@@ -72,7 +72,7 @@ def _logits(text: str, weights_dtype: str, matmul_dtype: str | None = None, wide
     ("text", "dtype"),
     [
         ("data=2,tensor=2", "int8"),
-        ("tensor=2", "int4"),
+        pytest.param("tensor=2", "int4", marks=pytest.mark.slow),
         pytest.param("data=1", "fp8", marks=pytest.mark.slow),
         pytest.param("data=2,fsdp=2,tensor=2", "int4", marks=pytest.mark.slow),
         pytest.param("fsdp=2,tensor=2", "fp8", marks=pytest.mark.slow),

@@ -70,6 +70,7 @@ def _prefill_then_generate(layout: Layout, config: ModelConfig = TINY) -> list[n
     return [first, second]
 
 
+@pytest.mark.slow
 def test_whole_prompts_attend_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a kernel takes them: the logits and pages of blocks."""
     positions = np.broadcast_to(np.arange(S), (B, S))
@@ -137,9 +138,8 @@ def test_positions_are_whole() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("dtype", "most"), [("int8", 0.02), pytest.param("fp8", 0.1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "most"), [("int8", 0.02), ("fp8", 0.1)])
 def test_a_narrow_cache_costs_little(dtype: str, most: float) -> None:
     """Keys and values are off by half a step of their head's largest: a 254th in int8, a 16th in fp8."""
     found = _prefill_then_generate(_layout("tensor=2").replace(kv_dtype=dtype))
