@@ -332,7 +332,7 @@ def _gathered(
     grouped = num_rows, length, k.shape[1], num_heads // k.shape[1], width
     own = _values(pools[0]).shape[-2]
     pages = jnp.arange(k.shape[2] // own, dtype=jnp.int32)[:, None] * (own * _count(split))
-    keys = jnp.reshape(pages + own * _number(split) + jnp.arange(own, dtype=jnp.int32), (1, -1))
+    keys = jnp.reshape(pages + own * _number(split) + jnp.arange(own, dtype=jnp.int32)[None], (1, -1))
     last = jnp.max(asked.positions, axis=1, keepdims=True)
     v = jnp.where((keys <= last)[:, None, :, None], v, jnp.zeros((), v.dtype))
     scores = jnp.einsum(
