@@ -74,10 +74,10 @@ def _with_memory(bandwidth: float, **shares: float) -> Hardware:
     return replace(hardware, chip=chip)
 
 
-def _step_in(dtype: str, hardware: Hardware) -> step.Measured:
+def _step_in(dtype: str, hardware: Hardware) -> step.MeasuredStep:
     """The step as it would be measured on `hardware`."""
     layout = Layout.of(data=8, compute_dtype=dtype)
-    asked = step.Measured(load_model("demo"), layout, Workload(8, 64), NO_TIME)
+    asked = step.MeasuredStep(load_model("demo"), layout, Workload(8, 64), NO_TIME)
     return replace(asked, timing=timing.Timing(asked.price(hardware), 0.0))
 
 
@@ -91,7 +91,9 @@ def test_the_bandwidth_of_a_step_is_found_again(bandwidth: float) -> None:
 
 
 def test_a_step_faster_than_its_price_streams() -> None:
-    fast = step.Measured(load_model("demo"), Layout.of(data=8, compute_dtype="f32"), Workload(8, 64), NO_TIME)
+    fast = step.MeasuredStep(
+        load_model("demo"), Layout.of(data=8, compute_dtype="f32"), Workload(8, 64), NO_TIME
+    )
     chip = step.with_effective_memory([fast], _with_memory(1e10)).chip
     assert chip.hbm_bytes_per_second == pytest.approx(1e10)
 

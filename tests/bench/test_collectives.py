@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from meshwright.bench import sweep as sweeping
-from meshwright.bench.collectives import CollectivePoint, Measured, combinations_of, loop, operand, prepare
+from meshwright.bench.collectives import (
+    CollectivePoint,
+    MeasuredCollective,
+    combinations_of,
+    loop,
+    operand,
+    prepare,
+)
 from meshwright.bench.fit import fit_cost
 from meshwright.bench.model import predicted, with_collectives
 from meshwright.bench.sizes import CALIBRATION, SWEEP, group_mesh
@@ -82,10 +89,10 @@ def test_a_cliff_between_the_caches_is_found_again() -> None:
         assert fitted.seconds(size) == pytest.approx(true.seconds(size), rel=0.1)
 
 
-def _as_on(true: Hardware, mesh: Mesh, sizes: tuple[int, ...]) -> list[Measured]:
+def _as_on(true: Hardware, mesh: Mesh, sizes: tuple[int, ...]) -> list[MeasuredCollective]:
     """Every collective over `mesh`, as fast as `true` says."""
     asked = [
-        Measured(CollectivePoint(op, mesh, axes, size), Timing(0.0, 0.0))
+        MeasuredCollective(CollectivePoint(op, mesh, axes, size), Timing(0.0, 0.0))
         for op in COLLECTIVES
         for axes in combinations_of(mesh)
         for size in sizes

@@ -11,7 +11,7 @@ from tests.serve.http.process import server_process
 from meshwright.bench.serve import traffic
 from meshwright.bench.serve.client import Answer, Client
 from meshwright.bench.serve.planned import planned_step_seconds
-from meshwright.bench.serve.summary import Targets, percentiles, summary
+from meshwright.bench.serve.summary import LatencyTargets, percentiles, summary
 from meshwright.bench.serve.traffic import Chat, Lengths, Turn
 from meshwright.bench.serve.words import Words
 from meshwright.cli.main import main
@@ -93,7 +93,7 @@ def answer(start: float, pieces: list[float], error: str | None = None) -> Answe
 
 def test_the_figures_by_hand():
     answers = [answer(0.0, [1.0, 1.5, 2.0]), answer(1.0, [1.5, 5.0]), answer(2.0, [2.5], error="500: x")]
-    found = summary(answers, Targets(ttft_seconds=0.9))
+    found = summary(answers, LatencyTargets(ttft_seconds=0.9))
     assert (found["requests"], found["errors"], found["error_messages"]) == (3, 1, {"500: x": 1})
     assert (found["seconds"], found["new_tokens"], found["prompt_tokens"]) == (5.0, 5, 6)
     assert (found["new_tokens_per_second"], found["requests_per_second"]) == (1.0, 0.4)
@@ -101,8 +101,8 @@ def test_the_figures_by_hand():
     assert (found["ttft_seconds"]["p50"], found["ttft_seconds"]["max"]) == (0.75, 1.0)
     assert found["tpot_seconds"]["mean"] == (0.5 + 3.5) / 2
     assert found["itl_seconds"]["p50"] == 0.5
-    assert summary(answers, Targets(tpot_seconds=1.0))["goodput"] == 0.2
-    assert summary(answers, Targets())["goodput"] == 0.4
+    assert summary(answers, LatencyTargets(tpot_seconds=1.0))["goodput"] == 0.2
+    assert summary(answers, LatencyTargets())["goodput"] == 0.4
     assert percentiles([])["p99"] is None
 
 

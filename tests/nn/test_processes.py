@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from meshwright.errors import DeviceError
-from meshwright.nn.processes import Place, free_port, meet, place
+from meshwright.nn.processes import ProcessPlace, free_port, meet, place
 
 VERSIONS = {"jax": "0.10.2"}
 
 
-def met(places: list[Place], versions: dict[int, dict[str, str]] | None = None) -> list[str]:
+def met(places: list[ProcessPlace], versions: dict[int, dict[str, str]] | None = None) -> list[str]:
     """What each of the processes, played by threads, is told: nothing where all is well."""
 
-    def one(here: Place) -> str:
+    def one(here: ProcessPlace) -> str:
         try:
             meet(here, (versions or {}).get(here.process_id, VERSIONS))
         except DeviceError as error:
@@ -25,9 +25,9 @@ def met(places: list[Place], versions: dict[int, dict[str, str]] | None = None) 
         return list(pool.map(one, places))
 
 
-def places(count: int, seconds: float = 20.0) -> list[Place]:
+def places(count: int, seconds: float = 20.0) -> list[ProcessPlace]:
     address = f"127.0.0.1:{free_port()}"
-    return [Place(number, count, address, seconds) for number in range(count)]
+    return [ProcessPlace(number, count, address, seconds) for number in range(count)]
 
 
 def test_processes_that_are_all_there_meet():
@@ -56,7 +56,7 @@ def test_another_version_is_named():
 def test_a_port_in_use_is_named():
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        assert met([Place(0, 2, f"127.0.0.1:{port}", 1.0)]) == [
+        assert met([ProcessPlace(0, 2, f"127.0.0.1:{port}", 1.0)]) == [
             f"process 0 cannot listen on port {port} (Address already in use); choose another with --port"
         ]
 
@@ -86,7 +86,7 @@ def test_noise_on_the_port_is_not_a_process():
 )
 def test_a_process_learns_its_place(environment: dict[str, str]):
     found = place(environment | {"MESHWRIGHT_COORDINATOR": "node1:8476", "MESHWRIGHT_JOIN_SECONDS": "60"})
-    assert found == Place(3, 8, "node1:8476", 60.0)
+    assert found == ProcessPlace(3, 8, "node1:8476", 60.0)
     assert found is not None and found.address == ("node1", 8476)
     assert place({}) is None
 

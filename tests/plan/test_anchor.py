@@ -14,7 +14,7 @@ from meshwright.hardware.chip import StepEfficiency
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan.anchor import Run, anchored, slowdown_of, step_seconds
+from meshwright.plan.anchor import MeasuredRun, anchored, slowdown_of, step_seconds
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan, save_plan
 
@@ -71,7 +71,7 @@ LAYOUTS = (
 )
 
 
-def runs(*slower: float, step: StepEfficiency | None = None) -> list[Run]:
+def runs(*slower: float, step: StepEfficiency | None = None) -> list[MeasuredRun]:
     """Runs that take as long as priced with `step`, times `slower`."""
     machine, config = load(HARDWARE), load_model("llama-3.2-1b")
     truth = machine.with_step(step or machine.chip.step)
@@ -79,7 +79,9 @@ def runs(*slower: float, step: StepEfficiency | None = None) -> list[Run]:
     for (sequences, length, words), factor in zip(LAYOUTS, slower, strict=True):
         layout, workload = Layout.parse(words), Workload(sequences * 16, length)
         seconds = price(replace(config, max_seq_len=length), truth, workload, layout).step_seconds
-        found.append(Run(replace(config, max_seq_len=length), machine, workload, layout, factor * seconds))
+        found.append(
+            MeasuredRun(replace(config, max_seq_len=length), machine, workload, layout, factor * seconds)
+        )
     return found
 
 

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from meshwright.serve.batch import PENDING, Batch, Limits, Work
 from meshwright.serve.logit_edits import batch_edits, batch_rows
 from meshwright.serve.sampling import NUM_TOP, sample
-from meshwright.serve.scoring import Scores
+from meshwright.serve.scoring import TokenScores
 from meshwright.serve.sequence import SamplingParams, TokenScore
 from meshwright.serve.tokenizer import Tokenizer
 
@@ -134,7 +134,7 @@ class MockRunner:
     def prepare_scores(self, num_tokens: int) -> None:
         assert 0 < num_tokens < self.limits.context
 
-    def scores(self, tokens: list[int]) -> Scores:
+    def scores(self, tokens: list[int]) -> TokenScores:
         """As if each prefix were a prompt whose answer begins."""
         logits = np.zeros((len(tokens) - 1, self.vocab_size))
         for position in range(len(tokens) - 1):
@@ -142,7 +142,7 @@ class MockRunner:
         logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         top_ids = np.argsort(-logprobs, axis=-1, kind="stable")[:, :NUM_TOP]
         own = np.array(tokens[1:], int)[:, None]
-        return Scores(
+        return TokenScores(
             np.take_along_axis(logprobs, own, -1)[:, 0], top_ids, np.take_along_axis(logprobs, top_ids, -1)
         )
 

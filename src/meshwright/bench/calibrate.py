@@ -47,10 +47,10 @@ class Calibration:
     """The hardware and the measurements behind it."""
 
     hardware: Hardware
-    matmuls: list[matmul.Measured]
-    streams: list[memory.Measured]
-    collectives: list[collectives.Measured]
-    steps: list[step.Measured]
+    matmuls: list[matmul.MeasuredMatmul]
+    streams: list[memory.MeasuredMemory]
+    collectives: list[collectives.MeasuredCollective]
+    steps: list[step.MeasuredStep]
 
 
 def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Hardware:

@@ -47,7 +47,7 @@ class CollectivePoint:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCollective:
     """A point and the time of one run of it."""
 
     point: CollectivePoint
@@ -61,7 +61,7 @@ def combinations_of(mesh: Mesh) -> Iterator[Axes]:
         yield from combinations(axes, count)
 
 
-def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[Measured]:
+def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[MeasuredCollective]:
     """Every collective over every choice of axes, at these sizes V in bytes that split evenly."""
     bench = Bench(mesh)
     points = [
@@ -77,7 +77,9 @@ def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[Me
         programs.append(_program(point, bench))
     return Prepared(
         programs,
-        lambda timings: [Measured(p, t.per(p.loop_length)) for p, t in zip(points, timings, strict=True)],
+        lambda timings: [
+            MeasuredCollective(p, t.per(p.loop_length)) for p, t in zip(points, timings, strict=True)
+        ],
     )
 
 

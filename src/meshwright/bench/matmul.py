@@ -44,7 +44,7 @@ ACCELERATOR_SHAPES = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredMatmul:
     """The time of one shape in one dtype."""
 
     shape: MatmulShape
@@ -67,7 +67,7 @@ def bench_matmul(spec: str, progress: Progress = None, shapes: Sequence[MatmulSh
     return {"hardware": spec, "results": [_result(one, by_dtype[one.dtype]) for one in measured]}
 
 
-def prepare(num_devices: int, progress: Progress, shapes: Sequence[MatmulShape]) -> Prepared[Measured]:
+def prepare(num_devices: int, progress: Progress, shapes: Sequence[MatmulShape]) -> Prepared[MeasuredMatmul]:
     """Every shape in every dtype."""
     report(progress, f"compiling matmuls on {num_devices} devices")
     points = [(shape, dtype) for dtype in DTYPES for shape in shapes]
@@ -75,7 +75,9 @@ def prepare(num_devices: int, progress: Progress, shapes: Sequence[MatmulShape])
     programs = [bench.program(_train_products, _operands(*point)) for point in points]
     return Prepared(
         programs,
-        lambda timings: [Measured(*point, timing) for point, timing in zip(points, timings, strict=True)],
+        lambda timings: [
+            MeasuredMatmul(*point, timing) for point, timing in zip(points, timings, strict=True)
+        ],
     )
 
 
@@ -89,14 +91,14 @@ def _train_products(x: Array, w: Array) -> tuple[Array, Array]:
     return jnp.einsum("tf,df->td", y, w), jnp.einsum("td,tf->df", x, y)
 
 
-def rates_by_dtype(measured: Sequence[Measured]) -> dict[str, float]:
+def rates_by_dtype(measured: Sequence[MeasuredMatmul]) -> dict[str, float]:
     """FLOPs a second of one device by dtype: as many FLOPs of each shape, over the seconds they take."""
     return {
         dtype: harmonic_mean([m.flops_per_second for m in measured if m.dtype == dtype]) for dtype in DTYPES
     }
 
 
-def rates_by_size(measured: Sequence[Measured]) -> dict[str, Points]:
+def rates_by_size(measured: Sequence[MeasuredMatmul]) -> dict[str, Points]:
     """FLOPs a second by the FLOPs of one product, for each dtype."""
     return {
         dtype: rates([m.shape.flops / _PRODUCTS for m in ours], [m.flops_per_second for m in ours])
@@ -114,7 +116,7 @@ def harmonic_mean(rates: Sequence[float]) -> float:
     return len(rates) / sum(1 / rate for rate in rates)
 
 
-def _result(measured: Measured, rate: float) -> dict:
+def _result(measured: MeasuredMatmul, rate: float) -> dict:
     shape, timing = measured.shape, measured.timing
     predicted = shape.flops / rate
     return {

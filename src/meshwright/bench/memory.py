@@ -20,7 +20,7 @@ _PASSES = 3  # two arrays are read and one is written
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredMemory:
     """The time of a multiply-add of arrays of `array_bytes` on every device."""
 
     dtype: str
@@ -36,7 +36,7 @@ class Measured:
         return self.touched_bytes / self.timing.seconds
 
 
-def prepare(num_devices: int, progress: Progress, sizes: Sequence[int]) -> Prepared[Measured]:
+def prepare(num_devices: int, progress: Progress, sizes: Sequence[int]) -> Prepared[MeasuredMemory]:
     """The multiply-add over arrays of each size in every dtype."""
     report(progress, "compiling a multiply-add")
     bench = bench_of(num_devices)
@@ -45,16 +45,18 @@ def prepare(num_devices: int, progress: Progress, sizes: Sequence[int]) -> Prepa
     programs = [bench.program(_multiply_add, [operand] * 2) for operand in operands]
     return Prepared(
         programs,
-        lambda timings: [Measured(*point, timing) for point, timing in zip(points, timings, strict=True)],
+        lambda timings: [
+            MeasuredMemory(*point, timing) for point, timing in zip(points, timings, strict=True)
+        ],
     )
 
 
-def streaming_bytes_per_second(measured: Sequence[Measured]) -> float:
+def streaming_bytes_per_second(measured: Sequence[MeasuredMemory]) -> float:
     """Bytes a second of one device in float32: as many bytes at each size, over the seconds they take."""
     return harmonic_mean([one.bytes_per_second for one in measured if one.dtype == "f32"])
 
 
-def rates_by_size(measured: Sequence[Measured]) -> dict[str, Points]:
+def rates_by_size(measured: Sequence[MeasuredMemory]) -> dict[str, Points]:
     """Bytes a second by the bytes touched, for each dtype."""
     return {
         dtype: rates([m.touched_bytes for m in ours], [m.bytes_per_second for m in ours])

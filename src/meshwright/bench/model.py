@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 from typing import cast
 
-from meshwright.bench.collectives import Measured
+from meshwright.bench.collectives import MeasuredCollective
 from meshwright.bench.fit import fit_cost, monotone
 from meshwright.cost.collectives import CollectivePrice, Op, collective_seconds
 from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory, Switch, Torus
@@ -13,7 +13,7 @@ from meshwright.hardware.links import LinkKind
 from meshwright.hardware.topology import Hardware
 
 
-def with_collectives(hardware: Hardware, measured: Sequence[Measured]) -> Hardware:
+def with_collectives(hardware: Hardware, measured: Sequence[MeasuredCollective]) -> Hardware:
     """`hardware` with the collectives as measured: costs by size on a host, else latency and shares."""
     network = hardware.chip.network
     if isinstance(network, SharedMemory):
@@ -22,7 +22,7 @@ def with_collectives(hardware: Hardware, measured: Sequence[Measured]) -> Hardwa
     return _with_shares(_with_latency(slow, network, measured), measured)
 
 
-def predicted(hardware: Hardware, one: Measured) -> CollectivePrice:
+def predicted(hardware: Hardware, one: MeasuredCollective) -> CollectivePrice:
     """What the cost model says of a measured point."""
     point = one.point
     return collective_seconds(
@@ -34,12 +34,14 @@ def _with(hardware: Hardware, network: Torus | Switch | SharedMemory) -> Hardwar
     return replace(hardware, chip=replace(hardware.chip, network=network))
 
 
-def _host_cost(measured: Sequence[Measured], op: str) -> LinearCost:
+def _host_cost(measured: Sequence[MeasuredCollective], op: str) -> LinearCost:
     ours = [one for one in measured if one.point.op == op]
     return fit_cost([one.point.priced_bytes for one in ours], [one.timing.seconds for one in ours])
 
 
-def _with_latency(hardware: Hardware, network: Torus | Switch, measured: Sequence[Measured]) -> Hardware:
+def _with_latency(
+    hardware: Hardware, network: Torus | Switch, measured: Sequence[MeasuredCollective]
+) -> Hardware:
     """The hardware with the latency that the smallest messages show.
 
     On a torus that of a hop: the median of t / hops. On a switch hops stay as they are, and the
@@ -55,7 +57,7 @@ def _with_latency(hardware: Hardware, network: Torus | Switch, measured: Sequenc
     return _with(hardware, replace(bare, collective_launch_seconds=max(0.0, median(launches))))
 
 
-def _with_shares(hardware: Hardware, measured: Sequence[Measured]) -> Hardware:
+def _with_shares(hardware: Hardware, measured: Sequence[MeasuredCollective]) -> Hardware:
     """The hardware with the share of each kind of link that each collective reaches by size.
 
     share = price / t where bandwidth sets the price and t is beyond latency, both without the latency of an
@@ -82,12 +84,12 @@ def _with_shares(hardware: Hardware, measured: Sequence[Measured]) -> Hardware:
     return _with(hardware, replace(network, efficiency=efficiency))
 
 
-def _empty_seconds(hardware: Hardware, one: Measured) -> float:
+def _empty_seconds(hardware: Hardware, one: MeasuredCollective) -> float:
     point = one.point
     return collective_seconds(cast("Op", point.op), 0, point.axes, hardware.place(point.mesh)).seconds
 
 
-def _curve_bytes(one: Measured) -> float:
+def _curve_bytes(one: MeasuredCollective) -> float:
     """The bytes by which the price reads a share: V, or the block that a permute sends."""
     point = one.point
     return point.gathered_bytes / (point.num_devices if point.op == "permute" else 1)

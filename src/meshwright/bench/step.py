@@ -47,7 +47,7 @@ def sample_model() -> ModelConfig:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """The time of the step of `config` on every device, data parallel."""
 
     config: ModelConfig
@@ -62,7 +62,7 @@ class Measured:
         return StepPricer(graph, self.layout, hardware).cost().seconds
 
 
-def prepare(num_devices: int, progress: Progress, config: ModelConfig) -> Prepared[Measured]:
+def prepare(num_devices: int, progress: Progress, config: ModelConfig) -> Prepared[MeasuredStep]:
     """The step of `config` in every dtype."""
     workload = Workload(_SEQUENCES_PER_DEVICE * num_devices, config.max_seq_len)
     layouts = [Layout.of(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in DTYPES]
@@ -73,7 +73,7 @@ def prepare(num_devices: int, progress: Progress, config: ModelConfig) -> Prepar
     return Prepared(
         programs,
         lambda timings: [
-            Measured(config, layout, workload, timing)
+            MeasuredStep(config, layout, workload, timing)
             for layout, timing in zip(layouts, timings, strict=True)
         ],
     )
@@ -102,7 +102,7 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
     return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda _: local)
 
 
-def with_effective_memory(measured: Sequence[Measured], hardware: Hardware) -> Hardware:
+def with_effective_memory(measured: Sequence[MeasuredStep], hardware: Hardware) -> Hardware:
     """`hardware` with the memory bandwidth of the float32 step, and what the other dtypes get of it.
 
     hardware: all figures but this one as measured, its bandwidth the streaming rate, which bounds the
@@ -116,7 +116,7 @@ def with_effective_memory(measured: Sequence[Measured], hardware: Hardware) -> H
     return replace(hardware, chip=chip)
 
 
-def _fit(measured: Measured, hardware: Hardware) -> float:
+def _fit(measured: MeasuredStep, hardware: Hardware) -> float:
     """The bandwidth at which the price is the time, by bisection: a price falls as memory gets faster."""
     high = hardware.chip.hbm_bytes_per_second
     if measured.price(_with_bandwidth(hardware, high)) >= measured.timing.seconds:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from meshwright.bench import collectives
-from meshwright.bench.collectives import Measured
+from meshwright.bench.collectives import MeasuredCollective
 from meshwright.bench.devices import free_bytes, local_hardware
 from meshwright.bench.fit import fit_line
 from meshwright.bench.model import predicted, with_collectives
@@ -63,10 +63,10 @@ def sweep(
 
 def _measure(
     mesh: Mesh, room_bytes: int, progress: Progress, sizes: Sequence[int], max_seconds: float
-) -> tuple[list[Measured], list[dict[str, Any]]]:
+) -> tuple[list[MeasuredCollective], list[dict[str, Any]]]:
     """What the budget allows, and the sizes that it does not: `{"bytes", "reason"}`."""
     started, one_round = time.perf_counter(), 0.0
-    measured: list[Measured] = []
+    measured: list[MeasuredCollective] = []
     left_out: list[dict[str, Any]] = []
     most_bytes = _agreed(room_bytes / _COPIES)
     for size in sizes:
@@ -85,7 +85,7 @@ def _measure(
     return measured, left_out
 
 
-def _fits(measured: Sequence[Measured]) -> Iterator[dict[str, Any]]:
+def _fits(measured: Sequence[MeasuredCollective]) -> Iterator[dict[str, Any]]:
     """The line of each collective over each choice of axes."""
     keys = dict.fromkeys((one.point.op, one.point.axes, one.point.num_devices) for one in measured)
     for op, axes, num_devices in keys:
@@ -100,7 +100,7 @@ def _fits(measured: Sequence[Measured]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _result(one: Measured, predicted_seconds: float) -> dict[str, Any]:
+def _result(one: MeasuredCollective, predicted_seconds: float) -> dict[str, Any]:
     return {
         "op": one.point.op,
         "axes": list(one.point.axes),

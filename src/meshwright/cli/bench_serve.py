@@ -115,7 +115,7 @@ def serve(
         raise typer.BadParameter("--burst needs --rate")
     from meshwright.bench.serve import traffic
     from meshwright.bench.serve.drive import Load
-    from meshwright.bench.serve.summary import Targets
+    from meshwright.bench.serve.summary import LatencyTargets
 
     if trace:
         chats = traffic.read_trace(trace)
@@ -126,7 +126,7 @@ def serve(
     closed = None if rate or trace else concurrency or 8
     load = Load(chats, closed, prefix_tokens, chat, seed)
     options: dict[str, Any] = {"temperature": 0} | ({"ignore_eos": True} if ignore_eos else {})
-    targets = Targets(ttft, tpot)
+    targets = LatencyTargets(ttft, tpot)
     with progress() as report:
         if plan is None:
             key = api_key or os.environ.get("OPENAI_API_KEY")

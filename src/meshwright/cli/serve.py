@@ -116,7 +116,7 @@ def serve(
         listener = stack.enter_context(bind(host, port))  # first, since loading may take minutes
         from meshwright.cli.serving import Serving, open_service
         from meshwright.serve.http.app import create_app
-        from meshwright.serve.http.limits import Limits
+        from meshwright.serve.http.limits import ClientLimits
         from meshwright.serve.http.log import log_as_json
 
         with progress() as report:
@@ -136,7 +136,7 @@ def serve(
                 draft_checkpoint=draft_checkpoint,
             )
             service = stack.enter_context(open_service(checkpoint, asked, report))
-        limits = Limits(
+        limits = ClientLimits(
             max_body_bytes=max_body_bytes,
             api_keys=frozenset(api_key or ()),
             requests_per_minute=requests_per_minute,

@@ -32,7 +32,7 @@ _SPEAK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Which process this is, of how many, and where process 0 listens."""
 
     process_id: int
@@ -46,7 +46,7 @@ class Place:
         return host, int(port)
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place | None:
+def place(environment: Mapping[str, str] = os.environ) -> ProcessPlace | None:
     """This process's place by the environment, None where no coordinator is named.
 
     Raises DeviceError for values that are missing or make no sense.
@@ -60,7 +60,9 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
         raise DeviceError(f"{PROCESS_ID} = {number} is not below {NUM_PROCESSES} = {count}")
     if not coordinator.rpartition(":")[2].isdecimal() or ":" not in coordinator:
         raise DeviceError(f"{COORDINATOR} = {coordinator!r} is not host:port")
-    return Place(number, count, coordinator, float(environment.get(JOIN_SECONDS, _DEFAULT_JOIN_SECONDS)))
+    return ProcessPlace(
+        number, count, coordinator, float(environment.get(JOIN_SECONDS, _DEFAULT_JOIN_SECONDS))
+    )
 
 
 def num_processes(environment: Mapping[str, str] = os.environ) -> int:
@@ -103,7 +105,7 @@ def join(kind: str) -> None:
     )
 
 
-def meet(here: Place, versions: Mapping[str, str]) -> None:
+def meet(here: ProcessPlace, versions: Mapping[str, str]) -> None:
     """Returns once all processes have reached process 0 and agree about the versions; else DeviceError."""
     deadline = time.monotonic() + here.join_seconds
     verdict = _receive(here, versions, deadline) if here.process_id == 0 else _reach(here, versions, deadline)
@@ -118,7 +120,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _receive(here: Place, versions: Mapping[str, str], deadline: float) -> str:
+def _receive(here: ProcessPlace, versions: Mapping[str, str], deadline: float) -> str:
     """Process 0: takes a call from every other, then tells all of them how it went."""
     calls: dict[int, socket.socket] = {}
     verdict = ""
@@ -157,7 +159,7 @@ def _said(call: socket.socket) -> dict[str, Any] | None:
         return None
 
 
-def _listener(here: Place) -> socket.socket:
+def _listener(here: ProcessPlace) -> socket.socket:
     port = here.address[1]
     try:
         return socket.create_server(("", port), backlog=here.num_processes)
@@ -168,7 +170,7 @@ def _listener(here: Place) -> socket.socket:
         ) from None
 
 
-def _reach(here: Place, versions: Mapping[str, str], deadline: float) -> str:
+def _reach(here: ProcessPlace, versions: Mapping[str, str], deadline: float) -> str:
     """Another process: calls process 0 until it answers."""
     said = json.dumps({"process": here.process_id, "host": socket.gethostname(), "versions": dict(versions)})
     reason = "no answer"
@@ -193,7 +195,7 @@ def _reach(here: Place, versions: Mapping[str, str], deadline: float) -> str:
     )
 
 
-def _missing(here: Place, calls: Mapping[int, socket.socket]) -> str:
+def _missing(here: ProcessPlace, calls: Mapping[int, socket.socket]) -> str:
     missing = [str(number) for number in range(1, here.num_processes) if number not in calls]
     word = "process" if len(missing) == 1 else "processes"
     return (

@@ -48,7 +48,7 @@ _SPREADS = {
 _STEP_SIZE = 1e-3
 
 
-class Run(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A measured step: of this model and workload, on this machine, under this layout."""
 
     config: ModelConfig
@@ -76,14 +76,14 @@ def slowdown_of(metrics: Path) -> float:
     return run.seconds / price(*run[:4]).step_seconds
 
 
-def run_of(metrics: Path) -> Run:
+def run_of(metrics: Path) -> MeasuredRun:
     """The run whose metrics.jsonl this is. Raises PlanError as `slowdown_of` does."""
     seconds = step_seconds(metrics)
     plan = load_plan(metrics.with_name(PLAN))
-    return Run(plan.model, catalog.load(plan.hardware), plan.workload, plan.layout, seconds)
+    return MeasuredRun(plan.model, catalog.load(plan.hardware), plan.workload, plan.layout, seconds)
 
 
-def anchored(machine: Hardware, runs: Sequence[Run]) -> Anchored:
+def anchored(machine: Hardware, runs: Sequence[MeasuredRun]) -> Anchored:
     """The constants of `machine` as several runs on its chips tell them.
 
     Raises PlanError for a run on other chips.
@@ -113,14 +113,14 @@ def anchored(machine: Hardware, runs: Sequence[Run]) -> Anchored:
     return Anchored(found, (f"{said} (medians)", *_words(step, found, moved)))
 
 
-def _log_error(run: Run, step: StepEfficiency) -> float:
+def _log_error(run: MeasuredRun, step: StepEfficiency) -> float:
     hardware = replace(run.hardware, chip=replace(run.hardware.chip, step=step))
     sequences = run.workload.num_sequences / run.layout.microbatches
     graph = record(run.config, hardware, run.layout, sequences, run.workload.seq_len)
     return log(StepPricer(graph, run.layout, hardware).cost().seconds / run.seconds)
 
 
-def _slope(run: Run, step: StepEfficiency, name: str, error: float) -> float:
+def _slope(run: MeasuredRun, step: StepEfficiency, name: str, error: float) -> float:
     return (_log_error(run, _moved(step, {name: _STEP_SIZE})) - error) / _STEP_SIZE
 
 

@@ -12,7 +12,7 @@ NUM_COLOURS = 8
 
 
 @dataclass(frozen=True)
-class Segment:
+class BarSegment:
     """One piece of a stacked bar: its width in percent of the bar's track and its colour's number."""
 
     name: str
@@ -32,7 +32,7 @@ class CandidateRow:
     bound: str
     chosen: bool
     tie: bool
-    segments: tuple[Segment, ...]
+    segments: tuple[BarSegment, ...]
     numbers: tuple[float, float, float]  # step time, MFU and bytes, by which a reader may sort
 
 
@@ -78,7 +78,7 @@ def breakdown_legend(colours: Mapping[str, int]) -> list[tuple[str, int]]:
     return own + ([(rest[0] if len(rest) == 1 else f"other ({len(rest)})", NUM_COLOURS - 1)] if rest else [])
 
 
-def memory_segments(plan: Document) -> list[Segment]:
+def memory_segments(plan: Document) -> list[BarSegment]:
     """Bytes a chip of the chosen layout, in percent of its memory (of their sum if that is unknown)."""
     best = winner(plan) or {}
     parts = best.get("bytes_per_chip")
@@ -87,7 +87,7 @@ def memory_segments(plan: Document) -> list[Segment]:
     items = [(name, value) for name, value in parts.items() if name != "total" and value]
     whole = max(memory_capacity(plan) or 0, sum(value for _, value in items)) or 1
     return [
-        Segment(name, format_bytes(value), 100 * value / whole, number % NUM_COLOURS)
+        BarSegment(name, format_bytes(value), 100 * value / whole, number % NUM_COLOURS)
         for number, (name, value) in enumerate(items)
     ]
 
@@ -102,7 +102,7 @@ def memory_capacity(plan: Document) -> int | None:
     return (plan.get("hardware") or {}).get("hbm_bytes")
 
 
-def _breakdown(candidate: Document, colours: Mapping[str, int], percent: float) -> tuple[Segment, ...]:
+def _breakdown(candidate: Document, colours: Mapping[str, int], percent: float) -> tuple[BarSegment, ...]:
     """One piece a colour, in their order. Priced operations may overlap, so the pieces are shares."""
     seconds: dict[int, float] = {}
     for item in candidate.get("breakdown") or []:
@@ -111,7 +111,7 @@ def _breakdown(candidate: Document, colours: Mapping[str, int], percent: float) 
             seconds[colour] = seconds.get(colour, 0) + item["seconds"]
     names, total = {colour: name for name, colour in breakdown_legend(colours)}, sum(seconds.values())
     return tuple(
-        Segment(names[colour], format_seconds(seconds[colour]), percent * seconds[colour] / total, colour)
+        BarSegment(names[colour], format_seconds(seconds[colour]), percent * seconds[colour] / total, colour)
         for colour in sorted(seconds)
     )
 

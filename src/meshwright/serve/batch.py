@@ -8,7 +8,7 @@ from meshwright.errors import PlanError
 from meshwright.serve.sequence import Sequence, TokenScore
 
 if TYPE_CHECKING:  # it loads JAX
-    from meshwright.serve.scoring import Scores
+    from meshwright.serve.scoring import TokenScores
 
 # Positions of a page and of a block of a prompt, and prompt tokens of a step.
 DEFAULT_PAGE, DEFAULT_BLOCK, DEFAULT_CHUNK = 64, 64, 512
@@ -135,6 +135,6 @@ class Runner(Protocol):
         """Compile what scores prompts of so many tokens; called from any thread."""
         ...
 
-    def scores(self, tokens: list[int]) -> "Scores":
+    def scores(self, tokens: list[int]) -> "TokenScores":
         """Log-probabilities of `tokens` but the first, each given those before it."""
         ...

@@ -31,7 +31,7 @@ from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
 from meshwright.serve.programs import InferencePrograms, Step, attends_to_whole_prompts
 from meshwright.serve.sampling import Edits, Sampled
 from meshwright.serve.sampling import Rows as SampledRows
-from meshwright.serve.scoring import Scores
+from meshwright.serve.scoring import TokenScores
 from meshwright.serve.sequence import SamplingParams, TokenScore
 
 _SHORTEST_SCORED = 16
@@ -202,13 +202,13 @@ class JaxRunner:
         """Compile what scores prompts of so many tokens; called from any thread."""
         self._score_program(self._padded_length(num_tokens))
 
-    def scores(self, tokens: list[int]) -> Scores:
+    def scores(self, tokens: list[int]) -> TokenScores:
         """Log-probabilities of `tokens` but the first, each given those before it."""
         length = self._padded_length(len(tokens))
         padded = np.zeros((1, length), np.int32)
         padded[0, : len(tokens)] = tokens
         found = jax.device_get(self._score_program(length)(self._params, padded))
-        return Scores(*(column[: len(tokens) - 1] for column in found))
+        return TokenScores(*(column[: len(tokens) - 1] for column in found))
 
     def _padded_length(self, num_tokens: int) -> int:
         return next(length for length in score_lengths(self.limits.context) if length >= num_tokens)

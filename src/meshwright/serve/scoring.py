@@ -21,7 +21,7 @@ from meshwright.serve.sequence import TokenScore
 _POSITIONS = 64  # of one product with the head
 
 
-class Scores(NamedTuple):
+class TokenScores(NamedTuple):
     """Of each position but the last: logprobs f32[T - 1] of the token that follows, and the likeliest tokens.
 
     top_ids int32[T - 1, NUM_TOP], top_logprobs f32[T - 1, NUM_TOP]: descending.

@@ -11,14 +11,14 @@ from tests.serve.mock import MockRunner, byte_tokenizer
 
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
-from meshwright.serve.http.limits import Limits
+from meshwright.serve.http.limits import ClientLimits
 
 MODEL = "tiny"
 
 
 @asynccontextmanager
 async def client(
-    runner: MockRunner, *, max_waiting: int = 16, limits: Limits | None = None
+    runner: MockRunner, *, max_waiting: int = 16, limits: ClientLimits | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
     with Engine(runner, max_waiting=max_waiting) as engine:
         app = create_app(engine, byte_tokenizer(), MODEL, limits)

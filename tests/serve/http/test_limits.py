@@ -14,14 +14,14 @@ from tests.serve.mock import MockRunner, byte_tokenizer, says
 
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
-from meshwright.serve.http.limits import Limits, Rates
+from meshwright.serve.http.limits import ClientLimits, Rates
 from meshwright.serve.http.log import JsonFormatter
 
 TEXT = "/v1/completions"
 BODY = {"model": MODEL, "prompt": "x", "temperature": 0}
 
 
-def answers(limits: Limits, *asked: tuple, runner: MockRunner | None = None) -> list[httpx.Response]:
+def answers(limits: ClientLimits, *asked: tuple, runner: MockRunner | None = None) -> list[httpx.Response]:
     """The responses to (method, path, further arguments), one after the other."""
 
     async def main():
@@ -36,7 +36,7 @@ def bearer(key: str) -> dict:
 
 
 def test_a_server_with_keys_is_open_to_those_who_have_one():
-    limits = Limits(api_keys=frozenset({"secret", "other"}))
+    limits = ClientLimits(api_keys=frozenset({"secret", "other"}))
     post = ("POST", TEXT)
     given = [{}, bearer("wrong"), bearer(""), {"headers": {"Authorization": "secret"}}, bearer("secret")]
     *refused, taken = answers(limits, *((*post, {"json": BODY} | more) for more in given))
@@ -67,7 +67,7 @@ def test_rates_forget_who_asked_longest_ago():
 def test_beyond_the_rate_is_429_and_says_when(monkeypatch: pytest.MonkeyPatch):
     # On a busy machine a second may pass between the requests.
     monkeypatch.setattr("meshwright.serve.http.limits.time", SimpleNamespace(monotonic=lambda: 0.0))
-    limits = Limits(requests_per_minute=2)
+    limits = ClientLimits(requests_per_minute=2)
     *taken, refused, health = answers(limits, *[("POST", TEXT, {"json": BODY})] * 3, ("GET", "/health", {}))
     assert [response.status_code for response in taken] == [200, 200]
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
@@ -80,7 +80,7 @@ def test_a_body_too_large_is_refused_by_its_length_alone():
         raise AssertionError("the body was read")
         yield b""
 
-    limits = Limits(max_body_bytes=100)
+    limits = ClientLimits(max_body_bytes=100)
     declared = {"content": never(), "headers": {"Content-Length": "101"}}
     first, second = answers(limits, ("POST", TEXT, declared), ("POST", TEXT, {"content": b" " * 101}))
     assert (first.status_code, second.status_code) == (413, 413)
@@ -90,7 +90,7 @@ def test_a_body_too_large_is_refused_by_its_length_alone():
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_takes_too_long_is_cut_off_and_its_slot_is_free(stream):
     runner = MockRunner(lambda prompt, answer: 5, context=1_000_000)
-    limits = Limits(request_seconds=0.3)
+    limits = ClientLimits(request_seconds=0.3)
     endless = BODY | {"max_tokens": 900_000, "stream": stream}
     late, metrics = answers(limits, ("POST", TEXT, {"json": endless}), ("GET", "/metrics", {}), runner=runner)
     error = events(late.text)[-1]["error"] if stream else late.json()["error"]
@@ -122,7 +122,7 @@ def test_a_client_that_reads_nothing_is_left():
             if len(sent) > 3:
                 await asyncio.sleep(60)
 
-        app = create_app(engine, byte_tokenizer(), MODEL, Limits(stalled_seconds=0.1))
+        app = create_app(engine, byte_tokenizer(), MODEL, ClientLimits(stalled_seconds=0.1))
         async with asyncio.timeout(20):
             await app(scope, receive, send)
         assert len(sent) == 4 and "meshwright_running_requests 0.0" in engine.metrics.text().decode()
@@ -134,16 +134,16 @@ def test_a_client_that_reads_nothing_is_left():
 def test_other_sites_may_ask_only_where_they_are_named():
     origin = {"headers": {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}}
     asked = [("OPTIONS", TEXT, origin), ("GET", "/v1/models", origin)]
-    for response in answers(Limits(), *asked):
+    for response in answers(ClientLimits(), *asked):
         assert "access-control-allow-origin" not in response.headers
-    for response in answers(Limits(cors_origins=("https://a.example",)), *asked):
+    for response in answers(ClientLimits(cors_origins=("https://a.example",)), *asked):
         assert response.headers["access-control-allow-origin"] == "https://a.example"
 
 
 def test_each_request_has_an_id_and_a_line_in_the_log(caplog):
     with caplog.at_level(logging.INFO, "meshwright.serve.http.log"):
         mine, forged = answers(
-            Limits(),
+            ClientLimits(),
             ("GET", "/health", {"headers": {"X-Request-Id": "abc-1"}}),
             ("GET", "/v1/models/none", {"headers": {"X-Request-Id": "a b\tc"}}),
         )
@@ -164,7 +164,7 @@ def test_the_log_writes_exceptions_in_one_line():
 
 
 def test_metrics_have_the_names_that_dashboards_read():
-    _, metrics = answers(Limits(), ("POST", TEXT, {"json": BODY}), ("GET", "/metrics", {}))
+    _, metrics = answers(ClientLimits(), ("POST", TEXT, {"json": BODY}), ("GET", "/metrics", {}))
     lines = metrics.text.splitlines()
     for line in (
         'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0',
@@ -183,7 +183,7 @@ def test_metrics_have_the_names_that_dashboards_read():
 
 def test_the_dashboard_reads_metrics_that_there_are():
     path = Path(__file__).parents[3] / "docs" / "how-to" / "grafana.json"
-    [metrics] = answers(Limits(), ("GET", "/metrics", {}))
+    [metrics] = answers(ClientLimits(), ("GET", "/metrics", {}))
     there = set(re.findall(r"^# TYPE (\S+)", metrics.text, re.MULTILINE))
     exprs = [
         target["expr"] for panel in json.loads(path.read_text())["panels"] for target in panel["targets"]

@@ -10,7 +10,7 @@ from meshwright.notation.mesh import Mesh
 _INTEGERS = re.compile(r"[su](8|16|32|64)$")
 
 
-class Batch(NamedTuple):
+class ProgramBatch(NamedTuple):
     """fsdp_axes: mesh axes over which both the batch and weights are sharded.
 
     elements: numbers of the batch on one device.
@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     elements: int
 
 
-def batch_of(program: Program, mesh: Mesh) -> Batch:
+def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     """The batch is the integers that enter a program, tokens or labels; none where no array of them does."""
     arrays = [
         one for one in program.main.parameters if isinstance(one.shape, ArrayShape) and one.shapes[0].dims
@@ -29,7 +29,7 @@ def batch_of(program: Program, mesh: Mesh) -> Batch:
     weights = [one for one in arrays if one not in tokens and len(one.shapes[0].dims) > 1]
     axes = [frozenset().union(*(_split_over(one, mesh) for one in some)) for some in (tokens, weights)]
     elements = max((one.shapes[0].num_elements for one in tokens), default=0)
-    return Batch(axes[0] & axes[1], elements)
+    return ProgramBatch(axes[0] & axes[1], elements)
 
 
 def _split_over(one: Instruction, mesh: Mesh) -> frozenset[str]:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from meshwright.bench.serve.drive import Load
 from meshwright.bench.serve.simulate import Planned, Used, simulate
-from meshwright.bench.serve.summary import Targets, summary
+from meshwright.bench.serve.summary import LatencyTargets, summary
 from meshwright.bench.serve.traffic import within
 from meshwright.cost.inference import cache_bytes
 from meshwright.errors import PlanError, nearest
@@ -38,7 +38,9 @@ class Engines:
     acceptance: float = 0.0
 
 
-def simulated(path: Path, engines: Engines, load: Load, targets: Targets, report: Any) -> dict[str, Any]:
+def simulated(
+    path: Path, engines: Engines, load: Load, targets: LatencyTargets, report: Any
+) -> dict[str, Any]:
     """The document of `mw bench serve` for the plan at `path`, with `simulated` besides.
 
     Raises PlanError for a plan that serves nothing, a mode that is none, and a load for which no number of
@@ -51,7 +53,7 @@ def simulated(path: Path, engines: Engines, load: Load, targets: Targets, report
         raise PlanError(f"--mode {engines.mode!r} is unknown; {nearest(engines.mode, list(MODES))}")
     if engines.mode == DISAGGREGATED and not engines.prefix_cache:
         raise PlanError(f"--mode {DISAGGREGATED} hands over pages, which --no-prefix-cache forgets")
-    if not engines.replicas and targets == Targets():
+    if not engines.replicas and targets == LatencyTargets():
         raise PlanError("--replicas 0 needs what an answer may take; add --ttft or --tpot")
     report("pricing the plan's steps", None)
     server = _server(plan, engines)
@@ -102,7 +104,7 @@ def transfer_seconds(plan: Plan, hardware: Hardware) -> float:
     return float(cache_bytes(plan.model, layout, layout.num_batch_shards, context)) / context / rate
 
 
-def _figures(server: Planned, load: Load, targets: Targets) -> dict[str, Any]:
+def _figures(server: Planned, load: Load, targets: LatencyTargets) -> dict[str, Any]:
     answers, used = simulate(server, load)
     found = summary(answers, targets)
     return found | {"simulated": _used(used, found["seconds"], server)}
@@ -118,7 +120,9 @@ def _used(used: Used, seconds: float, server: Planned) -> dict[str, Any]:
     }
 
 
-def _fewest(server: Planned, load: Load, targets: Targets, report: Any) -> tuple[Planned, dict[str, Any]]:
+def _fewest(
+    server: Planned, load: Load, targets: LatencyTargets, report: Any
+) -> tuple[Planned, dict[str, Any]]:
     """The fewest replicas with which the load meets its targets, by doubling and halving."""
 
     def tried(number: int) -> tuple[Planned, dict[str, Any], bool]:

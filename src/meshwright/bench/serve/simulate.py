@@ -26,7 +26,7 @@ from meshwright.serve.sequence import Sequence as Answering
 _ENDLESS = 1 << 60
 
 
-class Prices(Protocol):
+class StepPrices(Protocol):
     """What a step takes, in seconds; `plan.serve.steps.StepSeconds`."""
 
     def seconds(
@@ -44,7 +44,7 @@ class Planned:
     """
 
     limits: Limits
-    prices: Prices
+    prices: StepPrices
     mode: Mode = "interleaved"
     prefix_cache: bool = True
     replicas: int = 1

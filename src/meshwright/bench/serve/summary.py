@@ -13,7 +13,7 @@ _PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True)
-class Targets:
+class LatencyTargets:
     """What a good answer takes at most, in seconds; None: no target."""
 
     ttft_seconds: float | None = None
@@ -28,7 +28,7 @@ class Targets:
         return not late and not slow
 
 
-def summary(answers: Sequence[Answer], targets: Targets) -> dict[str, Any]:
+def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any]:
     """The figures of `answers` under stable keys, seconds and tokens.
 
     goodput: requests per second that met the targets. new_tokens_per_second: of whole answers alone,

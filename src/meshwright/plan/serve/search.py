@@ -46,7 +46,7 @@ class Infeasible(PlanError):
 
 
 @dataclass(frozen=True)
-class Smallest:
+class SmallestMachine:
     """The fewest chips of a kind that hold the model in a type and one request; None where none tried do."""
 
     chip: str
@@ -65,7 +65,7 @@ class ServePlan:
     frontier: tuple[Point, ...]
     best: Point
     by_chip: dict[str, tuple[Point, ...]]
-    smallest: tuple[Smallest, ...]
+    smallest: tuple[SmallestMachine, ...]
     considered: int
     seconds: float
 
@@ -104,7 +104,7 @@ def search(
     started = time.perf_counter()
     swept = _Sweep(config, requests)
     points: list[Point] = []
-    smallest: dict[tuple[str, str], Smallest] = {}
+    smallest: dict[tuple[str, str], SmallestMachine] = {}
     named = {machine.chip.name for machine in machines if ":" in machine.spec}
     for machine in machines:
         replicas = len(machines) == 1 or sum(machine.chip.name == m.chip.name for m in machines) == 1
@@ -116,7 +116,11 @@ def search(
             )
             found = [point for one in tried for point in swept.points(one, machine)]
             key = machine.chip.name, str(precision["weights_dtype"])
-            have = Smallest(*key, machine.spec, machine.num_chips) if found else Smallest(*key, None, None)
+            have = (
+                SmallestMachine(*key, machine.spec, machine.num_chips)
+                if found
+                else SmallestMachine(*key, None, None)
+            )
             known = smallest.get(key)
             if known is None or (have.chips or inf) < (known.chips or inf):
                 smallest[key] = have

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from meshwright.errors import PlanError
-from meshwright.plan.anchor import Run
+from meshwright.plan.anchor import MeasuredRun
 from meshwright.plan.validate.choice import choose
 from meshwright.plan.validate.published import MEMORY, PublishedRow, read_rows
 from meshwright.plan.validate.reproduce import reproduce
 
 
-def runs_of(table: Path) -> list[Run]:
+def runs_of(table: Path) -> list[MeasuredRun]:
     """The runs of a table's rows of step times.
 
     Raises PlanError for a table without one, and MeshwrightError for a row that cannot be expressed.
@@ -19,7 +19,7 @@ def runs_of(table: Path) -> list[Run]:
         if isinstance(row, PublishedRow) and row.metric != MEMORY:
             case = reproduce(row)
             layout = choose(case).mix.layout
-            found.append(Run(case.config, case.hardware, case.workload, layout, row.seconds()))
+            found.append(MeasuredRun(case.config, case.hardware, case.workload, layout, row.seconds()))
     if not found:
         raise PlanError(f"--anchor {table}: no row tells a step time or a throughput")
     return found

@@ -20,7 +20,7 @@ from meshwright.serve.generation import Generation
 from meshwright.serve.http.asking import Asking, is_forced
 from meshwright.serve.http.errors import on_failure, on_http_exception, on_request_error
 from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
-from meshwright.serve.http.limits import Gate, Limits, too_large
+from meshwright.serve.http.limits import ClientLimits, Gate, too_large
 from meshwright.serve.http.log import RequestLog
 from meshwright.serve.http.logprobs import TokenNames
 from meshwright.serve.http.page import page
@@ -43,7 +43,7 @@ _CLIENT_LEFT = 499
 
 
 def create_app(
-    engine: Engine, tokenizer: Tokenizer, model_name: str, limits: Limits | None = None
+    engine: Engine, tokenizer: Tokenizer, model_name: str, limits: ClientLimits | None = None
 ) -> Starlette:
     """The application that serves `engine` under `model_name` within `limits`.
 
@@ -54,7 +54,7 @@ def create_app(
             f"tokenizer.json has {tokenizer.vocab_size} tokens, but the model's vocabulary has "
             f"{engine.vocab_size}; they belong to different models"
         )
-    limits = limits or Limits()
+    limits = limits or ClientLimits()
     api = _Api(Asking(engine, tokenizer), model_name, limits)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
@@ -92,7 +92,7 @@ def create_app(
 class _Api:
     asking: Asking
     model_name: str
-    limits: Limits
+    limits: ClientLimits
 
     @property
     def engine(self) -> Engine:

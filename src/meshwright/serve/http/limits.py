@@ -19,7 +19,7 @@ _MOST_CLIENTS = 10_000
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClientLimits:
     """max_body_bytes: of a request. api_keys: one of which each request must bring; none: open to all.
 
     requests_per_minute: of each key, or of each address where there are no keys; None: any rate.
@@ -59,7 +59,7 @@ class Rates:
 class Gate:
     """Middleware that refuses requests without a key (401), beyond the rate (429) or too large (413)."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: ClientLimits) -> None:
         self._app, self._limits = app, limits
         self._rates = Rates(limits.requests_per_minute) if limits.requests_per_minute else None
 
