@@ -17,9 +17,11 @@ from xml.etree import ElementTree
 import pytest
 from tests.report.browser import CHROMIUM
 
+import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.cli.ui import price_of
 from meshwright.report.ui import Planner, answer, state_of
+from meshwright.units import format_count
 
 SMALL = {"model": "tiny", "hardware": "h100:8", "batch": "64Ki", "seq": "64", "layout": "data=8"}
 ANSWERS_WITHIN = 0.15  # seconds, at the moving of a control
@@ -80,6 +82,19 @@ def test_two_layouts_side_by_side(address: str):
     found = json.loads(got(address, "price", **SMALL, layout2="fsdp=8", hardware2="b200:8"))
     assert found["html"].count('<section class="side"') == 2 and found["said"].count(" a step, ") == 2
     assert "tiny on b200:8: fsdp=8" in found["html"]
+
+
+def test_the_cards_say_what_the_library_says(address: str):
+    html = json.loads(got(address, "price", **SMALL))["html"]
+    one = mw.price("tiny", "h100:8", mw.Train("64Ki", "64"), "data=8")
+    speed = one.to_dict()["tokens_per_second_per_chip"] * 8
+    assert f"{format_count(speed)} tokens/s, planned" in html and f"{one.mfu:.1%}" in html
+    assert re.findall(r'<span class="label">([^<]*)', html) == [
+        "Layout",
+        "Step time, planned",
+        "MFU",
+        "Memory of a chip",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,11 @@ class Side:
     def cards(self) -> list[summary.Card]:
         assert self.priced
         best = self.priced.candidate
-        chip, found = best.hardware.chip, best.to_dict()
-        document = {"best": found, "candidates": [found], "hardware": {"usable_bytes": chip.program_bytes}}
-        return summary.cards(Run(Path(), document, None, (), None, None, None))
+        machine, found = best.hardware, best.to_dict()
+        hardware = {"num_chips": machine.num_chips, "usable_bytes": machine.chip.program_bytes}
+        document = {"best": found, "candidates": [found], "hardware": hardware}
+        cards = summary.cards(Run(Path(), document, None, (), None, None, None))
+        return [card for card in cards if card.label != "Hardware"]  # the heading says it
 
 
 def state_of(query: str) -> dict[str, str]:
