@@ -9,6 +9,7 @@ It is made of the standard library's server: planning needs no more than plannin
 """
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -266,6 +267,11 @@ class Server(ThreadingHTTPServer):
     def __init__(self, planner: Planner, port: int) -> None:
         self.planner = planner
         super().__init__(("127.0.0.1", port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing for a page that was left before its answer came; else as usual."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
