@@ -90,7 +90,7 @@ def with_gradient(
 
     @jax.custom_vjp
     def run(*arrays: Array) -> Array:
-        return forward(*arrays)[0]
+        return each_device(local, given, out_spec)(*arrays)
 
     run.defvjp(forward, backward)
     return run
