@@ -85,11 +85,16 @@ def splash(
         use_fused_bwd_kernel=one_pass, **apart,
     )  # fmt: skip
     heads_local = heads // layout.mesh.size(layout.activation("q", "BTNH").axes_of("N"))
-    kernel = kernels.make_splash_mha_single_device(
-        masks.MultiHeadMask([mask] * (heads_local)), block_sizes=blocks,
-        attn_logits_soft_cap=how.softcap, interpret=interpret,
-    )  # fmt: skip
-    local: Any = jax.vmap(kernel)
+
+    def local(q: Array, k: Array, v: Array) -> Array:
+        # Made here, since it holds arrays: a stage of a pipeline traces this again, elsewhere.
+        kernel = kernels.make_splash_mha_single_device(
+            masks.MultiHeadMask([mask] * (heads_local)), block_sizes=blocks,
+            attn_logits_soft_cap=how.softcap, interpret=interpret,
+        )  # fmt: skip
+        out: Any = jax.vmap(kernel)(q, k, v)
+        return out
+
     scale = head_dim**-0.5 if how.scale is None else how.scale
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
     out = _on_each_device(local, layout, "BNTH", "BKTH")(*(jnp.swapaxes(x, 1, 2) for x in (scaled, k, v)))
