@@ -93,7 +93,10 @@ def _table(plans: Sequence[dict]) -> object:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("", *(plan["plan"] for plan in plans), box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column(no_wrap=True)
+    for plan in plans:
+        table.add_column(plan["plan"], overflow="fold")
     rows = {
         "model": lambda p: p["model"],
         "phase": lambda p: p["phase"],

@@ -231,12 +231,11 @@ def _compare(
 ) -> None:
     """Prints the best layout of every machine, side by side. Exits 1 where one does not fit."""
     found = []
-    for spec in hardwares:
-        machine = load_hardware(spec).running(software)
+    for machine in [load_hardware(spec).running(software) for spec in hardwares]:
         plans = mw.plan(config, machine, work, **searched.words)
         for notice in plans.search.notices:
-            note(f"{spec}: {notice}")
-        found.append({"plan": spec, **compared(plan_to_compare(plans.best), machine)})
+            note(f"{machine.spec}: {notice}")
+        found.append({"plan": machine.spec, **compared(plan_to_compare(plans.best), machine)})
     show_compared(found, as_json=as_json)
 
 

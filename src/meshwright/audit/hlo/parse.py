@@ -50,7 +50,7 @@ class ArrayShape:
     def allocated_bytes(self) -> int:
         """Bytes with the minor dimensions padded to whole tiles, where the layout has tiles (TPU).
 
-        >>> Shape("f32", (4, 100), "{1,0:T(8,128)}").allocated_bytes == 8 * 128 * 4
+        >>> ArrayShape("f32", (4, 100), "{1,0:T(8,128)}").allocated_bytes == 8 * 128 * 4
         True
         """
         tile = re.search(r"T\(([\d,]+)\)", self.layout or "")
