@@ -8,7 +8,7 @@ Sources: Dao, "FlashAttention-2", 2023; jax.experimental.pallas.ops.tpu.splash_a
 jax.nn.dot_product_attention.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import gcd
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
 from meshwright.nn.attention import Scores
@@ -85,20 +86,28 @@ def splash(
         use_fused_bwd_kernel=one_pass, **apart,
     )  # fmt: skip
     heads_local = heads // layout.mesh.size(layout.activation("q", "BTNH").axes_of("N"))
+    make = partial(
+        kernels.make_splash_mha_single_device, masks.MultiHeadMask([mask] * heads_local), block_sizes=blocks,
+        attn_logits_soft_cap=how.softcap, interpret=interpret, residual_checkpoint_name=KEPT,
+    )  # fmt: skip
+    # It holds which blocks it skips, as arrays: constants of the program, unless a stage of a pipeline traces
+    # it again, elsewhere.
+    made = make() if layout.pipe == 1 else None
 
     def local(q: Array, k: Array, v: Array) -> Array:
-        # Made here, since it holds arrays: a stage of a pipeline traces this again, elsewhere.
-        kernel = kernels.make_splash_mha_single_device(
-            masks.MultiHeadMask([mask] * (heads_local)), block_sizes=blocks,
-            attn_logits_soft_cap=how.softcap, interpret=interpret,
-        )  # fmt: skip
-        out: Any = jax.vmap(kernel)(q, k, v)
+        out: Any = jax.vmap(made or make())(q, k, v)
         return out
 
     scale = head_dim**-0.5 if how.scale is None else how.scale
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
-    out = _on_each_device(local, layout, "BNTH", "BKTH")(*(jnp.swapaxes(x, 1, 2) for x in (scaled, k, v)))
-    return jnp.swapaxes(out, 1, 2)
+    queries, keys = _specs(layout, "BNTH", "BKTH")
+    by_head = (jnp.swapaxes(x, 1, 2) for x in (scaled, k, v))
+    if made is None:
+        run = with_gradient(local, (queries, keys, keys), queries, 3, kept=KEPT)
+    else:
+        # The kernel does not say over which axes its result varies; it is split over all that there are.
+        run = jax.shard_map(local, in_specs=(queries, keys, keys), out_specs=queries, check_vma=False)
+    return jnp.swapaxes(run(*by_head), 1, 2)
 
 
 def cudnn(q: Array, k: Array, v: Array, *, layout: Layout, window: int | None, how: Scores) -> Array:
@@ -108,10 +117,10 @@ def cudnn(q: Array, k: Array, v: Array, *, layout: Layout, window: int | None, h
         is_causal=True, scale=how.scale, implementation="cudnn",
         local_window_size=(window - 1, 0) if window else None,
     )  # fmt: skip
-    return _on_each_device(local, layout, "BTNH", "BTKH")(q, k, v)
+    queries, keys = _specs(layout, "BTNH", "BTKH")
+    return with_gradient(local, (queries, keys, keys), queries, 3, kept=KEPT)(q, k, v)
 
 
-def _on_each_device(local: Kernel, layout: Layout, of_queries: str, of_keys: str) -> Kernel:
-    """The kernel on each device's queries and keys, of these letters; what it keeps is named `KEPT`."""
-    queries, keys = (partition_spec(layout.activation("x", letters)) for letters in (of_queries, of_keys))
-    return with_gradient(local, (queries, keys, keys), queries, 3, kept=KEPT)
+def _specs(layout: Layout, *letters: str) -> Iterator[PartitionSpec]:
+    """How arrays of these letters are split."""
+    return (partition_spec(layout.activation("x", of_one)) for of_one in letters)
