@@ -93,10 +93,6 @@ def _table(plans: Sequence[dict]) -> object:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column(no_wrap=True)
-    for plan in plans:
-        table.add_column(plan["plan"], overflow="fold")
     rows = {
         "model": lambda p: p["model"],
         "phase": lambda p: p["phase"],
@@ -114,6 +110,11 @@ def _table(plans: Sequence[dict]) -> object:
         "price of 1M tokens": lambda p: _money(p, "price"),
         "energy of 1M tokens": lambda p: "" if p["joules"] is None else f"{format_count(p['joules'])}J",
     }
+    # Files by their names alone, where these tell them apart.
+    names = [name if "@" in name else Path(name).name for name in (plan["plan"] for plan in plans)]
+    if len(set(names)) < len(names):
+        names = [plan["plan"] for plan in plans]
+    table = Table("", *names, box=SIMPLE_HEAD)
     for name, cell in rows.items():
         table.add_row(name, *(Text(cell(plan)) for plan in plans))
     return table
