@@ -175,13 +175,8 @@ class Engine:
         sequence.prompt_scores = self._runner.scores(prompt).of(prompt[1:], num_top)
 
     def _deliver_one(self, work: Work, tokens: Ordered[TokenScore]) -> None:
-        sequence, is_first = work.sequence, work.sequence.num_generated == 0
-        for token in self._scheduler.accepted(work, tokens):
-            if sequence.finish_reason is not None:
-                return
-            self._append(sequence, token)
-        if is_first:
-            self._scheduler.computed(sequence)
+        for token in self._scheduler.delivered(work, tokens):
+            self._append(work.sequence, token)
 
     def _append(self, sequence: Sequence, token: TokenScore) -> None:
         if not math.isfinite(token.logprob):  # its neighbours' logits are their own, so only this one fails

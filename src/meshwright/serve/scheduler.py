@@ -7,6 +7,7 @@ its pages back and is computed again later.
 """
 
 from bisect import insort
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from typing import Literal, Protocol, get_args
 
@@ -280,6 +281,19 @@ class Scheduler:
             if sequence.slot is not None:
                 sequence.num_computed -= len(drafts) - num_right
         return sampled[: num_right + 1]
+
+    def delivered(self, work: Work, sampled: Ordered[TokenScore]) -> Iterator[TokenScore]:
+        """The tokens of one work for its sequence to take one by one, until it has finished.
+
+        With the first of an answer, the pages of its prompt are kept.
+        """
+        sequence, is_first = work.sequence, work.sequence.num_generated == 0
+        for token in self.accepted(work, sampled):
+            if sequence.finish_reason is not None:
+                return
+            yield token
+        if is_first:
+            self.computed(sequence)
 
     def computed(self, sequence: Sequence) -> None:
         """Keeps the full pages of a running sequence for others that begin alike."""

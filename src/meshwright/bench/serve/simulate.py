@@ -279,17 +279,13 @@ class _Replica:
         self._begin(following or self._scheduler.schedule())
 
     def _deliver(self, work: Work) -> None:
-        """As the engine's: each sequence gets its tokens, unless it has finished."""
-        sequence, is_first = work.sequence, work.sequence.num_generated == 0
-        for score in self._scheduler.accepted(work, self._sampled(work)):
-            if sequence.finish_reason is not None:
-                return
+        """Hands the sequence of one work its tokens."""
+        sequence = work.sequence
+        for score in self._scheduler.delivered(work, self._sampled(work)):
             event = sequence.append(score)
             if event.finish_reason:
                 self._scheduler.release(sequence, event.finish_reason)
             sequence.emit(event)
-        if is_first:
-            self._scheduler.computed(sequence)
 
     def _sampled(self, work: Work) -> list[TokenScore]:
         drafts = work.tokens[len(work.tokens) - work.num_drafts :]
