@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from meshwright.files import write_whole
+from meshwright.report import pages
 from meshwright.report.chart import COLOURS, FONT, label
 
 HALF_WIDTH = 506  # of two figures side by side on a page, in pixels
@@ -104,14 +104,7 @@ class Figure:
         )
 
     def _html(self) -> str:
-        environment = Environment(
-            loader=PackageLoader("meshwright.report"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        return environment.get_template("figure.html.jinja").render(figure=self)
+        return pages.environment().get_template("figure.html.jinja").render(figure=self)
 
 
 def write_figures(figures: Iterable[Figure], folder: Path) -> list[Path]:

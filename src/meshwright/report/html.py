@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from meshwright import __version__
@@ -19,7 +18,7 @@ from meshwright.files import write_whole
 from meshwright.layout.workload import Workload
 from meshwright.notation.mesh import Mesh
 from meshwright.plan_file import load_plan
-from meshwright.report import audit_view, mesh_view, plan_view, summary
+from meshwright.report import audit_view, mesh_view, pages, plan_view, summary
 from meshwright.report.audit_graph import layer_svg
 from meshwright.report.charts import libraries, script_json
 from meshwright.report.documents import Document, Run, planned_step_seconds, read_run
@@ -86,13 +85,7 @@ def read_plan(path: Path, on_progress: Progress | None = None) -> Priced:
 def render(report: Report) -> str:
     """The page of these documents and figures."""
     run = report.run
-    environment = Environment(
-        loader=PackageLoader("meshwright.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = pages.environment()
     mesh = mesh_view.mesh_of(run.plan) if run.plan else None
     environment.filters |= {
         "seconds": format_seconds,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from meshwright import __version__
 from meshwright.errors import MeshwrightError
@@ -27,7 +27,7 @@ from meshwright.hardware import catalog
 from meshwright.layout.schedule import REMATS
 from meshwright.models.presets import PRESETS
 from meshwright.plan.candidate import Candidate
-from meshwright.report import plan_view, summary
+from meshwright.report import pages, plan_view, summary
 from meshwright.report.bars_view import memory_panel, step_panel
 from meshwright.report.documents import Document, Run
 from meshwright.report.figure import Figure
@@ -193,13 +193,7 @@ def _exports(state: Mapping[str, str]) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("meshwright.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = pages.environment()
     environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
     return environment
 
