@@ -99,17 +99,17 @@ def test_what_fits_is_taken_although_it_is_slower(compiler: Callable[[Answer], l
         return Figures(10**11, None, "Ran out of memory")
 
     compiler(answer)
-    found = tune(PLAN, num_trials=5)
-    assert [one.verdict for one in found.trials] == ["does not fit"] * 4 + ["fits"]
+    found = tune(PLAN, num_trials=4)
+    assert [one.verdict for one in found.trials] == ["does not fit"] * 3 + ["fits"]
     assert found.best.fits and found.plan.layout.remat == "full" and found.best.gain is None
 
 
 def test_a_refusal_is_a_result(compiler: Callable[[Answer], list[Plan]]) -> None:
     refused = Figures(None, None, "it does not compile", is_final=False)
-    asked = compiler(lambda plan: refused if plan.layout.remat == "attention" else _steps(1.0, plan))
+    asked = compiler(lambda plan: refused if plan.layout.remat == "matmuls" else _steps(1.0, plan))
     assert [one.verdict for one in tune(PLAN, num_trials=2).trials] == ["as planned", "refused"]
     tune(PLAN, num_trials=2)  # what may have been the host's fault is asked again
-    assert [plan.layout.remat for plan in asked] == ["none", "attention", "attention"]
+    assert [plan.layout.remat for plan in asked] == ["none", "matmuls", "matmuls"]
 
 
 def test_a_run_that_was_cut_off_goes_on(compiler: Callable[[Answer], list[Plan]]) -> None:
@@ -126,7 +126,8 @@ def test_neighbours_are_one_step_away_and_run(capsys: pytest.CaptureFixture) -> 
     assert "data=2,fsdp=8,remat=none" in near and any("tensor=2" in one for one in near)
     assert all(one.layout.mesh.num_devices == 16 for one in neighbours(PLAN))
     assert not any("pipe" in one for one in near)  # planned, not run
-    assert [one.layout.remat for one in remats(PLAN)] == ["attention", "matmuls", "alternate", "full"]
+    # Its attention saves no scores, which "attention" would recompute.
+    assert [one.layout.remat for one in remats(PLAN)] == ["matmuls", "alternate", "full"]
 
 
 def test_only_training_is_tuned() -> None:

@@ -242,11 +242,11 @@ class Space:
 
     @cached_property
     def remats(self) -> list[str]:
-        """The policies that are searched, or one that is given. Without scores `attention` is `none`."""
+        """The policies that are searched, or one that is given."""
         conditions = [one for one in self._of_schedule if one.field == "remat"]
         asked = [str(one.value) for one in conditions if one.comparison == "="]
         tried = [remat for remat in asked or SEARCHED_REMATS if self._meets("remat", remat)]
-        return [remat for remat in tried if asked or remat != "attention" or not runs_flash(self.hardware)]
+        return tried if asked else remats_of(self.hardware, tried)
 
     def _meets(self, field: str, value: object) -> bool:
         return all(one.holds(value) for one in self._of_schedule if one.field == field)
@@ -287,6 +287,11 @@ class Group:
 
     def _member(self, place: int) -> Member:
         return self.family.members[self.family.rows[self.pipe][place]]
+
+
+def remats_of(hardware: Hardware, remats: Sequence[str]) -> list[str]:
+    """Of remat policies those that differ there: where attention saves no scores, `attention` is `none`."""
+    return [remat for remat in remats if remat != "attention" or not runs_flash(hardware)]
 
 
 def tries_next(choice: Considered, usable: float) -> bool:

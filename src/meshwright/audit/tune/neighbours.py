@@ -9,6 +9,7 @@ from meshwright.layout import DEGREES, REMATS, Layout
 from meshwright.layout.axes import divisors
 from meshwright.layout.runs import why_not
 from meshwright.plan.candidate import Candidate
+from meshwright.plan.space import remats_of
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 
@@ -19,8 +20,9 @@ _ZERO_STAGES = (0, 1, 2)
 
 
 def remats(plan: Plan) -> Iterator[Plan]:
-    """The plan under each of the other remat policies that run."""
-    for remat in REMATS:
+    """The plan under each of the other remat policies that run and make another program."""
+    tried = remats_of(load(plan.hardware), REMATS)
+    for remat in tried:
         layout = plan.layout.replace(remat=remat)
         if remat != plan.layout.remat and why_not(plan.model, layout) is None:
             yield replace(plan, layout=layout)
