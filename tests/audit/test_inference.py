@@ -1,5 +1,6 @@
 """Prefill and generation as planned are what the compiler emits: collectives and FLOPs, to the unit."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
 TINY = load_model("tiny")
+# Windows of a page, and no page more.
+WINDOWS = replace(TWO_PERIODS, sliding_window=8)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +32,10 @@ TINY = load_model("tiny")
         (TINY, "data=2,tensor=4", "generate"),
         pytest.param(TINY, "data=2,tensor=4", "prefill", marks=pytest.mark.slow),
         pytest.param(TINY, "data=8", "generate", marks=pytest.mark.slow),
-        pytest.param(TINY, "fsdp=8", "generate", marks=pytest.mark.slow),
         pytest.param(TINY, "tensor=4", "prefill", marks=pytest.mark.slow),
         pytest.param(TIED, "data=2,fsdp=2,tensor=2", "prefill", marks=pytest.mark.slow),
-        pytest.param(TWO_PERIODS, "data=2,fsdp=2,tensor=2", "prefill", marks=pytest.mark.slow),
-        pytest.param(TWO_PERIODS, "data=2,fsdp=2,tensor=2", "generate", marks=pytest.mark.slow),
+        pytest.param(WINDOWS, "data=2,fsdp=2,tensor=2", "prefill", marks=pytest.mark.slow),
+        pytest.param(WINDOWS, "data=2,fsdp=2,tensor=2", "generate", marks=pytest.mark.slow),
         pytest.param(GPT, "data=2,tensor=4", "prefill", marks=pytest.mark.slow),
         pytest.param(GPT, "data=2,tensor=4", "generate", marks=pytest.mark.slow),
     ],
@@ -47,6 +49,18 @@ def test_the_compiled_step_is_the_planned_one(config: ModelConfig, text: str, ph
     assert (audit["unplanned"], audit["missing"], audit["not_understood"]) == ([], [], [])
     assert audit["bytes"]["compiled"] == audit["bytes"]["planned"]
     assert audit["flops"]["compiled"] == audit["flops"]["planned"]
+
+
+@pytest.mark.slow
+def test_xla_for_cpus_gathers_the_weights_of_all_layers_at_once() -> None:
+    """Where layers are unrolled; the plan counts two at a time, and the audit says which are there."""
+    layout = Layout.of(fsdp=8, weights_dtype="f32", compute_dtype="f32")
+    audit = audit_plan(Plan(TINY, "cpu:8", Workload(16, 64, "generate"), layout), "cpu", use_cache=False)
+    assert (audit["unplanned"], audit["missing"]) == ([], [])
+    assert audit["bytes"]["compiled"] == audit["bytes"]["planned"]
+    assert [(one["kind"], one["tensor"]) for one in audit["findings"]] == [("memory", "temporaries")]
+    gathered = [one["tensor"] for one in audit["memory"]["peak"]["buffers"]]
+    assert gathered.count("layers/wq") == TINY.num_layers
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import tokenizers
@@ -50,9 +51,13 @@ class MockRunner:
         page_size: int = 4,
         num_pages: int | None = None,
         chunk: int = 1024,
+        window: int | None = None,
     ) -> None:
         pages = num_slots * -(-context // page_size) if num_pages is None else num_pages
         self.limits = Limits(num_slots, context, page_size, pages, chunk, block=4)
+        if window is not None:  # no more than one sequence may need at once
+            of_step = -(-min(chunk, context) // page_size) + (window + page_size - 2) // page_size + 1
+            self.limits = replace(self.limits, window=window, num_window_pages=of_step)
         self.vocab_size = VOCAB_SIZE
         self.rule, self.spread = rule, spread
         self.gate = threading.Event()
@@ -60,6 +65,7 @@ class MockRunner:
         self.failure: Exception | None = None
         self.last = [0] * num_slots
         self.cache: dict[tuple[int, int], int] = {}
+        self.window_cache: dict[tuple[int, int], int] = {}
         self.num_generated = 0
         self.batches: list[list[int]] = []
         self.prefilled: list[list[int]] = []
@@ -92,12 +98,20 @@ class MockRunner:
             assert 0 <= page < self.limits.num_pages
             known = self.last[work.slot] if token == PENDING else token
             self.cache[page, position % self.limits.page_size] = known
+            if self.limits.window:
+                page = work.window_pages[position // self.limits.page_size]
+                assert 0 <= page < self.limits.num_window_pages
+                self.window_cache[page, position % self.limits.page_size] = known
 
     def _logits(self, work: Work) -> list[np.ndarray]:
         size, num_prompt = self.limits.page_size, len(work.sequence.request.prompt)
         end = work.start + len(work.tokens)
         assert end <= self.limits.context
         seen = [self.cache[work.pages[i // size], i % size] for i in range(end)]
+        if self.limits.window:
+            first = max(0, work.start - self.limits.window + 1)
+            there = [self.window_cache[work.window_pages[i // size], i % size] for i in range(first, end)]
+            assert there == seen[first:], "a token sees less of its window than it should"
         rows = []
         for behind in range(work.num_samples, 0, -1):
             known = seen[: end - behind + 1]

@@ -116,7 +116,6 @@ def events_of(runner: JaxRunner, *requests: Request, **how: Any) -> list[list[Ev
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("local", marks=pytest.mark.slow),
         pytest.param("gemma2", marks=pytest.mark.slow),
         pytest.param("gpt2", marks=pytest.mark.slow),
         pytest.param("mixtral", marks=pytest.mark.slow),
@@ -130,6 +129,18 @@ def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:
     model = hf_models.save(kind, tmp_path)
     prompts = [PROMPTS[1], PROMPTS[5]]
     runner = make_runner(tmp_path, tensor=2, num_slots=1)
+    assert generate(runner, *map(greedy, prompts)) == answers_of(model, prompts)
+
+
+def test_layers_with_a_window_keep_its_positions_alone(tmp_path: Path) -> None:
+    """Sequences of up to six pages, with at most two and a chunk's of the window's, and known beginnings."""
+    model = hf_models.save("local", tmp_path)
+    begin = np.random.default_rng(5).integers(0, 64, 20).tolist()
+    prompts = [begin + [number] * number for number in range(1, 7)]
+    runner = make_runner(tmp_path, tensor=1)
+    assert runner.limits.window == 7 and runner.limits.num_window_pages < runner.limits.num_pages
+    sizes = {pool.shape[0] for pool in runner._programs.abstract_pools()["k"]}
+    assert sizes == {runner.limits.num_window_pages}  # every layer of this model has the window
     assert generate(runner, *map(greedy, prompts)) == answers_of(model, prompts)
 
 

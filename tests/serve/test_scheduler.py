@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from meshwright.errors import RequestError
 from meshwright.serve.batch import PENDING, Batch, Limits
+from meshwright.serve.pages import NO_PAGE, Pages
 from meshwright.serve.scheduler import Scheduler
 from meshwright.serve.sequence import Request, Sequence, TokenScore
 
@@ -81,7 +82,7 @@ def test_pages_are_taken_from_whoever_came_last():
     assert first and second
     assert tokens_of(first) == [tuple(range(8)), tuple(range(50, 57))]
     assert tokens_of(second) == [(PENDING,)]  # its third page was the other's
-    assert (late.slot, late.pages, late.num_computed, scheduler.num_waiting) == (None, [], 0, 1)
+    assert (late.slot, late.pages, late.num_computed, scheduler.num_waiting) == (None, Pages(), 0, 1)
     for batch in (first, second):
         run(scheduler, batch)
     assert late.tokens[-1] == 99  # what was sampled before it lost its pages still counts
@@ -104,7 +105,7 @@ def test_who_begins_like_another_shares_its_pages():
     later = scheduler.schedule()
     assert later
     assert tokens_of(later) == [(99,), (99,), (4, 5, 6)]
-    assert like_it.pages[0] == one.pages[0] != other.pages[0]
+    assert like_it.pages.whole[0] == one.pages.whole[0] != other.pages.whole[0]
 
 
 def test_a_full_queue_refuses_all_or_nothing():
@@ -142,9 +143,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_pages=st.integers(4, 9),
         prefix_cache=st.booleans(),
         num_replicas=st.integers(1, 2),
+        window=st.sampled_from([None, 3, 4, 6]),
     )
-    def start(self, num_slots, num_pages, prefix_cache, num_replicas):
+    def start(self, num_slots, num_pages, prefix_cache, num_replicas, window):
         one = limits(num_slots, num_pages)
+        if window is not None:  # for one sequence alone: a window and a chunk, and a page that both begin on
+            one = dataclasses.replace(one, window=window, num_window_pages=5)
         self.limits = dataclasses.replace(one, num_slots=num_slots * num_replicas, num_replicas=num_replicas)
         self.scheduler = Scheduler(self.limits, max_waiting=3, prefix_cache=prefix_cache)
         self.under_way: list[Batch] = []
@@ -187,21 +191,28 @@ class SchedulerMachine(RuleBasedStateMachine):
     def slots_are_held_once(self):
         slots = [one.slot for one in self.scheduler.running]
         assert len(set(slots)) == len(slots) <= self.limits.num_slots
-        assert all(one.slot is None and not one.pages for one in self.scheduler._waiting)
+        assert all(one.slot is None and one.pages == Pages() for one in self.scheduler._waiting)
 
     @invariant()
     def every_page_is_free_or_held(self):
         for number, replica in enumerate(self.scheduler.replicas):
-            pool, prefixes = replica.pool, replica.prefixes
-            held: dict[int, int] = {}
-            for one in self.scheduler.running:
-                assert one.slot is not None
-                for page in one.pages if one.slot // self.limits.slots_of_replica == number else ():
-                    held[page] = held.get(page, 0) + 1
-            for node in prefixes._nodes if prefixes is not None else ():
-                held[node.page] = held.get(node.page, 0) + 1
-            assert pool.num_free + len(held) == pool.num_pages
-            assert all(pool.holders(page) == count for page, count in held.items())
+            nodes = replica.prefixes._nodes if replica.prefixes is not None else ()
+            here = [
+                one.pages
+                for one in self.scheduler.running
+                if one.slot is not None and one.slot // self.limits.slots_of_replica == number
+            ]
+            held = [pages.whole for pages in here] + [[node.page] for node in nodes]
+            self._are_held(replica.pool, held)
+            if replica.window_pool is not None:
+                held = [pages.held_of_window for pages in here]
+                held += [[node.window_page] for node in nodes if node.window_page != NO_PAGE]
+                self._are_held(replica.window_pool, held)
+
+    def _are_held(self, pool, held):
+        holders = collections.Counter(page for pages in held for page in pages)
+        assert pool.num_free + len(holders) == pool.num_pages
+        assert all(pool.holders(page) == count for page, count in holders.items())
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

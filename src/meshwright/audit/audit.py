@@ -64,7 +64,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     checked: the numerics' report, if they were asked for.
     """
     hardware, on_cpu = load(plan.hardware), target.name == "cpu"
-    planned = planned_step(plan, hardware)
+    planned = planned_step(plan, hardware, by_cpu=on_cpu)
     program = parse_hlo(compiled.hlo)
     found = [(value, on_mesh(one, plan.layout.mesh, widened=on_cpu)) for value, one in located(program)]
     emitted = [one for _, one in found]

@@ -94,7 +94,8 @@ def _drafter(runner: JaxRunner, asked: Serving, report: Progress) -> Drafter:
         )
     limits = runner.limits
     own = replace(asked, plan=None, num_slots=limits.num_slots, context=limits.context, num_drafts=0)
-    small = _runner(folder, own)
+    # It places its pages itself, as many as a context has for every slot.
+    small = _runner(folder, own, keeps_windows=False)
     report("compiling the draft model", None)
     small.warm_up()
     draft_seconds = small.step_seconds()
@@ -106,7 +107,7 @@ def _drafter(runner: JaxRunner, asked: Serving, report: Progress) -> Drafter:
     return ModelDrafter(small, asked.num_drafts, cost_ratio)
 
 
-def _runner(folder: ModelFolder, asked: Serving) -> JaxRunner:
+def _runner(folder: ModelFolder, asked: Serving, *, keeps_windows: bool = True) -> JaxRunner:
     config, plan = folder.config, asked.plan
     is_slow = jax.default_backend() == "cpu" and not multiplies_bf16()
     dtype = asked.dtype or ("f32" if is_slow else "bf16")
@@ -138,6 +139,7 @@ def _runner(folder: ModelFolder, asked: Serving) -> JaxRunner:
         num_pages=None if asked.cache_tokens is None else asked.cache_tokens // page,
         num_drafts=asked.num_drafts,
         strict=asked.strict,
+        keeps_windows=keeps_windows,
     )
 
 

@@ -174,10 +174,12 @@ def record_inference(
     steps = reshard(logits.array, logits.array.replace(axes={"V": ()}))
     gathered = ops.transfers("logits", steps, "logits", logits.dtype, critical=True)
     ops.add(Node("logits", "move", (logits,), (logits,), forward_transfers=gathered))
+    # Without a kernel for whole prompts these are read from the cache, window or not.
+    reads_prompts = shape.query_len == shape.key_len and not flash_attention
     caches = tuple(
         value
         for window, count in Counter(cache_windows(config)).items()
-        for value in ops.cached(count, window).values()
+        for value in ops.cached(count, None if reads_prompts else window).values()
     )
     return replace(ops.graph(), caches=caches, directions=("forward",))
 

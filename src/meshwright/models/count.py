@@ -185,6 +185,11 @@ def cache_windows(config: ModelConfig) -> tuple[int | None, ...]:
     return config.windows[:: config.layers_per_cache]
 
 
+def widest_window(config: ModelConfig) -> int | None:
+    """The widest window of a cache; None where every cache keeps all positions."""
+    return max((window for window in cache_windows(config) if window), default=None)
+
+
 def cached_positions(seq_len: int, window: int | None) -> int:
     """Positions that a cache keeps of a sequence, and that a layer's next query reads.
 

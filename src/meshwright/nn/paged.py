@@ -1,7 +1,8 @@
 """A cache of pages: keys and values of sequences of any length, in one pool a layer.
 
     pool     k[B_data, K_tensor, S, H], v alike: B pages of S positions each
-    table    i32[R_data, P]: the pages of each row of the step, in the order of its positions
+    table    i32[R_data, G, P]: the pages of each row of the step, in the order of its positions, for each
+             group of layers: those that see every position, and those with a window, which may have fewer
 
 A row is some consecutive tokens of one sequence. All tokens of a step are written before any is read, so a
 row may read pages that another row of the same step has written. Axes that split the batch make replicas:
@@ -58,9 +59,9 @@ class Rows(NamedTuple):
 class PagedCache:
     """The pools of all layers, and where this step's tokens stand in them.
 
-    positions i32[N]: of each token in its sequence, NOBODY for padding. tables i32[R, P]: a row for each of
-    a replica's `rows`, in order, replica by replica. is_fresh: the rows are whole prompts, each from its
-    position 0 on, so that attention needs no page.
+    positions i32[N]: of each token in its sequence, NOBODY for padding. tables i32[R, G, P]: a row for each
+    of a replica's `rows`, in order, replica by replica. groups: of each cache, the group whose pages it
+    has. is_fresh: the rows are whole prompts, each from its position 0 on, so that attention needs no page.
     """
 
     pools: Pools
@@ -68,6 +69,7 @@ class PagedCache:
     tables: Array
     rows: tuple[Rows, ...]
     layout: Layout
+    groups: tuple[int, ...]
     is_fresh: bool = False
 
     def by_row(self, x: Array) -> Array:
@@ -80,6 +82,7 @@ class PagedCache:
     def written(self, number: int, new: Mapping[str, Array]) -> "PagedCache":
         """The cache with the tokens' new[N, ...] in the pools of cache `number`."""
         pools = {name: list(layers) for name, layers in self.pools.items()}
+        tables = self.tables[:, self.groups[number]]
         for name, x in new.items():
             pool = pools[name][number]
             own = self._spec(name, _values(pool).ndim)
@@ -97,7 +100,7 @@ class PagedCache:
                 return jax.tree.map(partial(_set, at), pool, _as_stored(x, pool))
 
             local = jax.shard_map(write, in_specs=(stored, rows, *places), out_specs=stored, check_vma=False)
-            pools[name][number] = local(pool, reshard(x, rows), self.positions, self.tables)
+            pools[name][number] = local(pool, reshard(x, rows), self.positions, tables)
         return replace(self, pools=pools)
 
     def _places(self, positions: Array, tables: Array, num_pages: int, size: int) -> tuple[Array, Array]:
@@ -161,7 +164,7 @@ class PagedCache:
             slopes = reshard(slopes, of_heads)
         with jax.named_scope("to_attention"):
             q = reshard(q, of_q)
-        return attend(q, self.positions, self.tables, sinks, slopes, *pools)
+        return attend(q, self.positions, self.tables[:, self.groups[number]], sinks, slopes, *pools)
 
     def _spec(self, name: str, ndim: int) -> PartitionSpec:
         return partition_spec(self.layout.activation(name, "BKSH" if ndim == 4 else "BSR"))
@@ -171,15 +174,24 @@ def _repeated(rows: Rows, first: int) -> list[int]:
     return [first + row for row in range(rows.num_rows) for _ in range(rows.length)]
 
 
+def page_groups(config: ModelConfig, *, has_windows: bool) -> tuple[int, ...]:
+    """Of each cache, the group whose pages it has: 1 with a window, where such have their own, else 0."""
+    return tuple(int(has_windows and window is not None) for window in cache_windows(config))
+
+
 def abstract_pools(
-    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: int, page_size: int
+    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: Sequence[int], page_size: int
 ) -> dict[str, list[Any]]:
-    """The types of all layers' pools. On a CPU they are f32: XLA updates bf16 ones 100 times slower there."""
-    sizes = {**dimensions(config), "B": num_pages, "S": page_size}
+    """The types of all layers' pools; num_pages: of each cache.
+
+    On a CPU they are f32: XLA updates bf16 ones 100 times slower there.
+    """
+    dims = dimensions(config)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     letters = {name: "BKSH" if "K" in order else order for name, order in cache_arrays(config).items()}
 
-    def pool(array: ShardedArray) -> Any:
+    def pool(array: ShardedArray, count: int) -> Any:
+        sizes = {**dims, "B": count, "S": page_size}
         if (narrow := QUANTISED_DTYPES.get(layout.kv_dtype)) is None:
             dtype = jnp.float32 if on_cpu else JAX_DTYPES[layout.kv_dtype]
             return array_type(array, mesh, sizes, dtype)
@@ -187,7 +199,7 @@ def abstract_pools(
         return Quantised(array_type(array, mesh, sizes, narrow), array_type(scales, mesh, sizes, jnp.float32))
 
     return {
-        name: [pool(layout.activation(name, order)) for _ in cache_windows(config)]
+        name: [pool(layout.activation(name, order), count) for count in num_pages]
         for name, order in letters.items()
     }
 
@@ -333,8 +345,11 @@ def _gathered(
     own = _values(pools[0]).shape[-2]
     pages = jnp.arange(k.shape[2] // own, dtype=jnp.int32)[:, None] * (own * _count(split))
     keys = jnp.reshape(pages + own * _number(split) + jnp.arange(own, dtype=jnp.int32)[None], (1, -1))
-    last = jnp.max(asked.positions, axis=1, keepdims=True)
-    v = jnp.where((keys <= last)[:, None, :, None], v, jnp.zeros((), v.dtype))
+    # What lies beyond may be of a sequence that failed, and what a window has left may be anyone's.
+    seen = keys <= jnp.max(asked.positions, axis=1, keepdims=True)
+    if window is not None:
+        seen &= keys > asked.positions[:, :1] - window
+    v = jnp.where(seen[:, None, :, None], v, jnp.zeros((), v.dtype))
     scores = jnp.einsum(
         "RQKGH,RKSH->RKGQS", jnp.reshape(asked.q, grouped), k, preferred_element_type=jnp.float32
     )

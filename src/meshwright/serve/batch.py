@@ -1,7 +1,7 @@
 """What one step of the device does, as data: the scheduler makes it, the runner runs it."""
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from meshwright.errors import PlanError
@@ -19,10 +19,11 @@ PENDING = -1  # a token that the step before samples and nobody has read yet
 class Work:
     """Some consecutive tokens of one sequence, whose keys and values the step computes.
 
-    slot: of the sequence, which may have left it since. start: the position of the first token. tokens: their
-    ids; the first may be PENDING. pages: of the sequence, as far as these tokens reach. num_drafts: how many
-    of the last ones are guesses to be verified. samples: whether a next token is sampled, after the last and
-    after each of those before a draft.
+    slot: of the sequence, which may have left it since. start: the position of the first token. tokens:
+    their ids; the first may be PENDING. pages: of the sequence, as far as these tokens reach; window_pages:
+    those of layers with a window, NO_PAGE where these tokens do not see them. num_drafts: how many of the
+    last ones are guesses to be verified. samples: whether a next token is sampled, after the last and after
+    each of those before a draft.
     """
 
     sequence: Sequence
@@ -32,6 +33,7 @@ class Work:
     pages: tuple[int, ...]
     num_drafts: int = 0
     samples: bool = True
+    window_pages: tuple[int, ...] = ()
 
     @property
     def num_samples(self) -> int:
@@ -61,6 +63,8 @@ class Limits:
     num_slots: sequences that run at once, split evenly over num_replicas, in order. context: most tokens of
     one. page_size: positions of a page. num_pages: of a replica's cache.
     chunk: most prompt tokens of a replica's step, of which each sequence takes whole blocks of `block`.
+    window: of the layers that have pages of their own, num_window_pages of a replica, since they keep no more
+    positions; None where all layers share pages.
     """
 
     num_slots: int
@@ -70,6 +74,8 @@ class Limits:
     chunk: int
     block: int
     num_replicas: int = 1
+    window: int | None = None
+    num_window_pages: int = 0
 
     @property
     def slots_of_replica(self) -> int:
@@ -86,11 +92,13 @@ class Limits:
         page_size: int = DEFAULT_PAGE,
         chunk: int = DEFAULT_CHUNK,
         block: int = DEFAULT_BLOCK,
+        window: int | None = None,
     ) -> "Limits":
         """Those of a runner: whole slots and pages on each replica, chunks of whole blocks within a context.
 
-        num_pages: in all, as many as all slots can fill where None. Raises PlanError where those of a
-        replica are too few for one context.
+        num_pages: in all, as many as all slots can fill where None. window: the widest of the model's layers,
+        if any; their pages are as many as all slots need at once, where these are fewer. Raises PlanError
+        where those of a replica are too few for one context.
         """
         of_context = -(-context // page_size)
         num_slots = num_slots // num_replicas * num_replicas
@@ -103,7 +111,13 @@ class Limits:
             )
         block = min(block, 1 << (context - 1).bit_length())
         chunk = min(-(-chunk // block), -(-context // block)) * block
-        return cls(num_slots, context, page_size, num_pages // num_replicas, chunk, block, num_replicas)
+        found = cls(num_slots, context, page_size, num_pages // num_replicas, chunk, block, num_replicas)
+        if window is None:
+            return found
+        # So many positions in a row lie on a page more than they fill, and a step adds a chunk to one window.
+        of_window = (window + page_size - 2) // page_size + 1
+        needed = found.slots_of_replica * of_window + -(-chunk // page_size)
+        return replace(found, window=window, num_window_pages=needed) if needed < found.num_pages else found
 
     @property
     def pages_of_a_context(self) -> int:

@@ -1,6 +1,30 @@
 """The pages of a cache: which are free, and how many hold each of the others. Plain Python."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+NO_PAGE = -1  # of positions that no window reaches any more
+
+
+@dataclass
+class Pages:
+    """The pages of a sequence, in the order of its positions.
+
+    whole: of the layers that see every position. of_window: of those with a sliding window, NO_PAGE where
+    it has moved on; none where such layers keep every position, too.
+    """
+
+    whole: list[int] = field(default_factory=list)
+    of_window: list[int] = field(default_factory=list)
+
+    def extend(self, more: "Pages") -> None:
+        """Takes up the pages of the positions behind."""
+        self.whole.extend(more.whole)
+        self.of_window.extend(more.of_window)
+
+    @property
+    def held_of_window(self) -> list[int]:
+        return [page for page in self.of_window if page != NO_PAGE]
 
 
 class PagePool:

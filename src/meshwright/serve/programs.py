@@ -22,10 +22,11 @@ from meshwright.layout.runs import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import widest_window
 from meshwright.models.transformer import Places
 from meshwright.nn.inference import InferenceOps, abstract_layered
 from meshwright.nn.mesh import device_mesh, partition_spec
-from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools
+from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools, page_groups
 from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_PAGE, PENDING
 from meshwright.serve.logit_edits import batch_rows, no_edits
 from meshwright.serve.sampling import Edits, Sampled, sample
@@ -59,7 +60,8 @@ class InferencePrograms:
     """The steps of one model under one layout, over a cache of pages of `page_size` positions.
 
     Of each replica: num_slots entries of `last`, which holds the token that each slot's sequence was given
-    last, and one that is nobody's; num_pages pages. pages_of_row: the width of the tables.
+    last, and one that is nobody's; num_pages pages, and where layers with a window have their own
+    num_window_pages of those. pages_of_row: the width of the tables.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class InferencePrograms:
         num_pages: int,
         page_size: int,
         pages_of_row: int,
+        num_window_pages: int = 0,
     ) -> None:
         self.config, self.layout, self.mesh = config, layout, mesh
         self.num_replicas = layout.num_batch_shards
         self.pages_of_row = pages_of_row
         self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
-        self._page_size = page_size
+        self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
+        self._groups = page_groups(config, has_windows=bool(num_window_pages))
         self.ops = InferenceOps(config, layout)
         self._x = partition_spec(layout.activation("x", "BTD"))
 
@@ -85,7 +89,8 @@ class InferencePrograms:
         """The compiled step: (params, pools, last, tokens, positions, slots, tables, heads).
 
         Replica by replica: tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions
-        i32[N]; tables i32[R, P]; heads i32[num_heads], after which tokens logits are wanted.
+        i32[N]; tables i32[R, G, P], one for each group of layers; heads i32[num_heads], after which tokens
+        logits are wanted.
         Yields those, f32[num_logits, V], whole over V, and the pools, updated in place.
         """
         jitted, arguments = self.jitted_step(step)
@@ -93,10 +98,8 @@ class InferencePrograms:
 
     def jitted_step(self, step: Step) -> tuple[Any, tuple[Any, ...]]:
         """The step before it is compiled, and the types of its arguments."""
-        shapes = (
-            (step.num_tokens,), (step.num_tokens,), (step.num_tokens,), (step.num_rows, self.pages_of_row),
-            (step.num_heads,),
-        )  # fmt: skip
+        by_token, tables = (step.num_tokens,), (step.num_rows, max(self._groups) + 1, self.pages_of_row)
+        shapes = by_token, by_token, by_token, tables, (step.num_heads,)
         of_replicas = ((self.num_replicas * first, *rest) for first, *rest in shapes)
         arguments = (self.abstract_params(), self.abstract_pools(), self._split(self._num_last))
         jitted = jax.jit(partial(self._step, step), donate_argnums=1)
@@ -139,7 +142,9 @@ class InferencePrograms:
         return abstract_layered(self.config, self.layout, self.mesh)
 
     def abstract_pools(self) -> Any:
-        return abstract_pools(self.config, self.layout, self.mesh, self._num_pages, self._page_size)
+        of_groups = self._num_pages, self._num_window_pages
+        of_caches = [of_groups[group] for group in self._groups]
+        return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
 
     def _step(
         self,
@@ -155,7 +160,7 @@ class InferencePrograms:
     ) -> tuple[Array, Pools]:
         tokens = self._on_each(_known, tokens, last, slots)
         places = Places(positions[:, None])
-        cache = PagedCache(pools, positions, tables, step.rows, self.layout, step.is_fresh)
+        cache = PagedCache(pools, positions, tables, step.rows, self.layout, self._groups, step.is_fresh)
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
         with jax.named_scope("take"):
@@ -213,8 +218,12 @@ def workload_step(
     check_runs(config, layout, phase)
     layout.check(config, workload.num_sequences, workload.seq_len)
     mesh = device_mesh(layout) if mesh is None else mesh
-    num_slots, page = workload.num_sequences // layout.num_batch_shards, min(DEFAULT_PAGE, workload.seq_len)
-    pages_of_row = -(-workload.seq_len // page)
+    window, of_window = widest_window(config) or workload.seq_len, 0
+    num_slots = workload.num_sequences // layout.num_batch_shards
+    page = min(DEFAULT_PAGE, window, workload.seq_len)
+    pages_of_row, is_fresh = -(-workload.seq_len // page), attends_to_whole_prompts(mesh)
+    if window < workload.seq_len and (phase == "generate" or is_fresh):
+        of_window = pages_of_row - (workload.seq_len - window) // page
     programs = InferencePrograms(
         config,
         layout,
@@ -223,10 +232,11 @@ def workload_step(
         num_pages=num_slots * pages_of_row,
         page_size=page,
         pages_of_row=pages_of_row,
+        num_window_pages=num_slots * of_window if of_window < pages_of_row else 0,
     )
     if phase == "generate":
         step = Step((Rows(num_slots, 1),), num_slots, num_slots)
-    elif attends_to_whole_prompts(mesh):
+    elif is_fresh:
         step = Step((Rows(num_slots, workload.seq_len),), num_slots, num_slots, is_fresh=True)
     else:
         blocks = -(-workload.seq_len // min(DEFAULT_BLOCK, workload.seq_len))

@@ -23,6 +23,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import widest_window
 from meshwright.nn.compiled import Compilations
 from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
@@ -54,7 +55,8 @@ class JaxRunner:
     layer. Axes that split the batch make replicas, among which slots and pages are split evenly. num_pages:
     of the cache in all, as many as all slots can fill where None. num_drafts: most drafts of one sequence a
     step. strict: what this process compiles after the warm-up is an error of the next step; scores of prompts
-    of every length are compiled ahead, too. Call `warm_up` before use.
+    of every length are compiled ahead, too. keeps_windows: layers with a sliding window keep its positions
+    alone, in pages of their own; else every position, as the others. Call `warm_up` before use.
     Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
     longer than the model's, there is no slot, or too few pages for one sequence.
     """
@@ -74,6 +76,7 @@ class JaxRunner:
         block: int = DEFAULT_BLOCK,
         num_drafts: int = 0,
         strict: bool = False,
+        keeps_windows: bool = True,
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context)
@@ -85,6 +88,7 @@ class JaxRunner:
             page_size=page_size,
             chunk=chunk,
             block=block,
+            window=widest_window(config) if keeps_windows else None,
         )
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         self._programs = InferencePrograms(
@@ -95,6 +99,7 @@ class JaxRunner:
             num_pages=limits.num_pages,
             page_size=page_size,
             pages_of_row=limits.pages_of_a_context,
+            num_window_pages=limits.num_window_pages,
         )
         self._has_kernels = attends_to_whole_prompts(mesh)
         self._params = layered(params, config, layout, mesh) if params else {}
@@ -258,7 +263,8 @@ class _Inputs:
         self.tokens = np.zeros(count * step.num_tokens, np.int32)
         self.positions = np.full(count * step.num_tokens, NOBODY, np.int32)
         self.slots = np.full(count * step.num_tokens, self._slots, np.int32)
-        self.tables = np.zeros((count * step.num_rows, limits.pages_of_a_context), np.int32)
+        groups = 2 if limits.window else 1
+        self.tables = np.zeros((count * step.num_rows, groups, limits.pages_of_a_context), np.int32)
         self.heads = np.zeros(count * step.num_heads, np.int32)
         self.chosen_slots = np.full(num_logits, self._slots, np.int32)
         self.chosen_positions = np.zeros(num_logits, np.int32)
@@ -296,7 +302,9 @@ class _Inputs:
         self.tokens[token : token + count] = work.tokens[begin : begin + count]
         self.positions[token : token + count] = range(start, start + count)
         self.slots[token] = slot
-        self.tables[row, : len(work.pages)] = work.pages
+        self.tables[row, 0, : len(work.pages)] = work.pages
+        if work.window_pages:  # what is no page is never seen, so any number does
+            self.tables[row, 1, : len(work.pages)] = np.maximum(work.window_pages, 0)
 
     def _choose(self, work: Work, token: int, count: int) -> None:
         """Asks for what is sampled behind the last of the row's `count` tokens, and before each draft."""

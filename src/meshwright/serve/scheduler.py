@@ -13,8 +13,7 @@ from typing import Literal, Protocol, get_args
 
 from meshwright.errors import RequestError
 from meshwright.serve.batch import PENDING, Batch, Limits, Work
-from meshwright.serve.pages import PagePool
-from meshwright.serve.prefix import PrefixTree
+from meshwright.serve.replica import Replica
 from meshwright.serve.sequence import FinishReason, Sequence, TokenScore
 
 Mode = Literal["interleaved", "batched"]
@@ -35,20 +34,6 @@ class Drafter(Protocol):
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         """Tells how many of the guesses of one sequence were right."""
         ...
-
-
-class Replica:
-    """The free slots, pages and cached prefixes of one replica."""
-
-    def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
-        first = number * limits.slots_of_replica
-        self.free_slots = list(range(first, first + limits.slots_of_replica))[::-1]
-        self.pool = PagePool(limits.num_pages)
-        self.prefixes = PrefixTree(self.pool, limits.page_size) if prefix_cache else None
-
-    def known_pages(self, sequence: Sequence) -> list[int]:
-        """Cached pages that the sequence begins with; its last token is always computed."""
-        return [] if self.prefixes is None else self.prefixes.match(sequence.tokens[:-1])
 
 
 class Scheduler:
@@ -188,21 +173,16 @@ class Scheduler:
             if sequence.num_pending or self._soon_cached(sequence):
                 continue
             # Where most of its pages are; of equals where the fewest sequences are, and the most free pages.
-            able.sort(
-                key=lambda one: (len(one.known_pages(sequence)), len(one.free_slots), one.pool.num_free)
-            )
+            able.sort(key=lambda one: (one.num_known(sequence), len(one.free_slots), one.pool.num_free))
             if not any(self._admit_to(replica, sequence, step) for replica in reversed(able)):
                 return
 
     def _admit_to(self, replica: Replica, sequence: Sequence, step: "_Step") -> bool:
         """Whether the sequence now runs there: not where pages are missing."""
-        shared = replica.known_pages(sequence)
-        replica.pool.share(shared)
-        sequence.slot = replica.free_slots.pop()
-        sequence.pages, sequence.num_computed = shared, len(shared) * self.limits.page_size
+        replica.begin(sequence)
         count = min(sequence.num_uncomputed, step.room_for(sequence, replica))
-        if not self._grow(sequence, sequence.num_computed + count):
-            self._give_back(sequence)
+        if not replica.grow(sequence, sequence.num_computed + count):
+            replica.leave(sequence)
             return False
         self._waiting.remove(sequence)
         sequence.num_cached = sequence.num_computed
@@ -215,7 +195,7 @@ class Scheduler:
         if self.replicas[0].prefixes is None:
             return False
         size = self.limits.page_size
-        known = max(len(replica.known_pages(sequence)) for replica in self.replicas) * size
+        known = max(replica.num_known(sequence) for replica in self.replicas) * size
         begin = sequence.tokens[: known + size]
         if len(begin) < known + size or len(sequence.tokens) == len(begin):
             return False
@@ -223,27 +203,13 @@ class Scheduler:
 
     def _reach(self, sequence: Sequence, num_tokens: int, step: "_Step") -> bool:
         """Whether the sequence now has pages for so many tokens, if need be from those that came later."""
-        while not self._grow(sequence, num_tokens):
-            there = self._replica_of(sequence)
+        there = self._replica_of(sequence)
+        while not there.grow(sequence, num_tokens):
             victim = next(one for one in reversed(self._running) if self._replica_of(one) is there)
             if victim is sequence:
                 return False
             self._preempt(victim)
             step.has_preempted = True
-        return True
-
-    def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        missing = -(-num_tokens // self.limits.page_size) - len(sequence.pages)
-        if missing <= 0:
-            return True
-        replica = self._replica_of(sequence)
-        pool, prefixes = replica.pool, replica.prefixes
-        if prefixes is not None and missing > pool.num_free:
-            prefixes.evict(missing - pool.num_free)
-        pages = pool.take(missing)
-        if pages is None:
-            return False
-        sequence.pages.extend(pages)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -253,15 +219,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._give_back(sequence)
-
-    def _give_back(self, sequence: Sequence) -> None:
-        """The sequence has neither slot nor pages."""
-        replica = self._replica_of(sequence)
-        assert sequence.slot is not None
-        replica.free_slots.append(sequence.slot)
-        replica.pool.release(sequence.pages)
-        sequence.slot, sequence.pages, sequence.num_computed = None, [], 0
+        self._replica_of(sequence).leave(sequence)
 
     def accepted(self, work: Work, sampled: Ordered[TokenScore]) -> Ordered[TokenScore]:
         """Of what a step sampled for one work, the tokens that follow; called once for each that samples.
@@ -297,12 +255,8 @@ class Scheduler:
 
     def computed(self, sequence: Sequence) -> None:
         """Keeps the full pages of a running sequence for others that begin alike."""
-        if sequence.slot is None:
-            return
-        prefixes = self._replica_of(sequence).prefixes
-        if prefixes is not None:
-            known = min(sequence.num_computed, len(sequence.tokens))
-            prefixes.insert(sequence.tokens[:known], sequence.pages)
+        if sequence.slot is not None:
+            self._replica_of(sequence).keep(sequence)
 
     def release(self, sequence: Sequence, reason: FinishReason) -> None:
         """Finish `sequence`, and free its slot and pages or its place in the queue.
@@ -342,8 +296,10 @@ class _Step:
         samples = count == sequence.num_uncomputed
         tokens = (*known, *[PENDING] * (count - len(known)), *drafts)
         assert sequence.slot is not None
-        pages = tuple(sequence.pages)
-        self.works.append(Work(sequence, sequence.slot, start, tokens, pages, len(drafts), samples))
+        pages, of_window = tuple(sequence.pages.whole), tuple(sequence.pages.of_window)
+        self.works.append(
+            Work(sequence, sequence.slot, start, tokens, pages, len(drafts), samples, of_window)
+        )
         if count > 1:
             self._room[replica] = self.room_on(replica) - -(-count // self._block) * self._block
         sequence.num_computed += len(tokens)

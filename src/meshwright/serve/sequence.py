@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from meshwright.serve.pages import Pages
+
 if TYPE_CHECKING:
     from meshwright.serve.logit_edits import LogitEdits
 
@@ -121,7 +123,7 @@ class Sequence:
     index: int
     emit: Callable[[Event | EngineError], None]
     slot: int | None = None
-    pages: list[int] = field(default_factory=list)
+    pages: Pages = field(default_factory=Pages)
     num_computed: int = 0
     num_pending: int = 0
     arrival: int = 0

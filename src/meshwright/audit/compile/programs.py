@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.inference import inference_cost, record_inference
+from meshwright.cost.ops import runs_flash
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import mean_runs
@@ -45,14 +46,19 @@ class PlannedStep:
 _STATE = ("weights", "optimizer", "cache")
 
 
-def planned_step(plan: Plan, hardware: Hardware) -> PlannedStep:
-    """The step of `plan` as the cost model has it."""
+def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> PlannedStep:
+    """The step of `plan` as the cost model has it.
+
+    by_cpu: it is compared with a program for CPUs, whose products are then those that attention has there,
+    where no kernel leaves out what causality hides.
+    """
+    compiled = replace(hardware, software=replace(hardware.software, flash=False)) if by_cpu else hardware
     workload, layout = plan.workload, plan.layout
     if workload.phase == "train":
         candidate = price(plan.model, hardware, workload, layout)
         cost, memory = candidate.cost, candidate.memory
         sequences = workload.num_sequences / layout.microbatches
-        graph = record(plan.model, hardware, layout, sequences, workload.seq_len)
+        graph = record(plan.model, compiled, layout, sequences, workload.seq_len)
     else:
         phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
         cost, memory = inference_cost(
@@ -60,7 +66,7 @@ def planned_step(plan: Plan, hardware: Hardware) -> PlannedStep:
         )
         queries = workload.seq_len if phase == "prefill" else 1
         shape = Shape(workload.num_sequences, queries, workload.seq_len)
-        graph = record_inference(plan.model, layout, shape, flash_attention=hardware.chip.kind != "cpu")
+        graph = record_inference(plan.model, layout, shape, flash_attention=runs_flash(compiled))
     return PlannedStep(
         collectives=cost.collectives,
         seconds=cost.seconds,

@@ -13,6 +13,7 @@ from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
+from meshwright.models.count import widest_window
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.batch import DEFAULT_PAGE, Limits
@@ -77,7 +78,12 @@ def simulated(
 def _server(plan: Plan, engines: Engines) -> Planned:
     hardware = catalog.load(plan.hardware)
     context = plan.workload.seq_len
-    limits = Limits.of(plan.workload.num_sequences, context, page_size=min(DEFAULT_PAGE, context))
+    limits = Limits.of(
+        plan.workload.num_sequences,
+        context,
+        page_size=min(DEFAULT_PAGE, context),
+        window=widest_window(plan.model),
+    )
     most = limits.chunk + limits.num_slots * (1 + engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED
     mode: Mode = "batched" if engines.mode == "batched" else "interleaved"

@@ -236,21 +236,8 @@ class _Replica:
 
     def _admit_coming(self) -> None:
         """Gives pages to what was prefilled elsewhere: whole ones; the rest of a prompt is computed here."""
-        [pages_here], size = self._scheduler.replicas, self._planned.limits.page_size
-        pool, prefixes = pages_here.pool, pages_here.prefixes
-        while self._coming:
-            prompt = self._coming[0].prompt
-            if prefixes is not None:
-                there = prefixes.match(prompt)
-                missing = len(prompt) // size - len(there)
-                pool.share(there)  # so that they are not evicted for the others
-                prefixes.evict(max(0, missing - pool.num_free))
-                if (pages := pool.take(missing)) is not None:
-                    prefixes.insert(prompt, [*there, *pages])
-                    pool.release(pages)
-                pool.release(there)
-                if pages is None:
-                    return
+        [replica] = self._scheduler.replicas
+        while self._coming and replica.keep_copied(self._coming[0].prompt):
             self.add(self._coming.pop(0))
 
     def _wake(self) -> None:

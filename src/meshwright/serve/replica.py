@@ -1,0 +1,119 @@
+"""The slots and pages of one replica: who has which, and what is kept for others. Plain Python.
+
+A sequence has a page for every `page_size` of its positions. Layers with a sliding window have pages of
+their own, of which a sequence keeps those that its next token sees: the others go back as it grows.
+"""
+
+from collections.abc import Sequence as Ordered
+
+from meshwright.serve.batch import Limits
+from meshwright.serve.pages import NO_PAGE, PagePool, Pages
+from meshwright.serve.prefix import PrefixTree
+from meshwright.serve.sequence import Sequence
+
+
+class Replica:
+    """The free slots, pages and cached prefixes of the replica `number`.
+
+    prefix_cache: whether pages outlive their sequence. window_pool: of the layers with a window; None where
+    they keep as much as the others.
+    """
+
+    def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
+        first = number * limits.slots_of_replica
+        self._limits = limits
+        self.free_slots = list(range(first, first + limits.slots_of_replica))[::-1]
+        self.pool = PagePool(limits.num_pages)
+        self.window_pool = PagePool(limits.num_window_pages) if limits.window else None
+        self.prefixes: PrefixTree | None = None
+        if prefix_cache:
+            self.prefixes = PrefixTree(self.pool, limits.page_size, self.window_pool, limits.window or 0)
+
+    def num_known(self, sequence: Sequence) -> int:
+        """Cached pages that the sequence begins with; its last token is always computed."""
+        return len(self._known(sequence).whole)
+
+    def begin(self, sequence: Sequence) -> None:
+        """Gives a sequence a slot, and the cached pages that it begins with."""
+        known = self._known(sequence)
+        self._share(known)
+        sequence.slot = self.free_slots.pop()
+        sequence.pages, sequence.num_computed = known, len(known.whole) * self._limits.page_size
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether the sequence now has pages for so many tokens.
+
+        If need be cached prefixes are evicted. What its next token no longer sees is given back before.
+        """
+        self._leave_behind(sequence)
+        missing = -(-num_tokens // self._limits.page_size) - len(sequence.pages.whole)
+        pages = self._take(max(0, missing))
+        if pages is None:
+            return False
+        sequence.pages.extend(pages)
+        return True
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keeps the full pages of a sequence for others that begin alike."""
+        if self.prefixes is not None:
+            known = min(sequence.num_computed, len(sequence.tokens))
+            self.prefixes.insert(sequence.tokens[:known], sequence.pages)
+
+    def keep_copied(self, tokens: Ordered[int]) -> bool:
+        """Whether there is room for the full pages of tokens that were computed elsewhere; keeps them."""
+        if self.prefixes is None:
+            return True
+        known = self.prefixes.match(tokens)
+        self._share(known)  # so that they are not evicted for the others
+        pages = self._take(len(tokens) // self._limits.page_size - len(known.whole))
+        if pages is not None:
+            known.extend(pages)
+            self.prefixes.insert(tokens, known)
+        self._release(known)
+        return pages is not None
+
+    def leave(self, sequence: Sequence) -> None:
+        """Takes slot and pages from a sequence."""
+        assert sequence.slot is not None
+        self.free_slots.append(sequence.slot)
+        self._release(sequence.pages)
+        sequence.slot, sequence.pages, sequence.num_computed = None, Pages(), 0
+
+    def _known(self, sequence: Sequence) -> Pages:
+        return Pages() if self.prefixes is None else self.prefixes.match(sequence.tokens[:-1])
+
+    def _take(self, count: int) -> Pages | None:
+        """`count` pages of each pool; None, and none taken, where they are missing."""
+        if self.prefixes is not None:
+            self.prefixes.make_room(count)
+        whole = self.pool.take(count)
+        if whole is None or self.window_pool is None:
+            return None if whole is None else Pages(whole)
+        of_window = self.window_pool.take(count)
+        if of_window is None:
+            self.pool.release(whole)
+            return None
+        return Pages(whole, of_window)
+
+    def _leave_behind(self, sequence: Sequence) -> None:
+        """Gives back pages of windows that the sequence's next token does not see."""
+        if self.window_pool is None or self._limits.window is None:
+            return
+        first = max(0, sequence.num_computed - self._limits.window + 1) // self._limits.page_size
+        held = sequence.pages.of_window
+        left = [number for number in range(first) if held[number] != NO_PAGE]
+        if left:
+            self.keep(sequence)  # others may begin with what lies so far back
+            self.window_pool.release([held[number] for number in left])
+            for number in left:
+                held[number] = NO_PAGE
+
+    def _share(self, pages: Pages) -> None:
+        self.pool.share(pages.whole)
+        if self.window_pool is not None:
+            self.window_pool.share(pages.held_of_window)
+
+    def _release(self, pages: Pages) -> None:
+        self.pool.release(pages.whole)
+        if self.window_pool is not None:
+            self.window_pool.release(pages.held_of_window)
