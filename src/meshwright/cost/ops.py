@@ -11,10 +11,12 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from meshwright.cost.figures import smaller
 from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig
 from meshwright.models.count import count_params
@@ -30,7 +32,10 @@ _CAST_BYTES = 4
 
 
 class SymbolicOps(Recorder):
-    """Records `models/transformer.py` for one model, layout and shape."""
+    """Records `models/transformer.py` for one model, layout and shape.
+
+    head_by_chunks: whether logits are made by chunks of tokens, where the layout lets them.
+    """
 
     def __init__(
         self,
@@ -40,10 +45,12 @@ class SymbolicOps(Recorder):
         *,
         flash_attention: bool,
         scores_dtype: str = "f32",
+        head_by_chunks: bool = False,
         many: MeshSizes | None = None,
     ) -> None:
         super().__init__(config, layout, shape, many)
         self.flash_attention, self.scores_dtype = flash_attention, scores_dtype
+        self.head_by_chunks = head_by_chunks
         self._quantised: dict[int, Value] = {}
 
     # Embedding, norms and what is elementwise
@@ -436,22 +443,43 @@ class SymbolicOps(Recorder):
         self.sizes["T"] = 1
         return self.activation_value("x", "BTD")
 
-    def loss(self, name: str, logits: Value, targets: Value) -> Value:
+    def loss(
+        self,
+        name: str,
+        x: Value,
+        weights: Mapping[str, Value],
+        targets: Value,
+        cap: float | None = None,
+        **head: str,
+    ) -> Value:
         """Cross-entropy in float32; over a split V maximum, sum and target are reduced.
 
         XLA fuses it for TPUs and GPUs; on CPU there is a float32 copy, which becomes the probabilities.
         """
+        (logits,) = self.einsums(x, weights, **head)
+        logits, wide = self._held_logits(logits, head)
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")
         over_vocabulary = placed((logits.array,), per_token.array, wanted=True).finish.forward
         over_tokens = placed((per_token.array,), ShardedArray("mean", (), ()), wanted=True).finish.forward
         reduced = 3 * self.transfers("loss", over_vocabulary, name, "f32", critical=True)
         mean = self.transfers("loss", over_tokens, name, "f32", critical=True)
-        read = (Work(hbm_bytes=2 * logits.bytes_per_device),)
-        wide = (
-            () if self.flash_attention else (self.value(logits.array.replace(name="probabilities"), "f32"),)
-        )
+        read = (Work(hbm_bytes=2 * self.value(logits.array, logits.dtype).bytes_per_device),)
         node = Node(name, "loss", (logits,), (per_token, *wide), (logits,), read, read)
         return self.add(replace(node, forward_transfers=(*reduced, *mean)))
+
+    def _held_logits(self, logits: Value, head: Mapping[str, str]) -> tuple[Value, tuple[Value, ...]]:
+        """The logits that there are at once, of a chunk of tokens or of all, and their float32 copy."""
+        if self.flash_attention:
+            return logits, ()
+        copy = self.value(logits.array.replace(name="probabilities"), "f32")
+        ((states, plans),) = self.layout.contractions(head)
+        if not (self.head_by_chunks and all(takes_chunks(plan, states) for plan in plans.values())):
+            return logits, (copy,)
+        share = smaller(1.0, CHUNK_TOKENS / self.elements(self.layout.tokens("tokens")))
+        chunk, copy = (replace(v, bytes_per_device=whole(share * v.bytes_per_device)) for v in (logits, copy))
+        assert self.nodes[-1].outputs == (logits,), "where the head takes chunks its product is not moved"
+        self.nodes[-1] = replace(self.nodes[-1], outputs=(chunk,))
+        return chunk, (copy,)
 
 
 def _with_copies(node: Node, copies: int) -> Node:
@@ -472,11 +500,18 @@ def record_loss(
     *,
     flash_attention: bool,
     scores_dtype: str = "f32",
+    head_by_chunks: bool = False,
     many: MeshSizes | None = None,
 ) -> Graph:
     """The graph of one microbatch's loss. scores_dtype: of attention's scores where no kernel fuses them."""
     ops = SymbolicOps(
-        config, layout, shape, flash_attention=flash_attention, scores_dtype=scores_dtype, many=many
+        config,
+        layout,
+        shape,
+        flash_attention=flash_attention,
+        scores_dtype=scores_dtype,
+        head_by_chunks=head_by_chunks,
+        many=many,
     )
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, places)
@@ -490,7 +525,15 @@ def record_training(
     # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
     scores = layout.compute_dtype if hardware.chip.kind == "gpu" else "f32"
     flash = runs_flash(hardware)
-    graph = record_loss(config, layout, shape, flash_attention=flash, scores_dtype=scores, many=many)
+    graph = record_loss(
+        config,
+        layout,
+        shape,
+        flash_attention=flash,
+        scores_dtype=scores,
+        head_by_chunks=hardware.chip.kind == "cpu",
+        many=many,
+    )
     if not hardware.software.counts_head:
         return graph
     params = count_params(config)

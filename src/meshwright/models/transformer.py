@@ -59,7 +59,8 @@ class Ops(Protocol):
     positions of its layer's window, its own included. activation: `up` is None where the feed-forward is
     not gated. layers: `block(ops, w, x, places, cache, kind)` on each of `layers`, in order; a reader that
     runs several kinds of layers at once has its own form of `kind`, which offers `stack` as a LayerKind does.
-    take: x[B, n, D] at indices[B, n] into T.
+    take: x[B, n, D] at indices[B, n] into T. loss: the mean cross-entropy of targets[B, T], in nats a token,
+    by the logits that the one weight of `head` makes of x[B, T, D], capped where there is a cap.
     """
 
     def embed(self, name: str, tokens: Any, table: Any) -> Any: ...
@@ -96,7 +97,15 @@ class Ops(Protocol):
     ) -> tuple[Any, Any]: ...
     def take(self, name: str, x: Any, indices: Any) -> Any: ...
     def softcap(self, name: str, logits: Any, cap: float) -> Any: ...
-    def loss(self, name: str, logits: Any, targets: Any) -> Any: ...
+    def loss(
+        self,
+        name: str,
+        x: Any,
+        weights: Mapping[str, Any],
+        targets: Any,
+        cap: float | None = None,
+        **head: str,
+    ) -> Any: ...
 
 
 class LatentOps(Ops, Protocol):
@@ -307,16 +316,19 @@ def through(
 def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: Any = None) -> Any:
     """logits[B, T, V] of x[B, T, D] after the last layer; with `indices`[B, n] those of n positions alone."""
     x = _apply_norm(config, ops, w, "final_norm", x)
-    return _logits(config, ops, w, x if indices is None else ops.take("take", x, indices))
-
-
-def _logits(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> Any:
-    """logits[B, T, V] of normed states x[B, T, D]; a tied model reads its embedding table again."""
-    if config.tied_embeddings:
-        (out,) = ops.einsums(x, w, embed="BTD,VD->BTV")
-    else:
-        (out,) = ops.einsums(x, w, unembed="BTD,DV->BTV")
+    (out,) = ops.einsums(x if indices is None else ops.take("take", x, indices), w, **_head(config))
     return ops.softcap("logit_softcap", out, config.logit_softcap) if config.logit_softcap else out
+
+
+def leave_with_loss(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, targets: Any) -> Any:
+    """The mean cross-entropy of targets[B, T] by x[B, T, D] after the last layer, in nats a token."""
+    x = _apply_norm(config, ops, w, "final_norm", x)
+    return ops.loss("loss", x, w, targets, config.logit_softcap, **_head(config))
+
+
+def _head(config: ModelConfig) -> dict[str, str]:
+    """The product that makes logits[B, T, V] of x[B, T, D]; a tied model reads its embedding table again."""
+    return {"embed": "BTD,VD->BTV"} if config.tied_embeddings else {"unembed": "BTD,DV->BTV"}
 
 
 # And whole
@@ -344,4 +356,6 @@ def loss(
     config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, places: Places
 ) -> Any:
     """The mean cross-entropy of targets[B, T], in nats a token."""
-    return ops.loss("loss", logits(config, ops, w, tokens, places)[0], targets)
+    x = enter(config, ops, w, tokens, places)
+    x, _ = through(config, ops, w, x, places, None, config.layers)
+    return leave_with_loss(config, ops, w, x, targets)

@@ -1,5 +1,6 @@
-"""What the host's processor multiplies fast."""
+"""What the host's processor multiplies fast, and what its memory costs."""
 
+import ctypes
 from functools import cache
 from pathlib import Path
 
@@ -21,3 +22,22 @@ def multiplies_bf16() -> bool:
         return False
     flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
     return bool(_BF16 & set(flags.split()))
+
+
+# Parameters of mallopt in glibc's malloc.h: when what is freed goes back to the system, and how many blocks
+# are mapped each by itself.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Makes this process keep what it frees; whether the C library can, which glibc alone does.
+
+    XLA for CPU allocates the temporaries of a program anew each time that it runs, glibc maps large ones and
+    gives them back, and the system clears every page of them again: adding 1 to 65 MB took 140 ms, and with
+    memory that is kept 21 (jax 0.10.2, Linux 6, two busy cores).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, -1))

@@ -214,8 +214,8 @@ class Lanes:
 
     def _head(self, ends: Mapping[str, Any], x: Array, targets: Array) -> Array:
         """A microbatch's share of the loss."""
-        logits = transformer.leave(self.config, self.ops, self.ops.reads(ends), x)
-        return self.ops.loss("loss", logits, targets) / self.microbatches
+        ends = self.ops.reads(ends)
+        return transformer.leave_with_loss(self.config, self.ops, ends, x, targets) / self.microbatches
 
     # What lies on stages
 

@@ -39,6 +39,7 @@ from meshwright.nn.execute import apply_reshard
 from meshwright.nn.experts import combine, dispatch, gates_of
 from meshwright.nn.flash import flash_kernels
 from meshwright.nn.gradients import Scattered, read
+from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
@@ -49,8 +50,6 @@ from meshwright.notation.einsum import Contraction, Reshard
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
 MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
 _NO_WINDOW = 1 << 30
-# In the place of a target whose prediction is not part of the loss.
-NOT_COUNTED = -1
 _saves = jax.checkpoint_policies.save_only_these_names
 
 
@@ -66,8 +65,7 @@ _POLICIES = {
 class JaxOps:
     """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
-    masked: some targets of the loss may be NOT_COUNTED. z_loss: what log(sum exp(logits))^2 weighs in it,
-    which keeps the softmax' sum near 1 (Chowdhery et al., arXiv:2204.02311, section 5).
+    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`.
     """
 
     def __init__(
@@ -361,19 +359,30 @@ class JaxOps:
         with jax.named_scope(name):
             return softcap(logits, cap).astype(logits.dtype)
 
-    def loss(self, name: str, logits: Array, targets: Array) -> Array:
-        """Mean of logsumexp(logits) - logits[target]; over a split V only [B, T] arrays are reduced.
+    def loss(
+        self,
+        name: str,
+        x: Array,
+        weights: Mapping[str, Array],
+        targets: Array,
+        cap: float | None = None,
+        **head: str,
+    ) -> Array:
+        """The mean over all targets, also over those that are not counted, which add nothing to the sum."""
+        ((moved, plans),) = self.layout.contractions(head)
+        ((weight, plan),) = plans.items()
 
-        The target's logit is a masked sum rather than a gather, which a split V would need whole. A target
-        that is not counted adds nothing to the sum; the mean is over all.
-        """
+        def nats(logits: Array, targets: Array) -> Array:
+            capped = softcap(logits, cap) if cap else logits
+            return nats_of(capped, targets, masked=self.masked, z_loss=self.z_loss)
+
+        count = num_chunks(plan, moved, targets.shape, self.layout.num_batch_shards)
+        if count > 1:
+            with jax.named_scope(weight):
+                w = apply_reshard(plan.rhs_reshard, weights[weight].astype(self.dtype))
+            return loss_by_chunks(plan, self.dtype, x, w, targets, nats, count, Names(weight, name))
+        (logits,) = self.einsums(x, weights, **head)
+        if cap:
+            logits = self.softcap("logit_softcap", logits, cap)
         with jax.named_scope(name):
-            wide = logits.astype(jnp.float32)
-            peak = lax.stop_gradient(jnp.max(wide, axis=-1, keepdims=True))
-            log_sum = jnp.log(jnp.sum(jnp.exp(wide - peak), axis=-1)) + peak[..., 0]
-            columns = lax.broadcasted_iota(targets.dtype, (1, 1, wide.shape[-1]), 2)
-            hit = jnp.where(columns == targets[..., None], wide, 0.0)
-            nats = log_sum - jnp.sum(hit, axis=-1)
-            if self.z_loss:
-                nats += self.z_loss * log_sum**2
-            return jnp.mean(jnp.where(targets == NOT_COUNTED, 0.0, nats) if self.masked else nats)
+            return jnp.mean(nats_of(logits, targets, masked=self.masked, z_loss=self.z_loss))

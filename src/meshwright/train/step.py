@@ -23,10 +23,12 @@ from meshwright.models.parameters import is_adapter, parameters
 from meshwright.models.transformer import Places
 from meshwright.nn.blockwise import zigzag
 from meshwright.nn.compiler import Options, compiler_options
+from meshwright.nn.cpu import keep_freed_memory
 from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.lanes import Lanes
+from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
-from meshwright.nn.ops import NOT_COUNTED, JaxOps
+from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import JAX_DTYPES, abstract_params, init_params, joined
 from meshwright.nn.weights import load_hf
 from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
@@ -86,6 +88,8 @@ class CompiledStep:
         self.config, self.layout, self.workload = config, layout, workload
         self.start_from, self.masked = start_from, masked
         self.mesh = device_mesh(layout) if mesh is None else mesh
+        if self.mesh.devices.flat[0].platform == "cpu":
+            keep_freed_memory()
         self.options = options or {}
         self.schedule = learning_rate(optimizer)
         self.ops = JaxOps(config, layout, masked=masked, z_loss=optimizer.z_loss)

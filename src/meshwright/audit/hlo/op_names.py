@@ -20,6 +20,8 @@ Phase = Literal["forward", "backward", "remat", "update"]
 GRADIENTS = "gradients"
 # The scope of what a pipeline's forward pass does outside of what is differentiated: embedding, hops.
 FORWARD = "forward"
+# The scope of gradients that a forward pass makes: those of the head, by chunks.
+BACKWARD = "backward"
 
 _WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
 _MACHINERY = {
@@ -38,7 +40,7 @@ def phase_of(op_name: str, differentiated: bool) -> Phase:
     """
     if "rematted_computation" in op_name:
         return "remat"
-    if "transpose(" in op_name or f"/{GRADIENTS}/" in op_name:
+    if "transpose(" in op_name or f"/{GRADIENTS}/" in op_name or f"/{BACKWARD}/" in op_name:
         return "backward"
     is_forward = not differentiated or not op_name or "jvp(" in op_name or f"/{FORWARD}/" in op_name
     return "forward" if is_forward else "update"

@@ -1,0 +1,150 @@
+"""Cross-entropy of logits; on CPU of states, by chunks of positions that make their gradients at once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import log
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
+from meshwright.nn.contract import local_einsum
+from meshwright.nn.mesh import partition_spec, platform
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.einsum import Contraction, Reshard
+
+# In the place of a target whose prediction is not part of the loss.
+NOT_COUNTED = -1
+# The scope of gradients that a forward pass makes: the audit reads passes off names.
+BACKWARD = "backward"
+
+# Of logits[B, T, V] and targets[B, T]: nats[B, T].
+Nats = Callable[[Array, Array], Array]
+
+
+class Names(NamedTuple):
+    """The scopes of the product with the head's weight, and of the loss."""
+
+    product: str
+    loss: str
+
+
+def nats_of(logits: Array, targets: Array, *, masked: bool, z_loss: float) -> Array:
+    """logsumexp(logits) - logits[target] f32[B, T]; over a split V only [B, T] arrays are reduced.
+
+    The target's logit is a masked sum rather than a gather, which a split V would need whole. masked: a
+    target that is NOT_COUNTED has none. z_loss: what log(sum exp(logits))^2 weighs in it, which keeps the
+    softmax' sum near 1 (Chowdhery et al., arXiv:2204.02311, section 5).
+    """
+    wide = logits.astype(jnp.float32)
+    peak = lax.stop_gradient(jnp.max(wide, axis=-1, keepdims=True))
+    log_sum = jnp.log(jnp.sum(jnp.exp(wide - peak), axis=-1)) + peak[..., 0]
+    columns = lax.broadcasted_iota(targets.dtype, (1, 1, wide.shape[-1]), 2)
+    hit = jnp.where(columns == targets[..., None], wide, 0.0)
+    nats = log_sum - jnp.sum(hit, axis=-1)
+    if z_loss:
+        nats += z_loss * log_sum**2
+    return jnp.where(targets == NOT_COUNTED, 0.0, nats) if masked else nats
+
+
+def num_chunks(plan: Contraction, moved: Reshard, shape: Sequence[int], num_batch_shards: int) -> int:
+    """In how many chunks of positions the head of x[B, T, D] is taken, of shape (B, T); 1 where it is whole.
+
+    On CPU as many as leave a chunk about 512 tokens of a device. XLA for CPU fuses no product with what reads
+    it: logits of all tokens, their gradients and a transposed copy of these cross memory again and again (15M
+    parameters, 2,048 tokens, f32: 7.3 s of a step of 11.5 s; jax 0.10.2, two busy cores).
+    """
+    if platform() != "cpu" or not takes_chunks(plan, moved):
+        return 1
+    batch, length = shape
+    chunks = batch // num_batch_shards * length / CHUNK_TOKENS
+    counts = [count for count in range(1, length + 1) if length % count == 0]
+    return min(counts, key=lambda count: abs(log(chunks / count)))
+
+
+def loss_by_chunks(
+    plan: Contraction, dtype: Any, x: Array, w: Array, targets: Array, nats: Nats, count: int, names: Names
+) -> Array:
+    """The mean of the nats of targets[B, T] by the product `plan` of x[B, T, D] and w, by chunks of T.
+
+    Logits are float32. Those of a chunk make their gradients before the next chunk's are made, so that none
+    is kept or computed twice: in the backward pass these are multiplied by the cotangent of one number.
+    """
+
+    def of_chunk(x: Array, targets: Array, w: Array) -> tuple[Array, Any]:
+        with jax.named_scope(names.product):
+            logits = local_einsum(plan, x, w, jnp.float32)
+        with jax.named_scope(names.loss):
+            return jax.vjp(lambda logits: nats(logits, targets), logits)
+
+    def mean(chunks: Array) -> Array:
+        with jax.named_scope(names.loss):
+            return jnp.mean(chunks)
+
+    @jax.custom_vjp
+    def loss(x: Array, w: Array) -> Array:
+        def chunk(_: None, own: tuple[Array, Array]) -> tuple[None, Array]:
+            return None, of_chunk(*own, w)[0]
+
+        return mean(lax.scan(chunk, None, (_cut(x, count), _cut(targets, count)))[1])
+
+    def forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+        def chunk(d_w: Array, own: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            found, pull_back = of_chunk(*own, w)
+            with jax.named_scope(BACKWARD), jax.named_scope(names.loss):
+                (d_logits,) = pull_back(jnp.full_like(found, 1 / targets.size))
+            with jax.named_scope(BACKWARD), jax.named_scope(names.product):
+                d_logits = d_logits.astype(dtype)
+                d_x = local_einsum(plan.lhs_gradient, d_logits, w, dtype)
+                return d_w + local_einsum(by_rows, own[0], d_logits, jnp.float32), (found, d_x)
+
+        by_rows = _states_first(plan.rhs_gradient)
+        shape = x.shape[-1], w.size // x.shape[-1]
+        nothing = jnp.zeros(shape, jnp.float32, out_sharding=partition_spec(by_rows.product))
+        d_w, (found, d_x) = lax.scan(chunk, nothing, (_cut(x, count), _cut(targets, count)))
+        with jax.named_scope(BACKWARD), jax.named_scope(names.product):
+            d_w = (d_w if by_rows is plan.rhs_gradient else d_w.T).astype(dtype)
+        return mean(found), (_joined(d_x), d_w)
+
+    def backward(gradients: tuple[Array, Array], d_loss: Array) -> tuple[Array, ...]:
+        with jax.named_scope(names.product):
+            return tuple(_times(gradient, d_loss) for gradient in gradients)
+
+    loss.defvjp(forward, backward)
+    return loss(x, w)
+
+
+def _states_first(gradient: Contraction) -> Contraction:
+    """dW as [D, V], so that of its operands the smaller one, the states, is what XLA for CPU transposes."""
+    einsum = gradient.einsum
+    letters = "".join(letter for letter in einsum.lhs + einsum.rhs if letter in einsum.out)
+    if letters == einsum.out:
+        return gradient
+    out = gradient.out
+    turned = ShardedArray(out.name, tuple(letters), tuple(out.axes_of(letter) for letter in letters))
+    return replace(gradient, einsum=replace(einsum, out=letters), out=turned)
+
+
+def _cut(x: Array, count: int) -> Array:
+    """x[B, T, ...] as [count, B, T / count, ...]."""
+    batch, _, *others = jax.typeof(x).sharding.spec.partitions
+    shape = (x.shape[0], count, x.shape[1] // count, *x.shape[2:])
+    split = PartitionSpec(batch, None, None, *others)
+    return jnp.moveaxis(jnp.reshape(x, shape, out_sharding=split), 1, 0)
+
+
+def _joined(chunks: Array) -> Array:
+    """[count, B, T / count, ...] as [B, T, ...]."""
+    _, batch, _, *others = jax.typeof(chunks).sharding.spec.partitions
+    rows = jnp.moveaxis(chunks, 0, 1)
+    shape = (rows.shape[0], -1, *rows.shape[3:])
+    return jnp.reshape(rows, shape, out_sharding=PartitionSpec(batch, None, *others))
+
+
+def _times(gradient: Array, factor: Array) -> Array:
+    """The gradient, which may be a partial sum, times a number."""
+    partial = jax.typeof(gradient).sharding.spec.unreduced
+    return gradient * reshard(factor.astype(gradient.dtype), PartitionSpec(reduced=partial))
