@@ -106,6 +106,15 @@ def test_what_matters_is_printed_with_value_and_source_and_nothing_else() -> Non
     assert "no other figure that was fitted or measured makes up more than 5% of this step" in lines
 
 
+@pytest.mark.parametrize(("spec", "is_said"), [("cpu:32", True), ("cpu:1", False), ("h100:4x8", False)])
+def test_virtual_devices_of_one_cpu_are_said_to_wait_for_each_step(spec: str, is_said: bool) -> None:
+    machine = load(spec)
+    layout = TENSOR if machine.num_chips > 1 else "data=1"
+    lines = assumptions(CONFIG, machine, WORKLOAD, priced(machine, layout))
+    said = [line for line in lines if "a step is waited for before the next is dispatched" in line]
+    assert [line.startswith("the 32 virtual devices share one CPU") for line in said] == [True] * is_said
+
+
 def test_an_ideal_chip_rests_on_no_constant() -> None:
     machine = load("h100:4x8").ideal()
     best = priced(machine, "fsdp=32,remat=full")

@@ -71,6 +71,11 @@ def assumptions(
     yield f"a program can have {format_bytes(chip.program_bytes)} of a chip ({known})"
     if chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks; scores stay on chip"
+    elif hardware.num_chips > 1:
+        yield (
+            f"the {hardware.num_chips} virtual devices share one CPU, and a step is waited for before the "
+            "next is dispatched: nothing of the host's work between two steps is hidden"
+        )
 
 
 def spread_of(candidate: "Candidate") -> Spread | None:
