@@ -196,7 +196,7 @@ def _grouped(differences: list[str]) -> list[str]:
     for line in differences:
         where, colon, what = line.partition(": ")
         tensor = where.split(" ")[0] if colon else ""
-        tensors.setdefault(what.removeprefix(f"{tensor} ") if colon else line, []).append(
+        tensors.setdefault(what.removeprefix(f"{tensor}: ") if colon else line, []).append(
             where if colon else ""
         )
     return [

@@ -33,6 +33,7 @@ TRANSCRIPTS = (
     "docs/reference/hardware.md",
     "docs/reference/models.md",
     "docs/how-to/read-a-plan.md",
+    "docs/how-to/shard-a-product.md",
     "docs/book/sharding.md",
     "docs/book/transformers.md",
 )

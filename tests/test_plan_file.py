@@ -37,8 +37,11 @@ def test_options_of_the_compiler_and_trials_read_back(tmp_path: Path) -> None:
     ("table", "message"),
     [
         ("compiler = 3\n", "compiler = 3 must be a table [compiler]"),
-        ("[compiler]\nlatency = true\n", "[compiler]: latency = True is no option of XLA; fits: xla_name = "),
-        ("[compiler]\nxla_a = [1]\n", "[compiler]: xla_a = [1] is no option of XLA"),
+        (
+            "[compiler]\nlatency = true\n",
+            "[compiler]: latency = True is not an option of XLA; fits: ",
+        ),
+        ("[compiler]\nxla_a = [1]\n", "[compiler]: xla_a = [1] is not an option of XLA"),
     ],
 )
 def test_what_is_no_option_of_the_compiler_is_refused(tmp_path: Path, table: str, message: str) -> None:
@@ -110,7 +113,7 @@ def test_a_chip_of_ones_own_with_another_topology_is_too(
         ("tensor = 2", "tensor = 16", LayoutError, "do not divide over tensor = 16"),
         ("tensor = 2", "tensr = 2", LayoutError, "mesh axis 'tensor' is not in Mesh.*; did you mean tensr?"),
         ('D = ["fsdp"]', 'D = "fsdp"', LayoutError, r"layout.rules.stored: D = 'fsdp'; write a list"),
-        ("updated = {", "updatd = {", LayoutError, "'updatd' is no table; did you mean updated?"),
+        ("updated = {", "updatd = {", LayoutError, "'updatd' is not a table; did you mean updated?"),
         ("fsdp = 2", "fsdp = 2\nextra = 2", LayoutError, "mesh axis extra = 2 splits nothing"),
         ("num_layers = 2", "", ModelError, r"\[model\] lacks num_layers"),
         ("num_layers = 2", "num_layers = 0", ModelError, "num_layers = 0 must be a positive whole number"),

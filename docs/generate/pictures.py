@@ -33,21 +33,28 @@ CASES = {
     3: "A[I, J_X] . B[J_X, K] -> C[I, K]",
     4: "A[I_X, J] . B[J, K_X] -> C[I_X, K]",
 }
+# The product of how-to/shard-a-product.md.
+_EXCHANGED = "A[I_X, J] . B[J_X, K] -> C[I_X, K]"
 
 
 def pictures() -> dict[str, str]:
     """The text of each picture by its file name."""
     drawn = {f"matmul-case-{number}.svg": case(text) for number, text in CASES.items()}
+    drawn["shard.svg"] = blocks(_EXCHANGED, "X=4,Y=2", "I=1024,J=4096,K=4096", "v5e:4x2")
     figures = (loop(), torus(), zero(), scatter())
     return drawn | {figure.file_name: figure.standalone() for figure in figures}
 
 
 def case(text: str) -> str:
+    """The cheapest way of a case of "Sharded Matrices" on four chips."""
+    return blocks(text, "X=2,Y=2" if "_Y" in text else "X=4", "I=1024,J=1024,K=1024", "v5e:2x2")
+
+
+def blocks(text: str, mesh: str, dims: str, hardware: str) -> str:
     """The blocks of each device before and after every step, as `mw shard --svg` draws them."""
+    words = ["--mesh", mesh, "--dims", dims, "--hardware", hardware]
     with TemporaryDirectory() as name:
-        path = Path(name) / "case.svg"
-        mesh = "X=2,Y=2" if "_Y" in text else "X=4"
-        words = ["--mesh", mesh, "--dims", "I=1024,J=1024,K=1024", "--hardware", "v5e:2x2"]
+        path = Path(name) / "blocks.svg"
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             main(["shard", text, *words, "--svg", str(path)])
         return path.read_text(encoding="utf-8")

@@ -147,7 +147,7 @@ def _options(table: object) -> dict[str, bool | int | str]:
     for name, value in table.items():
         if not name.startswith("xla_") or not isinstance(value, bool | int | str):
             raise PlanError(
-                f'[compiler]: {name} = {value!r} is no option of XLA; fits: xla_name = true, 8 or "text"'
+                f'[compiler]: {name} = {value!r} is not an option of XLA; fits: xla_name = true, 8 or "text"'
             )
     return table
 

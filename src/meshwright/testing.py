@@ -103,7 +103,7 @@ def _normal(name: str) -> str:
     known = {text: op for op, text in TITLES.items()}
     if op not in known or not axes:
         raise ValueError(
-            f"{name!r} is no collective; write AllGather_fsdp, AllReduce_{{data,fsdp}} or AllGather_fsdp w_in"
+            f"{name!r} is not a collective; write AllGather_fsdp, AllReduce_{{data,fsdp}} or AllGather_fsdp w"
         )
     written = _name(known[op], [axis.strip() for axis in axes.strip("{}").split(",")])
     return f"{written} {tensor.strip()}" if tensor.strip() else written

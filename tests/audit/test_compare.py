@@ -104,7 +104,7 @@ def test_a_sliced_all_reduce_stands_for_scatter_and_reduce() -> None:
     planned = [_planned("reduce_scatter", "fsdp"), _planned("all_reduce", "data", size=1024)]
     (row,) = line_up(planned, [_emitted("all_reduce", "data fsdp", kept="fsdp")])
     assert (row.status, len(row.planned)) == ("equivalent", 2)
-    assert "a reduce-scatter as XLA:CPU writes it" in row.note
+    assert "XLA:CPU has no reduce-scatter" in row.note
 
 
 def test_a_sliced_all_reduce_differs_where_the_compiler_has_a_reduce_scatter() -> None:
@@ -118,7 +118,7 @@ def test_a_gather_written_as_a_sum_differs_where_it_sends_twice_the_bytes() -> N
     (equal,) = line_up(planned, emitted)
     (dearer,) = line_up(planned, emitted, Side(has_reduce_scatter=True))
     assert (equal.status, dearer.status) == ("match", "differs")
-    assert "all_gather (a sum of shards in zeros) over fsdp" in dearer.note
+    assert "all_gather (of zero-padded shards) over fsdp" in dearer.note
 
 
 def test_a_padded_reduce_scatter_and_its_permutes_are_the_planned_one() -> None:
@@ -128,7 +128,7 @@ def test_a_padded_reduce_scatter_and_its_permutes_are_the_planned_one() -> None:
     ]
     (row,) = line_up([_planned("reduce_scatter", "fsdp")], emitted, Side(has_reduce_scatter=True))
     assert row.status == "equivalent"
-    assert row.note == "padded by 12.5% to whole tiles, then 256 B a step permuted to where they belong"
+    assert row.note == "padded by 12.5% to whole tiles, then 256 B per step permuted to their devices"
 
 
 def test_an_all_reduce_that_keeps_everything_is_no_reduce_scatter() -> None:
@@ -157,7 +157,7 @@ def test_rows_of_a_table_are_wide_on_the_cpu_alone() -> None:
     (row,) = line_up(planned, [looked_up])
     assert (row.status, row.note) == (
         "equivalent",
-        "sent as f32 where bf16 was planned: XLA:CPU looks rows up and adds them in f32",
+        "sent as f32, planned as bf16: XLA:CPU gathers and scatters rows of a table in f32",
     )
     assert line_up(planned, [wide])[0].status == "differs"
     assert line_up(planned, [looked_up], Side(has_reduce_scatter=True))[0].status == "differs"
@@ -226,8 +226,8 @@ def test_a_table_read_twice_may_be_gathered_and_summed_once() -> None:
     emitted = [_emitted(op, "fsdp", "embed") for op in ("all_gather", "reduce_scatter")]
     rows = line_up(planned, emitted, Side(has_reduce_scatter=True))
     assert [(row.status, row.note) for row in rows] == [
-        ("equivalent", "one table gathered once for both of its uses: fewer bytes, more memory"),
-        ("equivalent", "two gradients of one table, added before they are summed"),
+        ("equivalent", "gathered once for both uses of the tied table: fewer bytes, more memory"),
+        ("equivalent", "the tied table's two gradients are added before they are reduced"),
     ]
 
 
@@ -242,7 +242,7 @@ def test_two_gradients_of_a_table_may_be_summed_in_two_forms() -> None:
     assert row.status == "equivalent" and row.note.startswith("an all-reduce of which each device keeps")
     (once,) = line_up(planned, emitted[1:])
     assert once.status == "equivalent" and once.note.endswith(
-        "two gradients of one table, added before they are summed"
+        "the tied table's two gradients are added before they are reduced"
     )
 
 
@@ -250,7 +250,7 @@ def test_a_gather_in_steps_round_a_ring_is_the_planned_one() -> None:
     """Three permutes of a quarter each, over four devices; two are too few."""
     planned, block = [_planned("all_gather", "fsdp")], _emitted("permute", "fsdp", size=1024)
     (row,) = line_up(planned, [block] * 3)
-    assert (row.status, row.note) == ("equivalent", "in steps: permutes of blocks round a ring")
+    assert (row.status, row.note) == ("equivalent", "a ring of collective-permutes, one block per step")
     assert line_up(planned, [block] * 2)[0].status == "differs"
 
 
@@ -315,7 +315,7 @@ def test_of_a_pipeline_a_gather_may_be_kept_in_each_of_its_loops() -> None:
 def test_of_two_uses_of_a_table_the_more_frequent_is_left() -> None:
     planned = [replace(_planned("all_gather", "fsdp"), count=count) for count in (5, 4)]
     (row,) = line_up(planned, [_emitted("all_gather", "fsdp")] * 5)
-    assert row.status == "equivalent" and row.note.startswith("one table gathered once for both of its uses")
+    assert row.status == "equivalent" and row.note.startswith("gathered once for both uses of the tied table")
     assert line_up(planned, [_emitted("all_gather", "fsdp")] * 4)[0].status == "differs"
 
 

@@ -152,5 +152,5 @@ def test_a_loop_that_ends_by_data_has_no_count_and_says_so() -> None:
     program = compiled(until, ((32, 64), P("data", None), "float32"), ((), P(), "int32"))
     assert [one.count for one in collectives(program)] == [None]
     assert [line.partition(": ")[2] for line in not_understood(program)] == [
-        "trip count unknown, so what its body computes is counted once"
+        "its trip count is unknown, so its body is counted once"
     ]

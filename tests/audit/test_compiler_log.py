@@ -42,7 +42,7 @@ def test_a_replicated_tensor_is_named_with_its_whole_size() -> None:
     assert replicated.bytes == 2 * 4 * 64 * 16 * 2
     assert replicated.where == "jit(f)/jvp(mlp)/h/sharding_constraint"
     change = f"from {BEFORE} to {AFTER}"
-    assert replicated.what == f"to take `h` {change} the compiler replicates it, 16,384 B, on every device"
+    assert replicated.what == f"the compiler replicates `h` (16,384 B) on every device to reshard it {change}"
     assert (other.kind, other.bytes) == ("other", None)
     assert other.what.startswith("hlo_rematerialization: Can't reduce memory use below 1.00GiB")
 

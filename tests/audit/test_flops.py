@@ -162,7 +162,7 @@ def test_of_a_conditional_the_largest_branch_counts_and_is_said() -> None:
     program = parse_hlo(BRANCHES)
     assert dot_flops(program) == 2 * (2 * 8**3)
     (said,) = audit_program(program)["branches"]
-    assert said == "if: of 3 branches the largest counts, 1.02k FLOPs (the others: 0, 1.02k)"
+    assert said == "if: the largest of 3 branches is counted, 1.02k FLOPs (others: 0, 1.02k)"
 
 
 NAMELESS = """HloModule test

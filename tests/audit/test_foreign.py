@@ -83,16 +83,16 @@ def test_without_mesh_and_hardware_groups_have_sizes_and_no_seconds() -> None:
     [
         (
             "%new = f32[8,64]{1,0} teleport(%y)",
-            "new: opcode teleport is unknown, and what it does is not counted",
+            "new: opcode teleport is unknown; its FLOPs and bytes are not counted",
         ),
-        ("%new = f32[8,64]{1,0} send(%y)", "new: send communicates, and its bytes are not counted"),
+        ("%new = f32[8,64]{1,0} send(%y)", "new: send communicates; its bytes are not counted"),
         (
             "%new = f32[8,64]{1,0} all-reduce(%y), replica_groups=spiral, to_apply=%add",
-            "new: replica_groups=spiral: a form that the audit does not know",
+            "new: replica_groups=spiral: this form is unknown",
         ),
         (
             '%new = f32[8,64]{1,0} custom-call(%y), custom_call_target="mosaic"',
-            "new: custom call mosaic: its FLOPs and communication are not counted",
+            "new: custom call mosaic; its FLOPs and bytes are not counted",
         ),
     ],
 )
@@ -104,7 +104,7 @@ def test_what_is_not_understood_is_listed_and_differs(line: str, problem: str) -
 
 def test_hardware_and_mesh_have_as_many_devices_as_the_program() -> None:
     program = parse_hlo(PROGRAM)
-    with pytest.raises(AuditError, match="v5e:2x4 has 8 chips and the program is of 4 devices; fits: v5e:4"):
+    with pytest.raises(AuditError, match="v5e:2x4 has 8 chips and the program 4 devices; fits: v5e:4"):
         audit_program(program, "v5e:2x4")
     message = "the mesh data=2,tensor=4 has 8 devices and the program 4; the axes must multiply to 4"
     with pytest.raises(AuditError, match=message):
@@ -118,7 +118,7 @@ def test_hardware_and_mesh_have_as_many_devices_as_the_program() -> None:
     [
         (b"\xff\xfe\x00", "not a text file: byte 0 is not UTF-8"),
         (b"", "the text is not an HLO module: it has no ENTRY computation"),
-        (b"module @jit_f attributes {} {\n}\n", "this is MLIR, from before the compiler"),
+        (b"module @jit_f attributes {} {\n}\n", "this is MLIR, not compiled HLO"),
         (PROGRAM[:760].encode(), "the text is not an HLO module: it has no ENTRY computation"),
         (PROGRAM.replace("dot(", "").encode(), "HLO instruction y without an opcode"),
     ],

@@ -153,8 +153,8 @@ def test_a_padded_scatter_is_equivalent_and_no_finding() -> None:
 def test_a_gradient_summed_whole_is_found_priced_and_mended() -> None:
     rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(WHOLE)], Side(has_reduce_scatter=True))
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
-    assert found.what.startswith("w_in is all-reduced over fsdp where a reduce-scatter is planned")
-    assert found.change.startswith("sum it with the scattered dimension split into [fsdp, rest]")
+    assert found.what.startswith("w_in: the plan has a reduce-scatter over fsdp, the compiler emits")
+    assert found.change.startswith("reshape the scattered dimension to [fsdp, rest]")
     assert (found.tensor, found.direction, found.where) == ("w_in", "backward", NAME)
     # An all-reduce passes on 2 V (n-1)/n bytes, a reduce-scatter half of that.
     assert found.extra_bytes == 40 * 128 * 2 * 3 // 4
@@ -168,7 +168,7 @@ def test_a_sum_round_more_rings_than_a_reduce_scatter_has_no_cure() -> None:
     text = WHOLE.replace(f"all-reduce(%gradient), {GROUPS}", f"all-reduce(%gradient), {GROUPS}, {rings}")
     rows = line_up([_planned()], [on_mesh(one, MESH) for one in _read(text)], Side(has_reduce_scatter=True))
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
-    assert found.what.endswith("round 6 rings at once, in 67% of the time of a reduce-scatter round one ring")
+    assert found.what.endswith("over 6 rings at once, in 67% of the time of a reduce-scatter over one ring")
     assert found.change == ""
     both_ways = text.replace("UniDirectionNDRingStrategy", "StrategyND").replace("colors:6", "colors:2")
     assert [one.num_rings for one in _read(text) + _read(both_ways)] == [6, 4]
@@ -189,7 +189,7 @@ def test_a_gather_written_as_a_sum_costs_what_the_sum_sends() -> None:
     planned = _planned("all_gather")
     rows = line_up([planned], [on_mesh(one, MESH) for one in _read(text)], Side(has_reduce_scatter=True))
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
-    assert found.what.startswith("w_in is gathered over fsdp by a sum of shards in zeros")
+    assert found.what.startswith("w_in: the all-gather over fsdp is compiled to an all-reduce")
     assert found.extra_bytes == 40 * 128 * 2 * 3 // 4
 
 

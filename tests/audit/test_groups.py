@@ -43,7 +43,7 @@ def test_groups_of_each_form(text: str, members: tuple[tuple[int, ...], ...]) ->
 
 
 def test_a_form_that_is_not_known_is_refused_by_name() -> None:
-    with pytest.raises(AuditError, match=r"replica_groups=\[4,2\]: a form that the audit does not know"):
+    with pytest.raises(AuditError, match=r"replica_groups=\[4,2\]: this form is unknown"):
         parse_groups("[4,2]", 8)
 
 

@@ -185,7 +185,7 @@ def test_a_collective_in_a_loop_counts_by_its_trips(
     parsed = parse_hlo(program(LOOP_ENTRY.replace("KNOWN", known), loop))
     (one,) = collectives(parsed)
     assert (one.count, one.parameter) == (count, "params['w']")
-    unknown = ["while.1: trip count unknown, so what its body computes is counted once"]
+    unknown = ["while.1: its trip count is unknown, so its body is counted once"]
     assert not_understood(parsed) == (unknown if count is None else [])
 
 
@@ -297,8 +297,8 @@ def test_what_is_not_understood_is_listed() -> None:
   %k = f32[4] custom-call(%x), custom_call_target="my_kernel", metadata={op_name="jit(f)/attn"}
   ROOT %t = (f32[1], s32[1]) custom-call(%x), custom_call_target="TopK\""""
     assert not_understood(parse_hlo(program(entry))) == [
-        "s: send communicates, and its bytes are not counted",
-        "k (jit(f)/attn): custom call my_kernel: its FLOPs and communication are not counted",
+        "s: send communicates; its bytes are not counted",
+        "k (jit(f)/attn): custom call my_kernel; its FLOPs and bytes are not counted",
     ]
 
 

@@ -127,7 +127,7 @@ def test_numerics_are_of_training() -> None:
     plan = Plan(TINY, "cpu:8", Workload(16, 64, "generate"), Layout.of(data=2, tensor=4))
     with pytest.raises(PlanError) as error:
         audit_plan(plan, "cpu", numerics=True)
-    assert str(error.value) == "--numerics compares training steps; the plan is of phase 'generate'"
+    assert str(error.value) == "--numerics compares training steps; this plan has phase 'generate'"
 
 
 @pytest.mark.slow

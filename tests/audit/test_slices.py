@@ -73,7 +73,7 @@ def test_every_step_of_a_sum_has_the_name_of_what_is_summed() -> None:
 def test_a_sum_in_slices_and_across_them_is_the_planned_one() -> None:
     emitted = [on_mesh(one, MESH) for one in _read(IN_STEPS)]
     (row,) = line_up([_planned()], emitted, Side(has_reduce_scatter=True))
-    assert (row.status, row.note) == ("equivalent", "summed within each slice and across slices")
+    assert (row.status, row.note) == ("equivalent", "reduced within each slice, then across slices")
 
 
 @pytest.mark.parametrize("kept", [("reduce_scatter", "all_gather"), ("all_reduce",)])

@@ -131,7 +131,7 @@ def test_neighbours_are_one_step_away_and_run(capsys: pytest.CaptureFixture) -> 
 
 
 def test_only_training_is_tuned() -> None:
-    with pytest.raises(PlanError, match="the plan is of phase 'generate'"):
+    with pytest.raises(PlanError, match="this plan has phase 'generate'"):
         tune(replace(PLAN, workload=Workload(32, 2048, "generate")))
 
 

@@ -119,7 +119,7 @@ def test_events_of_other_servers_are_understood():
     assert (got.text, len(got.piece_seconds), got.prompt_tokens, got.num_tokens) == ("hma", 2, 4, 9)
     assert client._take("[DONE]", got)
     client._take("<html>", got)
-    assert got.error == "an event that is no completion: <html>"
+    assert got.error == "an event that is not a completion: <html>"
 
 
 def test_the_planned_step_is_read_from_the_metrics():
@@ -166,7 +166,7 @@ def test_a_server_under_load(capsys: pytest.CaptureFixture[str], tmp_path: Path)
             "--concurrency, --rate and --trace exclude",
         ),
         (["--url", "http://x", "--burst", "2"], "--burst needs --rate"),
-        (["--url", "ftp://x"], "no OpenAI-compatible server answers at ftp://x"),
+        (["--url", "ftp://x"], "--url ftp://x: write http://HOST:PORT or https://HOST"),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]):

@@ -72,7 +72,7 @@ def test_a_target_that_is_none_is_refused(capsys: pytest.CaptureFixture):
 
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture):
     assert main(["audit", "--model", "tiny"]) == 2
-    assert "give --hardware, --batch-tokens, --seq-len, --layout too" in capsys.readouterr().err
+    assert "give --hardware, --batch-tokens, --seq-len, --layout" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -107,12 +107,13 @@ def test_a_programs_table_says_costs_and_cures(program: Path, capsys: pytest.Cap
     assert main(["audit", "--hlo", str(program)]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "w forward all_gather groups of 4 1.05 MB 1 unavailable" in out
-    assert "weight_gathered_for_few_tokens: `w` is gathered over groups of 4 devices for a product" in out
     assert (
-        "change: leave the weight sharded and move the activations: tensor parallelism in place of FSDP"
-        in out
+        "weight_gathered_for_few_tokens: `w` (1,048,576 B) is gathered over groups of 4 devices for a" in out
     )
-    assert "not understood: z: opcode teleport is unknown, and what it does is not counted" in out
+    assert (
+        "change: keep the weight sharded and move the activations: tensor parallelism in place of FSDP" in out
+    )
+    assert "not understood: z: opcode teleport is unknown; its FLOPs and bytes are not counted" in out
     assert "verdict: differs (1 collectives, 2 warnings, 1 not understood)" in out
 
 
@@ -133,7 +134,7 @@ def test_a_program_without_accidents_exits_0(program: Path, capsys: pytest.Captu
         (["--batch-tokens", "4Ki"], "--hlo audits a program in place of a plan; leave out --batch-tokens"),
         (["--mesh", "data=3"], "the mesh data=3 has 3 devices and the program 4"),
         (["--mesh", "data"], "data"),
-        (["--hardware", "v5e:2x4"], "v5e:2x4 has 8 chips and the program is of 4 devices; fits: v5e:4"),
+        (["--hardware", "v5e:2x4"], "v5e:2x4 has 8 chips and the program 4 devices; fits: v5e:4"),
     ],
 )
 def test_what_a_program_does_not_go_with_is_refused(
@@ -145,7 +146,7 @@ def test_what_a_program_does_not_go_with_is_refused(
 
 def test_a_mesh_without_a_program_is_refused(capsys: pytest.CaptureFixture):
     assert main(["audit", *PLAN, "--mesh", "data=8"]) == 2
-    assert "--mesh goes with --hlo; a plan's mesh is that of its layout" in capsys.readouterr().err
+    assert "--mesh needs --hlo; the mesh of a plan is in its layout" in capsys.readouterr().err
 
 
 def test_the_phase_is_that_of_the_plan_or_the_option(asked: dict):
@@ -171,4 +172,4 @@ def test_what_changed_since_another_audit(asked: dict, tmp_path: Path, capsys: p
     assert json.loads(capsys.readouterr().out)["changes"] == ["- verdict: match", "+ verdict: differs"]
     before.write_text("{}")
     assert main(["audit", *PLAN, "--against", str(before)]) == 2
-    assert "before.json: is no audit, as mw audit -o writes it" in capsys.readouterr().err
+    assert "before.json: is not an audit written by mw audit -o" in capsys.readouterr().err

@@ -89,7 +89,7 @@ CASES = {
     "layout and given": ([*PLAN, "--layout", "data=8", "--given", "tensor=1"], "leave out --given"),
     "plan and model": (
         ["audit", "p.toml", "--model", "tiny"],
-        "p.toml says what is audited; leave out --model",
+        "p.toml already gives these; leave out --model",
     ),
     "template and chip": (["hardware", "v5p", "--template", "h100"], "leave out v5p"),
     "a batch past all": (
@@ -103,7 +103,10 @@ CASES = {
         "nan is out of range",
     ),
     "many candidates": ([*PLAN, "--top", "9" * 20], "it is from 1 to 10000"),
-    "a config as a plan": (["report", "config.json"], "config.json is no plan: it has neither best nor"),
+    "a config as a plan": (
+        ["report", "config.json"],
+        "config.json is not a plan of mw plan train -o: it has neither best nor",
+    ),
     "missing figures": (
         ["hardware", "chip.toml"],
         "chip.toml lacks flops_per_second, chips_per_host, hbm_bytes, host_bytes, hbm_bytes_per_second, "
@@ -135,7 +138,7 @@ def test_at_most_five_names_are_suggested(capsys):
 def test_a_slice_that_no_one_sells_is_planned_with_a_warning(capsys):
     plan = ["plan", "train", "--model", "tiny", "--batch-tokens", "1001Ki", "--seq-len", "64", "--top", "1"]
     main([*plan, "--hardware", "v5p:7x11x13"])
-    assert "v5p:7x11x13 is no slice on offer: sides are multiples of 4" in capsys.readouterr().err
+    assert "v5p:7x11x13 is not a slice that clouds offer: sides are multiples of 4" in capsys.readouterr().err
     for offered in ("v5p:4x4x8", "v5p:2x2x1", "v5e:4x8", "h100:24"):
         main(["hardware", offered])
         assert "no slice" not in capsys.readouterr().err, offered

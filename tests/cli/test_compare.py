@@ -67,9 +67,9 @@ def test_a_model_on_a_machine_is_compared_without_a_file(capsys):
     [
         (
             "llama-3-8b@v5e:4x4",
-            "llama-3-8b@v5e:4x4 trains with what batch? add --batch-tokens 4M --seq-len 8k",
+            "llama-3-8b@v5e:4x4 needs a batch; add --batch-tokens 4M --seq-len 8k",
         ),
-        ("a@b@c@d", "'a@b@c@d' is no MODEL@HARDWARE[@LAYOUT]: it has 3 @"),
+        ("a@b@c@d", "'a@b@c@d' is not MODEL@HARDWARE[@LAYOUT]: it has 3 @"),
     ],
 )
 def test_what_is_no_spec_is_one_line(spec, said, capsys):
@@ -93,4 +93,4 @@ def test_a_plan_for_several_machines_has_the_best_of_each(capsys):
     assert (small["chips"], large["chips"]) == (16, 32)
     assert small["step_seconds"] > 1.8 * large["step_seconds"]
     assert main([*several, "-o", "plan.toml"]) == 2
-    assert capsys.readouterr().err == "mw: -o is of one machine; name one --hardware\n"
+    assert capsys.readouterr().err == "mw: -o takes one machine; name one --hardware\n"

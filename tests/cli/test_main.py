@@ -5,12 +5,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from importlib import import_module
 
 import pytest
 from typer.main import get_command
 
 from meshwright import __version__
+from meshwright.cli import common
 from meshwright.cli import main as front_door
 from meshwright.cli.main import COMMANDS, main
 
@@ -68,6 +70,8 @@ def test_version(capsys):
         (["plan", "trian"], "mw: No such command 'trian'. Did you mean 'train'?"),
         (["model", "tiny", "--seqlen", "8"], "mw: No such option: --seqlen (Possible options: --seq-len"),
         (["shard"], "mw: Missing argument"),
+        (["plan"], "mw: name a command of mw plan: serve, train"),
+        (["launch"], "mw: name a command of mw launch: local, slurm, k8s"),
         (
             ["model", "tiny", "--seq-len", "8x"],
             "mw: Invalid value for '--seq-len': '8x' is not a count",
@@ -100,6 +104,25 @@ def test_failures_of_the_system(error: BaseException, code: int, message: str, c
     monkeypatch.setattr(front_door, "import_module", raising(error))
     assert main(["model", "tiny"]) == code
     assert capsys.readouterr().err == message
+
+
+def test_a_terminal_shows_what_is_waited_for(monkeypatch, capsys):
+    monkeypatch.setattr(common, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with common.waiting("searching layouts"):
+        time.sleep(0.2)
+    assert "searching layouts" in capsys.readouterr().err
+    monkeypatch.setattr(common, "_PATIENCE_SECONDS", 60.0)
+    with common.waiting("searching layouts"):
+        pass
+    assert "searching layouts" not in capsys.readouterr().err
+
+
+def test_a_pipe_shows_nothing_of_it(capsys):
+    with common.waiting("searching layouts"):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_a_reader_that_has_had_enough_is_no_error():

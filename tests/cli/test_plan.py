@@ -167,7 +167,7 @@ def test_the_faster_layout_that_does_not_run_has_one_line(capsys):
     assert plan(*case, "--top", "3") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "but does not run yet (pipe=" in out and "); --any ranks it" in out
-    assert "= as fast as the best within 2%: ties, the plainest first" in out and " 2 = " in out
+    assert "= within 2% of the best: ties, the simplest first" in out and " 2 = " in out
 
 
 BAD = [
@@ -188,7 +188,7 @@ BAD = [
     (["--days", "3", "--tokens", "1T"], "--days bounds what --smallest looks for; add --smallest"),
     (["--smallest", "--days", "3"], "--days needs the length of the run; add --tokens 1T"),
     (["--smallest", "--max-seconds", "nan"], "'--max-seconds': nan is out of range"),
-    (["--smallest", "--max-seconds", "0"], "--max-seconds 0.0 is no time; write a number above 0"),
+    (["--smallest", "--max-seconds", "0"], "--max-seconds 0.0 is not a time; write a number above 0"),
     (["--smallest", "--layout", "fsdp=64"], "--smallest searches layouts; leave out --layout"),
     (["--smallest", "--hardware=cpu:8"], "--smallest needs a chip that comes in slices"),
     (["--tokens", "0"], "Invalid value for '--tokens': '0' is not a positive whole number"),
@@ -196,7 +196,10 @@ BAD = [
     (["--layout", "fsdp"], "'fsdp' is not KEY=VALUE"),
     (["--hardware=v5q:4x4x4"], "hardware 'v5q' is unknown; did you mean v5p or v5e?"),
     (["--hardware=/nowhere.toml"], "/nowhere.toml: cannot be read: No such file or directory"),
-    (["--model", "llama-3-71b"], "model 'llama-3-71b' is no preset and no path; did you mean llama-3-70b"),
+    (
+        ["--model", "llama-3-71b"],
+        "model 'llama-3-71b' is neither a preset nor a path; did you mean llama-3",
+    ),
     (["--batch-tokens", "100"], "--batch-tokens 100 is less than one sequence of 4096 tokens"),
     (
         ["--seq-len", "16Ki"],

@@ -152,7 +152,7 @@ def test_train_a_plan_for_other_hardware(plan: Path, corpus: Path, tmp_path: Pat
     elsewhere = tmp_path / "plan.toml"
     elsewhere.write_text(plan.read_text().replace('hardware = "cpu:8"', 'hardware = "v5p:2x2x2"'))
     assert train(elsewhere, corpus, tmp_path / "run") == 2
-    assert "the plan is for v5p:2x2x2 (tpu) and JAX sees 8 cpu devices" in one_line(capsys)
+    assert "v5p:2x2x2 needs tpu devices and JAX sees 8 cpu devices" in one_line(capsys)
     assert not (tmp_path / "run").exists()
 
 

@@ -51,7 +51,7 @@ def test_the_board(capsys):
     assert lines[0] == "A[I_X, J] . B[J_X, K] -> C[I_X, K]"
     assert lines[1] == "  X=4, Y=2 on v5e:4x2; I=1,024, J=4,096, K=4,096; bf16"
     assert "  B[J_X, K]  8.39 MB a device  2 copies of each block" in lines
-    case = "  X: case 2, splits I of A and J of B: an array may use an axis once, so one operand gives way"
+    case = "  X: case 2, splits I of A and J of B: an array can use an axis once, so one operand is resharded"
     assert case in lines
     assert any(line.startswith("  cheapest: ") for line in lines)
     assert any(line.startswith("    Multiply ") for line in lines)
@@ -65,7 +65,7 @@ def test_an_open_output(capsys):
     assert found["strategies"][-1]["out"] == "C[I, K]{U_X}"
     assert {one["out"] for one in found["strategies"]} >= {"C[I_X, K]", "C[I, K_X]"}
     assert main([*call, "--hardware", "h100:8"]) == 0
-    assert "-> C[I, K] sharded as may be" in capsys.readouterr().out
+    assert "-> C[I, K] of any sharding" in capsys.readouterr().out
 
 
 def test_a_reshard(capsys):
@@ -90,7 +90,7 @@ def test_a_reshard(capsys):
 
 def test_nothing_to_reshard(capsys):
     assert main(["shard", "A[I_X] -> A[I_X]", "--mesh", "X=8", "--dims", "I=64", "--hardware", "h100:8"]) == 0
-    assert "nothing moves" in capsys.readouterr().out
+    assert "nothing to send" in capsys.readouterr().out
 
 
 def test_a_memory_limit_that_nothing_fits(capsys):
@@ -228,9 +228,9 @@ def test_run_compares_the_gradients_too(capsys):
 @pytest.mark.parametrize("option", [["--run"], ["--svg", "x.svg"], ["--memory-limit", "1G"]])
 def test_what_a_chain_does_not_have(option: list[str], capsys):
     assert main([*CHAIN, *CHAIN_DIMS, *option]) == 2
-    assert f"{option[0]}: is of one product or reshard, not of a chain" in capsys.readouterr().err
+    assert f"{option[0]}: takes one product or reshard, not a chain" in capsys.readouterr().err
 
 
 def test_a_reshard_has_no_gradient(capsys):
     assert main(["shard", "A[I_X] -> A[I]", "--mesh", "X=4", "--dims", "I=8", "--backward"]) == 2
-    assert "--backward: is of a product or a chain, not of a reshard" in capsys.readouterr().err
+    assert "--backward: takes a product or a chain, not a reshard" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_a_folder_without_config(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(ModelError, match=r"'llama-3-7b' is no preset and no path; did you mean llama-3-"):
+    with pytest.raises(ModelError, match=r"'llama-3-7b' is neither a preset nor a path; did you mean"):
         load_model("llama-3-7b")
     assert load_model("LLaMA-3-70B").name == "llama-3-70b"
 

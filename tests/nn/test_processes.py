@@ -96,7 +96,7 @@ def test_a_process_learns_its_place(environment: dict[str, str]):
     [
         ({}, "MESHWRIGHT_COORDINATOR is set and none of MESHWRIGHT_PROCESS_ID, SLURM_PROCID"),
         ({"SLURM_PROCID": "8", "SLURM_NTASKS": "8"}, "MESHWRIGHT_PROCESS_ID = 8 is not below"),
-        ({"SLURM_PROCID": "x", "SLURM_NTASKS": "8"}, "SLURM_PROCID = 'x' is no number"),
+        ({"SLURM_PROCID": "x", "SLURM_NTASKS": "8"}, "SLURM_PROCID = 'x' is not a number"),
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "MESHWRIGHT_COORDINATOR": "node1"},
             "MESHWRIGHT_COORDINATOR = 'node1' is not host:port",

@@ -41,9 +41,9 @@ def test_a_line_prints_as_it_was_written() -> None:
     ("text", "message"),
     [
         ("", "a chain needs a line such as 'C[I, K] = A[I, J] . B[J, K]'"),
-        ("C[I]", "'C[I]' is no line of a chain; write C[I, K] = A[I, J] . B[J, K]"),
+        ("C[I]", "'C[I]' is not a line of a chain; write C[I, K] = A[I, J] . B[J, K]"),
         ("C[I] = A[I]", "'A[I]' is neither A[I, J] . B[J, K] nor function(A[I, J], ...)"),
-        ("C[I] = gelu(A)", "'A' is no array; write NAME[I, J], or a name used before"),
+        ("C[I] = gelu(A)", "'A' is not an array; write NAME[I, J], or a name used before"),
         ("C[I_X] = A[I, J] . B[J]", "C[I_X]: a chain has no shardings; give them as its layout"),
         ("C[I] = gelu(A[I_X])", "A[I_X]: a chain has no shardings; give them as its layout"),
         ("C[I] = A[I, J] . B[K, J]", "C[I] = A . B: K is in one of the three arrays alone"),
@@ -79,7 +79,7 @@ def test_a_constant_that_is_nowhere_is_refused() -> None:
     [
         ("X[B_X, T, D] Q[B]", "Q[B] is in no line of the chain; nearest: E, H, M, P, S (9 known)"),
         ("X[B_X, D]", "X[B_X, D]: the chain writes X[B, T, D]"),
-        ("X[B, T, D] what", "'what' in a layout is no array; write In[B_X, D] Win[D, F_Y]"),
+        ("X[B, T, D] what", "'what' in a layout is not an array; write In[B_X, D] Win[D, F_Y]"),
         (
             "W[D_X, V_X]",
             "mesh axis X is used twice at character 10 of 'W[D_X, V_X]'; an array may use each axis once",

@@ -65,8 +65,11 @@ def test_what_is_a_chain(text: str, expected: bool) -> None:
             "x[B, D] . w[D, F] -> h; h[B_X, F] . v[F, D] -> y",
             "h[B, F] and h[B_X, F] are two shardings of one array; write h alone",
         ),
-        ("x[B, D] . w[D, F] -> h; h . v -> y", "'v' is no array; write NAME[I, J], or a name used before"),
-        ("x[B, D]; y[B] = sum_D(x)", "'x[B, D]' is no line of a chain"),
+        (
+            "x[B, D] . w[D, F] -> h; h . v -> y",
+            "'v' is not an array; write NAME[I, J], or a name used",
+        ),
+        ("x[B, D]; y[B] = sum_D(x)", "'x[B, D]' is not a line of a chain"),
         (
             "x[B_X, D_X] . w[D, F] -> h; h . v[F] -> y",
             "mesh axis X is used twice at character 10 of 'x[B_X, D_X]'",

@@ -102,7 +102,7 @@ def test_runs_that_do_not_agree_move_nothing():
 
 
 def test_a_run_on_other_chips_is_refused():
-    with pytest.raises(PlanError, match="a run on v5e says nothing of h100"):
+    with pytest.raises(PlanError, match="a run on v5e does not anchor h100"):
         anchored(load("h100:8"), runs(1.0, 1.0, 1.0, 1.0))
 
 
@@ -110,7 +110,7 @@ def test_a_run_on_other_chips_is_refused():
     ("text", "message"),
     [
         ('{"step": 1}\n', "no line has step_seconds; name the metrics.jsonl of mw train"),
-        ("not json\n", "line 1 is no JSON object"),
+        ("not json\n", "line 1 is not a JSON object"),
         ('{"step_seconds": NaN}\n', "no line has step_seconds"),
     ],
 )

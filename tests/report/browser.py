@@ -2,9 +2,14 @@
 
     python -m tests.report.browser report.html FOLDER
 
-writes the six screenshots of a page, each width in both themes.
+writes the six screenshots of a page, each width in both themes, and
+
+    python -m tests.report.browser
+
+those that are kept in `references/`, at half their size. Look at each before it is committed.
 """
 
+import base64
 import json
 import re
 import shutil
@@ -41,6 +46,35 @@ _FRAME = """<!doctype html><style>body{margin:0}iframe{border:0;display:block}</
 <iframe src="page.html" width="%d" height="%d"></iframe><script>
 addEventListener("message", (event) => { document.body.dataset.probe = JSON.stringify(event.data); });
 </script>"""
+
+# Two pictures drawn on grids of 16 pixels a cell, each cell the brightness of its part, from 0 to 1; and the
+# first at half its size.
+_PICTURES = """<!doctype html><script>
+const grid = (image, width, height) => {
+  const canvas = Object.assign(document.createElement("canvas"), { width, height });
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(image, 0, 0, width, height);
+  return canvas;
+};
+const brightness = (canvas) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const cell = (i) => (data[4 * i] + data[4 * i + 1] + data[4 * i + 2]) / 765;
+  return Array.from({ length: data.length / 4 }, (_, i) => cell(i));
+};
+addEventListener("load", () => {
+  const images = [...document.images], [first, second] = images;
+  const cells = [%d, Math.round(%d * first.naturalHeight / first.naturalWidth)];
+  const [a, b] = images.map((image) => brightness(grid(image, ...cells)));
+  const half = grid(first, first.naturalWidth / 2, first.naturalHeight / 2);
+  document.documentElement.dataset.pictures = JSON.stringify({
+    differing: a.filter((value, i) => Math.abs(value - b[i]) > 0.12).length / a.length,
+    taller: (second.naturalHeight / second.naturalWidth) / (first.naturalHeight / first.naturalWidth),
+    half: half.toDataURL("image/webp", 0.6),
+  });
+});
+</script><img src="%s"><img src="%s">"""
+REFERENCES = Path(__file__).parent / "references"
 
 
 @dataclass(frozen=True)
@@ -79,6 +113,33 @@ def see(page: Path, width: int, theme: str, screenshot: Path | None = None) -> S
     return seen
 
 
+def difference(first: Path, second: Path) -> tuple[float, float]:
+    """The share of two pictures' cells that differ in brightness, and how much taller the second is."""
+    found = _pictures(first, second)
+    return found["differing"], found["taller"]
+
+
+def keep(screenshot: Path, reference: Path) -> None:
+    """Writes a screenshot at half its size, as WebP."""
+    written = _pictures(screenshot, screenshot)["half"].partition(",")[2]
+    reference.write_bytes(base64.b64decode(written))
+
+
+def _pictures(first: Path, second: Path) -> dict:
+    written = [
+        f"data:image/{path.suffix[1:]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        for path in (first, second)
+    ]
+    cells = int(re.findall(r"\d+", first.stem)[-1]) // 16
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "pictures.html"
+        page.write_text(_PICTURES % (cells, cells, *written), encoding="utf-8")
+        done = _chromium(folder, page, 500, 500, "light", "--dump-dom", "--virtual-time-budget=20000")
+    found = re.search(r'data-pictures="([^"]*)"', done.stdout)
+    assert found, done.stderr[-2000:]
+    return json.loads(unescape(found[1]))
+
+
 def _chromium(
     folder: str, page: Path, width: int, height: int, theme: str, *options: str
 ) -> subprocess.CompletedProcess[str]:
@@ -92,9 +153,28 @@ def _chromium(
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+def shots(page: Path, folder: Path) -> list[tuple[Path, Seen]]:
+    """A screenshot of each width in both themes, with what the browser found."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {(w, t): folder / f"{page.stem}-{t}-{w}.png" for w, t in product(WIDTHS, THEMES)}
+    return [(path, see(page, *how, path)) for how, path in names.items()]
+
+
+def record() -> None:
+    """Writes the references anew."""
+    from tests.report.sample_run import write_pages
+
+    with tempfile.TemporaryDirectory() as folder:
+        pages = write_pages(Path(folder))
+        for page in (pages["run"], pages["plan"]):
+            for path, _ in shots(page, Path(folder)):
+                keep(path, REFERENCES / f"{path.stem}.webp")
+
+
 if __name__ == "__main__":
-    target = Path(sys.argv[2])
-    target.mkdir(parents=True, exist_ok=True)
-    for pixels, name in product(WIDTHS, THEMES):
-        shot = target / f"{Path(sys.argv[1]).stem}-{pixels}-{name}.png"
-        print(shot, see(Path(sys.argv[1]), pixels, name, shot))
+    if len(sys.argv) > 1:
+        for shot, seen_there in shots(Path(sys.argv[1]), Path(sys.argv[2])):
+            print(shot, seen_there)
+    else:
+        REFERENCES.mkdir(exist_ok=True)
+        record()

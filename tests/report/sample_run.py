@@ -5,6 +5,12 @@ import random
 from math import exp
 from pathlib import Path
 
+from meshwright.cli.main import main
+from meshwright.report.collectives_view import collectives_html
+from meshwright.report.html import write_report
+
+_PLANNED = "plan train --model llama-3-8b --hardware v5p:4x4x4 --batch-tokens 1Mi --seq-len 4096 --tokens 1T"
+
 BREAKDOWN = (
     ("mlp matmuls", 0.36, "compute"),
     ("attention matmuls", 0.15, "compute"),
@@ -14,6 +20,18 @@ BREAKDOWN = (
     ("AllReduce_tensor activations", 0.05, "ici"),
     ("optimizer", 0.03, "hbm"),
 )
+
+
+def write_pages(folder: Path) -> dict[str, Path]:
+    """A run's page, a plan's with its figures, and one of measured collectives."""
+    write_report(write_run(folder / "demo"), folder / "run.html")
+    assert main([*_PLANNED.split(), "-o", str(folder / "plan.toml")]) == 0
+    assert main(["report", str(folder / "plan.toml"), "-o", str(folder / "plan.html")]) == 0
+    common = {"op": "all_gather", "axes": ["X"], "num_devices": 8, "predicted_seconds": 1e-5}
+    results = [{**common, "bytes": 2**n, "seconds": 2e-6 * n} for n in range(10, 20)]
+    document = {"hardware": "cpu:8", "mesh": {"X": 8}, "results": results}
+    (folder / "collectives.html").write_text(collectives_html(document))
+    return {path.stem: path for path in folder.glob("*.html")}
 
 
 def write_run(folder: Path) -> Path:

@@ -4,41 +4,20 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from tests.report.browser import CHROMIUM, THEMES, WIDTHS, see
-from tests.report.sample_run import write_run
-
-from meshwright.cli.main import main
-from meshwright.report.collectives_view import collectives_html
-from meshwright.report.html import write_report
+from tests.report.browser import CHROMIUM, REFERENCES, THEMES, WIDTHS, difference, see
+from tests.report.sample_run import write_pages
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 _TALLEST = {390: 9000, 768: 7000, 1280: 5000}
 
 
+# The share of a picture's cells that may differ from the reference: other fonts, a plan's figures that moved.
+_DIFFERING = 0.10
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run's page, a plan's with its figures, and one of measured collectives."""
-    folder = tmp_path_factory.mktemp("pages")
-    write_report(write_run(folder / "demo"), folder / "run.html")
-    plan = [
-        "plan",
-        "train",
-        "--model",
-        "tiny",
-        "--hardware",
-        "h100:8",
-        "--batch-tokens",
-        "64Ki",
-        "--seq-len",
-        "64",
-    ]
-    assert main([*plan, "--tokens", "1B", "-o", str(folder / "plan.toml")]) == 0
-    assert main(["report", str(folder / "plan.toml"), "-o", str(folder / "plan.html")]) == 0
-    common = {"op": "all_gather", "axes": ["X"], "num_devices": 8, "predicted_seconds": 1e-5}
-    results = [{**common, "bytes": 2**n, "seconds": 2e-6 * n} for n in range(10, 20)]
-    document = {"hardware": "cpu:8", "mesh": {"X": 8}, "results": results}
-    (folder / "collectives.html").write_text(collectives_html(document))
-    return {path.stem: path for path in folder.glob("*.html")}
+    return write_pages(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.mark.parametrize(("page", "charts"), [("run", 2), ("plan", 0), ("collectives", 1)])
@@ -54,3 +33,14 @@ def test_no_error_and_no_overflow(
     # Half of what the page took is the second that the probe waits.
     assert seen.seconds < 3.0
     assert (tmp_path / "page.png").stat().st_size > 10_000
+    if page != "collectives":
+        reference = REFERENCES / f"{page}-{theme}-{width}.webp"
+        differing, taller = difference(reference, tmp_path / "page.png")
+        assert differing < _DIFFERING and 0.9 < taller < 1.1, "python -m tests.report.browser records anew"
+
+
+def test_another_page_is_not_the_reference():
+    light, dark = (REFERENCES / f"run-{theme}-768.webp" for theme in ("light", "dark"))
+    assert difference(light, dark)[0] > 0.5
+    assert difference(light, light) == (0, 1)
+    assert difference(light, REFERENCES / "plan-light-768.webp")[0] > _DIFFERING

@@ -47,3 +47,13 @@ def test_columns_sets_the_width_of_a_pipe(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 62
     assert any(line.startswith("deepseek-v2-lite ") for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_layout_in_a_sentence_breaks_after_its_commas(width: int):
+    layout = "pipe=2,context=4,tensor=2,zero=1,zero_context=true,sequence_parallel=true,microbatches=244"
+    output = StringIO()
+    Console(file=output, width=width).print(fitted(f"use {layout} here", width))
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width and "".join(lines) == f"use {layout} here".replace("4 h", "4 h")
+    assert all(line.endswith(",") for line in lines[:-1])

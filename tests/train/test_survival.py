@@ -113,7 +113,9 @@ def test_garbage_in_the_metrics_is_named_and_the_run_goes_on(runs, run):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([lines[0], "\x00garbage", *lines[1:]]) + "\n")
     _, err = runs.mw("train", "--run", str(run), "--resume", "--steps", str(NUM_STEPS + 1))
-    assert f"mw: warning: {run}/metrics.jsonl line 2: is no line of metrics; it is left out" in our_lines(err)
+    assert f"mw: warning: {run}/metrics.jsonl line 2: is not a line of metrics; it is skipped" in our_lines(
+        err
+    )
     assert [line["step"] for line in exact_lines(run)][-1] == NUM_STEPS + 1
 
 

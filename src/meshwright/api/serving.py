@@ -86,7 +86,7 @@ class ServedLayout:
         return f"ServedLayout({self.point})"
 
     def explain(self) -> ServeExplanation:
-        """In words: what a step waits for, from which batch on, and what int8 would give."""
+        """An explanation in words: what limits a step, from which batch on, and what int8 would change."""
         return explain(self.point)
 
     def to_dict(self) -> dict:

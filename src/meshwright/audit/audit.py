@@ -214,7 +214,7 @@ def _differences(
 
 def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:
     if plan.workload.phase != "train":
-        raise PlanError(f"--numerics compares training steps; the plan is of phase {plan.workload.phase!r}")
+        raise PlanError(f"--numerics compares training steps; this plan has phase {plan.workload.phase!r}")
     progress(f"running a tiny model under {plan.layout} and on one device")
     return check_numerics(plan)
 

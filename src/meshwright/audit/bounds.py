@@ -71,7 +71,7 @@ def parse_bound(text: str) -> Bound:
     found = _FORM.fullmatch(" ".join(text.split()))
     if not found:
         raise AuditError(
-            f"{text!r} is no bound; write 'at most 100 MB over data', 'nothing over dcn' or "
+            f"{text!r} is not a bound; write 'at most 100 MB over data', 'nothing over dcn' or "
             "'no gather of w_*'"
         )
     op = None

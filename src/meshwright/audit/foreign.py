@@ -1,7 +1,7 @@
 """The audit of any compiled program: its collectives with their time, FLOPs, and the usual accidents.
 
-There is no plan here to compare with. The verdict is `match` where all was understood and no
-accident was found, else `differs`.
+No plan is compared. The verdict is `match` if every instruction was understood and no accident was
+found, else `differs`.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ def audit_file(path: Path, hardware: str | None = None, mesh: str | None = None)
     """The audit of an optimised HLO module's text. Raises AuditError in one line for any other file."""
     text = read_text(path, AuditError)
     if text.lstrip().startswith(("module @", "#loc")):
-        raise AuditError(f"{path}: this is MLIR, from before the compiler; give Compiled.as_text()")
+        raise AuditError(f"{path}: this is MLIR, not compiled HLO; give the text of Compiled.as_text()")
     try:
         program = parse_hlo(text)
     except (AuditError, LookupError, ValueError) as error:
@@ -136,7 +136,7 @@ def machine_of(spec: str, num_devices: int) -> Hardware:
     machine = load(spec if ":" in spec or spec.endswith(".toml") else f"{spec}:{num_devices}")
     if machine.num_chips != num_devices:
         raise AuditError(
-            f"{spec} has {machine.num_chips} chips and the program is of {num_devices} devices; "
+            f"{spec} has {machine.num_chips} chips and the program {num_devices} devices; "
             f"fits: {machine.chip.name}:{num_devices}"
         )
     return machine

@@ -33,7 +33,7 @@ def audit(
     compiler's message where it refuses.
     """
     if ahead_of_time and hardware is None:
-        raise AuditError("ahead of time for which chips? name hardware=, such as v5p:4x4x4")
+        raise AuditError("ahead_of_time=True needs hardware=, such as v5p:4x4x4")
     with captured_stderr() as said:
         if ahead_of_time and hardware:
             program, mesh = compiled_ahead(jitted, hardware, *args, **kwargs)
@@ -65,7 +65,7 @@ def compiled_ahead(
 
     found = _mesh_of((args, kwargs))
     if found is None:
-        raise AuditError(f"no argument is on a mesh, to compile for {hardware}; use jax.set_mesh")
+        raise AuditError(f"no argument has a mesh, which compiling for {hardware} needs; call jax.set_mesh")
     target = own_target(machine_of(hardware, found.size))
     mesh = _on_chips(found, target)
 

@@ -74,7 +74,7 @@ def _own_compiler(hardware: Hardware, best: Candidate) -> Target:
     """The compiler of the hardware's chips: that of another tells nothing of their memory."""
     kind = hardware.chip.kind
     if kind not in TARGETS:
-        raise AuditError(f"--audit knows no compiler for a {kind}; it has those of {', '.join(TARGETS)}")
+        raise AuditError(f"--audit has no compiler for {kind}; it has those of {', '.join(TARGETS)}")
     return choose_target(hardware.spec, best.layout, kind)
 
 

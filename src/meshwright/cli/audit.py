@@ -87,7 +87,7 @@ def audit(
         _finish(_of_program(hlo, hardware, mesh, given), output, before, as_json=as_json)
         return
     if mesh:
-        raise PlanError("--mesh goes with --hlo; a plan's mesh is that of its layout")
+        raise PlanError("--mesh needs --hlo; the mesh of a plan is in its layout")
     require("run")
     from meshwright.audit.audit import audit_plan
 
@@ -144,14 +144,14 @@ def _of_program(file: Path, hardware: str | None, mesh: str | None, given: dict[
 def _from_file(plan: Path, options: dict[str, Any]) -> Plan:
     """The plan of a file. Raises PlanError for an option that describes another."""
     if clashing := [name for name, value in options.items() if value is not None]:
-        raise PlanError(f"{plan} says what is audited; leave out {', '.join(clashing)}, or edit the plan")
+        raise PlanError(f"{plan} already gives these; leave out {', '.join(clashing)}, or edit the plan")
     return load_plan(plan)
 
 
 def _from_options(options: dict[str, Any]) -> Plan:
     """The plan that the options describe. Raises PlanError naming those that are missing."""
     if missing := [name for name, value in options.items() if value is None]:
-        raise PlanError(f"name a plan.toml, or give {', '.join(missing)} too")
+        raise PlanError(f"name a plan.toml, or give {', '.join(missing)}")
     model, hardware, batch_tokens, seq_len, layout = options.values()
     config = load_model(model)
     on_cpu = catalog.load(hardware).chip.kind == "cpu"
@@ -171,9 +171,9 @@ def _read(path: Path) -> dict:
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise AuditError(f"{path}: is no audit, as mw audit -o writes it: {error}") from error
+        raise AuditError(f"{path}: is not an audit written by mw audit -o: {error}") from error
     if not isinstance(document, dict) or "emitted" not in document:
-        raise AuditError(f"{path}: is no audit, as mw audit -o writes it")
+        raise AuditError(f"{path}: is not an audit written by mw audit -o")
     return document
 
 

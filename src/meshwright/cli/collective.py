@@ -73,7 +73,7 @@ def parse_collective(text: str, mesh: Mesh) -> Collective:
     """
     match = _CALL.fullmatch(text)
     if not match:
-        raise NotationError(f"{text!r} is no collective at character {_stuck(text)}; write {_FORMS}")
+        raise NotationError(f"{text!r} is not a collective at character {_stuck(text)}; write {_FORMS}")
     if match["op"] not in _OPS:
         at = match.start("op") + 1
         raise NotationError(
@@ -113,7 +113,7 @@ def _result(
 ) -> ShardedArray:
     """What the collective leaves, where the text does not say."""
     if op == "all_to_all":
-        raise NotationError(f"{text!r} does not say where to; write AllToAll_X([B_X, D] -> [B, D_X])")
+        raise NotationError(f"{text!r} does not name its result; write AllToAll_X([B_X, D] -> [B, D_X])")
     if op == "all_gather":
         kept = {dim: tuple(a for a in array.axes_of(dim) if a not in axes) for dim in array.dims}
         return array.replace(axes=kept)

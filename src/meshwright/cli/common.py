@@ -14,6 +14,7 @@ from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from reprlib import repr as brief
+from threading import Timer
 from typing import Annotated, Any, Literal
 
 import typer
@@ -28,6 +29,8 @@ from meshwright.units import dtype_bytes, parse_count, parse_length
 
 # Wide enough for the tables where the output is piped and there is no terminal to ask.
 _PIPED_WIDTH = 140
+# A terminal shows what is waited for after this long.
+_PATIENCE_SECONDS = 1.0
 # Where there is no terminal, a line of progress for each of these shares of the work.
 _PIPED_SHARES = 5
 
@@ -204,6 +207,29 @@ def progress() -> Iterator[Progress]:
 
         yield update
         bar.update(task, completed=1.0, total=1.0)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Shows `what` and the elapsed time on a terminal while the work inside takes over a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    bar = Bar(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task(what, total=None)
+    timer = Timer(_PATIENCE_SECONDS, bar.start)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
 
 
 class _Lines:

@@ -8,7 +8,7 @@ import typer
 
 import meshwright as mw
 from meshwright.api.results import PricedLayout
-from meshwright.cli.common import Json, count_option, emit, length_option, load_hardware, show
+from meshwright.cli.common import Json, count_option, emit, length_option, load_hardware, show, waiting
 from meshwright.errors import PlanError
 from meshwright.hardware.prices import parse_prices, priced
 from meshwright.plan.chosen import plan_of
@@ -51,7 +51,8 @@ def compare(
     prices = parse_prices(price or "")
     found = []
     for name in plans:
-        plan = _planned(name, batch_tokens, seq_len)
+        with waiting(f"planning {name}"):
+            plan = _planned(name, batch_tokens, seq_len)
         machine = priced(load_hardware(plan.hardware), prices, currency)
         found.append({"plan": name, **compared(plan, machine)})
     show_compared(found, as_json=as_json)
@@ -78,9 +79,9 @@ def _planned(name: str, batch_tokens: int | None, seq_len: int | None) -> Plan:
     if not rest:
         return load_plan(Path(name))
     if len(rest) > 2:
-        raise PlanError(f"{name!r} is no MODEL@HARDWARE[@LAYOUT]: it has {len(rest)} @")
+        raise PlanError(f"{name!r} is not MODEL@HARDWARE[@LAYOUT]: it has {len(rest)} @")
     if batch_tokens is None or seq_len is None:
-        raise PlanError(f"{name} trains with what batch? add --batch-tokens 4M --seq-len 8k")
+        raise PlanError(f"{name} needs a batch; add --batch-tokens 4M --seq-len 8k")
     machine, work = load_hardware(rest[0]), mw.Train(batch_tokens, seq_len)
     if len(rest) == 2:
         return plan_to_compare(mw.price(model, machine, work, rest[1]))
@@ -91,7 +92,8 @@ def _table(plans: Sequence[dict]) -> object:
     """One column a plan."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
-    from rich.text import Text
+
+    from meshwright.report.fitted import AtCommas
 
     rows = {
         "model": lambda p: p["model"],
@@ -108,7 +110,9 @@ def _table(plans: Sequence[dict]) -> object:
         "bound": lambda p: p["bound_name"],
         "price an hour": lambda p: _money(p, "price_per_hour"),
         "price of 1M tokens": lambda p: _money(p, "price"),
-        "energy of 1M tokens": lambda p: "" if p["joules"] is None else f"{format_count(p['joules'])}J",
+        "energy of 1M tokens": lambda p: (
+            "unavailable" if p["joules"] is None else f"{format_count(p['joules'])}J"
+        ),
     }
     # Files by their names alone, where these tell them apart.
     names = [name if "@" in name else Path(name).name for name in (plan["plan"] for plan in plans)]
@@ -116,7 +120,7 @@ def _table(plans: Sequence[dict]) -> object:
         names = [plan["plan"] for plan in plans]
     table = Table("", *names, box=SIMPLE_HEAD)
     for name, cell in rows.items():
-        table.add_row(name, *(Text(cell(plan)) for plan in plans))
+        table.add_row(name, *(AtCommas(cell(plan)) for plan in plans))
     return table
 
 

@@ -118,25 +118,28 @@ def _locks() -> Iterator[Check]:
     """The TPU's lock: libtpu locks the file while it lives, and leaves it behind where it is killed."""
     if not _TPU_LOCK.exists():
         yield Check("locks", "none", ok=True)
-    elif is_held(_TPU_LOCK):
-        yield Check("locks", f"{_TPU_LOCK}: a live process uses the TPU's driver; wait for it", ok=True)
+    elif holder := holder_of(_TPU_LOCK):
+        yield Check("locks", f"{_TPU_LOCK}: {holder} uses the TPU's driver; wait for it", ok=True)
     else:
         found = f"{_TPU_LOCK} was left behind by a process that is gone"
         yield Check("locks", found, ok=False, mend=f"rm {_TPU_LOCK}")
 
 
-def is_held(lock: Path) -> bool:
-    """Whether a live process has the file open or locked."""
+def holder_of(lock: Path) -> str:
+    """The live process that has the file open or locked, such as "process 17"; "" where there is none."""
     import fcntl  # where libtpu runs there is one
 
+    target = lock.resolve()
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        if _opens(folder, target):
+            return f"process {folder.parent.name}"
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(file, fcntl.LOCK_UN)
-    except OSError:  # locked, or another user's
-        return True
-    target = lock.resolve()
-    return any(_opens(folder, target) for folder in Path("/proc").glob("[0-9]*/fd"))
+    except OSError:
+        return "a process of another user"
+    return ""
 
 
 def _opens(descriptors: Path, target: Path) -> bool:

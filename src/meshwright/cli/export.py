@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import Json, count_option, emit
+from meshwright.cli.common import Json, count_option, emit, waiting
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_writable
 from meshwright.nn.devices import use_cpu_devices
@@ -36,7 +36,8 @@ def export(
     use_cpu_devices(1)
     from meshwright.train.export import export_run
 
-    step = export_run(run, output, step=step, best=best)
+    with waiting("writing the model"):
+        step = export_run(run, output, step=step, best=best)
     if as_json:
         emit({"path": str(output), "step": step})
     else:

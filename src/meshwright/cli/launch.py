@@ -13,7 +13,7 @@ from meshwright.train.launch.k8s import jobset_yaml
 from meshwright.train.launch.local import launch_local
 from meshwright.train.launch.slurm import slurm_script
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 # What follows `--` is the command, options and all.
 _COMMAND = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 

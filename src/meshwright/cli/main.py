@@ -27,6 +27,8 @@ from meshwright.nn.processes import COORDINATOR
 from meshwright.notation.array import shorten
 
 BAD_INPUT, INTERRUPTED = 2, 130
+# What the parser says of `mw plan` alone.
+_NO_COMMAND = "Missing command."
 # Of a path or a layout that a message repeats.
 _LONGEST_WORD = 160
 
@@ -140,7 +142,7 @@ def main(args: Sequence[str]) -> int:
     except MeshwrightError as error:
         return _fail(str(error))
     except typer.TyperException as error:
-        return _fail(getattr(error, "format_message", error.__str__)())
+        return _fail(_usage_fault(error))
     except ModuleNotFoundError as error:
         extra = bringing(error.name or "")
         if extra is None or extra.is_installed:
@@ -164,6 +166,15 @@ def run() -> None:
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _usage_fault(error: typer.TyperException) -> str:
+    """The parser's message; of a group without a command, the commands to name."""
+    context = getattr(error, "ctx", None)
+    names = getattr(context.command, "commands", None) if context else None
+    if context and names and error.message == _NO_COMMAND:
+        return f"name a command of {context.command_path}: {', '.join(names)}"
+    return getattr(error, "format_message", error.__str__)()
 
 
 def _fail(message: str) -> int:

@@ -22,6 +22,7 @@ from meshwright.cli.common import (
     note,
     number_option,
     progress,
+    waiting,
     whole_option,
 )
 from meshwright.cli.compare import plan_to_compare, show_compared
@@ -170,14 +171,16 @@ def train(
             dtypes = {"weights_dtype": weights_dtype, "compute_dtype": compute_dtype}
             plans = mw.price(config, machine, work, layout, **dtypes).alone
         else:
-            plans = mw.plan(config, machine, work, **searched.words)
+            with waiting("searching layouts"):
+                plans = mw.plan(config, machine, work, **searched.words)
     if audit:
         require("run")
         with progress() as update:
             plans = plans.audited(update)
     said = None
     if explain or as_json or output or tokens or critical_batch:
-        said = plans.explain(tokens=tokens, critical_batch=critical_batch)
+        with waiting("pricing the alternatives"):
+            said = plans.explain(tokens=tokens, critical_batch=critical_batch)
     _answer(plans, said, in_words=explain, as_json=as_json, output=output)
 
 
@@ -217,8 +220,8 @@ def _answer(
 
 def _check_several(given: set[str]) -> None:
     if given:
-        verb = "is" if len(given) == 1 else "are"
-        raise PlanError(f"{', '.join(sorted(given))} {verb} of one machine; name one --hardware")
+        verb = "takes" if len(given) == 1 else "take"
+        raise PlanError(f"{', '.join(sorted(given))} {verb} one machine; name one --hardware")
 
 
 def _compare(
@@ -232,7 +235,8 @@ def _compare(
     """Prints the best layout of every machine, side by side. Exits 1 where one does not fit."""
     found = []
     for machine in [load_hardware(spec).running(software) for spec in hardwares]:
-        plans = mw.plan(config, machine, work, **searched.words)
+        with waiting(f"searching layouts of {machine.spec}"):
+            plans = mw.plan(config, machine, work, **searched.words)
         for notice in plans.search.notices:
             note(f"{machine.spec}: {notice}")
         found.append({"plan": machine.spec, **compared(plan_to_compare(plans.best), machine)})
@@ -254,9 +258,7 @@ def _check_smallest(layout: str | None, anchor: list[Path] | None, software: str
     if software != XLA:
         raise PlanError(f"--smallest sizes machines for {XLA}; leave out --software, or name the topology")
     if anchor:
-        raise PlanError(
-            "--smallest tries machines that --anchor's run says nothing of; leave one of them out"
-        )
+        raise PlanError("--smallest tries machines that --anchor's run was not on; leave one of them out")
     if layout:
         raise PlanError("--smallest searches layouts; leave out --layout, or name the topology")
 

@@ -101,7 +101,9 @@ def prose(title: str, paragraphs: tuple[str, ...]) -> object:
     from rich.table import Table
     from rich.text import Text
 
+    from meshwright.report.fitted import AtCommas
+
     points = Table.grid(padding=(0, 1, 0, 0))
     for paragraph in paragraphs:
-        points.add_row("-", Text(paragraph, overflow="fold"))
+        points.add_row("-", AtCommas(paragraph))
     return Constrain(Group(Text(title, style="bold"), points, Text()), _PROSE_WIDTH)

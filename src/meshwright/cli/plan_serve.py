@@ -18,6 +18,7 @@ from meshwright.cli.common import (
     load_model_with,
     note,
     show,
+    waiting,
     whole_option,
 )
 from meshwright.errors import PlanError
@@ -137,7 +138,7 @@ def serve(
         return
     for option, value in (("--batch", batch), ("--context", context)):
         if value is not None:
-            raise PlanError(f"{option} is of one step; add --phase generate or --phase prefill")
+            raise PlanError(f"{option} describes one step; add --phase generate or --phase prefill")
     if prompt_tokens is None or output_tokens is None:
         raise PlanError(
             "the frontier needs the lengths of requests; add --prompt-tokens 8k --output-tokens 512"
@@ -238,7 +239,8 @@ def _frontier(
     from meshwright.plan.serve.search import Infeasible, search
 
     try:
-        found = search(config, machines, work.requests, work.targets, precisions=precisions, layout=alone)
+        with waiting("searching chips, layouts and batches"):
+            found = search(config, machines, work.requests, work.targets, precisions=precisions, layout=alone)
     except Infeasible as error:
         if as_json:
             nearest = error.nearest.to_dict() if error.nearest else None

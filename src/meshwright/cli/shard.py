@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from meshwright.cli.common import Json, count_option, dtype_option, emit, note
+from meshwright.cli.common import Json, count_option, dtype_option, emit, note, waiting
 from meshwright.cli.extras import require
 from meshwright.cost.algorithm import PricedSteps, algorithm_of, priced_steps
 from meshwright.cost.resharding import step_price
@@ -90,19 +90,20 @@ def shard(
     if is_chain(written):
         for option, given in (("--svg", svg), ("--run", run), ("--memory-limit", memory_limit)):
             if given:
-                raise typer.BadParameter("is of one product or reshard, not of a chain", param_hint=option)
+                raise typer.BadParameter("takes one product or reshard, not a chain", param_hint=option)
         _chain(written, parsed_mesh, sizes, machine, dtype, backward, as_json)
         return
     operands, out = parse_shard(written)
     if len(operands) == 1 and out is not None:
         if backward:
-            raise typer.BadParameter("is of a product or a chain, not of a reshard", param_hint="--backward")
+            raise typer.BadParameter("takes a product or a chain, not a reshard", param_hint="--backward")
         _reshard(operands[0], out, parsed_mesh, sizes, machine, dtype, svg, run, as_json)
         return
     lhs, rhs = operands
     question = ContractionQuestion(_einsum(lhs, rhs, out), lhs, rhs, out, parsed_mesh, sizes, machine, dtype)
     limit = memory_limit or machine.chip.hbm_bytes
-    found = strategies(question, memory_limit_bytes=limit, objective=objective)
+    with waiting("searching strategies"):
+        found = strategies(question, memory_limit_bytes=limit, objective=objective)
     if svg:
         write_whole(svg, contraction_svg(found[0]))
         note(f"wrote {svg}")
@@ -140,7 +141,8 @@ def _reshard(
     if run:
         from meshwright.audit.shard.run import run_reshard
 
-        ran = run_reshard(found, mesh, sizes, dtype)
+        with waiting("running on virtual devices"):
+            ran = run_reshard(found, mesh, sizes, dtype)
     if as_json:
         emit(_reshard_document(array, steps, mesh, sizes, dtype) | ran)
     else:
@@ -150,7 +152,8 @@ def _reshard(
 def _ran(strategy: Strategy, *, gradients: bool) -> dict:
     from meshwright.audit.shard.run import run_strategy  # the audit reads HLO, which planning need not
 
-    return run_strategy(strategy, gradients=gradients)
+    with waiting("running on virtual devices"):
+        return run_strategy(strategy, gradients=gradients)
 
 
 def _chain(

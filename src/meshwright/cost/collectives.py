@@ -296,7 +296,7 @@ def _part(op: Op, links: tuple[Link, ...], share: float, launch: float, passes: 
 
 
 def _part_price(op: Op, gathered_bytes: float, part: _Part, network: Torus | Switch) -> CollectivePrice:
-    """Of bandwidth and latency the larger on a torus, the sum on a switch."""
+    """The price of one part: the larger of bandwidth and latency on a torus, their sum on a switch."""
     moved = gathered_bytes * part.bytes_of_gathered
     bandwidth = part.bandwidth_seconds(gathered_bytes) / _share(network, part.link, op, moved)
     bound: Bound = "bandwidth" if bandwidth >= part.latency else "latency"

@@ -109,7 +109,7 @@ def _loss_dtype(layout: Layout) -> str:
 
 
 def _loss_bytes(segment: Segment, dtype: str) -> Any:
-    """Of the arrays that a loss has besides the logits."""
+    """Bytes of the arrays that a loss keeps besides the logits."""
     found = 0
     for logits in (value for node in segment.nodes if node.kind == "loss" for value in node.inputs):
         arrays = _SPLIT_LOSS if logits.array.axes_of("V") else _WHOLE_LOSS

@@ -80,7 +80,7 @@ class _CachedOps(SymbolicOps):
         super()._quantise(name, x, x, product)
 
     def read_share(self, plan: Contraction) -> Any:
-        """Of the experts' weights what some token chose: 1 - (1 - k/E)^tokens of even choices."""
+        """The share of the experts' weights that some token chose: 1 - (1 - k/E)^tokens for even choices."""
         if "E" not in plan.einsum.lhs or self.config.moe is None:
             return 1.0
         tokens = self.sizes["B"] * self.sizes["T"] / self.mesh.size(self._whole_experts_axes())

@@ -119,7 +119,7 @@ def _stage_memory(graph: Graph, layout: Layout, index: int) -> Memory:
 def peak(
     states: tuple[Any, Any, Any], held: "HeldBytes", alive: Any, microbatches: Any, layout: Layout
 ) -> Memory:
-    """Of a stage with so many microbatches alive at once; of many layouts that are alike else, in arrays."""
+    """Peak memory of one stage with `alive` microbatches; arguments may be arrays, one entry per layout."""
     weights, gradients, optimizer = states
     saved = held.saved(alive)
     kept = smaller(saved, held.on_chip) if layout.offload else saved
@@ -154,11 +154,11 @@ class HeldBytes(NamedTuple):
     ends: Any
 
     def saved(self, alive: Any) -> Any:
-        """With so many microbatches in flight."""
+        """Bytes of saved activations with `alive` microbatches in flight."""
         return alive * self.a_microbatch + self.once
 
     def buffers(self, gradients: Any, microbatches: Any, apart: bool) -> Any:
-        """Those of the pass that needs most, one microbatch's gradients included.
+        """Bytes of the buffers of the largest pass, including one microbatch's gradients.
 
         apart: whether these lie beside their sum before they are added to it. They are not there yet when
         the head runs. Those of a single one are counted as the step's.

@@ -139,7 +139,7 @@ def _overhead(work: Work, chip: Chip) -> float:
 
 
 def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
-    """Of the FLOPs alone: of matmuls in their own type, of attention in that of activations.
+    """Seconds of the FLOPs alone: matmuls in their own type, attention in the type of activations.
 
     Where the chip was calibrated, a product runs at the rate measured for its size.
     """

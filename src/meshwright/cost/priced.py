@@ -35,7 +35,7 @@ class PricedCollective:
 
     @property
     def step_seconds(self) -> float:
-        """Of all runs, hidden or not."""
+        """Seconds of all runs in a step, hidden or exposed."""
         return self.seconds * self.count
 
     @property

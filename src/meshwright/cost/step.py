@@ -239,7 +239,7 @@ def lost_at_nodes(transfer: Transfer, placement: Placement, chip: Chip) -> float
 
 
 def exposed_share(waiting: Any, room: Any, overlap: float) -> Any:
-    """Of the seconds `waiting` of what a step does once, the share that does not hide in `room`."""
+    """The share of the `waiting` seconds of a transfer once a step that does not hide in `room` seconds."""
     return 1 - overlap * (room / largest((room, waiting, _AN_INSTANT)))
 
 

@@ -242,7 +242,7 @@ class Pricing:
     def strategies(
         self, roles: AxisRoles, limit: float = inf, *, textbook: bool = False
     ) -> Iterator[Strategy]:
-        """Those with these roles, in sequence and windowed, that can take `limit` seconds or less.
+        """The strategies with these roles, sequential and windowed, that can take at most `limit` seconds.
 
         textbook: those in sequence by the rules too, however long they take.
         """

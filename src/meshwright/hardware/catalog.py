@@ -178,7 +178,7 @@ def slice_warning(machine: Hardware) -> str | None:
         offered = all(side & (side - 1) == 0 for side in dims) and dims[-1] <= 2 * dims[0]
         sides = "sides are powers of two, the longer at most twice the shorter"
     return (
-        None if offered else f"{machine.spec} is no slice on offer: {sides}; the plan is for it all the same"
+        None if offered else f"{machine.spec} is not a slice that clouds offer: {sides}; it is planned anyway"
     )
 
 

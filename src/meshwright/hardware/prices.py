@@ -24,7 +24,7 @@ def parse_prices(text: str) -> dict[str, float]:
         except ValueError:
             value = -1.0
         if not equals or not 0 < value < float("inf"):
-            raise HardwareError(f"--price {item!r} is no price of a chip-hour; write v5p=4.2,h100=2.5")
+            raise HardwareError(f"--price {item!r} is not a price of a chip-hour; write v5p=4.2,h100=2.5")
         found[catalog.chip(name).name] = value
     return found
 

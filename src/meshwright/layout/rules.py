@@ -103,8 +103,8 @@ def _without(letters: LetterRules, axes: set[str]) -> LetterRules:
 def _entry(where: str, letter: str, axes: object) -> tuple[str, Axes]:
     if len(letter) != 1 or letter not in LETTERS:
         raise LayoutError(
-            f"{where}: {letter!r} is no letter of an array; fits: one of {', '.join(LETTERS)}, or an array's "
-            "name with a table of its own"
+            f"{where}: {letter!r} is not a letter of an array; fits: one of {', '.join(LETTERS)}, or an "
+            "array's name with a table of its own"
         )
     if not isinstance(axes, list) or not all(isinstance(axis, str) for axis in axes):
         raise LayoutError(f'{where}: {letter} = {axes!r}; write a list of mesh axes: {letter} = ["fsdp"]')
@@ -172,7 +172,9 @@ class Rules:
         names = [field.name for field in fields(cls) if field.name != "own"]
         for key in values:
             if key not in (*names, *OWN_PHASES):
-                raise LayoutError(f"layout.rules: {key!r} is no table; {nearest(key, [*names, *OWN_PHASES])}")
+                raise LayoutError(
+                    f"layout.rules: {key!r} is not a table; {nearest(key, [*names, *OWN_PHASES])}"
+                )
         read = {key: Table.from_dict(f"layout.rules.{key}", value) for key, value in values.items()}
         stored = read.get("stored", Table(()))
         return cls(

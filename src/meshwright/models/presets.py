@@ -22,7 +22,7 @@ def load_model(spec: str) -> ModelConfig:
     path = Path(spec)
     if path.exists() or path.suffix in (".json", ".toml"):
         return read_model(path)
-    raise ModelError(f"model {spec!r} is no preset and no path; {nearest(spec.lower(), list(PRESETS))}")
+    raise ModelError(f"model {spec!r} is neither a preset nor a path; {nearest(spec.lower(), list(PRESETS))}")
 
 
 def _read_catalog() -> dict[str, ModelConfig]:

@@ -48,6 +48,6 @@ def use_devices_of(hardware: Hardware) -> None:
         raise DeviceError(f"{spec}: JAX finds no {kind}: {reason}; mw doctor says more") from error
     if seen != kind:
         raise DeviceError(
-            f"the plan is for {spec} ({kind}) and JAX sees {jax.device_count()} {seen} devices; "
+            f"{spec} needs {kind} devices and JAX sees {jax.device_count()} {seen} devices; "
             "run it there, or plan for this machine, such as --hardware cpu:8"
         )

@@ -115,7 +115,7 @@ def from_partition_spec(name: str, dims: Sequence[str], spec: PartitionSpec) -> 
     entries = (*spec.partitions, *[None] * (len(dims) - len(spec)))
     for dim, entry in zip(dims, entries, strict=True):
         if entry is PartitionSpec.UNCONSTRAINED:
-            raise NotationError(f"{spec}: {dim} of {name} is left to the compiler, which no notation says")
+            raise NotationError(f"{spec}: {dim} of {name} is left to the compiler, which has no notation")
     axes = tuple((entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in entries)
     return ShardedArray(name, tuple(dims), axes, tuple(sorted(spec.unreduced)))
 

@@ -223,7 +223,7 @@ def _integer(environment: Mapping[str, str], *names: str) -> int:
     for name in names:
         if name in environment:
             if not environment[name].isdecimal():
-                raise DeviceError(f"{name} = {environment[name]!r} is no number")
+                raise DeviceError(f"{name} = {environment[name]!r} is not a number")
             return int(environment[name])
     raise DeviceError(f"{COORDINATOR} is set and none of {', '.join(names)}; mw launch sets both")
 

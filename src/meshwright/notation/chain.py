@@ -187,7 +187,7 @@ class Chain:
         """
         rest = _ARRAY.sub("", text).replace(";", "").strip()
         if rest:
-            raise NotationError(f"{rest!r} in a layout is no array; write In[B_X, D] Win[D, F_Y]")
+            raise NotationError(f"{rest!r} in a layout is not an array; write In[B_X, D] Win[D, F_Y]")
         layout: dict[str, ShardedArray] = {}
         for array in map(parse_array, _ARRAY.findall(text)):
             if array.name not in self.arrays:
@@ -209,7 +209,7 @@ _BETWEEN_OPERANDS = re.compile(r",(?![^\[]*\])")
 def _parse_line(text: str, known: dict[str, ShardedArray]) -> ChainLine:
     left, equals, right = (part.strip() for part in text.partition("="))
     if not equals:
-        raise NotationError(f"{text.strip()!r} is no line of a chain; write C[I, K] = A[I, J] . B[J, K]")
+        raise NotationError(f"{text.strip()!r} is not a line of a chain; write C[I, K] = A[I, J] . B[J, K]")
     call = _CALL.fullmatch(right)
     if call:
         function, along, operands = call["function"], call["along"] or "", call["operands"]
@@ -232,7 +232,7 @@ def _operand(text: str, known: dict[str, ShardedArray]) -> ShardedArray:
     if text in known:
         return known[text]
     if not _ARRAY.fullmatch(text):
-        raise NotationError(f"{text!r} is no array; write NAME[I, J], or a name used before")
+        raise NotationError(f"{text!r} is not an array; write NAME[I, J], or a name used before")
     array = _unsharded(text)
     if known.setdefault(array.name, array) != array:
         raise NotationError(f"{array} and {known[array.name]} are one array with two shapes")

@@ -1,4 +1,4 @@
-"""From a chain and a layout to its algorithm: place every line, write it down, transpose it.
+"""The derivation of a chain's algorithm under a layout: place every line, write it down, transpose it.
 
 Forward each operation brings its operands, works on the local blocks and finishes its result.
 Backward the same reshards are transposed: a cotangent is spread to where its operation
@@ -202,7 +202,7 @@ class _Cotangents:
                 self.readers[operand.name] = self.readers.get(operand.name, 0) + 1
 
     def pull_back(self, line: ChainLine, operation: Operation) -> None:
-        """From the cotangent of the result to those of the operands, weights first."""
+        """Writes a line's backward steps: from the result's cotangent to the operands', weights first."""
         self.steps.bring(operation.finish.backward)
         names = [operand.name for operand in operation.operands]
         for wrt in sorted(range(len(names)), key=lambda i: names[i] not in self.stored):

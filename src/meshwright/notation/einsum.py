@@ -216,12 +216,12 @@ def summed_by_roles(array: ShardedArray, roles: Roles) -> ShardedArray:
 
 
 def operand_reshard(operand: ShardedArray, roles: Roles) -> Reshard:
-    """From where an operand lies to its roles; its cotangent is a partial sum where it was repeated."""
+    """The reshard of an operand to its roles; its cotangent is a partial sum where it was repeated."""
     return Reshard(operand, by_roles(operand, roles), summed_by_roles(cotangent(operand), roles))
 
 
 def result_reshard(out: ShardedArray, roles: Roles) -> Reshard:
-    """From what an operation yields to `out`."""
+    """The reshard of an operation's result to the sharding of `out`."""
     return Reshard(summed_by_roles(out, roles), out, cotangent(out))
 
 

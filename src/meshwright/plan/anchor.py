@@ -91,7 +91,7 @@ def anchored(machine: Hardware, runs: Sequence[MeasuredRun]) -> Anchored:
     for run in runs:
         if run.hardware.chip.name != machine.chip.name:
             raise PlanError(
-                f"--anchor: a run on {run.hardware.chip.name} says nothing of {machine.chip.name}; "
+                f"--anchor: a run on {run.hardware.chip.name} does not anchor {machine.chip.name}; "
                 "leave it out"
             )
     step = machine.chip.step
@@ -180,6 +180,6 @@ def _seconds(metrics: Path, number: int, line: str) -> float | None:
     try:
         value = parse_json(line).get("step_seconds")
     except (ValueError, AttributeError) as error:
-        raise PlanError(f"--anchor {metrics}: line {number} is no JSON object") from error
+        raise PlanError(f"--anchor {metrics}: line {number} is not a JSON object") from error
     usable = isinstance(value, int | float) and isfinite(value) and value > 0
     return float(value) if usable else None

@@ -79,7 +79,7 @@ def assumptions(
 
 
 def spread_of(candidate: "Candidate") -> Spread | None:
-    """By how much the prices of published layouts like this one were off."""
+    """The errors of published layouts similar to this one; None where no row has such chips."""
     hardware, layout = candidate.hardware, candidate.layout
     chips, name = hardware.num_chips, hardware.software.name
     return spread(hardware.chip.kind, name, chips, layout.word("tensor"), layout.pipe)

@@ -1,4 +1,4 @@
-"""The order of candidates: by step time, of those that take about as long the plainest first."""
+"""The order of candidates: by step time; among ties the simplest layout is first."""
 
 from collections.abc import Iterable
 
@@ -28,7 +28,7 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def ties(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Those that fit and take as long as the fastest, within TIE."""
+    """The candidates that fit and are within TIE of the fastest one's step time."""
     fitting = [candidate for candidate in candidates if candidate.fits]
     least = min((candidate.step_seconds for candidate in fitting), default=0.0)
     return [candidate for candidate in fitting if candidate.step_seconds <= (1 + TIE) * least]

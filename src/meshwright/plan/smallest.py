@@ -132,7 +132,7 @@ def longest_step(
     """
     for option, value in (("--max-seconds", max_seconds), ("--days", days)):
         if value is not None and not 0 < value < inf:
-            raise PlanError(f"{option} {value} is no time; write a number above 0")
+            raise PlanError(f"{option} {value} is not a time; write a number above 0")
     limits = [] if max_seconds is None else [max_seconds]
     if days is not None:
         if num_tokens is None:

@@ -50,7 +50,7 @@ def outside_rows() -> tuple[Outside, ...]:
 
 @dataclass(frozen=True)
 class Spread:
-    """By how much similar rows were off: INSIDE of `num_rows` by at most the share `within`."""
+    """The errors of similar rows: the share INSIDE of `num_rows` rows is off by at most `within`."""
 
     within: float
     num_rows: int
@@ -65,7 +65,7 @@ class Spread:
 
 
 def spread(kind: str, software: str, chips: int, tensor: int, pipe: int) -> Spread | None:
-    """Of the rows most like such a layout; None where there is no row of such chips.
+    """The spread of the rows most similar to a layout; None where no row has such chips.
 
     Like: of the same kind of chip and, where there are enough, software; then nearest in the doublings of
     chips, tensor ranks and stages.

@@ -32,12 +32,12 @@ def _figures(line: PricedLine) -> tuple[str, str]:
 
 
 def _sum(one: PricedSteps) -> str:
-    """`local 21.8 us + critical 93 us + deferred 46 us = 161 us; 115 us if what can wait hides`."""
+    """`local 21.8 us + critical 93 us = 115 us; 93 us if all but the critical path overlaps`."""
     parts = [("local", one.seconds_compute)]
     parts += [(timing, one.seconds_comms(timing)) for timing in ("critical", "ahead", "deferred")]
     text = " + ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts if seconds) or "0"
     if text.count(" + "):
         text += f" = {format_seconds(one.seconds)}"
     if one.seconds_overlapped < one.seconds:
-        text += f"; {format_seconds(one.seconds_overlapped)} where what need not wait hides under the rest"
+        text += f"; {format_seconds(one.seconds_overlapped)} if all but the critical path overlaps"
     return text

@@ -140,10 +140,14 @@ def remarks(audit: Document) -> list[tuple[str, str, str, str]]:
 
 
 def cost_text(finding: Document) -> str:
-    """What a finding costs in a step, beyond the plan."""
-    seconds = finding["extra_seconds"]
+    """What a finding costs a device, beyond the plan: bytes held, time, or bytes sent and time."""
+    size, seconds = finding["extra_bytes"], finding["extra_seconds"]
+    if finding.get("kind") == "memory":
+        return f"each device holds {_signed(size, format_bytes)}"
     time = "time unavailable" if seconds is None else _signed(seconds, format_seconds)
-    return f"each device sends {_signed(finding['extra_bytes'], format_bytes)} a step, {time}"
+    if finding.get("kind") in ("product", "dtype", "exposure"):
+        return f"{time} a step"
+    return f"each device sends {_signed(size, format_bytes)} a step, {time}"
 
 
 def _signed(value: float, write: Callable[[float], str]) -> str:

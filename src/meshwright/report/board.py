@@ -11,11 +11,11 @@ from meshwright.units import format_bytes, format_count, format_seconds
 MAX_ROWS = 8  # strategies listed under the derivation
 
 _CASES = {
-    1: "its blocks meet where they are",
-    2: "gather that operand, or cut the other alike and reduce the sum",
-    3: "multiply what is there, and reduce the sum",
+    1: "the blocks that multiply share a device",
+    2: "gather that operand, or slice the other to match and reduce the partial sums",
+    3: "multiply locally and reduce the partial sums",
 }
-_CONFLICT = "an array may use an axis once, so one operand gives way"
+_CONFLICT = "an array can use an axis once, so one operand is resharded"
 
 
 def contraction_lines(
@@ -45,9 +45,9 @@ def reshard_lines(
     yield f"{array} -> {target}    on {machine}"
     yield ""
     if not steps:
-        yield "  nothing moves"
+        yield "  nothing to send"
     yield from aligned([_step_row(step) for step in steps])
-    yield f"  in all {format_seconds(sum(step.seconds for step in steps))}"
+    yield f"  total {format_seconds(sum(step.seconds for step in steps))}"
 
 
 def run_lines(ran: Mapping[str, Any]) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _ran_text(one: Mapping[str, Any]) -> str:
 def _given(q: ContractionQuestion) -> Iterator[str]:
     mesh = ", ".join(f"{axis}={size}" for axis, size in q.mesh.sizes.items())
     sizes = ", ".join(f"{dim}={q.sizes[dim]:,}" for dim in q.einsum.letters)
-    wanted = q.out or f"C[{', '.join(q.einsum.out)}] sharded as may be"
+    wanted = q.out or f"C[{', '.join(q.einsum.out)}] of any sharding"
     yield f"{q.lhs} . {q.rhs} -> {wanted}"
     yield f"  {mesh} on {q.hardware.spec}; {sizes}; {q.dtype}"
     yield ""
@@ -147,7 +147,7 @@ def _sum(strategy: Strategy) -> str:
     if strategy.window is None:
         return text
     hidden = format_seconds(together - strategy.seconds)
-    return f"{text}, of which {hidden} run at once: {format_seconds(strategy.seconds)}"
+    return f"{text}, of which {hidden} overlap: {format_seconds(strategy.seconds)}"
 
 
 def _step_row(step: PricedStep) -> tuple[str, ...]:
@@ -155,13 +155,13 @@ def _step_row(step: PricedStep) -> tuple[str, ...]:
     written = (c.title + subscript(c.axes), f"{c.operand} -> {c.result}")
     if c.op == "slice":
         return (*written, "", "free", "")
-    mark = "in steps under the product" if step.windowed else ""
+    mark = "overlaps the product" if step.windowed else ""
     return (*written, format_bytes(step.num_bytes), format_seconds(step.seconds), mark)
 
 
 def _table(found: Sequence[Strategy], objective: Objective, limit: float | None) -> Iterator[str]:
     one_output = len({strategy.out for strategy in found}) == 1
-    total = "in all" if objective == "latency" else "overlapped"
+    total = "total" if objective == "latency" else "overlapped"
     head = ("", total, "product", "collectives", "memory", "output", "strategy")
     rows = [_row(number, s, objective, limit) for number, s in enumerate(found[:MAX_ROWS], 1)]
     yield from aligned([head, *rows], hidden=5 if one_output else None)
@@ -202,7 +202,7 @@ def _differences(best: Strategy, other: Strategy, objective: Objective) -> list[
             more = "less" if mine < theirs else "more"
             found.append(f"{what} {format_seconds(abs(theirs - mine))} {more}")
     if best.window and not other.window and objective == "latency":
-        found.append("a transfer hides under the product")
+        found.append("a transfer overlaps the product")
     mine, theirs = best.objective_seconds(objective), other.objective_seconds(objective)
     if not found:
         found.append("the same time" if best.out != other.out else "less memory")

@@ -26,7 +26,7 @@ COLOURS = {
     "bubble": "#8b93a3",
     "rest": "#5b6475",
     "hidden": "#c9cfda",
-    "dp": "#a8740f",
+    "dp": "#96670b",
     "fsdp": "#0f7f8c",
     "tp": "#b13a72",
     "fsdp_tp": "#4b52c9",

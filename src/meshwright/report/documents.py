@@ -137,12 +137,12 @@ def _read_folder(folder: Path) -> Run:
 
 def _read_plan_file(path: Path) -> Run:
     if path.suffix not in (".toml", ".json"):
-        raise PlanError(f"{path} is no plan: a plan is a .toml, its figures the .json beside it")
+        raise PlanError(f"{path} is not a plan: a plan is a .toml, with its figures in the .json beside it")
     toml, document = path.with_suffix(".toml"), path.with_suffix(".json")
     plan, text = read_json(document), _read_text(toml)
     if plan is not None and text is None and winner(plan) is None:
         raise PlanError(
-            f"{document} is no plan: it has neither best nor candidates, as mw plan train -o writes them; "
+            f"{document} is not a plan of mw plan train -o: it has neither best nor candidates; "
             "a model's config.json is for mw model and mw plan train --model"
         )
     return Run(path, plan, text, (), None, None, None)

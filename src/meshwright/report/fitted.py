@@ -1,9 +1,10 @@
 """Tables that fit a terminal: prose wraps, and no name or number is cut."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -12,11 +13,53 @@ _PLENTY = 100_000  # columns, wider than any table
 _SHORT = 9  # columns of a cell that is not worth a second line: "810 GB/s"
 
 
+class AtCommas:
+    """Text that wraps at spaces, and after the commas of a layout that is longer than a line."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(max(map(len, _pieces(self.text)), default=0), max(map(len, self.text.split("\n"))))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines = (line for one in self.text.split("\n") for line in _wrapped(one, options.max_width))
+        yield Text("\n".join(lines), overflow="fold")
+
+
+def _pieces(text: str) -> list[str]:
+    """The words of a text, cut after their commas."""
+    return re.findall(r"[^\s,]+,*|,+", text)
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """The lines of a text, each as full as `width` allows.
+
+    >>> list(_wrapped("use data=2,fsdp=4,tensor=8 here", 16))
+    ['use data=2,', 'fsdp=4,tensor=8', 'here']
+    """
+    line, gap = "", ""
+    for word in text.split(" "):
+        fits_alone = len(word) <= width
+        if line and len(line + gap + (word if fits_alone else _pieces(word)[0])) > width:
+            yield line
+            line, gap = "", ""
+        line, gap = line + gap, " "
+        for piece in [word] if fits_alone else _pieces(word):
+            if line and len(line + piece) > width:
+                yield line.rstrip()
+                line = ""
+            line += piece
+    yield line
+
+
 def fitted(found: RenderableType, width: int) -> RenderableType:
     """The same where it fits `width` columns; else a table whose prose wraps, or one line for each cell.
 
     A word is never broken: names and numbers must be read, and typed again.
     """
+    if isinstance(found, str):
+        return AtCommas(found) if any(len(word) > width for word in found.split()) else found
     if isinstance(found, Group):
         return Group(*(fitted(inner, width) for inner in found.renderables))
     if not isinstance(found, Table) or not found.columns or not found.row_count:

@@ -235,6 +235,6 @@ def _channels(colour: str) -> tuple[int, ...]:
 
 
 def _lightness(colour: str) -> float:
-    """Of 0 to 1, as the eye weighs the channels (ITU-R BT.601)."""
+    """The brightness of a colour from 0 to 1, with the channels weighed as in ITU-R BT.601."""
     red, green, blue = _channels(colour)
     return (0.299 * red + 0.587 * green + 0.114 * blue) / 255

@@ -94,7 +94,7 @@ def _step_row(step: PricedStep) -> _Row:
     if c.op != "slice":
         figures.append(format_seconds(step.seconds))
     if step.windowed:
-        figures.append("in steps under the product")
+        figures.append("overlaps the product")
     return _Row((c.operand, c.result), c.title + subscript(c.axes), tuple(figures))
 
 
@@ -103,7 +103,7 @@ _Cuts = dict[tuple[str, tuple[str, ...]], dict[str, int]]
 
 
 def _cuts(arrays: Sequence[ShardedArray], mesh: Mesh) -> _Cuts:
-    """As many parts as the finest sharding needs, so that colours mean the same in every row."""
+    """The parts of each dimension, as many as its finest sharding has, so that colours agree in all rows."""
     found: _Cuts = {}
     for array in arrays:
         parts = found.setdefault((array.name, array.dims), dict.fromkeys(array.dims, 1))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from meshwright.report.audit_view import STATUS_TONE, status_counts
 from meshwright.report.documents import (
-    Document,
     Run,
     bound_text,
     bytes_total,
@@ -17,6 +16,9 @@ from meshwright.report.documents import (
 )
 from meshwright.report.figures import ABSENT, percent_text
 from meshwright.units import format_bytes, format_count, format_seconds
+
+# Differences below this share are written as none.
+_SAME = 5e-4
 
 
 @dataclass(frozen=True)
@@ -114,16 +116,13 @@ def _layout_card(run: Run) -> Card | None:
     mesh = [f"{axis} {n}" for axis, n in degrees.items() if axis in best.get("mesh", {}) and n != "1"]
     plan = run.plan or {}
     considered = (plan.get("search") or {}).get("considered")
-    faster = [c for c in plan.get("candidates") or [] if _is_faster(c, best)]
     detail = [f"bound by {bound_text(best)}"] if best.get("bound") else []
-    rank = "slower than the best" if faster else "best"
+    fitting = [c["step_seconds"] for c in plan.get("candidates") or [] if c.get("fits")]
+    least = min([*fitting, best["step_seconds"]])
+    slower = best["step_seconds"] / least - 1
+    rank = "fastest" if slower < _SAME else f"{slower:.1%} slower than the fastest"
     detail += [f"{rank} of {considered:,} considered"] if considered else []
     return Card("Layout", " × ".join(mesh) or "one device", " · ".join(detail))
-
-
-def _is_faster(candidate: Document, best: Document) -> bool:
-    """Whether a candidate that fits beats the one that the plan names."""
-    return bool(candidate.get("fits")) and candidate["step_seconds"] < best["step_seconds"] * (1 - 1e-9)
 
 
 def _step_card(run: Run) -> Card | None:

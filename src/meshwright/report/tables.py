@@ -3,13 +3,12 @@
 Text from documents is wrapped in `Text`, so that `[D_fsdp]` is never read as rich's markup.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, Group
-from rich.measure import Measurement
+from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +17,7 @@ from meshwright.report.audit_view import AuditRow, memory_rows, remarks, status_
 from meshwright.report.audit_view import rows as audit_rows
 from meshwright.report.documents import Document, Run, bound_text
 from meshwright.report.figures import ABSENT, percent_text, seconds_text
+from meshwright.report.fitted import AtCommas
 from meshwright.report.plan_view import CandidateRow, candidate_rows
 from meshwright.report.schedule_tables import schedule_tables
 from meshwright.report.summary import cards
@@ -35,7 +35,7 @@ def plan_table(plan: Document) -> Table:
     table.collapse_padding = True
     captions = [f"the best {len(rows)} of {known:,}"] if known > len(rows) else []
     if sum(row.tie for row in rows) > 1:
-        captions.append("= as fast as the best within 2%: ties, the plainest first")
+        captions.append("= within 2% of the best: ties, the simplest first")
     table.caption = "; ".join(captions) or None
     for heading in ("step time", "MFU", "memory/chip"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -123,29 +123,10 @@ def _table(title: str, *headings: str) -> Table:
     return Table(*headings, title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
 
 
-class _AtCommas:
-    """Text that a narrow column breaks after commas: a layout is there to be read and copied whole."""
-
-    def __init__(self, text: str) -> None:
-        self.parts = [f"{part}," for part in text.split(",")]
-        self.parts[-1] = self.parts[-1].removesuffix(",")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(max(map(len, self.parts)), sum(map(len, self.parts)))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        lines = [""]
-        for part in self.parts:
-            if lines[-1] and len(lines[-1]) + len(part) > options.max_width:
-                lines.append("")
-            lines[-1] += part
-        yield Text("\n".join(lines), overflow="fold")
-
-
-def _candidate_cells(row: CandidateRow) -> list[str | Text | _AtCommas]:
+def _candidate_cells(row: CandidateRow) -> list[str | Text | AtCommas]:
     fits = Text("yes", style="green") if row.fits else Text("no", style="red")
     mark = f"{row.rank} *" if row.chosen else f"{row.rank} =" if row.tie else str(row.rank)
-    return [mark, _AtCommas(row.layout), row.step, row.mfu, row.memory, fits, Text(row.bound)]
+    return [mark, AtCommas(row.layout), row.step, row.mfu, row.memory, fits, Text(row.bound)]
 
 
 def _audit_cells(row: AuditRow) -> list[str | Text]:

@@ -104,7 +104,7 @@ class Engine:
 
     def _max_tokens(self, request: Request) -> int:
         num_prompt, context = len(request.prompt), self.context
-        assert num_prompt > 0, "an empty prompt has no last token to continue"
+        assert num_prompt > 0, "the prompt is empty; send at least one token"
         wrong = next((token for token in request.prompt if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
             raise RequestError(

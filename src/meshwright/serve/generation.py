@@ -122,7 +122,7 @@ class Generation:
                 return await anext(self._stream, None)
         except TimeoutError:
             raise RequestError(
-                f"the answer took longer than this server's {self._limit_seconds:g} s",
+                f"the answer exceeded this server's limit of {self._limit_seconds:g} s",
                 status=408,
                 code="request_timed_out",
             ) from None

@@ -107,8 +107,8 @@ def _write(params: Mapping[str, Any], found: ModelFolder, folder: Path, dtype: s
     config = found.config
     if config.positions == "learned" or (config.moe and config.moe.expert_bias):
         raise ModelError(
-            f"{config.name}: its weights are stored [in, out], which compressed-tensors has no form for; "
-            "quantise them as they are read: mw serve --weights-dtype"
+            f"{config.name}: its weights are stored [in, out], which compressed-tensors cannot represent; "
+            "quantise while loading: mw serve --weights-dtype"
         )
     group = math.gcd(GROUP, *(prod(_sizes(config, param)) for param in parameters(config).values()))
 

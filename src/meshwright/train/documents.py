@@ -315,8 +315,8 @@ def _conversation(messages: object, name: str, where: str, chat: ChatTemplate) -
                 answered = chat.render(messages[: number + 1], add_generation_prompt=False)
                 if not (answered.startswith(prompt) and text.startswith(answered)):
                     raise DataError(
-                        f"{where}: the chat template writes message {number + 1} otherwise where more follow,"
-                        " so its answer cannot be told apart; give each answer a conversation of its own"
+                        f"{where}: the chat template writes message {number + 1} differently where more "
+                        "follow, so the loss cannot mask it; give each answer a conversation of its own"
                     )
                 spans.append((len(prompt), len(answered)))
     except RequestError as error:

@@ -30,7 +30,7 @@ def read_lines(path: Path) -> list[Line]:
     for number, text in enumerate(whole, start=1):
         line = _parsed(text)
         if line is None:
-            warnings.warn(f"{path} line {number}: is no line of metrics; it is left out", stacklevel=2)
+            warnings.warn(f"{path} line {number}: is not a line of metrics; it is skipped", stacklevel=2)
         else:
             lines.append(line)
     return lines

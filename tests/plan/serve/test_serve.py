@@ -181,7 +181,7 @@ def test_the_smallest_slice_of_each_type_is_the_fewest_chips_that_hold_the_weigh
 
 def test_a_target_out_of_reach_names_itself_and_what_comes_nearest():
     config, machines, requests = PRESETS["llama-3-8b"], [load("v5e:2x2")], Requests(1024, 128)
-    with pytest.raises(Infeasible, match=r"--tpot 10 us binds: no layout reaches it: the least is") as found:
+    with pytest.raises(Infeasible, match=r"--tpot 10 us binds: no layout reaches it; the lowest is") as found:
         search(config, machines, requests, Targets(tpot=1e-5), precisions=[BF16])
     assert found.value.nearest is not None and found.value.nearest.batch == 1
     with pytest.raises(Infeasible, match="--ttft 1 ms binds"):
@@ -234,8 +234,8 @@ def test_paged_caches_hold_more_requests():
 def test_requests_that_are_none_are_refused():
     for words, said in (
         ({"prompt_tokens": 0}, "prompt_tokens = 0; it must be a positive integer"),
-        ({"prefix_hit": 1.0}, "prefix_hit = 1.0; it is a share"),
-        ({"acceptance": 0.5}, "acceptance = 0.5 is of drafts"),
+        ({"prefix_hit": 1.0}, "prefix_hit = 1.0; it must be at least 0 and below 1"),
+        ({"acceptance": 0.5}, "acceptance = 0.5 needs drafts"),
     ):
         with pytest.raises(PlanError, match=said):
             Requests(**{"prompt_tokens": 8, "output_tokens": 8, **words})

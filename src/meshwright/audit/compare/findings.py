@@ -22,11 +22,11 @@ EXPOSED_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference. kind: collective, product, dtype, exposure or memory.
+    """A difference between plan and program. kind: collective, product, dtype, exposure or memory.
 
-    extra_bytes: what each device sends, or holds, beyond the plan in a step. extra_seconds: the time of that
-    on the links or of the products, hidden or not; None where it has none: of memory, and where the devices
-    that talk follow no mesh axes. change: what mends it, "" where nothing is known.
+    extra_bytes: bytes per device and step beyond the plan, sent, or held for kind memory. extra_seconds:
+    their time on the links, or that of extra matmuls, hidden or exposed; None for memory, and where the
+    collective's device groups follow no mesh axes. change: the remedy, "" where none is known.
     """
 
     kind: str
@@ -64,7 +64,7 @@ def product_findings(differences: Iterable[ProductDifference], prices: Prices, d
     ]
 
 
-_RECOMPUTED = "is it computed again? compare the remat policy of the program with the plan's"
+_RECOMPUTED = "probably recomputed: compare the program's remat policy with the plan's"
 
 
 def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Prices) -> list[Finding]:
@@ -80,9 +80,9 @@ def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Pri
             "dtype",
             scopes[-1] if scopes else "products",
             "",
-            f"{len(wide)} products, {flops / total:.0%} of the FLOPs, are in a wider type than {dtype}",
+            f"{len(wide)} matmuls, {flops / total:.0%} of the FLOPs, run in a wider type than {dtype}",
             largest.op_name,
-            f"cast both operands to {dtype} before the product",
+            f"cast both operands to {dtype} before the matmul",
             0,
             slower - planned if slower is not None and planned is not None else None,
         )
@@ -98,9 +98,9 @@ def exposure_findings(rows: Iterable[Row], line: StepTimeline | None, step_secon
             "exposure",
             row.tensor,
             row.direction,
-            f"{row.tensor}: compute waits {waits:.3g} s for it, {planned:.3g} s planned",
+            f"{row.tensor}: {waits:.3g} s exposed, {planned:.3g} s planned",
             _where(row.emitted[0]),
-            "let it start earlier, or run it in steps under a product (nn/compiler.py has XLA's options)",
+            "start it earlier, or overlap it with a matmul step by step (nn/compiler.py has XLA's options)",
             0,
             waits - planned,
         )

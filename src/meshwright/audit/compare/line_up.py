@@ -197,7 +197,7 @@ def _judge(
     if not planned:
         return row("unplanned", _unplanned_note(emitted))
     if not emitted:
-        return row("missing", "planned and not found in the program")
+        return row("missing", "planned, but not in the compiled program")
     return row("differs", _difference(planned, emitted))
 
 
@@ -210,7 +210,7 @@ def _difference(planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, .
 
 
 def _form(e: Emitted) -> str:
-    return f"{e.op} (a sum of shards in zeros)" if e.collective.gathers else e.op
+    return f"{e.op} (of zero-padded shards)" if e.collective.gathers else e.op
 
 
 def _unplanned_note(emitted: tuple[Emitted, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Memory of one device, planned beside compiled: its state, what is given back anew, and the whole."""
+"""Memory of one device, planned beside compiled: its state, its results and the total."""
 
 from collections.abc import Mapping
 
@@ -46,9 +46,9 @@ def compare_memory(
 
 def too_large(total: int | None, capacity: int, said: str = "") -> Finding:
     """A program that a chip has no room for; said: the compiler's own words, where it refused."""
-    takes = f"the program takes {format_bytes(total)} and" if total else "the program does not fit:"
-    what = f"{takes} a chip has {format_bytes(capacity)}" + (f" ({said})" if said else "")
-    change = "shard more of it, recompute more (remat), or take more microbatches"
+    needs = f"the program needs {format_bytes(total)};" if total else "the program does not fit:"
+    what = f"{needs} a chip has {format_bytes(capacity)}" + (f" ({said})" if said else "")
+    change = "shard more, recompute more (remat), or use more microbatches"
     return _finding("memory", what, change, total - capacity if total else 0)
 
 
@@ -56,13 +56,13 @@ def _state(held: int, state: int, outputs: int) -> Finding:
     if outputs > STATE_TOLERANCE * state and held > state:
         return _finding(
             "state",
-            f"{format_bytes(outputs)} of results lie beside the state that they replace",
+            f"{format_bytes(outputs)} of new state is allocated beside the old, which is not donated",
             "donate the state: jax.jit(step, donate_argnums=0)",
             outputs,
         )
     return _finding(
         "state",
-        f"weights, moments and caches take {format_bytes(held)} where {format_bytes(state)} are planned",
+        f"weights, moments and caches take {format_bytes(held)}, planned {format_bytes(state)}",
         "",
         held - state,
     )

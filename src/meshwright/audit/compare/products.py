@@ -38,13 +38,11 @@ class ProductDifference:
     @property
     def what(self) -> str:
         if not self.planned:
-            return f"{self.tensor}: {self.compiled:.3g} FLOPs {self.direction} that are not planned"
+            return f"{self.tensor}: {self.compiled:.3g} {self.direction} FLOPs that the plan does not have"
         if not self.compiled:
-            return (
-                f"{self.tensor}: {self.planned:.3g} FLOPs {self.direction} are planned and not in the program"
-            )
+            return f"{self.tensor}: {self.planned:.3g} {self.direction} FLOPs are planned, none are compiled"
         times = f"{self.compiled / self.planned:.2f} times the planned {self.planned:.3g}"
-        return f"{self.tensor}: {self.compiled:.3g} FLOPs {self.direction}, {times}"
+        return f"{self.tensor}: {self.compiled:.3g} {self.direction} FLOPs, {times}"
 
 
 def compare_products(

@@ -123,8 +123,8 @@ _TWICE = 2
 # Between one and two.
 _HALF = 0.75
 _TIED = {
-    "all_gather": "one table gathered once for both of its uses: fewer bytes, more memory",
-    "sum": "two gradients of one table, added before they are summed",
+    "all_gather": "gathered once for both uses of the tied table: fewer bytes, more memory",
+    "sum": "the tied table's two gradients are added before they are reduced",
 }
 
 
@@ -156,7 +156,7 @@ def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
                     del rewritten[op, part]
                 rewritten[op, axes] = max(sizes)
                 break
-    return None if rewritten == expected else (rewritten, "the same over all of these axes at once")
+    return None if rewritten == expected else (rewritten, "one collective over these axes, not one per axis")
 
 
 def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
@@ -169,7 +169,7 @@ def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
             rewritten[key] -= size
             for part in parts[0]:
                 rewritten[p.op, part] += size
-    return None if rewritten == expected else (rewritten, "one number, summed over one axis after another")
+    return None if rewritten == expected else (rewritten, "a scalar, all-reduced over one axis after another")
 
 
 def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tuple[frozenset[str], ...]]:
@@ -200,7 +200,7 @@ def scattered_sums(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     scattered = "·".join(sorted({axis for e in kept for axis in e.kept}))
     return _without_rounding(rewritten, expected), (
         f"an all-reduce of which each device keeps its slice over {scattered}: "
-        "a reduce-scatter as XLA:CPU writes it, moving more bytes"
+        "XLA:CPU has no reduce-scatter, so more bytes move"
     )
 
 
@@ -220,7 +220,7 @@ def lookups(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     factor = dtype_bytes("f32") / dtype_bytes(dtype := narrow.pop())
     return (
         Counter({key: round(size * factor) for key, size in expected.items()}),
-        f"sent as f32 where {dtype} was planned: XLA:CPU looks rows up and adds them in f32",
+        f"sent as f32, planned as {dtype}: XLA:CPU gathers and scatters rows of a table in f32",
     )
 
 
@@ -234,7 +234,7 @@ def narrowed(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     factor = dtype_bytes(dtype) / dtype_bytes("f32")
     return (
         Counter({key: round(size * factor) for key, size in expected.items()}),
-        f"summed in {dtype}, to which XLA converts before it sends",
+        f"reduced in {dtype}: XLA converts before the collective",
     )
 
 
@@ -258,7 +258,7 @@ def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
         or {a for e in singles for a in e.axes} != axes
     ):
         return None
-    return emitted_bytes(singles), "a number of each weight, which XLA:CPU does not sum together"
+    return emitted_bytes(singles), "one scalar per weight: XLA:CPU does not combine these all-reduces"
 
 
 def _is_number(p: PricedCollective) -> bool:
@@ -277,7 +277,7 @@ def rings(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
                 rewritten["permute", axes] += (kind_bytes - found[kind, axes]) * (n - 1)
                 if found[kind, axes]:
                     rewritten[kind, axes] = found[kind, axes]
-    return None if rewritten == expected else (rewritten, "in steps: permutes of blocks round a ring")
+    return None if rewritten == expected else (rewritten, "a ring of collective-permutes, one block per step")
 
 
 def _size(q: RuleCase, axes: Iterable[str]) -> int:
@@ -293,7 +293,7 @@ def padded(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     whole = sum(e.bytes_per_step for e in q.emitted if not e.collective.follows_sum)
     padding = sum(e.collective.padding_bytes * e.runs for e in q.emitted)
     moved = sum(e.bytes_per_step for e in q.emitted if e.op == "permute" and e.collective.follows_sum)
-    then = f", then {moved:,} B a step permuted to where they belong" if moved else ""
+    then = f", then {moved:,} B per step permuted to their devices" if moved else ""
     return expected, f"padded by {padding / whole:.1%} to whole tiles{then}"
 
 
@@ -312,7 +312,7 @@ def across_slices(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
         shares = first.collective.groups.size if first.op == "reduce_scatter" else 1
         rewritten[first.op, axes] += whole
         rewritten[then, axes] += round(whole / shares)
-    return None if rewritten == expected else (rewritten, "summed within each slice and across slices")
+    return None if rewritten == expected else (rewritten, "reduced within each slice, then across slices")
 
 
 def _joins_all(q: RuleCase) -> bool:

@@ -1,4 +1,4 @@
-"""Which differences are too small to matter: judged by their seconds in a step, times how often they run."""
+"""The differences that are too small to matter, by their seconds in a step over all runs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

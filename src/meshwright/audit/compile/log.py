@@ -73,15 +73,15 @@ def _replicated(line: str) -> CompilerWarning:
     before, after = shardings.groups() if shardings else ("one sharding", "another")
     size = _whole_bytes(operation[2], operation[3], before) if operation else None
     tensor, where = _named(line)
-    on_each = f", {size:,} B," if size else ""
+    on_each = f" ({size:,} B)" if size else ""
     return CompilerWarning(
         _REPLICATION,
         tensor,
         operation[1] if operation else "",
-        f"to take `{tensor}` from {before} to {after} the compiler replicates it{on_each} on every device",
+        f"the compiler replicates `{tensor}`{on_each} on every device to reshard it from {before} to {after}",
         where,
-        "give both sides shardings that one collective leads between, or go there in two steps: gather the "
-        "axes that move, then slice",
+        "choose two shardings that one collective converts, or reshard in two steps: gather the axes that "
+        "move, then slice",
         size,
     )
 

@@ -1,4 +1,4 @@
-"""Branches of conditionals: one runs, and which is data; the one that computes most counts, as is said."""
+"""Branches of conditionals: data decides which one runs, so the largest is counted and the report says so."""
 
 from collections.abc import Iterator, Mapping
 
@@ -22,8 +22,8 @@ def smaller_branches(program: Program) -> dict[tuple[str, ...], str]:
         if any(size != (0, 0) for size in sizes):
             others = ", ".join(format_count(flops) for i, (flops, _) in enumerate(sizes) if i != largest)
             said = (
-                f"{place}: of {len(branches)} branches the largest counts, {format_count(sizes[largest][0])} "
-                f"FLOPs (the others: {others})"
+                f"{place}: the largest of {len(branches)} branches is counted, "
+                f"{format_count(sizes[largest][0])} FLOPs (others: {others})"
             )
             found |= {chain_of(branch): said for i, branch in enumerate(branches) if i != largest}
     return found

@@ -1,4 +1,4 @@
-"""Which buffers make the peak of a compiled program's memory.
+"""The buffers that make the peak of a compiled program's memory.
 
 Only XLA:CPU hands out which buffers it assigned. But every compiler prints its instructions in the order
 in which they run, so what is live when can be worked out: a buffer from the instruction that makes it to

@@ -1,4 +1,4 @@
-"""What the audit could not read in a program, said aloud so that nothing is dropped in silence."""
+"""The instructions of a program that the audit cannot count, so that nothing is dropped silently."""
 
 from meshwright.audit.facts.collectives import unreadable_groups
 from meshwright.audit.facts.flops import is_library_matmul, multiplies
@@ -36,6 +36,7 @@ shift-right-arithmetic shift-right-logical sign sine sinh slice sort sqrt stocha
 topk transpose triangular-solve tuple while xor
 """
 _KNOWN = frozenset(_OPCODES.split())
+_NOT_COUNTED = "its FLOPs and bytes are not counted"
 
 
 def not_understood(program: Program) -> list[str]:
@@ -43,7 +44,7 @@ def not_understood(program: Program) -> list[str]:
     found: dict[str, None] = {}
     if program.num_partitions > 1 < program.num_replicas:
         both = f"{program.num_replicas} replicas of {program.num_partitions} partitions"
-        found[f"{both}: which devices the groups join is not understood"] = None
+        found[f"{both}: the audit cannot tell which devices a group contains"] = None
     for place in places(program):
         matters = False
         for instruction in place.computation.instructions.values():
@@ -61,24 +62,22 @@ def _problem(program: Program, value: TracedValue) -> str:
     if op_of(instruction) and (why := unreadable_groups(instruction, program.num_devices)):
         return f"{_named(instruction)}: {why}"
     if instruction.opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update") not in _KNOWN:
-        return (
-            f"{_named(instruction)}: opcode {instruction.opcode} is unknown, and what it does is not counted"
-        )
+        return f"{_named(instruction)}: opcode {instruction.opcode} is unknown; {_NOT_COUNTED}"
     if opcode in _COMMUNICATES and not crossing_op(instruction):
-        return f"{_named(instruction)}: {opcode} communicates, and its bytes are not counted"
+        return f"{_named(instruction)}: {opcode} communicates; its bytes are not counted"
     target = instruction.attributes.get("custom_call_target", "").strip('"')
     if opcode != "custom-call" or target in _HARMLESS or is_library_matmul(instruction):
         return ""
     if not is_attention_kernel(instruction):
-        return f"{_named(instruction)}: custom call {target}: its FLOPs and communication are not counted"
+        return f"{_named(instruction)}: custom call {target}; {_NOT_COUNTED}"
     if attention_flops(program, value) is None:
-        return f"{_named(instruction)}: which scores this kernel skips is not printed; FLOPs not counted"
+        return f"{_named(instruction)}: this kernel's mask is not printed; its FLOPs are not counted"
     return ""
 
 
 def _unknown_loop(place: CallPath) -> str:
     loop = place.loops[-1]
-    return f"{_named(loop)}: trip count unknown, so what its body computes is counted once"
+    return f"{_named(loop)}: its trip count is unknown, so its body is counted once"
 
 
 def _named(instruction: Instruction) -> str:

@@ -1,4 +1,4 @@
-"""Which devices a collective joins, and which mesh axes that is."""
+"""The devices that a collective joins, and the mesh axes that they follow."""
 
 import re
 from collections import Counter
@@ -63,7 +63,7 @@ def parse_groups(text: str, num_devices: int) -> DeviceGroups:
         return DeviceGroups(groups or (tuple(range(num_devices)),))
     iota = _IOTA.fullmatch(text)
     if not iota or not iota[2]:
-        raise AuditError(f"replica_groups={text}: a form that the audit does not know")
+        raise AuditError(f"replica_groups={text}: this form is unknown")
     _, size = _ints(iota[1])
     ids = _iota_ids(_ints(iota[2]), _ints(iota[3] or ""))
     return DeviceGroups(tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size)))

@@ -1,4 +1,4 @@
-"""Which instructions of a program communicate."""
+"""The instructions of a program that communicate."""
 
 from meshwright.audit.facts.slices import crossing_op
 from meshwright.audit.hlo.parse import Instruction

@@ -52,7 +52,7 @@ def crossing_groups(instruction: Instruction, num_partitions: int) -> DeviceGrou
     target = _attribute(instruction, "megascale_target")
     slices = re.match(r"\{([\d,:]+)\}x", target)
     if not slices:
-        raise AuditError(f"_xla_megascale_target={target!r}: a form that the audit does not know")
+        raise AuditError(f"_xla_megascale_target={target!r}: this form is unknown")
     count = sum(_count(part) for part in slices[1].split(","))
     return DeviceGroups(
         tuple(

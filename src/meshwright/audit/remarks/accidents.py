@@ -1,7 +1,7 @@
 """The usual accidents of a sharded program, recognised in what the compiler made of it.
 
-Each rule looks at one collective where it stands and says what is wrong, or nothing; the most telling
-rule speaks. Tensors are named as JAX names the program's inputs and its named scopes.
+Each rule looks at one collective in its program and reports a fault or nothing; the first rule that applies
+is reported. Tensors are named as JAX names the program's inputs and its named scopes.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from meshwright.audit.remarks.accident import Accident
 from meshwright.audit.remarks.batch import batch_of
 from meshwright.audit.remarks.rules import Fault, ProgramContext, Rule
 
-# The most telling first.
+# In order of precedence.
 _RULES: tuple[Rule, ...] = (
     weights.table,
     activations.over_the_batch,

@@ -28,15 +28,15 @@ def over_the_batch(one: Sent, context: ProgramContext) -> Fault | None:
         return None
     return (
         UNCONSTRAINED,
-        f"activations (`{one.tensor}`) cross {context.over(one)}, an axis of the batch over which weights "
-        "are sharded: the partitioner shards activations as the weights, not by the batch",
+        f"activations (`{one.tensor}`) are communicated over {context.over(one)}, which shards both batch "
+        "and weights: the partitioner sharded the activations like the weights, not by batch",
         "constrain the activations to the batch's axes: with_sharding_constraint(x, P(batch axes)) after the "
-        "embedding and in each layer, so that weights are gathered instead",
+        "embedding and in each layer, so that the weights are gathered instead",
     )
 
 
 def two_sides(one: Sent, context: ProgramContext) -> Fault | None:
-    """Both operands of a product gathered over the same devices, which then all compute the same."""
+    """A fault where both operands of a matmul are gathered over the same devices, which compute it alike."""
     if one.emitted.op != "all_gather" or not is_computed(context.program, one.operand()):
         return None
     for _, other in one.products(context.program):
@@ -45,10 +45,10 @@ def two_sides(one: Sent, context: ProgramContext) -> Fault | None:
         if partner and partner is not one and _same_devices(partner, one):
             return (
                 "contraction_gathered",
-                f"both sides of a product are gathered over {context.over(one)}, `{one.tensor}` and "
-                f"`{partner.tensor}`: each of these devices computes the same",
-                "leave both sharded along the dimension that is summed, and sum the partial products "
-                "(all-reduce or reduce-scatter): constrain the result only",
+                f"both operands of a matmul, `{one.tensor}` and `{partner.tensor}`, are gathered over "
+                f"{context.over(one)}: these devices all compute the same product",
+                "keep both sharded along the contracted dimension and reduce the partial results (all-reduce "
+                "or reduce-scatter): constrain only the result",
             )
     return None
 
@@ -64,8 +64,8 @@ def sliced_again(one: Sent, context: ProgramContext) -> Fault | None:
     if is_computed(context.program, one.operand()):
         return (
             "contraction_gathered",
-            f"`{one.tensor}` is gathered over {context.over(one)} and each device keeps its slice again",
-            "drop the constraint that gathers it: the product can use the shards and sum over these devices",
+            f"`{one.tensor}` is gathered over {context.over(one)}, then each device keeps only its slice",
+            "drop the constraint that gathers it: the matmul can use the shards and reduce the result",
         )
     return stored_otherwise(one, context)
 
@@ -81,7 +81,7 @@ def batch_gathered(one: Sent, context: ProgramContext) -> Fault | None:
             return (
                 "activation_gathered",
                 f"activations (`{one.tensor}`) are gathered along their first dimension, the batch, over "
-                f"{context.over(one)}: {one.collective.gathered_bytes:,} B; the weight that they meet is "
+                f"{context.over(one)}: {one.collective.gathered_bytes:,} B, while the matmul's weight is "
                 f"{weight_bytes:,} B",
                 "constrain the result (with_sharding_constraint, or out_sharding) to stay sharded along the "
                 "batch, so that the weight is gathered instead",
@@ -97,9 +97,9 @@ def resharded(one: Sent, context: ProgramContext) -> Fault | None:
         return None
     return (
         "activation_resharded",
-        f"activations (`{one.tensor}`) change their sharding inside a loop: {one.emitted.op} over "
-        f"{context.over(one)}, {one.runs:,} times a step",
-        "give the arrays on both sides the same sharding; one constraint in the loop contradicts another",
+        f"activations (`{one.tensor}`) are resharded inside a loop: {one.emitted.op} over "
+        f"{context.over(one)}, {one.runs:,} times per step",
+        "use one sharding throughout the loop: one constraint in it contradicts another",
     )
 
 

@@ -136,10 +136,10 @@ def _warning(alike: list[Alike], program: Program, prices: Prices) -> Accident:
         "computed_repeatedly",
         name,
         instruction.name,
-        f"the product `{name}`{others}: {largest.copies} devices, over {over}, compute the same, "
-        f"{excess:.3g} FLOPs a device more than a share each",
+        f"the matmul `{name}`{others}: {largest.copies} devices over {over} compute the same values, "
+        f"{excess:.3g} FLOPs per device more than if they shared the work",
         instruction.op_name,
-        f"shard an operand over {over} too: constrain the activations to keep their batch there "
+        f"shard an operand over {over} too: constrain the activations to keep their batch sharded "
         "(with_sharding_constraint), also after a reshape",
         0,
         prices.product_seconds(excess, dtype),

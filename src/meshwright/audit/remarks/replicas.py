@@ -75,11 +75,9 @@ def _warning(
     excess = round(sum(one.shapes[0].num_bytes * (1 - 1 / count) for one, count in found))
     over = prices.over(copied_over(largest, prices.mesh), copies)
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    what = (
-        f"`{name}`{others}: {copies} devices, over {over}, hold the same {excess:,} B more than a share each"
-    )
+    what = f"`{name}`{others}: replicated on {copies} devices over {over}, {excess:,} B a device more"
     if training:
-        kind, change = "replicated_optimizer_state", f"shard the optimizer's state over {over} too (ZeRO-1)"
+        kind, change = "replicated_optimizer_state", f"shard the optimizer state over {over} too (ZeRO-1)"
     else:
         kind, change = "replicated_cache", f"shard the cache over {over} too: by sequence, head or position"
     return Accident(kind, name, largest.name, what, "", change, excess, prices.read_seconds(excess))

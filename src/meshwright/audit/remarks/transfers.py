@@ -1,4 +1,4 @@
-"""Accidents of transfers: sums kept whole, waits that nothing hides, numbers sent in a wide type."""
+"""Accidents of transfers: all-reduces of which a slice is used, exposed gathers, wide types."""
 
 from meshwright.audit.facts.collectives import is_cast
 from meshwright.audit.facts.devices import own_slices
@@ -25,12 +25,12 @@ def summed_whole(one: Sent, context: ProgramContext) -> Fault | None:
     only = bool(uses) and len(sliced) == len(uses)
     if not sliced or (only and not (one.is_written or context.schedule.is_async)):
         return None
-    also = "" if only else ", and uses the whole only beside it"
+    also = "" if only else "; other uses read the whole"
     return (
         "summed_whole",
-        f"`{one.tensor}` is all-reduced over {context.over(one)} and each device keeps a slice{also}",
-        "reduce-scatter it: constrain the sum to the sharding of what it updates, before anything else uses "
-        "it; a norm is the sum of the slices' norms",
+        f"`{one.tensor}` is all-reduced over {context.over(one)}, but each device keeps a slice{also}",
+        "reduce-scatter it: constrain the sum to the sharding of what it updates before anything else uses "
+        "it; a norm can be computed from the norms of the slices",
     )
 
 
@@ -40,8 +40,8 @@ def exposed(one: Sent, context: ProgramContext) -> Fault | None:
         return None
     return (
         "gather_on_critical_path",
-        f"`{one.tensor}` is gathered over {context.over(one)} while no product runs",
-        "let it start earlier (prefetch the next layer's weights), or run it in steps under its product "
+        f"`{one.tensor}` is gathered over {context.over(one)} while no matmul runs: its time is exposed",
+        "start it earlier (prefetch the next layer's weights), or overlap it with its own matmul "
         "(collective matmul)",
     )
 
@@ -59,11 +59,11 @@ def widened(one: Sent, context: ProgramContext) -> Fault | None:
     if not pasts:
         return None
     if c.source_dtype in _NARROW and c.source_dtype not in narrowed and _is_cast(one, context.program):
-        narrow, why = c.source_dtype, f"it was converted up from {c.source_dtype} before"
-        change = f"send it as {narrow} and convert after, which halves the bytes"
+        narrow, why = c.source_dtype, f"it was upcast from {c.source_dtype} before"
+        change = f"send it as {narrow} and upcast after: half the bytes"
     elif c.source_dtype == "f32" and narrowed and one.emitted.op == "all_gather":
-        narrow, why = narrowed[0], f"it is converted down to {narrowed[0]} right after"
-        change = f"convert it to {narrow} while it is sharded, then gather, which halves the bytes"
+        narrow, why = narrowed[0], f"it is cast down to {narrowed[0]} right after"
+        change = f"cast it to {narrow} before the gather: half the bytes"
     else:
         return None
     return "widened", f"`{one.tensor}` is sent as f32 over {context.over(one)}: {why}", change

@@ -19,10 +19,10 @@ def table(one: Sent, context: ProgramContext) -> Fault | None:
         if user.instruction.opcode == "gather" and at == 0 and one.collective.gathered_bytes > 2 * looked_up:
             return (
                 "table_gathered",
-                f"the table `{one.tensor}` is gathered whole over {context.over(one)}, "
-                f"{one.collective.gathered_bytes:,} B, to look up rows of {looked_up:,} B",
-                "look up in the shard that each device holds and sum the rows over those devices: leave the "
-                "table sharded and constrain the result only",
+                f"the whole table `{one.tensor}` is gathered over {context.over(one)} "
+                f"({one.collective.gathered_bytes:,} B) to look up rows of {looked_up:,} B",
+                "look up rows in each device's shard and all-reduce them: keep the table sharded and "
+                "constrain only the result",
             )
     return None
 
@@ -40,12 +40,12 @@ def repeated(one: Sent, context: ProgramContext) -> Fault | None:
         trips = trip_count(context.program, loop)
         if trips == 1:
             continue
-        turns = f"{trips:,} times" if trips else "in every turn"
+        turns = f"{trips:,} times" if trips else "in every iteration"
         return (
             "weight_gathered_repeatedly",
             f"`{one.tensor}` is gathered over {context.over(one)} {turns} in the loop "
-            f"{frame.caller.op_name or frame.caller.name}, the same each time",
-            "gather it once, before the loop, where memory allows; or keep it sharded as its products use it "
+            f"{frame.caller.op_name or frame.caller.name}, which does not change it",
+            "gather it once, before the loop, if memory allows; or keep it sharded as its matmuls use it "
             + ("(tensor parallelism)" if context.differentiated else "(tensor parallelism), without FSDP"),
         )
     return None
@@ -64,9 +64,9 @@ def for_few_tokens(one: Sent, context: ProgramContext) -> Fault | None:
         if one.collective.gathered_bytes > _FEWER_BYTES * activations:
             return (
                 "weight_gathered_for_few_tokens",
-                f"`{one.tensor}` is gathered over {context.over(one)} for a product whose activations are "
-                f"{activations:,} B: {one.collective.gathered_bytes:,} B",
-                "leave the weight sharded and move the activations: tensor parallelism in place of FSDP",
+                f"`{one.tensor}` ({one.collective.gathered_bytes:,} B) is gathered over {context.over(one)} "
+                f"for a matmul with only {activations:,} B of activations",
+                "keep the weight sharded and move the activations: tensor parallelism in place of FSDP",
             )
     return None
 
@@ -83,9 +83,9 @@ def moved_weight(one: Sent, context: ProgramContext) -> Fault | None:
 def stored_otherwise(one: Sent, context: ProgramContext) -> Fault:
     return (
         "weight_resharded",
-        f"`{one.tensor}` is stored sharded in one way and used in another: {one.emitted.op} over "
-        f"{context.over(one)} before its product",
-        "store it sharded over the axis and the dimension that its product uses",
+        f"`{one.tensor}` is stored with one sharding and used with another: {one.emitted.op} over "
+        f"{context.over(one)} before its matmul",
+        "store it with the sharding that its matmul uses",
     )
 
 

@@ -93,9 +93,7 @@ def _windowed(wanted: list[Derived], found: list[Emitted], mesh: Mesh) -> Pair |
             hops = mesh.size(d.axes) - 1
             ring = [e for e in found if e.op == "permute" and set(e.axes) == set(d.axes)]
             if sum(e.collective.count or 1 for e in ring) == hops:
-                return Pair(
-                    (d,), tuple(ring), "match", f"in steps under the product: {hops} permutes of a block"
-                )
+                return Pair((d,), tuple(ring), "match", f"overlaps the product: {hops} permutes of a block")
     return None
 
 

@@ -98,7 +98,7 @@ def tune(
     another phase, AuditError where the target cannot compile the plan's layout.
     """
     if plan.workload.phase != "train":
-        raise PlanError(f"mw tune tries training steps; the plan is of phase {plan.workload.phase!r}")
+        raise PlanError(f"mw tune takes plans of training; this plan has phase {plan.workload.phase!r}")
     chosen = choose_target(plan.hardware, plan.layout, target)
     tuner = _Tuner(plan, chosen, progress, use_cache=use_cache)
     for change, changed in islice(tuner.changes(), num_trials):

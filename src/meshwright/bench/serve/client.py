@@ -64,6 +64,8 @@ class Client(AbstractAsyncContextManager):
         options: Mapping[str, Any] | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise DeviceError(f"--url {url}: write http://HOST:PORT or https://HOST")
         base = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -174,7 +176,7 @@ class Client(AbstractAsyncContextManager):
             answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
             answer.num_tokens = usage.get("completion_tokens", answer.num_tokens)
         except (ValueError, AttributeError, TypeError):
-            answer.error = f"an event that is no completion: {event[:80]}"
+            answer.error = f"an event that is not a completion: {event[:80]}"
             return False
         if piece:
             answer.piece_seconds.append(self.now())

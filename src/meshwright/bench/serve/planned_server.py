@@ -53,9 +53,9 @@ def simulated(
     if engines.mode not in MODES:
         raise PlanError(f"--mode {engines.mode!r} is unknown; {nearest(engines.mode, list(MODES))}")
     if engines.mode == DISAGGREGATED and not engines.prefix_cache:
-        raise PlanError(f"--mode {DISAGGREGATED} hands over pages, which --no-prefix-cache forgets")
+        raise PlanError(f"--mode {DISAGGREGATED} hands over cached pages; leave out --no-prefix-cache")
     if not engines.replicas and targets == LatencyTargets():
-        raise PlanError("--replicas 0 needs what an answer may take; add --ttft or --tpot")
+        raise PlanError("--replicas 0 needs a target; add --ttft or --tpot")
     report("pricing the plan's steps", None)
     server = _server(plan, engines)
     chats = within(list(load.chats), plan.workload.seq_len, load.prefix_tokens)
@@ -101,7 +101,7 @@ def _server(plan: Plan, engines: Engines) -> Planned:
 
 
 def transfer_seconds(plan: Plan, hardware: Hardware) -> float:
-    """Of one token's keys and values between two replicas: a chip's share over its network card."""
+    """Seconds to send one token's keys and values between two replicas, over each chip's network card."""
     network, layout = hardware.chip.network, plan.layout.at("generate")
     if isinstance(network, SharedMemory):
         return 0.0

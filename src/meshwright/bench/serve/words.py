@@ -25,7 +25,7 @@ class Words:
 
     @classmethod
     def fitted(cls, short: tuple[int, int], long: tuple[int, int]) -> "Words":
-        """From two prompts, each as (words, tokens that the server counted)."""
+        """The fit through two prompts, each given as (words, tokens counted by the server)."""
         slope = (long[1] - short[1]) / (long[0] - short[0])
         if slope <= 0:  # a server that counts no tokens
             return cls()

@@ -51,12 +51,12 @@ def least_makespan(
 
 
 def _before(seconds: Any) -> Any:
-    """By depth, the sum of the depths before it."""
+    """For each depth, the sum over the depths before it."""
     return np.cumsum(seconds, axis=0) - seconds
 
 
 def _behind(seconds: Any) -> Any:
-    """By depth, the sum of it and of the depths behind it."""
+    """For each depth, the sum over it and the depths after it."""
     return np.cumsum(seconds[::-1], axis=0)[::-1]
 
 

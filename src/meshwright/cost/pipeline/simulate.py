@@ -41,7 +41,7 @@ class PipelineTimeline:
 
     @cached_property
     def bubble_share(self) -> float:
-        """Of all stages' time, the share in which they do not compute."""
+        """The share of all stages' time in which they idle."""
         return sum(self.idle_seconds) / (self.makespan_seconds * self.table.num_stages)
 
 

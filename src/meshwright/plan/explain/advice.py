@@ -93,7 +93,7 @@ def to_fit(best: Candidate, change: Change | None) -> Iterator[str]:
 def _twice_the_batch(
     config: ModelConfig, hardware: Hardware, workload: Workload, best: Candidate
 ) -> Candidate | None:
-    """With as many microbatches or twice as many, whichever is faster; None where neither fits."""
+    """The layout at twice the batch, with as many or twice as many microbatches; None where neither fits."""
     batch, layout = Workload(2 * workload.num_sequences, workload.seq_len), best.layout
     tried = [
         price(config, hardware, batch, layout.replace(microbatches=factor * layout.microbatches))

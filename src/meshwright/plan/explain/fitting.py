@@ -117,7 +117,7 @@ def _fewer_tokens(
 
 
 def _cheapest(config: ModelConfig, layout: Layout, fitting: list[Candidate]) -> Change:
-    """Of what runs, where some does."""
+    """The change with the fewest words, among candidates within TIE of the fastest that runs, if any does."""
     running = [one for one in fitting if why_not(config, one.layout) is None] or fitting
     least = (1 + TIE) * min(candidate.step_seconds for candidate in running)
     changes = [

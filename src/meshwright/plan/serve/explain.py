@@ -99,9 +99,9 @@ def _generate(point: Point, critical: float) -> list[str]:
         f"{chip.hbm_bytes_per_second:.3g}{times} = {critical:,.0f} sequences: {point.batch} is {sides} it."
     )
     more = (
-        "A larger batch shares the weights that are read among more tokens."
+        "A larger batch reads the weights once for more tokens."
         if point.batch < critical
-        else "A larger batch takes as much longer as it is larger."
+        else "A larger batch takes proportionally longer."
     )
     return [start, f"{bound} {more}"]
 
@@ -114,10 +114,10 @@ def _cache(point: Point, crossover: int) -> list[str]:
         f"{dtype}; from {crossover:,} sequences on the caches outgrow the weights"
     )
     if point.batch >= crossover:
-        text += ", as here: time grows with the batch, and more of it gains little throughput"
+        text += ", as here: time grows with the batch, and a larger one gains little throughput"
     fit = f"Memory holds {point.max_batch:,} sequences in this layout"
     kind = (
-        "of mean length, since pages are taken as they are filled"
+        "of mean length: pages are allocated as they fill"
         if requests.paged
         else f"of {requests.context:,} tokens, room for which each has from the start; --paged counts means"
     )
@@ -146,7 +146,7 @@ def _layout(point: Point) -> list[str]:
         said.append(f"Experts are split over {experts} devices, to which tokens travel.")
     if layout.data > 1:
         said.append(f"data = {layout.data} groups of chips have the same weights and their own requests.")
-    return said or ["One chip holds everything: nothing travels."]
+    return said or ["One chip holds everything: no communication."]
 
 
 def _prefill(point: Point) -> str:

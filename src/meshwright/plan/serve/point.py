@@ -50,13 +50,13 @@ class Point:
 
     @property
     def chip_seconds(self) -> tuple[float, float]:
-        """Of one request: (prefill, generation)."""
+        """Chip-seconds of one request: (prefill, generation)."""
         generation = self.requests.output_tokens * self.tpot_seconds / self.batch
         return self.chips * self.prefill_seconds, self.chips * generation
 
     @property
     def requests_per_second_per_chip(self) -> float:
-        """Of chips of both kinds together, in the ratio at which neither waits."""
+        """Requests per second per chip, with prefill and generate chips in a ratio so that neither waits."""
         return 1 / sum(self.chip_seconds)
 
     @property
@@ -72,7 +72,7 @@ class Point:
 
     @property
     def price_per_million_tokens(self) -> float | None:
-        """Of new tokens, their prompts' prefill included."""
+        """The price of a million generated tokens, including the prefill of their prompts."""
         price = self.hardware.chip.price_per_chip_hour
         return (
             None

@@ -31,11 +31,11 @@ class Requests:
                 raise PlanError(f"{name} = {value!r}; it must be a positive integer")
         for name in ("prefix_hit", "acceptance"):
             if not 0 <= getattr(self, name) < 1:
-                raise PlanError(f"{name} = {getattr(self, name)}; it is a share, from 0 to below 1")
+                raise PlanError(f"{name} = {getattr(self, name)}; it must be at least 0 and below 1")
         if self.drafts < 0:
             raise PlanError(f"drafts = {self.drafts}; it must be 0 or more")
         if self.acceptance and not self.drafts:
-            raise PlanError(f"acceptance = {self.acceptance} is of drafts; add --drafts 4")
+            raise PlanError(f"acceptance = {self.acceptance} needs drafts; add --drafts 4")
 
     @property
     def context(self) -> int:

@@ -224,7 +224,7 @@ class _Sweep:
         return self._recorded[generate, flash_attention], self._recorded[prefill, flash_attention]
 
     def _memory(self, generate: Passes, prefill: Passes) -> InferenceMemory:
-        """With the caches of all requests, and what the larger of both passes needs besides."""
+        """The memory of a server: weights, the caches of all requests, and the buffers of the larger pass."""
         cache = cache_bytes(self.config, generate.layout, generate.batches, self.requests.held_context)
         buffers = np.maximum(generate.memory.buffers, prefill.memory.buffers[0])
         return InferenceMemory(generate.memory.weights, cache, buffers)
@@ -294,7 +294,7 @@ def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
     binding = max(_shares(nearest, targets), key=lambda pair: pair[1])[0]
     option, least, target = reached[binding]
     alone = (
-        f"no layout reaches it: the least is {_written(binding, least)}"
+        f"no layout reaches it; the lowest is {_written(binding, least)}"
         if least > target
         else ("layouts that reach it miss another target")
     )
@@ -324,6 +324,6 @@ def _nothing_fits(
     if weights > there:
         return f"{start}{format_bytes(weights)} and all chips have {format_bytes(there)}; take more chips"
     return (
-        f"{start}{format_bytes(weights)} of {format_bytes(there)}, and what the layouts that divide leave is "
-        f"too little for one request of {requests.context:,} tokens; take more chips, or --weights-dtype int8"
+        f"{start}{format_bytes(weights)} of {format_bytes(there)}, and no layout that divides leaves room "
+        f"for one request of {requests.context:,} tokens; take more chips, or --weights-dtype int8"
     )

@@ -70,7 +70,7 @@ class StepSeconds:
         return alone + attention + max(0.0, more)
 
     def _products(self, num_tokens: int) -> float:
-        """Of a step that generates for so many sequences that have next to no context."""
+        """Seconds of a generate step of `num_tokens` sequences with almost no context."""
         row = self._generating[0]
         return row[min(num_tokens, len(row) - 1)]
 
@@ -79,7 +79,7 @@ class StepSeconds:
         return _between(self._contexts, mean_context, lambda place: self._generating[place][num_sequences])
 
     def _prompt(self, num_tokens: int, ends: int) -> float:
-        """Of a pass over so many prompt tokens, the last of `ends` positions."""
+        """Seconds of a pass over `num_tokens` tokens of a prompt, the last at position `ends`."""
         ends = max(ends, num_tokens)
 
         def of_chunk(place: int) -> float:
@@ -93,7 +93,7 @@ class StepSeconds:
         return self._passes("generate", self._shards * np.ceil(self._batches / self._shards), 1, context)
 
     def _prefill(self, num_tokens: int, ends: int) -> float:
-        """Of prompts' parts that the shards of the batch share out."""
+        """Seconds of prefilling `num_tokens` tokens that are divided over the shards of the batch."""
         share = max(1, -(-num_tokens // self._shards))
         return float(self._passes("prefill", np.array([float(self._shards)]), share, max(share, ends))[0])
 

@@ -22,6 +22,8 @@ INFERENCE_METRICS = ("tpot_s", "ttft_s", "request_latency_s", "tokens_per_s")
 PER_CHIP = "tokens/s per chip"
 # A row of these measures serving; its table has other columns.
 _INFERENCE_COLUMN = "prompt_len"
+# A message names so many missing columns.
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,10 @@ def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[Row]:
     kind = InferenceRow if inference else PublishedRow
     needed = [field.name for field in fields(kind) if field.default is MISSING]
     if missing := [name for name in needed if name not in columns]:
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
         raise PlanError(
-            f"{path}: lacks the column {', '.join(missing)}; its first line must name the columns"
+            f"{path}: lacks the column {', '.join(missing[:_MOST_NAMED])}{more}; its first line must name "
+            "the columns, as in benchmarks/published/training.csv"
         )
     for cells in reader:
         where = f"{path}: line {reader.line_num} ({cells['id'] or 'no id'})"

@@ -155,7 +155,7 @@ def _with_baseline(predictions: list[Prediction]) -> list[Prediction]:
 
 
 def _baseline(given: Prediction, known: Sequence[tuple[PublishedRow, float]]) -> Prediction:
-    """Of the rows of other sources those of the same chip and dtype, of the chip, or all there are."""
+    """The prediction by one MFU: of other sources' rows with the same chip and dtype, else chip, else all."""
     row = given.row
     if not isinstance(row, PublishedRow) or given.mfu is None:
         return given
@@ -170,17 +170,17 @@ def _baseline(given: Prediction, known: Sequence[tuple[PublishedRow, float]]) ->
 
 
 def step_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Those of step times (or throughputs) that were predicted and set no anchor."""
+    """The predictions of step times or throughputs that set no anchor."""
     return [p for p in predictions if _metric(p) not in (None, MEMORY) and not p.is_anchor]
 
 
 def inference_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Those of serving that were predicted."""
+    """The predictions of serving rows."""
     return [p for p in predictions if isinstance(p.row, InferenceRow) and p.predicted is not None]
 
 
 def memory_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Those of memory that were predicted, of programs that ran."""
+    """The predictions of memory of programs that ran."""
     return [p for p in predictions if _metric(p) == MEMORY and not _ran_out(p)]
 
 
@@ -203,7 +203,7 @@ class Verdicts:
 
 
 def verdicts(predictions: Iterable[Prediction]) -> Verdicts:
-    """Those of all rows that were predicted, each layout once."""
+    """The verdicts on all predicted rows, each layout counted once."""
     known = {_memory_question(p): p for p in predictions if p.fits is not None and _metric(p)}
     ran = [key for key, p in known.items() if not _ran_out(p)]
     least: dict[Hashable, float] = {}
@@ -280,7 +280,7 @@ def _ranking(panel: Sequence[Prediction]) -> Ranking:
     best = min(measured.values())
 
     def lost(chosen: Prediction) -> float:
-        """Of the runs of its layout the fastest."""
+        """The regret of a choice: its layout's fastest run over the fastest run of the panel, less 1."""
         return min(measured[id(p)] for p in panel if p.layout == chosen.layout) / best - 1
 
     plainest = min(timed, key=lambda one: (one[1].tensor or 1, one[1].pipe or 1, -(one[1].micro_batch or 0)))

@@ -31,7 +31,7 @@ def timelines(config: ModelConfig, workload: Workload, candidate: Candidate) -> 
 
 
 def shown_microbatches(pipe: int, microbatches: int) -> int:
-    """As many microbatches as are simulated: all, or so many whole rounds of the stages as can be shown.
+    """The number of microbatches to simulate: all, or as many whole rounds of the stages as can be shown.
 
     >>> shown_microbatches(8, 32), shown_microbatches(64, 1024)
     (32, 128)

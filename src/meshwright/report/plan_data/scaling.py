@@ -124,7 +124,7 @@ def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
 
 
 def rank(candidate: Candidate) -> tuple[float, float]:
-    """Those that fit by time; after them the others by memory."""
+    """The sort key of a candidate: layouts that fit come first, by time; the others follow, by memory."""
     return (0 if candidate.fits else candidate.memory.total, candidate.step_seconds)
 
 

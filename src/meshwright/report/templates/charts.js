@@ -12,8 +12,11 @@
       else marks.push(Plot.line(points(s), s.kind === "steps" ? { ...line, curve: "step-after" } : line));
     }
     for (const l of chart.levels) {
+      // A level's words stand at its right end, on the side with fewer points.
+      const ends = data.slice(-Math.ceil(data.length / 3));
+      const dy = ends.filter((d) => d.y > l.value).length * 2 > ends.length ? 11 : -8;
       marks.push(Plot.ruleY([l.value], { stroke: l.colour, strokeWidth: 1.6, strokeDasharray: "6 4" }));
-      marks.push(Plot.text([l.value], { y: (d) => d, frameAnchor: "right", dy: -8, text: () => l.text, fill: l.colour, textAnchor: "end", stroke: "var(--card)", strokeWidth: 4 }));
+      marks.push(Plot.text([l.value], { y: (d) => d, frameAnchor: "right", dy, text: () => l.text, fill: l.colour, textAnchor: "end", stroke: "var(--card)", strokeWidth: 4 }));
     }
     marks.push(Plot.tip(data, Plot.pointer({
       x: "x", y: "y", fill: "var(--card)", stroke: "var(--line)", maxRadius: 60,
