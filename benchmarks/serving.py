@@ -1,6 +1,6 @@
 """The engine beside transformers on torch with its own cache: tokens/s of a 134M LLaMA with random weights.
 
-    python benchmarks/serving.py [--dtype bf16] [--weights-dtype int8] [--rounds 1] [-o FILE.json]
+    python benchmarks/serving.py [--dtype bf16] [--weights-dtype int8] [--other f32] [--rounds 1] [-o FILE]
 
     single       one stream
     one_of_16    one stream in an engine of 16 slots; its ratio is to an engine of one
@@ -8,6 +8,8 @@
                  its batch goes on until the longest answer is done
     prefill      one prompt of 512 tokens, up to the first token of its answer
     conversation the time to the first token of a fifth turn, with cached prefixes, and its ratio to without
+
+With --other f32 or bf16 the other is the engine in that type: which of them a CPU is to serve in.
 
 Both take turns in one process, and a ratio is the median over the rounds: so what else the machine does falls
 on both. Their weights are alike in shape and type, not in value.
@@ -153,6 +155,7 @@ def main() -> None:
     )
     parser.add_argument("--dtype", default="bf16", choices=["f32", "bf16"])
     parser.add_argument("--weights-dtype", default=None, choices=["int8"])
+    parser.add_argument("--other", default="torch", choices=["torch", "f32", "bf16"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
@@ -161,7 +164,8 @@ def main() -> None:
     if asked.weights_dtype:
         layout = layout.replace(matmul_dtype="int8")
     started = time.perf_counter()
-    many, one = new_runner(layout, NUM_SLOTS), new_runner(layout, 1)
+    many = new_runner(layout, NUM_SLOTS)
+    one = new_runner(layout, 1) if asked.other == "torch" else many
     document: dict[str, Any] = {
         "benchmark": "serving",
         "machine": machine(),
@@ -169,7 +173,12 @@ def main() -> None:
         **vars(asked) | {"output": None},
         "start_seconds": time.perf_counter() - started,
     }
-    engine, single, theirs = seconds_of(many), seconds_of(one), torchs(asked.dtype)
+    engine, single = seconds_of(many), seconds_of(one)
+    if asked.other == "torch":
+        theirs = torchs(asked.dtype)
+    else:
+        theirs_layout = Layout.of(weights_dtype=asked.other, compute_dtype=asked.other)
+        theirs = seconds_of(new_runner(theirs_layout, NUM_SLOTS))
     results = document["results"] = {}
     rows: dict[str, tuple[Seconds, Seconds, Lengths, int]] = {
         "single": (single, theirs, SINGLE, 24),
@@ -177,6 +186,8 @@ def main() -> None:
         "ragged": (engine, theirs, RAGGED, sum(answer for _, answer in RAGGED)),
         "prefill": (engine, theirs, PREFILL, 512),
     }
+    if asked.other != "torch":
+        del rows["one_of_16"]
     for name, (mine, other, lengths, num_tokens) in rows.items():
         results[name] = compared(
             lambda mine=mine, lengths=lengths: mine(lengths),

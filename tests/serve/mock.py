@@ -1,14 +1,14 @@
 """A model whose answers are worked by hand, and a tokenizer with one token a byte."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from meshwright.serve.batch import PENDING, Batch, Limits, Work
+from meshwright.serve.batch import ALREADY_THERE, PENDING, Batch, Limits, Work
 from meshwright.serve.logit_edits import batch_edits, batch_rows
 from meshwright.serve.sampling import NUM_TOP, sample
 from meshwright.serve.scoring import TokenScores
@@ -38,7 +38,7 @@ class MockRunner:
     spread: the most likely token's lead in nats; small ones leave room for sampling.
     gate: closed, it holds the device thread before the next step.
     batches: how many tokens each step took of each of its sequences. prefilled: the prompts, once computed.
-    num_generated: tokens sampled.
+    num_generated: tokens sampled. num_accepted: pages that another runner filled.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class MockRunner:
         self.cache: dict[tuple[int, int], int] = {}
         self.window_cache: dict[tuple[int, int], int] = {}
         self.num_generated = 0
+        self.num_accepted = 0
         self.batches: list[list[int]] = []
         self.prefilled: list[list[int]] = []
 
@@ -144,6 +145,17 @@ class MockRunner:
             TokenScore(tokens[i], logprobs[i], tuple(zip(top_ids[i], tops[i], strict=True))[: p.top_logprobs])
             for i, p in enumerate(params[: len(rows)])
         ]
+
+    def export(self, pages: Sequence[int]) -> list[list[int | None]]:
+        size = self.limits.page_size
+        return [[self.cache.get((page, place)) for place in range(size)] for page in pages]
+
+    def accept(self, pages: Sequence[int], exported: object) -> None:
+        assert isinstance(exported, list) and len(pages) == len(exported)
+        for page, tokens in zip(pages, exported, strict=True):
+            if page != ALREADY_THERE:
+                self.num_accepted += 1
+                self.cache.update({(page, place): token for place, token in enumerate(tokens)})
 
     def prepare_scores(self, num_tokens: int) -> None:
         assert 0 < num_tokens < self.limits.context

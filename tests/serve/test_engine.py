@@ -7,10 +7,11 @@ import pytest
 from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, count_up, script
 
 from meshwright.errors import RequestError
+from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
 from meshwright.serve.pages import NO_PAGE
 from meshwright.serve.scheduler import MODES
-from meshwright.serve.sequence import EngineError, Request, SamplingParams, Sequence
+from meshwright.serve.sequence import EngineError, Lifetime, Request, SamplingParams, Sequence
 from meshwright.serve.speculate import ModelDrafter
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -270,6 +271,66 @@ def test_metrics_count_tokens_and_times():
         assert metric(engine, "meshwright_time_per_output_token_seconds_count") == 2
         assert metric(engine, 'meshwright_finished_requests_total{reason="length"}') == 1
         assert metric(engine, 'meshwright_finished_requests_total{reason="stop"}') == 1
+
+
+class Told:
+    """A forecast of a second a token, and of a byte of weights a step."""
+
+    def seconds(self, batch: Batch) -> float:
+        return float(batch.num_tokens)
+
+    def bytes(self, batch: Batch) -> dict[str, int]:
+        return {"weights": 1}
+
+
+def test_metrics_put_the_planned_steps_beside_the_measured():
+    with Engine(MockRunner(), forecast=Told()) as engine:
+        asyncio.run(tokens_of(engine, greedy(1, 2, 3, max_tokens=4)))
+        steps = {kind: f'{{kind="{kind}"}}' for kind in ("prefill", "generate")}
+        counts = [metric(engine, f"meshwright_step_seconds_count{kind}") for kind in steps.values()]
+        assert counts == [1, 3]
+        planned = [metric(engine, f"meshwright_planned_steps_seconds_total{kind}") for kind in steps.values()]
+        assert planned == [3, 3]
+        assert metric(engine, 'meshwright_read_bytes_total{what="weights"}') == 4
+        assert metric(engine, "meshwright_step_tokens_sum") == 6
+        assert metric(engine, 'meshwright_step_seconds_sum{kind="generate"}') > 0
+
+
+def test_metrics_count_pages_and_what_prefixes_saved():
+    runner = MockRunner(page_size=4, num_slots=1, context=64)
+    with Engine(runner) as engine:
+        for _ in range(2):
+            asyncio.run(tokens_of(engine, greedy(*range(10), max_tokens=2)))
+        assert metric(engine, "meshwright_prefix_queries_total") == 20
+        assert metric(engine, "meshwright_prefix_hits_total") == 8
+        pages = [metric(engine, f"meshwright_{name}") for name in ("pages", "held_pages", "cached_pages")]
+        assert pages == [16, 0, 2]
+        assert metric(engine, "meshwright_free_pages") == 14
+
+
+def test_metrics_see_the_pages_of_answers_under_way():
+    runner = MockRunner(page_size=4, num_slots=1, context=64)
+
+    async def main(engine: Engine) -> None:
+        with engine.submit(greedy(*range(10), max_tokens=30)) as stream:
+            await anext(stream)
+            runner.gate.clear()
+            assert metric(engine, "meshwright_held_pages") >= 3
+            assert metric(engine, "meshwright_cache_usage") >= 3 / 16
+            runner.gate.set()
+
+    with Engine(runner) as engine:
+        asyncio.run(main(engine))
+
+
+def test_a_lifetime_tells_its_phases():
+    lifetime = Lifetime(submitted_seconds=1.0)
+    lifetime.finished_seconds = 2.0
+    assert lifetime.phases == {"queue": (1.0, 2.0)}
+    lifetime.started_seconds = 1.25
+    assert lifetime.phases == {"queue": (1.0, 1.25), "prefill": (1.25, 2.0)}
+    lifetime.first_token_seconds = 1.5
+    assert lifetime.phases["generate"] == (1.5, 2.0) and next(iter(lifetime.phases)) == "queue"
 
 
 class GoodGuesser:

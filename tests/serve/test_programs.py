@@ -14,9 +14,10 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.inference import layered
+from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
 from meshwright.serve import programs
-from meshwright.serve.programs import workload_step
+from meshwright.serve.programs import InferencePrograms, workload_step
 
 B, S = 8, 16
 FEW = replace(TINY, num_kv_heads=2)
@@ -145,3 +146,33 @@ def test_a_narrow_cache_costs_little(dtype: str, most: float) -> None:
     found = _prefill_then_generate(_layout("tensor=2").replace(kv_dtype=dtype))
     for mine, expected in zip(found, _one_device(), strict=True):
         assert 0 < np.abs(mine - expected).max() < most * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
+def test_pages_go_from_one_set_of_devices_to_another(kv_dtype: str):
+    layout = _layout("tensor=2").replace(kv_dtype=kv_dtype).at("generate")
+    here, there = (
+        InferencePrograms(
+            FEW,
+            layout,
+            device_mesh(layout, jax.devices()[first : first + 2]),
+            num_slots=1,
+            num_pages=4,
+            page_size=4,
+            pages_of_row=2,
+        )
+        for first in (0, 2)
+    )
+    random = np.random.default_rng(0)
+    pools = jax.tree.map(
+        lambda leaf: jax.device_put(random.integers(1, 99, leaf.shape).astype(leaf.dtype), leaf.sharding),
+        here.abstract_pools(),
+    )
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, there.exported(2))
+    exported = jax.device_put(here.export(2)(pools, np.array([3, 1], np.int32)), shardings)
+    no_page = 4
+    found = there.accept(2)(there.empty()[0], np.array([0, no_page], np.int32), exported)
+    for pool, filled in zip(jax.tree.leaves(pools), jax.tree.leaves(found), strict=True):
+        assert set(filled.devices()) == set(jax.devices()[2:4])
+        np.testing.assert_array_equal(filled[0], pool[3])
+        assert not np.asarray(filled)[1:].any()

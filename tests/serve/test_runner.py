@@ -40,9 +40,17 @@ def layout(tensor: int, dtype: str = "f32") -> Layout:
     return Layout.of(tensor=tensor, weights_dtype=dtype, compute_dtype=dtype)
 
 
-def make_runner(folder: Path, tensor: int, num_slots: int = NUM_SLOTS, **words: object) -> JaxRunner:
+def make_runner(
+    folder: Path,
+    tensor: int,
+    num_slots: int = NUM_SLOTS,
+    *,
+    first_device: int = 0,
+    shares_pages: bool = False,
+    **words: object,
+) -> JaxRunner:
     split = layout(tensor).replace(**words)
-    config, mesh = read_model(folder), device_mesh(split)
+    config, mesh = read_model(folder), device_mesh(split, jax.devices()[first_device:])
     params = load_hf(folder, config, split, mesh)
     runner = JaxRunner(
         params,
@@ -54,6 +62,7 @@ def make_runner(folder: Path, tensor: int, num_slots: int = NUM_SLOTS, **words: 
         page_size=PAGE,
         chunk=8,
         block=8,
+        shares_pages=shares_pages,
     )
     runner.warm_up()
     return runner
@@ -173,6 +182,22 @@ def test_replicas_share_the_requests(reference, answers):
     expected -= np.log(np.exp(expected).sum(-1, keepdims=True))
     found = [one.logprob for one in event.prompt]
     np.testing.assert_allclose(found, expected[np.arange(15), PROMPTS[1][1:]], atol=10 * TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [{"tensor": 1}, {"tensor": 2}, {"tensor": 2, "kv_dtype": "int8"}])
+def test_prefill_and_generation_on_their_own_devices(reference, answers, words):
+    """Greedy tokens are those of one engine; cached pages of a prompt are copied once."""
+    tensor = words["tensor"]
+    generator, prefill = (
+        make_runner(reference[0], first_device=first, shares_pages=True, **words) for first in (0, tensor)
+    )
+    expected = answers
+    if "kv_dtype" in words:  # narrow caches round, so that one engine's tokens are the measure
+        expected = generate(generator, *map(greedy, PROMPTS))
+    for _ in range(2):
+        found = generate(prefill, *map(greedy, PROMPTS), generator=Engine(generator))
+        assert found == expected
 
 
 async def tokens_of(stream: Any) -> list[int]:

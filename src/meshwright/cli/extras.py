@@ -19,7 +19,10 @@ class Extra:
 
     @property
     def is_installed(self) -> bool:
-        return find_spec(self.modules[0]) is not None
+        try:
+            return find_spec(self.modules[0]) is not None
+        except ModuleNotFoundError:  # nor is the package that it is in
+            return False
 
     @property
     def install(self) -> str:
@@ -50,6 +53,7 @@ EXTRAS = (
     Extra("tpu", ("libtpu",), "training on TPUs, and audits by the TPU's compiler"),
     Extra("cuda12", ("jax_cuda12_plugin",), "training on NVIDIA GPUs, and audits by the GPU's compiler"),
     Extra("ray", ("ray",), "several replicas of a server"),
+    Extra("otel", ("opentelemetry.exporter.otlp.proto.http", "opentelemetry"), "traces of served requests"),
     Extra("hf", ("transformers",), "comparing with Hugging Face"),
     Extra("parquet", ("pyarrow",), "training on .parquet files"),
     Extra("demo", ("openai",), "the last stage of mw demo"),

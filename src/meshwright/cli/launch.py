@@ -1,16 +1,18 @@
 """mw launch: a command as many processes, here, under SLURM or on Kubernetes."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from meshwright.cli.common import note, number_option, whole_option
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.train.launch.job import cluster_job
-from meshwright.train.launch.k8s import jobset_yaml
+from meshwright.train.launch.k8s import as_yaml, jobset
 from meshwright.train.launch.local import launch_local
+from meshwright.train.launch.ray_service import ray_service
 from meshwright.train.launch.slurm import slurm_script
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -104,14 +106,36 @@ def k8s(
     ] = None,
     restarts: Restarts = 100,
     timeout: Timeout = 600.0,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Write a RayService: a pod for each replica of mw serve.")
+    ] = False,
 ) -> None:
     """Write a JobSet for GKE: one pod for each node of the plan's TPUs or GPUs.
 
     \b
     mw launch k8s --image IMAGE --volume runs -- mw train plan.toml --data /runs/text --run /runs/a
+    mw launch k8s --serve --image IMAGE --volume runs -- mw serve --checkpoint /runs/a plan.toml --replicas 4
     """
+    if serve:
+        _write(as_yaml(_ray_service(command, name, image, volume)), output)
+        return
     job = cluster_job(command, name, restarts)
-    _write(jobset_yaml(job, image=image, volume=volume, join_seconds=timeout), output)
+    _write(as_yaml(jobset(job, image=image, volume=volume, join_seconds=timeout)), output)
+
+
+def _ray_service(command: list[str], name: str | None, image: str, volume: str | None) -> dict[str, Any]:
+    from meshwright.cli.serve import app as serve_app
+    from meshwright.cli.serve import autoscaling_settings
+
+    if command[:2] != ["mw", "serve"]:
+        raise MeshwrightError(f"--serve is for mw serve, not for {' '.join(command[:2])!r}")
+    asked = get_command(serve_app).make_context("mw serve", command[2:]).params
+    settings = autoscaling_settings(asked["autoscaling"])
+    least, most = (settings.get(key, str(asked["replicas"])) for key in ("min_replicas", "max_replicas"))
+    job = cluster_job(command, name, 0, resumes=False)
+    return ray_service(
+        job, image=image, volume=volume, replicas=int(least), most=int(most), port=asked["port"]
+    )
 
 
 def _write(text: str, output: Path | None) -> None:

@@ -1,9 +1,10 @@
 """mw serve: a checkpoint behind OpenAI's API."""
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,20 +15,25 @@ from meshwright.cli.common import (
     TensorOption,
     WeightsDtypeOption,
     count_option,
-    load_hardware,
+    note,
     number_option,
     progress,
     whole_option,
 )
-from meshwright.nn.devices import split_host, use_devices_of
+from meshwright.cli.extras import require
+from meshwright.errors import MeshwrightError
 from meshwright.plan_file import load_plan
 from meshwright.serve.folder import check_model_folder
+
+if TYPE_CHECKING:
+    from meshwright.cli.served import Served
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
 def serve(
+    command: typer.Context,
     checkpoint: CheckpointOption,
     plan: Annotated[
         Path | None, typer.Argument(help="A plan.toml: its layout, dtypes, sequences and context.")
@@ -60,6 +66,10 @@ def serve(
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Log a JSON line per request on stderr.")
     ] = False,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send traces there: http://collector:4318/v1/traces. [none]"),
+    ] = None,
     dtype: Annotated[
         Literal["f32", "bf16"] | None,
         typer.Option(help="Of weights and products. [the plan's; bf16, f32 on CPUs without it]"),
@@ -69,8 +79,8 @@ def serve(
         Literal["int8", "fp8"] | None, typer.Option("--kv-dtype", help="Of the cache. [as computed]")
     ] = None,
     mode: Annotated[
-        Literal["interleaved", "batched"],
-        typer.Option(help="Prefill beside generation, or one batch after another."),
+        Literal["interleaved", "batched", "disaggregated"],
+        typer.Option(help="Prefill beside generation, one batch after another, or on devices of its own."),
     ] = "interleaved",
     prefix_cache: Annotated[
         bool,
@@ -89,6 +99,13 @@ def serve(
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop where anything is compiled once it serves.")
     ] = False,
+    replicas: Annotated[
+        int, whole_option("--replicas", help="Servers behind one address, on Ray Serve.")
+    ] = 1,
+    autoscaling: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="A setting of Ray Serve's: max_replicas=8; may repeat. [none]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve a checkpoint with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models.
@@ -105,48 +122,79 @@ def serve(
         check_model_folder(draft_checkpoint)
         if not drafts:
             raise typer.BadParameter("--draft-checkpoint guesses nothing with --drafts 0; give 1 to 15")
+    settings = autoscaling_settings(autoscaling)
+    if otlp_endpoint is not None:
+        require("otel")
+    from meshwright.cli.served import Served, Serving, open_app
+    from meshwright.serve.http.limits import ClientLimits
+
+    asked = Serving(
+        tensor,
+        slots,
+        context,
+        None if plan is None else load_plan(plan),
+        dtype,
+        mode,
+        prefix_cache,
+        cache_tokens,
+        num_drafts=drafts,
+        weights_dtype=weights_dtype,
+        kv_dtype=kv_dtype,
+        strict=strict,
+        draft_checkpoint=draft_checkpoint,
+    )
+    limits = ClientLimits(
+        max_body_bytes=max_body_bytes,
+        api_keys=frozenset(api_key or ()),
+        requests_per_minute=requests_per_minute,
+        request_seconds=request_seconds,
+        cors_origins=tuple(cors_origin or ()),
+    )
+    served = Served(checkpoint, asked, limits, log_json, otlp_endpoint)
+    if command.obj is not None:  # a RayService asks what to start
+        command.obj(served, replicas, settings)
+        return
+    if replicas > 1 or settings:
+        _serve_replicas(served, replicas, settings, host, port, as_json)
+        return
     from meshwright.serve.http.server import bind, run
 
-    planned = None if plan is None else load_plan(plan)
-    if planned is None:
-        split_host(tensor)
-    else:
-        use_devices_of(load_hardware(planned.hardware))
+    asked.use_devices()
     with ExitStack() as stack:
         listener = stack.enter_context(bind(host, port))  # first, since loading may take minutes
-        from meshwright.cli.serving import Serving, open_service
-        from meshwright.serve.http.app import create_app
-        from meshwright.serve.http.limits import ClientLimits
-        from meshwright.serve.http.log import log_as_json
-
         with progress() as report:
-            asked = Serving(
-                tensor,
-                slots,
-                context,
-                planned,
-                dtype,
-                mode,
-                prefix_cache,
-                cache_tokens,
-                num_drafts=drafts,
-                weights_dtype=weights_dtype,
-                kv_dtype=kv_dtype,
-                strict=strict,
-                draft_checkpoint=draft_checkpoint,
-            )
-            service = stack.enter_context(open_service(checkpoint, asked, report))
-        limits = ClientLimits(
-            max_body_bytes=max_body_bytes,
-            api_keys=frozenset(api_key or ()),
-            requests_per_minute=requests_per_minute,
-            request_seconds=request_seconds,
-            cors_origins=tuple(cors_origin or ()),
-        )
-        api = create_app(service.engine, service.tokenizer, service.name, limits)
-        if log_json:
-            log_as_json()
-        run(api, listener, lambda address: _announce(address, service.name, as_json))
+            api, name = stack.enter_context(open_app(served, report))
+        run(api, listener, lambda address: _announce(address, name, as_json))
+
+
+def _serve_replicas(
+    served: "Served", num_replicas: int, autoscaling: dict[str, str], host: str, port: int, as_json: bool
+) -> None:
+    from meshwright.cli.replicas import replicas, scale_of
+    from meshwright.models.files import read_model
+    from meshwright.serve.http.server import address, bind
+    from meshwright.serve.replicas.deployment import cluster, run
+
+    name = read_model(served.checkpoint).name
+    with bind(host, port) as listener:  # to be told now that it is taken; Ray binds it again
+        where, port = address(listener), listener.getsockname()[1]
+    note(f"starting {num_replicas} {'replica' if num_replicas == 1 else 'replicas'}")
+    scale = scale_of(served, num_replicas, autoscaling)
+    with cluster(scale.most_servers):
+        run(replicas(served, scale), host, port, lambda: _announce(where, name, as_json))
+
+
+def autoscaling_settings(words: Sequence[str] | None) -> dict[str, str]:
+    """The settings of --autoscaling by name; MeshwrightError for what is not NAME=VALUE or is repeated."""
+    settings: dict[str, str] = {}
+    for text in words or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and value) or name in settings:
+            raise MeshwrightError(f"--autoscaling {text!r}: each is NAME=VALUE, once, such as max_replicas=8")
+        if name.endswith("_replicas") and not value.isdecimal():
+            raise MeshwrightError(f"--autoscaling {text!r}: {value!r} is not a number of replicas")
+        settings[name] = value
+    return settings
 
 
 def _announce(address: str, name: str, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """A checkpoint behind a running engine, for `mw serve` and `mw generate`. Imports JAX."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,6 +9,8 @@ from pathlib import Path
 import jax
 
 from meshwright.cli.common import Progress
+from meshwright.cli.forecast import StepForecast
+from meshwright.cli.served import DISAGGREGATED, Serving
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -38,31 +41,6 @@ class Service:
     name: str
 
 
-@dataclass(frozen=True)
-class Serving:
-    """How a checkpoint is served: what `mw serve` is asked beside its address.
-
-    plan: whose layout, dtypes, sequences and context are taken. dtype: of weights and products; None takes
-    bf16, f32 on CPUs that do not multiply it. weights_dtype: of stored weights alone;
-    kv_dtype: of the cache. num_drafts: most
-    guessed tokens of a sequence a step; 0 guesses none.
-    """
-
-    tensor: int = 1
-    num_slots: int = 8
-    context: int | None = None
-    plan: Plan | None = None
-    dtype: str | None = None
-    mode: Mode = "interleaved"
-    prefix_cache: bool = True
-    cache_tokens: int | None = None
-    num_drafts: int = 0
-    weights_dtype: str | None = None
-    kv_dtype: str | None = None
-    strict: bool = False
-    draft_checkpoint: Path | None = None
-
-
 @contextmanager
 def open_service(checkpoint: Path, asked: Serving, report: Progress) -> Iterator[Service]:
     """The engine of the model in `checkpoint`, compiled and running until the block ends.
@@ -74,11 +52,24 @@ def open_service(checkpoint: Path, asked: Serving, report: Progress) -> Iterator
     report("reading the checkpoint", None)
     folder = load_model_folder(checkpoint)
     tokenizer = folder.tokenizer()
-    runner = _runner(folder, asked)
+    runner, layout = _runner(folder, asked)
+    report("pricing the steps", None)
+    forecast = StepForecast(folder.config, layout, runner.limits, asked.num_drafts, asked.plan)
     report("compiling prefill and generate", None)
     runner.warm_up()
     drafter = _drafter(runner, asked, report) if asked.num_drafts else None
-    with Engine(runner, mode=asked.mode, prefix_cache=asked.prefix_cache, drafter=drafter) as engine:
+    if asked.mode == DISAGGREGATED:
+        generator = Engine(runner, prefix_cache=asked.prefix_cache, drafter=drafter)
+        report("compiling prefill on its own devices", None)
+        prefill, _ = _runner(folder, replace(asked, num_drafts=0), layout.num_chips)
+        prefill.warm_up()
+        made = Engine(prefill, prefix_cache=asked.prefix_cache, forecast=forecast, generator=generator)
+    else:
+        mode: Mode = "batched" if asked.mode == "batched" else "interleaved"
+        made = Engine(runner, mode=mode, prefix_cache=asked.prefix_cache, drafter=drafter, forecast=forecast)
+    with made as engine:
+        planned = None if asked.plan is None else asked.plan.planned_step_seconds
+        engine.metrics.planned_step.set(math.nan if planned is None else planned)
         yield Service(engine, tokenizer, folder.config.name)
 
 
@@ -95,7 +86,7 @@ def _drafter(runner: JaxRunner, asked: Serving, report: Progress) -> Drafter:
     limits = runner.limits
     own = replace(asked, plan=None, num_slots=limits.num_slots, context=limits.context, num_drafts=0)
     # It places its pages itself, as many as a context has for every slot.
-    small = _runner(folder, own, keeps_windows=False)
+    small, _ = _runner(folder, own, keeps_windows=False)
     report("compiling the draft model", None)
     small.warm_up()
     draft_seconds = small.step_seconds()
@@ -107,7 +98,10 @@ def _drafter(runner: JaxRunner, asked: Serving, report: Progress) -> Drafter:
     return ModelDrafter(small, asked.num_drafts, cost_ratio)
 
 
-def _runner(folder: ModelFolder, asked: Serving, *, keeps_windows: bool = True) -> JaxRunner:
+def _runner(
+    folder: ModelFolder, asked: Serving, first_device: int = 0, *, keeps_windows: bool = True
+) -> tuple[JaxRunner, Layout]:
+    """The runner, not yet compiled, and its layout, on the devices from number `first_device` on."""
     config, plan = folder.config, asked.plan
     is_slow = jax.default_backend() == "cpu" and not multiplies_bf16()
     dtype = asked.dtype or ("f32" if is_slow else "bf16")
@@ -126,9 +120,10 @@ def _runner(folder: ModelFolder, asked: Serving, *, keeps_windows: bool = True) 
         layout = layout.replace(kv_dtype=asked.kv_dtype)
     layout = _with_products(layout)
     check_serves(config, layout, num_slots, context)
-    mesh = device_mesh(layout)
+    _check_disaggregated(asked, layout)
+    mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)
-    return JaxRunner(
+    runner = JaxRunner(
         folder.load_params(as_read(layout), mesh),
         config,
         layout,
@@ -139,8 +134,29 @@ def _runner(folder: ModelFolder, asked: Serving, *, keeps_windows: bool = True) 
         num_pages=None if asked.cache_tokens is None else asked.cache_tokens // page,
         num_drafts=asked.num_drafts,
         strict=asked.strict,
-        keeps_windows=keeps_windows,
+        # Pages that are handed over are those of all layers.
+        keeps_windows=keeps_windows and asked.mode != DISAGGREGATED,
+        shares_pages=asked.mode == DISAGGREGATED,
     )
+    return runner, layout
+
+
+def _check_disaggregated(asked: Serving, layout: Layout) -> None:
+    """Raises PlanError where prefill and generation cannot be apart."""
+    if asked.mode != DISAGGREGATED:
+        return
+    if not asked.prefix_cache:
+        raise PlanError(f"--mode {DISAGGREGATED} hands over pages, which --no-prefix-cache forgets")
+    if layout.num_batch_shards > 1:
+        raise PlanError(
+            f"--mode {DISAGGREGATED} hands over pages of one cache, and {layout} splits the batch over "
+            f"{layout.num_batch_shards}; fits: a layout without data and fsdp"
+        )
+    if len(jax.devices()) < 2 * layout.num_chips:
+        raise PlanError(
+            f"--mode {DISAGGREGATED} runs {layout} twice, on {2 * layout.num_chips} devices, and JAX sees "
+            f"{len(jax.devices())}; fits: a plan for half of them"
+        )
 
 
 def _with_products(layout: Layout) -> Layout:

@@ -50,6 +50,18 @@ class Batch:
     def num_tokens(self) -> int:
         return sum(len(work.tokens) for work in self.works)
 
+    @property
+    def figures(self) -> tuple[int, float, list[tuple[int, int]], int]:
+        """What its time depends on: (sequences that generate, the mean of their contexts, chunks, drafts).
+
+        chunks: of each prompt its tokens in this step, and the positions up to their last.
+        """
+        prompts = [work for work in self.works if len(work.tokens) > 1 + work.num_drafts]
+        contexts = [work.start + 1 for work in self.works if len(work.tokens) <= 1 + work.num_drafts]
+        mean = sum(contexts) / len(contexts) if contexts else 0.0
+        chunks = [(len(work.tokens), work.start + len(work.tokens)) for work in prompts]
+        return len(contexts), mean, chunks, sum(work.num_drafts for work in self.works)
+
 
 def on_each(num_replicas: int) -> str:
     """Words behind what each replica has, where there are several."""
@@ -132,6 +144,9 @@ class Sampled(Protocol):
         ...
 
 
+ALREADY_THERE = -1  # in place of a page that needs no copy
+
+
 class Runner(Protocol):
     """The model on its devices. Called from one thread at a time; steps run in the order of the calls."""
 
@@ -143,6 +158,14 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> Sampled:
         """Dispatches one step; it may return before the step is done."""
+        ...
+
+    def export(self, pages: Ordered[int]) -> object:
+        """Dispatches a copy of what stands in these pages, for another runner of the same model."""
+        ...
+
+    def accept(self, pages: Ordered[int], exported: object) -> None:
+        """Dispatches writing what another runner exported to these pages, but those ALREADY_THERE."""
         ...
 
     def prepare_scores(self, num_tokens: int) -> None:

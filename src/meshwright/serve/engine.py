@@ -10,22 +10,33 @@ import math
 import threading
 import time
 from collections.abc import Sequence as Ordered
+from typing import NamedTuple
 
 from meshwright.errors import RequestError
 from meshwright.serve.batch import Batch, Runner, Sampled, Work
 from meshwright.serve.logit_edits import LogitEdits
-from meshwright.serve.metrics import Metrics
-from meshwright.serve.scheduler import Drafter, Mode, Scheduler
-from meshwright.serve.sequence import EngineError, FinishReason, Request, Sequence, TokenScore
+from meshwright.serve.metrics import Forecast, Metrics
+from meshwright.serve.scheduler import Counts, Drafter, Mode, Scheduler
+from meshwright.serve.sequence import EngineError, FinishReason, Lifetime, Request, Sequence, TokenScore
 from meshwright.serve.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
 
+class _Dispatched(NamedTuple):
+    """A step on its way, and when it was dispatched."""
+
+    batch: Batch
+    seconds: float
+    sampled: Sampled
+
+
 class Engine:
     """Serves requests with a runner from entering its `with` block to leaving it.
 
-    mode, prefix_cache, drafter: of the Scheduler.
+    mode, prefix_cache, drafter: of the Scheduler. forecast: what its steps should take, for the metrics.
+    generator: an engine on other devices, which gets each request after its first token, with the pages of
+    its prompt; it runs while this one does, and its metrics are this one's.
     """
 
     def __init__(
@@ -36,15 +47,35 @@ class Engine:
         mode: Mode = "interleaved",
         prefix_cache: bool = True,
         drafter: Drafter | None = None,
+        forecast: Forecast | None = None,
+        generator: "Engine | None" = None,
     ) -> None:
-        self._runner = runner
+        self._runner, self._generator = runner, generator
         self._scheduler = Scheduler(
-            runner.limits, max_waiting, mode=mode, prefix_cache=prefix_cache, drafter=drafter
+            runner.limits,
+            max_waiting,
+            mode=mode,
+            prefix_cache=prefix_cache,
+            drafter=drafter,
+            first_only=generator is not None,
         )
+        self._handed_over: list[tuple[Sequence, int, object]] = []  # to this engine, with their pages
         self._changed = threading.Condition()
         self._stopped: str | None = "the engine has not started"
+        self._read_seconds = 0.0  # when the tokens of a step were last read
         self._thread = threading.Thread(target=self._serve, name="meshwright-engine", daemon=True)
-        self.metrics = Metrics(lambda: self._scheduler.num_waiting, lambda: self._scheduler.num_running)
+        self.metrics = Metrics(self._counts, forecast)
+        if generator is not None:
+            generator.metrics = self.metrics
+
+    @property
+    def _num_waiting(self) -> int:
+        return self._scheduler.num_waiting + len(self._handed_over)
+
+    def _counts(self) -> Counts:
+        with self._changed:
+            own = self._scheduler.counts
+        return own if self._generator is None else own + self._generator._counts()
 
     @property
     def context(self) -> int:
@@ -54,7 +85,8 @@ class Engine:
     @property
     def num_cached_pages(self) -> int:
         """Pages of prompts and answers that are kept for others that begin alike."""
-        return self._scheduler.num_cached_pages
+        there = 0 if self._generator is None else self._generator.num_cached_pages
+        return self._scheduler.num_cached_pages + there
 
     @property
     def vocab_size(self) -> int:
@@ -63,9 +95,11 @@ class Engine:
     @property
     def stopped(self) -> str | None:
         """Why the engine serves nothing, or None while it serves."""
-        return self._stopped
+        return self._stopped or (self._generator.stopped if self._generator else None)
 
     def __enter__(self) -> "Engine":
+        if self._generator is not None:
+            self._generator.__enter__()
         self._stopped = None
         self._thread.start()
         return self
@@ -73,6 +107,8 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self._stop("the server is shutting down")
         self._thread.join()
+        if self._generator is not None:
+            self._generator.__exit__()
 
     def submit(self, *requests: Request) -> TokenStream:
         """The events of `requests`, numbered in order; all of them are queued, or none.
@@ -80,7 +116,8 @@ class Engine:
         Called from a running asyncio loop. Raises RequestError (400: it cannot fit the context; 429: the
         queue is full) and EngineError (the engine has stopped).
         """
-        stream = TokenStream(len(requests), lambda index, reason: self._release(sequences[index], reason))
+        lifetimes = [Lifetime() for _ in requests]
+        stream = TokenStream(lifetimes, lambda index, reason: self._release(sequences[index], reason))
         sequences = [
             Sequence(
                 request,
@@ -88,13 +125,14 @@ class Engine:
                 index,
                 stream.put,
                 edits=LogitEdits.of(request, self.vocab_size),
+                lifetime=lifetime,
             )
-            for index, request in enumerate(requests)
+            for index, (request, lifetime) in enumerate(zip(requests, lifetimes, strict=True))
         ]
         with self._changed:
-            if self._stopped:
-                raise EngineError(self._stopped)
-            self._scheduler.add(sequences)
+            if self.stopped:
+                raise EngineError(self.stopped)
+            self._scheduler.add(sequences, self._generator._num_waiting if self._generator else 0)
             self._changed.notify()
         return stream
 
@@ -130,16 +168,16 @@ class Engine:
         return request.max_tokens
 
     def _serve(self) -> None:
-        under_way: tuple[Batch, Sampled] | None = None
+        under_way: _Dispatched | None = None
         try:
             while (batch := self._next_step(wait=under_way is None)) is not None:
                 dispatched = None
                 try:
                     if batch.works:
-                        dispatched = batch, self._runner.run(batch)
+                        dispatched = _Dispatched(batch, time.perf_counter(), self._runner.run(batch))
                 finally:  # also where the device fails: what it did before is whole
                     if under_way is not None:
-                        self._deliver(*under_way)
+                        self._deliver(under_way)
                 under_way = dispatched
         except Exception as error:
             logger.exception("the engine failed")
@@ -152,16 +190,24 @@ class Engine:
         """
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._stopped or self._scheduler.unfinished)
+                self._changed.wait_for(
+                    lambda: self._stopped or self._scheduler.unfinished or self._handed_over
+                )
             if self._stopped is not None:
                 return None
+            self._adopt()
             batch = self._scheduler.schedule()
             assert batch or not wait, "the first of those that run can always go on"
+            for work in batch.works if batch else ():
+                work.sequence.lifetime.start()
             return batch or Batch(())
 
-    def _deliver(self, batch: Batch, sampled: Sampled) -> None:
+    def _deliver(self, step: "_Dispatched") -> None:
         """Hand each sequence its tokens, unless it was cancelled while the device worked."""
-        read = sampled.read()
+        batch, read = step.batch, step.sampled.read()
+        # A step that was dispatched behind another began when that one ended.
+        began, self._read_seconds = max(step.seconds, self._read_seconds), time.perf_counter()
+        self.metrics.step(batch, self._read_seconds - began)
         for sequence in (work.sequence for work in batch.works if work.samples):
             if sequence.request.scores_prompt and not sequence.num_generated:
                 self._score_prompt(sequence)
@@ -175,8 +221,31 @@ class Engine:
         sequence.prompt_scores = self._runner.scores(prompt).of(prompt[1:], num_top)
 
     def _deliver_one(self, work: Work, tokens: Ordered[TokenScore]) -> None:
+        num_taken = 0
         for token in self._scheduler.delivered(work, tokens):
             self._append(work.sequence, token)
+            num_taken += 1
+        self.metrics.drafted(work.num_drafts, num_taken - 1)
+        if self._generator is not None and num_taken and work.sequence.finish_reason is None:
+            self._hand_over(work.sequence, self._generator)
+
+    def _hand_over(self, sequence: Sequence, generator: "Engine") -> None:
+        """The rest of the answer is `generator`'s, which gets the pages of the prompt filled here."""
+        pages = self._scheduler.hand_over(sequence)
+        exported = self._runner.export(pages) if pages else None
+        sequence.is_handed_over = True
+        with generator._changed:
+            generator._handed_over.append((sequence, len(pages), exported))
+            if generator._stopped is not None:
+                generator._stop(generator._stopped)
+            generator._changed.notify()
+
+    def _adopt(self) -> None:
+        """Queues what was handed over to this engine, with its pages as far as there is room."""
+        while self._handed_over:
+            sequence, num_pages, exported = self._handed_over.pop(0)
+            if places := self._scheduler.adopt(sequence, num_pages):
+                self._runner.accept(places, exported)
 
     def _append(self, sequence: Sequence, token: TokenScore) -> None:
         if not math.isfinite(token.logprob):  # its neighbours' logits are their own, so only this one fails
@@ -186,33 +255,39 @@ class Engine:
         event = sequence.append(token)
         self.metrics.generated_tokens.inc()
         if sequence.num_generated == 1:
-            self.metrics.prompt_tokens.inc(len(sequence.request.prompt))
-            self.metrics.time_to_first_token.observe(sequence.time_to_first_token_seconds)
+            self.metrics.prefilled(sequence)
         if event.finish_reason:
             self._finish(sequence, event.finish_reason)
         sequence.emit(event)
 
     def _release(self, sequence: Sequence, reason: FinishReason) -> None:
         with self._changed:
-            if sequence.finish_reason is None:
+            if sequence.finish_reason is not None:
+                return
+            if sequence.is_handed_over and self._generator is not None:
+                self._generator._release(sequence, reason)
+            else:
                 self._finish(sequence, reason)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._scheduler.release(sequence, reason)
-        self.metrics.finished.labels(reason).inc()
-        if sequence.num_generated > 1:
-            seconds = sequence.time_per_output_token_seconds(time.perf_counter())
-            self.metrics.time_per_output_token.observe(seconds)
+        arrived = next((one for one in self._handed_over if one[0] is sequence), None)
+        if arrived is None:
+            self._scheduler.release(sequence, reason)
+        else:
+            self._handed_over.remove(arrived)
+            sequence.finish_reason = reason
+        sequence.lifetime.finish(reason)
+        self.metrics.finish(sequence)
 
     def _stop(self, why: str) -> None:
         """Serve nothing more, and tell everyone who waits; the first reason stays."""
         with self._changed:
             self._stopped = self._stopped or why
-            for sequence in self._scheduler.unfinished:
+            arrived = [sequence for sequence, _, _ in self._handed_over]
+            for sequence in [*self._scheduler.unfinished, *arrived]:
                 self._fail(sequence, self._stopped)
             self._changed.notify()
 
     def _fail(self, sequence: Sequence, why: str) -> None:
-        self._scheduler.release(sequence, "failed")
-        self.metrics.finished.labels("failed").inc()
+        self._finish(sequence, "failed")
         sequence.emit(EngineError(why))

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine import Engine
 from meshwright.serve.metrics import Latencies
-from meshwright.serve.sequence import Event, FinishReason, Request, TokenScore
+from meshwright.serve.sequence import Event, FinishReason, Lifetime, Request, TokenScore
 from meshwright.serve.text import TextStream
 from meshwright.serve.tokenizer import Tokenizer
 
@@ -67,7 +67,8 @@ class Generation:
 
     Used as `with Generation(...) as generation`: leaving the block cancels what is unfinished.
     num_generated_tokens: so far, over all answers. keeps_stop: a stop string is part of the answer it ends.
-    limit_seconds: after which it raises RequestError 408; None: never.
+    limit_seconds: after which it raises RequestError 408; None: never. on_closed: hears of the requests once
+    all have finished.
     """
 
     def __init__(
@@ -79,12 +80,13 @@ class Generation:
         *,
         keeps_stop: bool = False,
         limit_seconds: float | None = None,
+        on_closed: Callable[[Sequence[Lifetime]], None] | None = None,
     ) -> None:
         self._answers = [
             _Answer(TextStream(tokenizer, request.prompt, stops, keeps_stop=keeps_stop))
             for request in requests
         ]
-        self._limit_seconds = limit_seconds
+        self._limit_seconds, self._on_closed = limit_seconds, on_closed
         self._deadline = None if limit_seconds is None else time.monotonic() + limit_seconds
         self._latencies = Latencies(engine.metrics, len(requests))
         self._stream = engine.submit(*requests)
@@ -96,6 +98,8 @@ class Generation:
 
     def close(self) -> None:
         self._stream.close()
+        if self._on_closed is not None:
+            self._on_closed(self._stream.lifetimes)
 
     def __enter__(self) -> "Generation":
         return self

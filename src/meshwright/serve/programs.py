@@ -117,6 +117,39 @@ class InferencePrograms:
         arguments = self._split(self._num_last), self._split(count, vocab_size, dtype=np.float32)
         return self._compile(jax.jit(self._choose), *arguments, self._split(count), *types)
 
+    def export(self, num_pages: int) -> Any:
+        """The compiled copy of pages: (pools, numbers i32[num_pages]) -> what stands in them.
+
+        Of a layout that does not split the batch, whose pages are numbered alike on all devices.
+        """
+        jitted = jax.jit(partial(self._by_pool, _copied))
+        return self._compile(jitted, self.abstract_pools(), self._split(num_pages))
+
+    def accept(self, num_pages: int) -> Any:
+        """The compiled write of pages: (pools, numbers i32[num_pages], exported) -> pools, in place.
+
+        A number that is no page's is passed over.
+        """
+        jitted = jax.jit(partial(self._by_pool, _pasted), donate_argnums=0)
+        return self._compile(jitted, self.abstract_pools(), self._split(num_pages), self.exported(num_pages))
+
+    def exported(self, num_pages: int) -> Any:
+        """The types of so many exported pages."""
+        of_caches = [num_pages] * len(self._groups)
+        return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
+
+    def _by_pool(self, local: Any, pools: Pools, numbers: Array, *more: Any) -> Any:
+        """`local` of each array of the pools, with its part of every further tree, on each device."""
+
+        def one(pool: Array, *others: Array) -> Array:
+            spec = jax.typeof(pool).sharding.spec
+            specs = (spec, PartitionSpec(None), *[spec] * len(others))
+            return jax.shard_map(local, in_specs=specs, out_specs=spec, check_vma=False)(
+                pool, numbers, *others
+            )
+
+        return jax.tree.map(one, pools, *more)
+
     def scores(self, num_tokens: int) -> Any:
         """The compiled scores of a prompt: (params, tokens i32[1, num_tokens]) -> the columns of Scores."""
 
@@ -258,6 +291,14 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
 
 def _known(tokens: Array, last: Array, slots: Array) -> Array:
     return jnp.where(tokens == PENDING, last[slots], tokens)
+
+
+def _copied(pool: Array, numbers: Array) -> Array:
+    return pool[numbers]
+
+
+def _pasted(pool: Array, numbers: Array, exported: Array) -> Array:
+    return pool.at[numbers].set(exported, mode="drop")
 
 
 def _taken(x: Array, heads: Array) -> Array:

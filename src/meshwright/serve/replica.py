@@ -6,7 +6,7 @@ their own, of which a sequence keeps those that its next token sees: the others 
 
 from collections.abc import Sequence as Ordered
 
-from meshwright.serve.batch import Limits
+from meshwright.serve.batch import ALREADY_THERE, Limits
 from meshwright.serve.pages import NO_PAGE, PagePool, Pages
 from meshwright.serve.prefix import PrefixTree
 from meshwright.serve.sequence import Sequence
@@ -59,18 +59,22 @@ class Replica:
             known = min(sequence.num_computed, len(sequence.tokens))
             self.prefixes.insert(sequence.tokens[:known], sequence.pages)
 
-    def keep_copied(self, tokens: Ordered[int]) -> bool:
-        """Whether there is room for the full pages of tokens that were computed elsewhere; keeps them."""
+    def keep_copied(self, tokens: Ordered[int]) -> list[int] | None:
+        """Keeps the full pages of tokens that were computed elsewhere; None where there is no room.
+
+        Yields the page of each, to be written, or ALREADY_THERE.
+        """
         if self.prefixes is None:
-            return True
+            return []
         known = self.prefixes.match(tokens)
+        num_known = len(known.whole)
         self._share(known)  # so that they are not evicted for the others
         pages = self._take(len(tokens) // self._limits.page_size - len(known.whole))
         if pages is not None:
             known.extend(pages)
             self.prefixes.insert(tokens, known)
         self._release(known)
-        return pages is not None
+        return None if pages is None else [ALREADY_THERE] * num_known + pages.whole
 
     def leave(self, sequence: Sequence) -> None:
         """Takes slot and pages from a sequence."""

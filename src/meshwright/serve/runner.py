@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,16 @@ from meshwright.models.count import widest_window
 from meshwright.nn.compiled import Compilations
 from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
-from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_CHUNK, DEFAULT_PAGE, Batch, Limits, Work, on_each
+from meshwright.serve.batch import (
+    ALREADY_THERE,
+    DEFAULT_BLOCK,
+    DEFAULT_CHUNK,
+    DEFAULT_PAGE,
+    Batch,
+    Limits,
+    Work,
+    on_each,
+)
 from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
 from meshwright.serve.programs import InferencePrograms, Step, attends_to_whole_prompts
 from meshwright.serve.sampling import Edits, Sampled
@@ -36,6 +46,7 @@ from meshwright.serve.scoring import TokenScores
 from meshwright.serve.sequence import SamplingParams, TokenScore
 
 _SHORTEST_SCORED = 16
+_ONE_PROGRAM = threading.Lock()  # of all runners of this process
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -56,7 +67,8 @@ class JaxRunner:
     of the cache in all, as many as all slots can fill where None. num_drafts: most drafts of one sequence a
     step. strict: what this process compiles after the warm-up is an error of the next step; scores of prompts
     of every length are compiled ahead, too. keeps_windows: layers with a sliding window keep its positions
-    alone, in pages of their own; else every position, as the others. Call `warm_up` before use.
+    alone, in pages of their own; else every position, as the others. shares_pages: with another runner, of
+    all layers. Call `warm_up` before use.
     Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
     longer than the model's, there is no slot, or too few pages for one sequence.
     """
@@ -77,6 +89,7 @@ class JaxRunner:
         num_drafts: int = 0,
         strict: bool = False,
         keeps_windows: bool = True,
+        shares_pages: bool = False,
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context)
@@ -106,6 +119,9 @@ class JaxRunner:
         self._steps: dict[_Shape, Any] = {}
         self._seconds: dict[_Shape, float] = {}
         self._choices: dict[tuple[int, bool], Any] = {}
+        self._shares_pages = shares_pages
+        self._exports: dict[int, Any] = {}
+        self._accepts: dict[int, Any] = {}
         self._score_programs: dict[int, Any] = {}
         self._compilations = Compilations() if strict else None
         self._scoring = threading.Lock()
@@ -120,6 +136,9 @@ class JaxRunner:
                 for with_edits in (False, True):
                     choice = self._programs.choice(num_logits, with_edits=with_edits)
                     self._choices[num_logits, with_edits] = choice
+        for count in _sizes(self.limits.pages_of_a_context) if self._shares_pages else ():
+            self._exports[count] = self._programs.export(count)
+            self._accepts[count] = self._programs.accept(count)
         self._pools, self._last = self._programs.empty()
         if self._num_drafts:
             of_tokens = [shape for shape in self._steps if shape.generate + shape.verify and not shape.blocks]
@@ -193,15 +212,41 @@ class JaxRunner:
         shape = self._shape_of(batch)
         step = self._step_of(shape)
         inputs = _Inputs(batch, step, self.limits)
-        logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
         rows, edits = inputs.sampling(self.vocab_size)
         choose = self._choices[step.num_logits, edits is not None]
-        self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)
-        if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
-            # XLA's collectives on CPU (jaxlib 0.10.2) hold threads of one pool while they wait for each
-            # other, so programs dispatched behind one another can starve it; see train/loop.py.
-            jax.block_until_ready((sampled, self._pools))
+        with self._alone():
+            logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
+            self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)
+            if self._is_starved:
+                jax.block_until_ready((sampled, self._pools))
         return _UnderWay(sampled, inputs.sampled, np.asarray(rows.num_top))
+
+    @property
+    def _is_starved(self) -> bool:
+        """Whether a program must end before the next begins.
+
+        XLA's collectives on CPU (jaxlib 0.10.2) hold threads of one pool while they wait for each other, so
+        programs dispatched behind or beside one another can starve it; see train/loop.py.
+        """
+        return self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu"
+
+    def _alone(self) -> AbstractContextManager[object]:
+        return _ONE_PROGRAM if self._is_starved else nullcontext()
+
+    def export(self, pages: Sequence[int]) -> Any:
+        """Dispatches a copy of what stands in these pages, for another runner of the same model."""
+        count = min(size for size in self._exports if size >= len(pages))
+        numbers = np.zeros(count, np.int32)
+        numbers[: len(pages)] = pages
+        return self._exports[count](self._pools, numbers)
+
+    def accept(self, pages: Sequence[int], exported: Any) -> None:
+        """Dispatches writing what another runner exported to these pages, but those ALREADY_THERE."""
+        count = min(size for size in self._accepts if size >= len(pages))
+        numbers = np.full(count, self.limits.num_pages, np.int32)  # no page
+        numbers[: len(pages)] = [self.limits.num_pages if page == ALREADY_THERE else page for page in pages]
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self._programs.exported(count))
+        self._pools = self._accepts[count](self._pools, numbers, jax.device_put(exported, shardings))
 
     def prepare_scores(self, num_tokens: int) -> None:
         """Compile what scores prompts of so many tokens; called from any thread."""

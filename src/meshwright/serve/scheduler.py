@@ -9,6 +9,7 @@ its pages back and is computed again later.
 from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
+from dataclasses import astuple, dataclass
 from typing import Literal, Protocol, get_args
 
 from meshwright.errors import RequestError
@@ -36,13 +37,32 @@ class Drafter(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Counts:
+    """Sequences that wait and run; pages: all, free ones, those of sequences that run, those kept for others.
+
+    A page that is kept may be of a sequence that runs as well.
+    """
+
+    waiting: int
+    running: int
+    pages: int
+    free_pages: int
+    held_pages: int
+    cached_pages: int
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
+
+
 class Scheduler:
     """Sequences that wait, and those that run in one of `limits.num_slots` slots.
 
     At most `max_waiting` sequences wait beyond those that a free slot will take.
     mode: "interleaved", or "batched": the next sequences begin once all of a batch have finished.
     prefix_cache: whether pages outlive their sequence, for others that begin alike. drafter: guesses tokens,
-    which are verified several a step.
+    which are verified several a step. first_only: a sequence is prefilled, and handed over after its first
+    token.
     """
 
     def __init__(
@@ -53,8 +73,9 @@ class Scheduler:
         mode: Mode = "interleaved",
         prefix_cache: bool = True,
         drafter: Drafter | None = None,
+        first_only: bool = False,
     ) -> None:
-        self.limits, self._mode, self._drafter = limits, mode, drafter
+        self.limits, self._mode, self._drafter, self._first_only = limits, mode, drafter, first_only
         self._max_waiting = max_waiting
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -83,6 +104,22 @@ class Scheduler:
         return sum(len(replica.prefixes) for replica in self.replicas if replica.prefixes is not None)
 
     @property
+    def counts(self) -> Counts:
+        """How full it is."""
+        pools = [replica.pool for replica in self.replicas]
+        size = self.limits.slots_of_replica
+        running = [(one.slot // size, one) for one in self._running if one.slot is not None]
+        held = {(replica, page) for replica, one in running for page in one.pages.whole}
+        return Counts(
+            self.num_waiting,
+            self.num_running,
+            sum(pool.num_pages for pool in pools),
+            sum(pool.num_free for pool in pools),
+            len(held),
+            self.num_cached_pages,
+        )
+
+    @property
     def _num_free_slots(self) -> int:
         return sum(len(replica.free_slots) for replica in self.replicas)
 
@@ -94,10 +131,13 @@ class Scheduler:
     def unfinished(self) -> list[Sequence]:
         return [*self._running, *self._waiting]
 
-    def add(self, sequences: list[Sequence]) -> None:
-        """Queue all of `sequences`, or none: RequestError 429 if they do not fit."""
+    def add(self, sequences: list[Sequence], num_elsewhere: int = 0) -> None:
+        """Queue all of `sequences`, or none: RequestError 429 if they do not fit.
+
+        num_elsewhere: that were handed over and still wait.
+        """
         capacity = self._max_waiting + self.limits.num_slots
-        room = self._max_waiting + self._num_free_slots - self.num_waiting
+        room = self._max_waiting + self._num_free_slots - self.num_waiting - num_elsewhere
         if len(sequences) > capacity:
             raise RequestError(
                 f"{len(sequences)} answers in one request, but the server holds at most {capacity}",
@@ -110,9 +150,35 @@ class Scheduler:
                 code="queue_full",
             )
         for sequence in sequences:
-            sequence.arrival = self._num_arrived
-            self._num_arrived += 1
-            insort(self._waiting, sequence, key=lambda one: one.rank)
+            self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.arrival = self._num_arrived
+        self._num_arrived += 1
+        insort(self._waiting, sequence, key=lambda one: one.rank)
+
+    def hand_over(self, sequence: Sequence) -> list[int]:
+        """The full pages of a sequence that is another scheduler's from now on; they stay cached here.
+
+        It has none where it lost them.
+        """
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+            return []
+        self.computed(sequence)
+        pages = sequence.pages.whole[: sequence.num_computed // self.limits.page_size]
+        self._leave(sequence)
+        return pages
+
+    def adopt(self, sequence: Sequence, num_pages: int) -> list[int]:
+        """Queue a sequence that was handed over, and give out pages for its first `num_pages`.
+
+        They are cached pages until it runs, and may be evicted: then they are computed again. ALREADY_THERE
+        stands for each that is known here. None at all where there is no room for them.
+        """
+        self._enqueue(sequence)
+        [replica] = self.replicas
+        return replica.keep_copied(sequence.tokens[: num_pages * self.limits.page_size]) or []
 
     def schedule(self) -> Batch | None:
         """The next step, whose pages are now given out; None where there is nothing to do yet."""
@@ -137,6 +203,8 @@ class Scheduler:
         count = min(sequence.num_uncomputed, step.room_for(sequence, replica))
         # Where nothing is left to sample, the last token is under way, and nobody reads what it would write.
         if count < 1 or sequence.num_left < 1:
+            return
+        if self._first_only and sequence.num_generated + sequence.num_pending:
             return
         drafts = self._drafts(sequence, count)
         if drafts is None:

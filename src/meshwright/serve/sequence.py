@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.serve.pages import Pages
@@ -108,6 +109,34 @@ class Event:
         return self.score.logprob
 
 
+@dataclass
+class Lifetime:
+    """When a request came, entered its first step, had its first token, and finished; of `time.perf_counter`.
+
+    0: not yet. reason: why it finished.
+    """
+
+    submitted_seconds: float = field(default_factory=time.perf_counter)
+    started_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    finished_seconds: float = 0.0
+    reason: FinishReason | None = None
+
+    def start(self) -> None:
+        """The request is in a step; only the first counts."""
+        self.started_seconds = self.started_seconds or time.perf_counter()
+
+    def finish(self, reason: FinishReason) -> None:
+        self.finished_seconds, self.reason = time.perf_counter(), reason
+
+    @property
+    def phases(self) -> dict[str, tuple[float, float]]:
+        """From when to when it was in each phase that it has left: queue, prefill, generate."""
+        ends = [self.submitted_seconds, self.started_seconds, self.first_token_seconds]
+        reached = [*(seconds for seconds in ends if seconds), self.finished_seconds]
+        return dict(zip(("queue", "prefill", "generate"), pairwise(reached), strict=False))
+
+
 @dataclass(eq=False)
 class Sequence:
     """A request on its way: waiting (slot is None), running in a slot, then finished.
@@ -115,7 +144,7 @@ class Sequence:
     tokens: prompt and answer as far as the host knows them. num_pending: tokens that steps under way sample.
     num_computed: tokens whose keys and values stand in `pages`, or will once the steps under way are done;
     num_cached of them were there when it began. arrival: its number in the order of arrival. num_preempted:
-    how often it lost its pages.
+    how often it lost its pages. is_handed_over: another engine generates the rest.
     """
 
     request: Request
@@ -129,11 +158,11 @@ class Sequence:
     arrival: int = 0
     num_preempted: int = 0
     num_cached: int = 0
+    is_handed_over: bool = False
     prompt_scores: tuple[TokenScore, ...] = ()
     edits: "LogitEdits | None" = None
     finish_reason: FinishReason | None = None
-    submitted_seconds: float = field(default_factory=time.perf_counter)
-    first_token_seconds: float = 0.0
+    lifetime: Lifetime = field(default_factory=Lifetime)
     tokens: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -165,7 +194,7 @@ class Sequence:
         if self.edits is not None:
             self.edits.accept(token)
         if self.num_generated == 1:
-            self.first_token_seconds = time.perf_counter()
+            self.lifetime.first_token_seconds = time.perf_counter()
         if token in self.request.stop_ids:
             self.finish_reason = "stop"
         elif self.num_generated == self.max_tokens:
@@ -175,9 +204,9 @@ class Sequence:
 
     @property
     def time_to_first_token_seconds(self) -> float:
-        return self.first_token_seconds - self.submitted_seconds
+        return self.lifetime.first_token_seconds - self.lifetime.submitted_seconds
 
     def time_per_output_token_seconds(self, now_seconds: float) -> float:
         """Mean seconds between tokens after the first; needs two tokens."""
         assert self.num_generated > 1
-        return (now_seconds - self.first_token_seconds) / (self.num_generated - 1)
+        return (now_seconds - self.lifetime.first_token_seconds) / (self.num_generated - 1)

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from meshwright.serve.sequence import EngineError, Event, FinishReason
+from meshwright.serve.sequence import EngineError, Event, FinishReason, Lifetime
 
 
 class TokenStream:
@@ -13,14 +13,15 @@ class TokenStream:
         with engine.submit(request) as stream:
             async for event in stream: ...
 
-    Leaving the block cancels what has not finished and frees its slots.
+    Leaving the block cancels what has not finished and frees its slots. lifetimes: of the requests, in order.
     Raises EngineError where the engine fails before the last event.
     """
 
-    def __init__(self, num_requests: int, release: Callable[[int, FinishReason], None]) -> None:
+    def __init__(self, lifetimes: Sequence[Lifetime], release: Callable[[int, FinishReason], None]) -> None:
+        self.lifetimes = lifetimes
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Event | EngineError] = asyncio.Queue()
-        self._unfinished = set(range(num_requests))
+        self._unfinished = set(range(len(lifetimes)))
         self._release = release
 
     def put(self, item: Event | EngineError) -> None:

@@ -18,7 +18,7 @@ def answer(prompt: list[int], tokens: list[int]) -> int:
 
 def main() -> None:
     listener = bind("127.0.0.1", 0)
-    with Engine(MockRunner(answer, context=100_000)) as engine:
+    with Engine(MockRunner(answer, num_slots=8, context=100_000)) as engine:
         run(create_app(engine, byte_tokenizer(), MODEL), listener, lambda url: print(url, flush=True))
     print("closed", flush=True)
 

@@ -1,6 +1,8 @@
 """What `mw launch slurm` and `k8s` write: run by a SLURM that two scripts play, checked by schemas."""
 
+import importlib.util
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -17,6 +19,7 @@ from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, save_plan
 from meshwright.train.launch.job import ClusterJob, cluster_job
 from meshwright.train.launch.k8s import jobset
+from meshwright.train.launch.ray_service import ray_service
 from meshwright.train.launch.slurm import slurm_script
 
 # The fields of a JobSet that are used here, with their types; anything else is an error, as under
@@ -54,6 +57,31 @@ JOBSET = {
         "network": {"enableDNSHostnames": bool},
         "failurePolicy": {"maxRestarts": int},
         "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB}}],
+    },
+}
+
+# Likewise of a RayService. Source: ray-project.github.io/kuberay, "ray.io/v1" of the API reference.
+RAY_POD = POD | {"containers": [POD["containers"][0] | {"ports": [{"name": str, "containerPort": int}]}]}
+RAYSERVICE = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str},
+    "spec": {
+        "serveConfigV2": str,
+        "rayClusterConfig": {
+            "enableInTreeAutoscaling": bool,
+            "headGroupSpec": {"rayStartParams": {"*": str}, "template": {"spec": RAY_POD}},
+            "workerGroupSpecs": [
+                {
+                    "groupName": str,
+                    "replicas": int,
+                    "minReplicas": int,
+                    "maxReplicas": int,
+                    "rayStartParams": {"*": str},
+                    "template": {"spec": RAY_POD},
+                }
+            ],
+        },
     },
 }
 
@@ -158,6 +186,74 @@ def test_the_command_line_writes_yaml_that_reads_back(tmp_path, capsys):
     assert manifest["metadata"]["name"] == "first"
     container = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
     assert container["command"] == ["mw", "train", str(tmp_path / "plan.toml"), "--run", "a run", "--resume"]
+
+
+def served(tmp_path: Path, *options: str) -> dict[str, Any]:
+    """The RayService that the command line writes for replicas of four v5e chips."""
+    plan = Plan(load_model("llama-3-8b"), "v5e:2x2", Workload(8, 4096), Layout.of(tensor=4))
+    save_plan(plan, tmp_path / "plan.toml")
+    arguments = ["launch", "k8s", "--serve", "--image", "registry/mw:1", "--volume", "runs", "-o"]
+    command = ["mw", "serve", "--checkpoint", "/runs/a", str(tmp_path / "plan.toml"), *options]
+    assert main([*arguments, str(tmp_path / "serve.yaml"), "--", *command]) == 0
+    return yaml.safe_load((tmp_path / "serve.yaml").read_text())
+
+
+def test_a_ray_service_has_a_pod_for_each_replica(tmp_path):
+    manifest = served(tmp_path, "--replicas", "3", "--port", "9000")
+    check(manifest, RAYSERVICE)
+    cluster = manifest["spec"]["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert (workers["replicas"], workers["minReplicas"], workers["maxReplicas"]) == (3, 3, 3)
+    assert not cluster["enableInTreeAutoscaling"]
+    pod = workers["template"]["spec"]
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x2"
+    assert pod["containers"][0]["resources"] == {"limits": {"google.com/tpu": 4}}
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "runs", "mountPath": "/runs"}]
+    config = yaml.safe_load(manifest["spec"]["serveConfigV2"])
+    assert config["http_options"] == {"host": "0.0.0.0", "port": 9000}
+    (application,) = config["applications"]
+    words = ["--checkpoint", "/runs/a", str(tmp_path / "plan.toml"), "--replicas", "3", "--port", "9000"]
+    assert application["args"] == {"command": words}
+    module, name = application["import_path"].split(":")
+    source = importlib.util.find_spec(module)
+    assert source is not None and source.origin is not None
+    assert f"def {name}(" in Path(source.origin).read_text()
+
+
+def test_a_ray_service_scales_as_ray_serve_is_told(tmp_path):
+    manifest = served(tmp_path, "--replicas", "2", "--autoscaling", "max_replicas=6")
+    cluster = manifest["spec"]["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert (workers["replicas"], workers["maxReplicas"], cluster["enableInTreeAutoscaling"]) == (2, 6, True)
+
+
+def test_ray_reads_the_configuration_of_a_ray_service(tmp_path):
+    schema = pytest.importorskip("ray.serve.schema", reason="the extra [ray] is not installed")
+    manifest = served(tmp_path)
+    config = schema.ServeDeploySchema.model_validate(yaml.safe_load(manifest["spec"]["serveConfigV2"]))
+    assert config.applications[0].route_prefix == "/"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["mw", "train", "plan.toml"], "--serve is for mw serve, not for 'mw train'"),
+        (["mw", "serve", "--checkpoint", "x"], r"names no PLAN\.toml"),
+        (["mw", "serve", "--checkpoint", "x", "--autoscaling", "max_replicas"], "is NAME=VALUE, once"),
+        (["mw", "serve", "--checkpoint", "x", "--autoscaling", "max_replicas=a"], "not a number of replicas"),
+    ],
+)
+def test_what_is_no_server_of_a_plan_makes_no_ray_service(tmp_path, capsys, command, message):
+    output = tmp_path / "serve.yaml"
+    assert main(["launch", "k8s", "--serve", "--image", "x", "-o", str(output), "--", *command]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not output.exists()
+
+
+def test_a_replica_runs_on_one_host(tmp_path):
+    several = r"4 hosts, and a replica runs on one; fits: a plan for up to 4 chips"
+    with pytest.raises(PlanError, match=several):
+        ray_service(job(tmp_path, "v5e:4x4", 16), image="x", volume=None, replicas=1, most=1, port=8000)
 
 
 SRUN = """#!/bin/bash

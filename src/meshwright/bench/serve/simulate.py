@@ -237,7 +237,7 @@ class _Replica:
     def _admit_coming(self) -> None:
         """Gives pages to what was prefilled elsewhere: whole ones; the rest of a prompt is computed here."""
         [replica] = self._scheduler.replicas
-        while self._coming and replica.keep_copied(self._coming[0].prompt):
+        while self._coming and replica.keep_copied(self._coming[0].prompt) is not None:
             self.add(self._coming.pop(0))
 
     def _wake(self) -> None:
@@ -285,13 +285,7 @@ class _Replica:
         return found + [TokenScore(self._simulation.new_token(), 0.0) for _ in range(rest)]
 
     def _seconds(self, batch: Batch) -> float:
-        prompts = [work for work in batch.works if len(work.tokens) > 1 + work.num_drafts]
-        chunks = [(len(work.tokens), work.start + len(work.tokens)) for work in prompts]
-        num_sequences = len(batch.works) - len(prompts)
-        num_drafts = sum(work.num_drafts for work in batch.works)
-        contexts = sum(work.start + 1 for work in batch.works) - sum(work.start + 1 for work in prompts)
-        mean = contexts / num_sequences if num_sequences else 0.0
-        return self._planned.prices.seconds(num_sequences, mean, chunks, num_drafts)
+        return self._planned.prices.seconds(*batch.figures)
 
     def _finished(self, sequence: Answering) -> None:
         self.prompt_tokens += len(sequence.request.prompt)

@@ -1,11 +1,12 @@
-"""The seconds of any step of an engine: sequences that generate, and parts of prompts beside them."""
+"""Seconds and bytes of any step of an engine: sequences that generate, and parts of prompts beside them."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from meshwright.cost.inference import Passes
+from meshwright.cost.inference import Passes, cache_bytes, inference_memory, record_inference
+from meshwright.cost.recorder import Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -103,6 +104,32 @@ class StepSeconds:
             layout = layout.replace(cache="copies")
         found = Passes(self._config, layout.at(phase), batches, queries, context, flash_attention=flash)
         return np.broadcast_to(found.seconds(self._hardware), batches.shape)
+
+
+class StepBytes:
+    """Bytes that a step reads from the memory of one chip, by the model's sizes.
+
+    weights: all of them, once, as if every expert were chosen.
+    """
+
+    def __init__(self, config: ModelConfig, layout: Layout) -> None:
+        self._config, self._layout = config, layout.at("generate").replace(microbatches=1)
+        self._shards = float(layout.num_batch_shards)
+        shape = Shape(self._shards, 1, _SHORTEST)
+        graph = record_inference(config, self._layout, shape, flash_attention=True)
+        self.weights = int(inference_memory(graph, self._layout).weights)
+        self._cached: dict[int, float] = {}
+
+    def cache(self, context: int) -> float:
+        """Of the keys and values of one sequence of up to `context` positions, in a mean over the chips.
+
+        Local layers read their window alone. Contexts are rounded up to multiples of 64.
+        """
+        length = -(-context // _SHORTEST) * _SHORTEST
+        if length not in self._cached:
+            whole = cache_bytes(self._config, self._layout, self._shards, length)
+            self._cached[length] = float(whole) / self._shards
+        return self._cached[length]
 
 
 def _lengths(most: int) -> list[int]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -20,7 +21,7 @@ from meshwright.serve.generation import Generation
 from meshwright.serve.http.asking import Asking, is_forced
 from meshwright.serve.http.errors import on_failure, on_http_exception, on_request_error
 from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
-from meshwright.serve.http.limits import ClientLimits, Gate, too_large
+from meshwright.serve.http.limits import ClientLimits, Gate, whole_request
 from meshwright.serve.http.log import RequestLog
 from meshwright.serve.http.logprobs import TokenNames
 from meshwright.serve.http.page import page
@@ -38,16 +39,24 @@ from meshwright.serve.metrics import Metrics
 from meshwright.serve.sequence import EngineError
 from meshwright.serve.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from meshwright.serve.http.tracing import Tracing
+
 # nginx's status for a client that left; nobody reads it, but the metrics count it.
 _CLIENT_LEFT = 499
 
 
 def create_app(
-    engine: Engine, tokenizer: Tokenizer, model_name: str, limits: ClientLimits | None = None
+    engine: Engine,
+    tokenizer: Tokenizer,
+    model_name: str,
+    limits: ClientLimits | None = None,
+    tracing: "Tracing | None" = None,
 ) -> Starlette:
     """The application that serves `engine` under `model_name` within `limits`.
 
-    Raises CheckpointError if the tokenizer knows tokens that the model does not.
+    tracing: what takes spans of the requests. Raises CheckpointError if the tokenizer knows tokens that the
+    model does not.
     """
     if tokenizer.vocab_size > engine.vocab_size:
         raise CheckpointError(
@@ -55,7 +64,7 @@ def create_app(
             f"{engine.vocab_size}; they belong to different models"
         )
     limits = limits or ClientLimits()
-    api = _Api(Asking(engine, tokenizer), model_name, limits)
+    api = _Api(Asking(engine, tokenizer), model_name, limits, tracing)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
@@ -69,6 +78,26 @@ def create_app(
         Route("/metrics", api.metrics),
         Route("/", page),
     ]
+    counted = Middleware(_CountRequests, metrics=engine.metrics, paths=[route.path for route in routes])
+    return guarded(routes, limits, *_traced(tracing), counted)
+
+
+def _traced(tracing: "Tracing | None") -> list[Middleware]:
+    if tracing is None:
+        return []
+    from meshwright.serve.http.tracing import Traced  # of an extra
+
+    return [Middleware(Traced, tracing=tracing)]
+
+
+def guarded(
+    routes: Sequence[Route], limits: ClientLimits, *counted: Middleware, tells_id: bool = True
+) -> Starlette:
+    """The application of these routes within `limits`, with a line of the log and an id for each request.
+
+    Its errors are OpenAI's objects. counted: middleware that sees what is refused, too. tells_id: whether
+    answers have the id.
+    """
     handlers = {
         RequestError: on_request_error,
         HTTPException: on_http_exception,
@@ -76,7 +105,6 @@ def create_app(
         ClientDisconnect: _on_client_left,
         Exception: on_failure,
     }
-    counted = Middleware(_CountRequests, metrics=engine.metrics, paths=[route.path for route in routes])
     shared = Middleware(
         CORSMiddleware,
         allow_origins=limits.cors_origins,
@@ -84,7 +112,12 @@ def create_app(
         allow_headers=["Authorization", "Content-Type"],
     )
     # Counted and logged first, so that what is refused is counted and logged too.
-    middleware = [Middleware(RequestLog), counted, shared, Middleware(Gate, limits=limits)]
+    middleware = [
+        Middleware(RequestLog, tells_id=tells_id),
+        *counted,
+        shared,
+        Middleware(Gate, limits=limits),
+    ]
     return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
 
@@ -93,6 +126,7 @@ class _Api:
     asking: Asking
     model_name: str
     limits: ClientLimits
+    tracing: "Tracing | None" = None
 
     @property
     def engine(self) -> Engine:
@@ -103,7 +137,7 @@ class _Api:
         return self.asking.tokenizer
 
     async def completions(self, request: Request) -> Response:
-        asked = parse(CompletionRequest, await self._body(request))
+        asked = parse(CompletionRequest, await whole_request(request, self.limits.max_body_bytes))
         self._check_model(asked.model)
         prompts = await self.asking.prompts(asked)
         names = TokenNames(self.tokenizer, asked.return_tokens_as_token_ids)
@@ -121,7 +155,7 @@ class _Api:
         return await self._answer(request, asked, prompts, asked.max_tokens, form)
 
     async def chat_completions(self, request: Request) -> Response:
-        asked = parse(ChatRequest, await self._body(request))
+        asked = parse(ChatRequest, await whole_request(request, self.limits.max_body_bytes))
         self._check_model(asked.model)
         prompt = await self.asking.chat_prompt(asked)
         form = ChatForm(
@@ -134,7 +168,7 @@ class _Api:
         return await self._answer(request, asked, [prompt], asked.limit, form)
 
     async def responses(self, request: Request) -> Response:
-        asked = parse(ResponsesRequest, await self._body(request))
+        asked = parse(ResponsesRequest, await whole_request(request, self.limits.max_body_bytes))
         self._check_model(asked.model)
         chat = asked.as_chat()
         prompt = await self.asking.chat_prompt(chat)
@@ -160,6 +194,7 @@ class _Api:
             asked.stops,
             keeps_stop=asked.include_stop_str_in_output,
             limit_seconds=self.limits.request_seconds,
+            on_closed=self.tracing.answers if self.tracing else None,
         )
         num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         if asked.stream:
@@ -170,7 +205,7 @@ class _Api:
         return JSONResponse(body)
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse(TokenizeRequest, await self._body(request))
+        asked = parse(TokenizeRequest, await whole_request(request, self.limits.max_body_bytes))
         self._check_model(asked.model or self.model_name)
         if asked.messages is not None:
             tokens = await self.asking.conversation(asked.messages)
@@ -186,20 +221,11 @@ class _Api:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        asked = parse(DetokenizeRequest, await self._body(request))
+        asked = parse(DetokenizeRequest, await whole_request(request, self.limits.max_body_bytes))
         self._check_model(asked.model or self.model_name)
         self.asking.check_ids("tokens", asked.tokens)
         text = await asyncio.to_thread(self.tokenizer.with_special().decode, asked.tokens)
         return JSONResponse({"prompt": text})
-
-    async def _body(self, request: Request) -> bytes:
-        """The request's body, given up once it is longer than it may be."""
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self.limits.max_body_bytes:
-                raise too_large(self.limits.max_body_bytes)
-        return bytes(body)
 
     def _echo(self, prompt: str | list[int], tokens: tuple[int, ...]) -> Echo:
         return Echo(tokens, prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt))

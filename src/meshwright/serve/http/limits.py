@@ -4,9 +4,10 @@ import hmac
 import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,7 +15,7 @@ from meshwright.errors import RequestError
 from meshwright.serve.http.errors import error_object, headers_of
 
 # Open to all: probes and scrapers of the cluster have no keys, and the page asks for one itself.
-_OPEN = ("/health", "/ready", "/metrics", "/")
+OPEN = ("/health", "/ready", "/metrics", "/")
 _MOST_CLIENTS = 10_000
 
 
@@ -33,6 +34,10 @@ class ClientLimits:
     request_seconds: float | None = None
     stalled_seconds: float = 60.0
     cors_origins: tuple[str, ...] = ()
+
+    def behind_front(self) -> "ClientLimits":
+        """Those of a server that hears from the front of several alone, which has checked who asks."""
+        return replace(self, api_keys=frozenset(), requests_per_minute=None, cors_origins=())
 
 
 class Rates:
@@ -64,7 +69,7 @@ class Gate:
         self._rates = Rates(limits.requests_per_minute) if limits.requests_per_minute else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN and scope["method"] != "OPTIONS":
+        if scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
             try:
                 self._check(scope)
             except RequestError as error:
@@ -78,7 +83,7 @@ class Gate:
         client = self._client(headers, scope)
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._limits.max_body_bytes:
-            raise too_large(self._limits.max_body_bytes)
+            raise _too_large(self._limits.max_body_bytes)
         wait = self._rates.wait_seconds(client, time.monotonic()) if self._rates else 0.0
         if wait > 0:
             raise RequestError(
@@ -105,6 +110,15 @@ class Gate:
         return given
 
 
-def too_large(max_body_bytes: int) -> RequestError:
-    """The error of a body beyond the limit."""
+async def whole_request(request: Request, max_body_bytes: int) -> bytes:
+    """The request's body, given up once it is longer than it may be: RequestError 413."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_body_bytes:
+            raise _too_large(max_body_bytes)
+    return bytes(body)
+
+
+def _too_large(max_body_bytes: int) -> RequestError:
     return RequestError(f"the body has more than {max_body_bytes} bytes", status=413)

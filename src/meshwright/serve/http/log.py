@@ -44,10 +44,13 @@ def log_as_json() -> None:
 
 
 class RequestLog:
-    """Middleware that gives each request an id (the client's x-request-id, if sound) and logs its end."""
+    """Middleware that gives each request an id (the client's x-request-id, if sound) and logs its end.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    tells_id: whether the answer has the id; not behind a proxy that adds it.
+    """
+
+    def __init__(self, app: ASGIApp, *, tells_id: bool = True) -> None:
+        self._app, self._tells_id = app, tells_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,7 +65,11 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = name
+                headers = MutableHeaders(scope=message)
+                if self._tells_id:
+                    headers["x-request-id"] = name
+                else:
+                    del headers["x-request-id"]
             await send(message)
 
         try:

@@ -87,10 +87,11 @@ class EventStream(StreamingResponse):
             yield "data: [DONE]\n\n"
 
     async def _chunks(self) -> AsyncIterator[Json]:
-        for index in range(self._generation.num_answers):
-            for chunk in self._form.opening(index):
-                yield chunk | self._usage_so_far()
+        # The openings come with the first piece: who has seen nothing of an answer can be given another.
+        openings = [x for i in range(self._generation.num_answers) for x in self._form.opening(i)]
         async for delta in self._generation:
+            while openings:
+                yield openings.pop(0) | self._usage_so_far()
             for chunk in self._form.chunks(delta):
                 yield chunk | self._usage_so_far()
         for chunk in self._form.closing(self._usage(), asked=self._options.include_usage):

@@ -36,10 +36,13 @@ class ClusterJob:
         return self.hardware.num_chips // self.chips_per_node
 
 
-def cluster_job(command: Sequence[str], name: str | None, restarts: int) -> ClusterJob:
+def cluster_job(
+    command: Sequence[str], name: str | None, restarts: int, *, resumes: bool = True
+) -> ClusterJob:
     """The job of a command such as `mw train plan.toml --data DIR --run DIR`.
 
-    Raises PlanError where it names no plan to read the machine from, or one for virtual CPU devices.
+    resumes: whether it takes --resume. Raises PlanError where it names no plan to read the machine from, or
+    one for virtual CPU devices.
     """
     plans = [Path(word) for word in command if word.endswith(".toml") and Path(word).is_file()]
     if not plans:
@@ -48,5 +51,5 @@ def cluster_job(command: Sequence[str], name: str | None, restarts: int) -> Clus
     hardware = catalog.load(plan.hardware)
     if hardware.chip.kind == "cpu":
         raise PlanError(f"{plans[0]}: is for {plan.hardware}, which is this machine: see mw launch local")
-    resumed = [*command, *(["--resume"] if "--resume" not in command else [])]
+    resumed = [*command, *(["--resume"] if resumes and "--resume" not in command else [])]
     return ClusterJob(name or plan.model.name.replace(".", "-"), tuple(resumed), hardware, restarts)

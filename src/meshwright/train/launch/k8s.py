@@ -61,14 +61,13 @@ def jobset(job: ClusterJob, *, image: str, volume: str | None, join_seconds: flo
     }
 
 
-def jobset_yaml(job: ClusterJob, *, image: str, volume: str | None, join_seconds: float) -> str:
-    """`jobset` as YAML, for kubectl apply."""
-    manifest = jobset(job, image=image, volume=volume, join_seconds=join_seconds)
+def as_yaml(manifest: dict[str, Any]) -> str:
+    """A manifest for kubectl apply."""
     return yaml.safe_dump(manifest, sort_keys=False)
 
 
 def _pod(job: ClusterJob, image: str, volume: str | None, join_seconds: float) -> dict[str, Any]:
-    selector, resource = _node(job)
+    selector, resource = node(job)
     container: dict[str, Any] = {
         "name": "meshwright",
         "image": image,
@@ -83,10 +82,18 @@ def _pod(job: ClusterJob, image: str, volume: str | None, join_seconds: float) -
         "nodeSelector": selector,
         "containers": [container],
     }
-    if volume:
-        container["volumeMounts"] = [{"name": "runs", "mountPath": "/runs"}]
-        pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": volume}}]
-    return pod
+    return with_volume(pod, volume)
+
+
+def with_volume(pod: dict[str, Any], volume: str | None) -> dict[str, Any]:
+    """The pod with a PersistentVolumeClaim mounted at /runs, where one is given."""
+    if volume is None:
+        return pod
+    mounted = [{"name": "runs", "mountPath": "/runs"}]
+    return pod | {
+        "containers": [container | {"volumeMounts": mounted} for container in pod["containers"]],
+        "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": volume}}],
+    }
 
 
 def _environment(job: ClusterJob, join_seconds: float) -> list[dict[str, str]]:
@@ -101,7 +108,7 @@ def _environment(job: ClusterJob, join_seconds: float) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def _node(job: ClusterJob) -> tuple[dict[str, str], str]:
+def node(job: ClusterJob) -> tuple[dict[str, str], str]:
     """The labels of the nodes to run on, and what a chip is called there."""
     chip, hardware = job.hardware.chip, job.hardware
     if chip.name in _TPUS:

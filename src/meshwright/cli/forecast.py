@@ -1,0 +1,33 @@
+"""What the steps of a server should take and move, by its plan's prices and its model's sizes."""
+
+from meshwright.hardware import catalog
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.plan.serve.steps import StepBytes, StepSeconds
+from meshwright.plan_file import Plan
+from meshwright.serve.batch import Batch, Limits
+
+
+class StepForecast:
+    """Seconds and bytes of any step.
+
+    layout: that is served. plan: whose layout and machine the seconds are of; None prices none.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layout: Layout, limits: Limits, num_drafts: int, plan: Plan | None
+    ) -> None:
+        self._bytes, self._seconds = StepBytes(config, layout), None
+        if plan is not None:
+            most = limits.chunk * limits.num_replicas + limits.num_slots * (1 + num_drafts)
+            hardware = catalog.load(plan.hardware)
+            self._seconds = StepSeconds(config, plan.layout, hardware, most, limits.context)
+
+    def seconds(self, batch: Batch) -> float | None:
+        """Seconds of a step; None without a plan."""
+        return None if self._seconds is None else self._seconds.seconds(*batch.figures)
+
+    def bytes(self, batch: Batch) -> dict[str, int]:
+        """Bytes of weights and of the cache that a chip reads, in a mean over the chips."""
+        ends = (work.start + len(work.tokens) for work in batch.works)
+        return {"weights": self._bytes.weights, "cache": round(sum(map(self._bytes.cache, ends)))}

@@ -1,0 +1,99 @@
+"""What a server is asked for: known before JAX is imported, here or in the process of a replica."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.cli.common import Progress, load_hardware
+from meshwright.nn.devices import split_host, use_devices_of
+from meshwright.plan_file import Plan
+from meshwright.serve.http.limits import ClientLimits
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+
+DISAGGREGATED = "disaggregated"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a checkpoint is served: what `mw serve` is asked beside its address.
+
+    plan: whose layout, dtypes, sequences and context are taken. dtype: of weights and products; None takes
+    bf16, f32 on CPUs that do not multiply it. mode: interleaved, batched or disaggregated. weights_dtype: of
+    stored weights alone; kv_dtype: of the cache. num_drafts: most guessed tokens of a sequence a step; 0
+    guesses none.
+    """
+
+    tensor: int = 1
+    num_slots: int = 8
+    context: int | None = None
+    plan: Plan | None = None
+    dtype: str | None = None
+    mode: str = "interleaved"
+    prefix_cache: bool = True
+    cache_tokens: int | None = None
+    num_drafts: int = 0
+    weights_dtype: str | None = None
+    kv_dtype: str | None = None
+    strict: bool = False
+    draft_checkpoint: Path | None = None
+
+    def use_devices(self) -> None:
+        """Makes JAX see the devices that are asked for. Call it before JAX is imported."""
+        if self.plan is None:
+            split_host(self.num_devices)
+        else:
+            use_devices_of(load_hardware(self.plan.hardware))
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of a layout over `tensor` alone; disaggregated, prefill and generation have their own."""
+        return self.tensor * (2 if self.mode == DISAGGREGATED else 1)
+
+    @property
+    def slots(self) -> int:
+        """Sequences generated at once."""
+        return self.num_slots if self.plan is None else self.plan.workload.num_sequences
+
+
+@dataclass(frozen=True)
+class Served:
+    """A checkpoint, how it is served, and what its clients may do.
+
+    log_json: write a line a request. otlp_endpoint: of the collector that spans go to, or None.
+    """
+
+    checkpoint: Path
+    asked: Serving
+    limits: ClientLimits
+    log_json: bool = False
+    otlp_endpoint: str | None = None
+
+
+@contextmanager
+def open_app(served: Served, report: Progress) -> Iterator[tuple["Starlette", str]]:
+    """The application and the name of its model, compiled and running until the block ends.
+
+    Raises what `open_service` does. Call `use_devices` first.
+    """
+    from meshwright.cli.serving import open_service
+    from meshwright.serve.http.app import create_app
+    from meshwright.serve.http.log import log_as_json
+
+    with ExitStack() as stack:
+        service = stack.enter_context(open_service(served.checkpoint, served.asked, report))
+        tracing = None
+        if served.otlp_endpoint:
+            from meshwright.serve.http.tracing import Tracing
+
+            tracing = stack.enter_context(Tracing(served.otlp_endpoint, service.name))
+        if served.log_json:
+            log_as_json()
+        yield (
+            create_app(service.engine, service.tokenizer, service.name, served.limits, tracing),
+            service.name,
+        )

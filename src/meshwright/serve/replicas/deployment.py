@@ -1,0 +1,228 @@
+"""The servers and their front as deployments of Ray Serve, and a cluster of this machine alone."""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray  # pyright: ignore[reportMissingImports]
+from pydantic import ValidationError
+from ray import serve  # pyright: ignore[reportMissingImports]
+from ray.serve.config import (  # pyright: ignore[reportMissingImports]
+    AutoscalingConfig,
+    HTTPOptions,
+    RequestRouterConfig,
+)
+from starlette.applications import Starlette
+from starlette.types import Message
+
+from meshwright.errors import DeviceError, MeshwrightError, PlanError
+from meshwright.serve.http.limits import ClientLimits
+from meshwright.serve.replicas.forwarded import Forwarded
+from meshwright.serve.replicas.front import front_app
+from meshwright.serve.replicas.router import PrefixRouter
+
+APPLICATION, _SERVERS = "meshwright", "servers"
+# How long answers may go on once a server is to end; as long as of a server alone.
+_SHUTDOWN_SECONDS = 20.0
+_HEALTH_SECONDS = 5.0
+# Requests that a server may hold: its engine's queue is what refuses more.
+_MOST_REQUESTS = 10_000
+_OBJECT_STORE_BYTES = 256 * 2**20
+
+OpenApp = Callable[[], AbstractContextManager[Starlette]]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many servers there are, and what one needs.
+
+    num_slots: answers of one server at once. num_devices: of one server, of this kind (cpu, gpu, tpu); None:
+    of the best that the cluster has. autoscaling: settings of Ray Serve's AutoscalingConfig by name, as text;
+    where there are any, num_servers is the least.
+    """
+
+    num_servers: int
+    num_slots: int
+    num_devices: int = 1
+    kind: str | None = None
+    autoscaling: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def most_servers(self) -> int:
+        """How many there may be at once."""
+        most = self.autoscaling.get("max_replicas", "")
+        return max(self.num_servers, int(most) if most.isdecimal() else 0)
+
+    def needs(self) -> dict[str, Any]:
+        """What Ray reserves for one server."""
+        there = ray.cluster_resources()
+        kind = self.kind or next((kind for kind in ("tpu", "gpu") if kind.upper() in there), "cpu")
+        return {
+            "cpu": {"num_cpus": 1},  # whose devices are virtual
+            "gpu": {"num_cpus": 0, "num_gpus": self.num_devices},
+            "tpu": {"num_cpus": 0, "resources": {"TPU": self.num_devices}},
+        }[kind]
+
+    def options(self) -> dict[str, Any]:
+        """Ray Serve's options for it. Raises PlanError for a setting that Ray Serve does not have or take."""
+        if not self.autoscaling:
+            return {"num_replicas": self.num_servers}
+        known = AutoscalingConfig.model_fields
+        for name in self.autoscaling:
+            if name not in known:
+                raise PlanError(
+                    f"autoscaling {name} is unknown to Ray Serve; it has {', '.join(sorted(known))}"
+                )
+        defaults = {"min_replicas": self.num_servers, "target_ongoing_requests": self.num_slots}
+        settings = defaults | {"max_replicas": self.num_servers} | dict(self.autoscaling)
+        try:
+            return {"autoscaling_config": AutoscalingConfig.model_validate(settings)}
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise PlanError(f"autoscaling {where}: {first['msg'].removeprefix('Value error, ')}") from error
+
+
+class Server:
+    """One server: an application over an engine of its own, in a process of its own."""
+
+    def __init__(self, open_app: OpenApp) -> None:
+        self._stack = ExitStack()
+        self._app = self._stack.enter_context(open_app())
+
+    async def answer(self, forwarded: Forwarded) -> AsyncIterator[Message]:
+        """The application's answer to a request, as the messages of ASGI."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        asked: list[Message] = [{"type": "http.request", "body": forwarded.body, "more_body": False}]
+
+        async def receive() -> Message:
+            if not asked:
+                await asyncio.Event().wait()  # a client that leaves cancels this
+            return asked.pop()
+
+        async def answer() -> None:
+            try:
+                await self._app(_scope(forwarded), receive, messages.put)
+            finally:
+                messages.put_nowait(None)
+
+        working = asyncio.ensure_future(answer())
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+            await working
+        finally:
+            working.cancel()
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError once the engine has stopped; Ray then starts another server in its place."""
+        forwarded = Forwarded("", "GET", "/health", b"", (), b"")
+        statuses = [message.get("status") async for message in self.answer(forwarded)]
+        if 200 not in statuses:
+            raise RuntimeError("the engine has stopped")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stack"):
+            self._stack.close()
+
+
+def _scope(forwarded: Forwarded) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": forwarded.method,
+        "path": forwarded.path,
+        "raw_path": forwarded.path.encode(),
+        "query_string": forwarded.query,
+        "headers": list(forwarded.headers),
+        "client": None,
+        "server": None,
+    }
+
+
+def application(open_app: OpenApp, limits: ClientLimits, scale: Scale) -> serve.Application:
+    """The servers behind a front, for `serve.run` or a RayService.
+
+    open_app: opens a server's application in its own process. limits: what the front lets through.
+    """
+    servers = serve.deployment(
+        Server,
+        name=_SERVERS,
+        max_ongoing_requests=_MOST_REQUESTS,
+        graceful_shutdown_timeout_s=_SHUTDOWN_SECONDS,
+        health_check_period_s=_HEALTH_SECONDS,
+        ray_actor_options=scale.needs(),
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter,
+            request_router_kwargs={"most_ahead": max(scale.num_slots // 2, 1)},
+        ),
+        **scale.options(),
+    ).bind(open_app)
+
+    def front() -> Starlette:
+        return front_app(serve.get_deployment_handle(_SERVERS, app_name=APPLICATION), limits)
+
+    return serve.deployment(
+        serve.ingress(front)(),
+        name="front",
+        max_ongoing_requests=_MOST_REQUESTS,
+        graceful_shutdown_timeout_s=_SHUTDOWN_SECONDS,
+        ray_actor_options={"num_cpus": 0},
+    ).bind(servers)
+
+
+@contextmanager
+def cluster(most_servers: int) -> Iterator[None]:
+    """The Ray cluster that RAY_ADDRESS names, or one of this machine with a processor for each server."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(**common)
+    else:
+        ray.init(
+            "local",
+            num_cpus=max(os.cpu_count() or 1, most_servers),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            **common,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def run(made: serve.Application, host: str, port: int, on_ready: Callable[[], None]) -> None:
+    """Serves until SIGTERM or SIGINT, then lets answers under way finish.
+
+    on_ready: called once every server answers. Raises MeshwrightError where a server cannot start.
+    """
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    serve.start(http_options=HTTPOptions(host=host, port=port))
+    try:
+        try:
+            serve.run(made, name=APPLICATION, route_prefix="/")
+        except RuntimeError as error:
+            raise _why(str(error)) from error
+        on_ready()
+        ended.wait()
+        serve.delete(APPLICATION)  # takes no more, and waits for what is under way
+    finally:
+        serve.shutdown()
+
+
+def _why(text: str) -> MeshwrightError:
+    """What a server said of why it cannot start, out of what Ray says of it."""
+    lines = text.splitlines()
+    said = [line.partition("Error: ")[2] for line in lines if line.startswith("meshwright.errors.")]
+    return DeviceError(f"a replica cannot start: {said[-1] if said else lines[0]}")

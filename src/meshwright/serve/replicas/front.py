@@ -1,0 +1,168 @@
+"""What clients of several servers talk to: it checks them, forwards, and asks another server if one dies."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
+from ray.serve.handle import DeploymentHandle  # pyright: ignore[reportMissingImports]
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from meshwright.serve.http.app import guarded
+from meshwright.serve.http.errors import error_object
+from meshwright.serve.http.limits import ClientLimits, whole_request
+from meshwright.serve.http.log import request_id
+from meshwright.serve.http.page import page
+from meshwright.serve.http.stream import event, unless_disconnected
+from meshwright.serve.replicas.forwarded import ROUTES, Forwarded
+from meshwright.serve.replicas.routes import beginning_of
+from meshwright.serve.sequence import EngineError
+
+# Servers that may die one after another beneath a request before it is given up.
+_MOST_DEATHS = 5
+# For a server's metrics: one that dies meanwhile is left out.
+_METRICS_SECONDS = 5.0
+_DIED = "the replica that answered has died; send the request again"
+
+
+def front_app(servers: DeploymentHandle, limits: ClientLimits) -> Starlette:
+    """The application that forwards to `servers` what `limits` lets through."""
+    front = _Front(servers.options(stream=True), limits)
+    # Every other path is the servers' to answer or to refuse.
+    routes = [Route("/metrics", front.metrics), Route("/", page), Route("/{path:path}", front)]
+    return guarded(routes, limits, tells_id=False)  # Ray's proxy does
+
+
+@dataclass(frozen=True)
+class _Front:
+    servers: DeploymentHandle
+    limits: ClientLimits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        body = await whole_request(request, self.limits.max_body_bytes)
+        forwarded = Forwarded(
+            uuid.uuid4().hex,
+            scope["method"],
+            scope["path"],
+            scope["query_string"],
+            _headers(scope),
+            body,
+            beginning_of(_json(body)),
+        )
+        answer = _Answer(send)
+        ROUTES.open(forwarded.name)
+        try:
+            await unless_disconnected(request, self._forward(forwarded, answer))
+        except ClientDisconnect:
+            if not answer.has_begun:
+                raise
+        finally:
+            ROUTES.end(forwarded.name)
+
+    async def _forward(self, forwarded: Forwarded, answer: "_Answer") -> None:
+        """Hands the answer on; from another server where one dies before the client has seen any of it."""
+        for _ in range(_MOST_DEATHS):
+            try:
+                async with aclosing(self._messages(forwarded)) as messages:
+                    async for message in messages:
+                        await answer.take(message)
+                return
+            except RayActorError:
+                if answer.has_begun:
+                    await answer.fail(EngineError(_DIED))
+                    return
+        raise EngineError(f"{_MOST_DEATHS} replicas have died one after another beneath this request")
+
+    async def _messages(self, forwarded: Forwarded) -> AsyncGenerator[Message, None]:
+        response = self.servers.answer.remote(forwarded)
+        done = False
+        try:
+            async for message in response:
+                yield message
+            done = True
+        finally:
+            if not done:  # the client has left
+                response.cancel()
+
+    async def metrics(self, request: Request) -> Response:
+        """The metrics of every server, told apart by the label `replica`."""
+        asked = Forwarded("", "GET", "/metrics", b"", _headers(request.scope), b"")
+        # One after another: Ray (2.60) mistakes calls at once of one request for each other.
+        texts = {name: await self._text(replace(asked, server=name)) for name in ROUTES.servers}
+        text = generate_latest(_Merged({name: text for name, text in texts.items() if text}))
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _text(self, asked: Forwarded) -> str:
+        """The body that one server answers with, empty where it has died."""
+        try:
+            async with asyncio.timeout(_METRICS_SECONDS), aclosing(self._messages(asked)) as messages:
+                return b"".join([message.get("body", b"") async for message in messages]).decode()
+        except (RayActorError, TimeoutError):
+            return ""
+
+
+class _Answer:
+    """Messages on their way to the client, who sees nothing before there is something of the answer."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message | None = None
+        self.has_begun = False
+
+    async def take(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        if not self.has_begun:
+            assert self._start is not None, "an answer begins with its status"
+            self.has_begun = True
+            await self._send(self._start)
+        await self._send(message)
+
+    async def fail(self, error: Exception) -> None:
+        """Ends a stream of events with the error's; of another body there is nothing to be saved."""
+        assert self._start is not None
+        is_stream = dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
+        last = event(error_object(error)).encode() if is_stream else b""
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Metrics of several servers as one registry's."""
+
+    texts: dict[str, str]
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for name, text in self.texts.items():
+            for metric in text_string_to_metric_families(text):
+                whole = found.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                whole.samples += [s._replace(labels=s.labels | {"replica": name}) for s in metric.samples]
+        return iter(found.values())
+
+
+def _headers(scope: Scope) -> tuple[tuple[bytes, bytes], ...]:
+    """The client's headers with the request's id, so that both logs have the same."""
+    own = (b"x-request-id", b"content-length", b"transfer-encoding")
+    kept = tuple((name, value) for name, value in scope["headers"] if name not in own)
+    return (*kept, (b"x-request-id", (request_id.get() or "").encode()))
+
+
+def _json(body: bytes) -> Any:
+    """None for what is not JSON: the server says what is wrong."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,115 @@
+"""Which server a request goes to: where its prompt's beginning is cached, unless that one is busy."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# Characters of a prompt that are compared at once, and of how many of them a server's cache is remembered.
+_BLOCK_CHARS, _MOST_BLOCKS, _MOST_OF_A_PROMPT = 256, 100_000, 512
+
+Beginning = tuple[int, ...]
+"""A prompt by its beginnings: hashes of its first block, of its first two, and so on."""
+
+
+def beginning_of(body: Any) -> Beginning:
+    """The prompt of a request's JSON, as far as it fills blocks; empty for what has none.
+
+    >>> first = beginning_of({"prompt": "a" * 600})
+    >>> len(first), first == beginning_of({"prompt": "a" * 512 + "b" * 600})[:2]
+    (2, True)
+    """
+    if not isinstance(body, dict):
+        return ()
+    prompt = body.get("prompt") or body.get("messages") or body.get("input")
+    text = prompt if isinstance(prompt, str) else repr(prompt)
+    beginnings, before = [], 0
+    for start in range(0, min(len(text), _BLOCK_CHARS * _MOST_OF_A_PROMPT) - _BLOCK_CHARS + 1, _BLOCK_CHARS):
+        before = hash((before, text[start : start + _BLOCK_CHARS]))
+        beginnings.append(before)
+    return tuple(beginnings)
+
+
+class _Server:
+    """The requests under way at one server, and the beginnings that it was sent, the latest last."""
+
+    def __init__(self) -> None:
+        self.requests: set[str] = set()
+        self._sent: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_sent(self) -> int:
+        return len(self._sent)
+
+    def num_known(self, beginning: Beginning) -> int:
+        return next((i for i, part in enumerate(beginning) if part not in self._sent), len(beginning))
+
+    def send(self, beginning: Beginning) -> None:
+        for part in beginning:
+            self._sent[part] = None
+            self._sent.move_to_end(part)
+        while len(self._sent) > _MOST_BLOCKS:
+            self._sent.popitem(last=False)
+
+
+class Routes:
+    """The servers that there are, by name. Plain Python; may be used from several threads.
+
+    most_ahead: how many more requests than the idlest the server with the longest cached prefix may have.
+    """
+
+    def __init__(self, most_ahead: int = 4) -> None:
+        self.most_ahead = most_ahead
+        self._servers: dict[str, _Server] = {}
+        self._open: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def servers(self) -> list[str]:
+        with self._lock:
+            return sorted(self._servers)
+
+    def keep(self, names: Iterable[str]) -> None:
+        """These are the servers now; what was known of others is forgotten."""
+        with self._lock:
+            self._servers = {name: self._servers.get(name) or _Server() for name in names}
+
+    def ranked(self, beginning: Beginning, names: Sequence[str]) -> list[str]:
+        """`names`, the best first: the longest known beginning, then the fewest requests and prompts.
+
+        A server that is too far ahead of the idlest has no say by what it knows.
+        """
+        with self._lock:
+            servers = {name: self._servers.setdefault(name, _Server()) for name in names}
+            idlest = min((len(server.requests) for server in servers.values()), default=0)
+
+            def rank(name: str) -> tuple[int, int, int]:
+                server = servers[name]
+                is_near = len(server.requests) - idlest <= self.most_ahead
+                known = server.num_known(beginning) if is_near else 0
+                return -known, len(server.requests), server.num_sent
+
+            return sorted(names, key=rank)
+
+    def open(self, request: str) -> None:
+        """A request has come, which `end` ends."""
+        with self._lock:
+            self._open.add(request)
+
+    def send(self, request: str, beginning: Beginning, name: str) -> None:
+        """The request is at this server from now on, and at no other, unless its client has left."""
+        with self._lock:
+            self._remove(request)
+            server = self._servers.setdefault(name, _Server())
+            server.send(beginning)
+            if request in self._open:
+                server.requests.add(request)
+
+    def end(self, request: str) -> None:
+        with self._lock:
+            self._open.discard(request)
+            self._remove(request)
+
+    def _remove(self, request: str) -> None:
+        for server in self._servers.values():
+            server.requests.discard(request)
