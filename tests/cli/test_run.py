@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.cli import serving
 from meshwright.cli.main import main
+from meshwright.cli.served import Serving
+from meshwright.cli.serving import open_service
+from meshwright.errors import PlanError
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.models.presets import load_model
 from meshwright.nn.checkpoint_files import validation_losses
+from meshwright.plan_file import load_plan
 from meshwright.serve.http.server import bind
 
 LINE_KEYS = {"step", "loss", "tokens_per_second", "mfu", "step_seconds", "planned_step_seconds"}
@@ -231,6 +236,35 @@ def test_a_checkpoint_cut_short(run: Path, capsys):
 def test_no_checkpoint_at_all(tmp_path: Path, capsys):
     assert main(["serve", "--checkpoint", str(tmp_path), "--port", "0"]) == 2
     assert "has no config.json" in one_line(capsys)
+
+
+class Made(Exception):
+    """What a runner was asked for."""
+
+
+def test_the_runner_is_made_as_the_server_was_asked(trained: Path, monkeypatch):
+    def make(*_, **options):
+        raise Made(options)
+
+    monkeypatch.setattr(serving, "JaxRunner", make)
+    with pytest.raises(Made) as made, open_service(trained, Serving(chunk=128, mode="disaggregated"), silent):
+        pass
+    [options] = made.value.args
+    assert options["chunk"] == 128 and options["shares_pages"] and not options["keeps_windows"]
+
+
+def test_what_cannot_be_disaggregated_is_refused(trained: Path, plan: Path):
+    for asked, message in (
+        (Serving(prefix_cache=False), "hands over pages, which --no-prefix-cache forgets"),
+        (Serving(plan=load_plan(plan)), "splits the batch over 4; fits: a layout without data and fsdp"),
+    ):
+        asked = replace(asked, mode="disaggregated")
+        with pytest.raises(PlanError, match=message), open_service(trained, asked, silent):
+            pass
+
+
+def silent(what: str, share: float | None) -> None:
+    pass
 
 
 def test_serve_on_a_port_in_use_does_not_load_the_model(tmp_path: Path, capsys):

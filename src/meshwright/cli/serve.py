@@ -23,6 +23,7 @@ from meshwright.cli.common import (
 from meshwright.cli.extras import require
 from meshwright.errors import MeshwrightError
 from meshwright.plan_file import load_plan
+from meshwright.serve.batch import DEFAULT_CHUNK
 from meshwright.serve.folder import check_model_folder
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ def serve(
     cache_tokens: Annotated[
         int | None, count_option("--cache-tokens", help="Tokens that the cache holds. [slots x context]")
     ] = None,
+    chunk: Annotated[
+        int, count_option("--chunk", help="Prompt tokens of a step at most: fewer hold up answers less.")
+    ] = DEFAULT_CHUNK,
     drafts: Annotated[
         int, whole_option("--drafts", least=0, most=15, help="Draft tokens per step, guessed by look-up.")
     ] = 0,
@@ -137,6 +141,7 @@ def serve(
         mode,
         prefix_cache,
         cache_tokens,
+        chunk,
         num_drafts=drafts,
         weights_dtype=weights_dtype,
         kv_dtype=kv_dtype,

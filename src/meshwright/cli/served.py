@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.cli.common import Progress, load_hardware
 from meshwright.nn.devices import split_host, use_devices_of
 from meshwright.plan_file import Plan
+from meshwright.serve.batch import DEFAULT_CHUNK
 from meshwright.serve.http.limits import ClientLimits
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ class Serving:
     """How a checkpoint is served: what `mw serve` is asked beside its address.
 
     plan: whose layout, dtypes, sequences and context are taken. dtype: of weights and products; None takes
-    bf16, f32 on CPUs that do not multiply it. mode: interleaved, batched or disaggregated. weights_dtype: of
-    stored weights alone; kv_dtype: of the cache. num_drafts: most guessed tokens of a sequence a step; 0
-    guesses none.
+    bf16, f32 on CPUs that do not multiply it. mode: interleaved, batched or disaggregated. chunk: most prompt
+    tokens of a step. weights_dtype: of stored weights alone; kv_dtype: of the cache. num_drafts: most guessed
+    tokens of a sequence a step; 0 guesses none.
     """
 
     tensor: int = 1
@@ -36,6 +37,7 @@ class Serving:
     mode: str = "interleaved"
     prefix_cache: bool = True
     cache_tokens: int | None = None
+    chunk: int = DEFAULT_CHUNK
     num_drafts: int = 0
     weights_dtype: str | None = None
     kv_dtype: str | None = None

@@ -132,6 +132,7 @@ def _runner(
         context=context,
         page_size=page,
         num_pages=None if asked.cache_tokens is None else asked.cache_tokens // page,
+        chunk=asked.chunk,
         num_drafts=asked.num_drafts,
         strict=asked.strict,
         # Pages that are handed over are those of all layers.
