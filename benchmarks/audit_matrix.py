@@ -60,6 +60,7 @@ CASES = [
     Case("llama-3.2-1b", "v6e:4x4", "data=4,fsdp=4", 32, 2048),
     Case("llama-3.2-1b", "v5p:2x2x4", "data=2,fsdp=4,tensor=2", 32, 2048),
     Case("llama-3.2-1b", "v5p:2x2x4", "fsdp=4,context=4", 16, 2048),
+    Case("llama-3.2-1b", "v5p:2x2x4", "fsdp=4,pipe=4,microbatches=8,schedule=lanes", 64, 2048),
     Case("llama-3-8b", "v5p:4x4x4", "fsdp=64", 128, 4096),
     Case("llama-3-8b", "v5p:4x4x4", "data=4,fsdp=16,remat=full", 128, 4096),
     Case("llama-3-8b", "v5p:4x4x4", "fsdp=16,tensor=4,sequence_parallel=true", 128, 4096),

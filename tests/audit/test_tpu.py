@@ -86,7 +86,12 @@ def test_a_gradient_stays_a_reduce_scatter_where_its_dimension_is_split() -> Non
     ("model", "hardware", "layout", "workload"),
     [
         ("llama-3.2-1b", "v5e:4x4", "data=2,tensor=8,sequence_parallel=true", Workload(16, 2048)),
-        ("llama-3.2-1b", "v5p:2x2x4", "data=2,fsdp=4,tensor=2", Workload(32, 2048)),
+        (
+            "llama-3.2-1b",
+            "v5p:2x2x4",
+            "fsdp=4,pipe=4,microbatches=8,schedule=lanes",
+            Workload(64, 2048),
+        ),
         (
             "llama-3-70b",
             "v5p:16x16x16",

@@ -125,6 +125,20 @@ def test_what_a_kernel_keeps_is_not_computed_again(
     assert sum(name.startswith("splash_mha_d") for name in kernels) == num_backward
 
 
+def test_no_pass_keeps_what_a_kernel_skips() -> None:
+    """In a pipeline it would wait with the activations, and the backward pass not know what it computes."""
+    mesh = mesh_of("tpu")
+    q, k = (
+        array_type(LAYOUT.activation("x", letters), mesh, SIZES, "bfloat16") for letters in ("BTNH", "BTKH")
+    )
+    run = partial(splash, layout=LAYOUT, window=None, how=Scores())
+    with jax.sharding.use_abstract_mesh(mesh):
+        saved = jax.tree.leaves(jax.eval_shape(lambda q, k, v: jax.vjp(run, q, k, v)[1], q, k, k))
+    assert saved and all(jnp.issubdtype(one.dtype, jnp.floating) for one in saved)
+    # The queries, keys, values, the result and the log of the scores' sums.
+    assert len([one for one in saved if one.size > SIZES["B"] * SIZES["N"]]) == 5
+
+
 def _kernels(jaxpr: Any) -> Iterator[str]:
     """The name of every kernel that a program calls, once for each place where it does."""
     for equation in jaxpr.eqns:

@@ -46,26 +46,32 @@ def with_gradient(
     num_differentiated: int,
     *,
     kept: str | None = None,
+    constants: Callable[[], Sequence[Array]] = tuple,
 ) -> Callable[..., Array]:
     """`each_device`, differentiated in its first arguments by what `local` saves, each device its own.
 
     Cotangents are sums over the axes that split the result and not the argument. kept: the name, for remat
-    policies, of the result and of what is saved beside it and the arguments.
+    policies, of the result and of what is saved beside it and the arguments. constants: makes what `local`
+    takes after the blocks, anew in each pass: no pass saves it for another.
     """
     given = tuple(in_specs)
     own = PartitionSpec(tuple(axis for axis in get_abstract_mesh().axis_names if axis != _STAGES))
-    # Of what the backward pass reads, what is an argument or the result.
+    # Of what the backward pass reads, what is an argument, the result or a constant.
     known: dict[int, int] = {}
 
-    def differentiated(*blocks: Array) -> tuple[Array, Callable[..., Any]]:
+    def computed(*blocks: Array) -> Array:
+        return local(*blocks, *constants())
+
+    def differentiated(blocks: Sequence[Array], fixed: Sequence[Array]) -> tuple[Array, Callable[..., Any]]:
         first, others = blocks[:num_differentiated], blocks[num_differentiated:]
-        return jax.vjp(lambda *first: local(*first, *others), *first)
+        return jax.vjp(lambda *first: local(*first, *others, *fixed), *first)
 
     def out_and_saved(*blocks: Array) -> tuple[Array, list[Array]]:
         nonlocal known
-        out, pull_back = differentiated(*blocks)
+        fixed = constants()
+        out, pull_back = differentiated(blocks, fixed)
         leaves = jax.tree.leaves(pull_back)
-        places = {id(block): place for place, block in enumerate((*blocks, out))}
+        places = {id(block): place for place, block in enumerate((*blocks, out, *fixed))}
         known = {n: places[id(leaf)] for n, leaf in enumerate(leaves) if id(leaf) in places}
         return out, [leaf[None] for n, leaf in enumerate(leaves) if n not in known]
 
@@ -75,10 +81,11 @@ def with_gradient(
         return out, ((*arrays, out), saved)
 
     def pulled_back(arrays: Sequence[Array], saved: Sequence[Array], d_out: Array) -> tuple[Array, ...]:
-        rest = iter(saved)
-        leaves = [arrays[known[n]] if n in known else next(rest)[0] for n in range(len(known) + len(saved))]
+        rest, fixed = iter(saved), constants()
+        there = (*arrays, *fixed)
+        leaves = [there[known[n]] if n in known else next(rest)[0] for n in range(len(known) + len(saved))]
         # Traced again, without computing: a stage of a pipeline has another type than one that is not mapped.
-        structure = jax.tree.structure(jax.eval_shape(lambda *b: differentiated(*b)[1], *arrays[:-1]))
+        structure = jax.tree.structure(jax.eval_shape(lambda *b: differentiated(b, fixed)[1], *arrays[:-1]))
         found = jax.tree.unflatten(structure, leaves)(d_out)
         return tuple(_summed(d, spec, out_spec) for d, spec in zip(found, given, strict=False))
 
@@ -90,7 +97,7 @@ def with_gradient(
 
     @jax.custom_vjp
     def run(*arrays: Array) -> Array:
-        return each_device(local, given, out_spec)(*arrays)
+        return each_device(computed, given, out_spec)(*arrays)
 
     run.defvjp(forward, backward)
     return run

@@ -90,23 +90,21 @@ def splash(
         kernels.make_splash_mha_single_device, masks.MultiHeadMask([mask] * heads_local), block_sizes=blocks,
         attn_logits_soft_cap=how.softcap, interpret=interpret, residual_checkpoint_name=KEPT,
     )  # fmt: skip
-    # It holds which blocks it skips, as arrays: constants of the program, unless a stage of a pipeline traces
-    # it again, elsewhere.
-    made = make() if layout.pipe == 1 else None
+    # It holds which blocks it skips, as arrays: numbers of the program, which no pass keeps for another.
+    kernel = jax.tree.structure(make())
 
-    def local(q: Array, k: Array, v: Array) -> Array:
-        out: Any = jax.vmap(made or make())(q, k, v)
+    def skips() -> list[Array]:
+        return jax.tree.leaves(make())
+
+    def local(q: Array, k: Array, v: Array, *skips: Array) -> Array:
+        out: Any = jax.vmap(jax.tree.unflatten(kernel, skips))(q, k, v)
         return out
 
     scale = head_dim**-0.5 if how.scale is None else how.scale
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
     queries, keys = _specs(layout, "BNTH", "BKTH")
     by_head = (jnp.swapaxes(x, 1, 2) for x in (scaled, k, v))
-    if made is None:
-        run = with_gradient(local, (queries, keys, keys), queries, 3, kept=KEPT)
-    else:
-        # The kernel does not say over which axes its result varies; it is split over all that there are.
-        run = jax.shard_map(local, in_specs=(queries, keys, keys), out_specs=queries, check_vma=False)
+    run = with_gradient(local, (queries, keys, keys), queries, 3, kept=KEPT, constants=skips)
     return jnp.swapaxes(run(*by_head), 1, 2)
 
 

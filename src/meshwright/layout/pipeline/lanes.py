@@ -5,9 +5,11 @@
 
 Stage s has microbatch i forward in tick i + s and backward in tick i + 2(p - 1) - s. A stage that has none
 in a tick computes on what lies there, and its cotangents are zeros: so all stages run the same program and
-wait for each other nowhere but where they pass activations on. Makespan (m + p - 1)(F + B), 1F1B's, with
-2p - 1 microbatches kept on every stage. The vocabulary is split over the stages: each has its share of the
-embedding and of the head, so that no stage has more to do than another.
+wait for each other nowhere but where they pass activations on. Makespan (m + p - 1)(F + B), 1F1B's. Every
+stage keeps 2p - 1 microbatches in a ring, and has two more on their way: the one that the forward pass of a
+tick saves, before it is in the ring, and the one that its backward pass has taken from there. The vocabulary
+is split over the stages: each has its share of the embedding and of the head, so that no stage has more to
+do than another.
 """
 
 from meshwright.errors import LayoutError
@@ -35,7 +37,7 @@ def _check(p: int, m: int) -> None:
 
 
 def _alive(p: int, m: int, v: int, stage: int) -> int:
-    return 2 * p - 1
+    return 2 * p + 1
 
 
 LANES = PipelineSchedule(
