@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.layout import Layout
 from meshwright.models.config import MoE
-from meshwright.nn.experts import combine, dispatch, gates_of, rows_of
+from meshwright.nn.experts import combine, dispatch, gates_of, router_losses, rows_of
 from meshwright.nn.mesh import device_mesh
 
 B, T, D, E = 2, 6, 4, 8
@@ -45,6 +45,31 @@ def test_gates_are_those_of_a_loop_over_tokens(moe: MoE) -> None:
         found = np.asarray(jax.jit(lambda x, b: gates_of(x, b, layout, moe))(LOGITS, CHOICE))
     expected = [[by_hand(LOGITS[b, t], CHOICE, moe) for t in range(T)] for b in range(B)]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("moe", [MoE(E, 2, 8), MoE(E, 3, 8, score="sigmoid")])
+def test_losses_of_a_router_are_those_of_a_loop_over_sequences(moe: MoE) -> None:
+    gates = np.array([[by_hand(LOGITS[b, t], 0 * CHOICE, moe) for t in range(T)] for b in range(B)])
+    scores = 1 / (1 + np.exp(-LOGITS)) if moe.score == "sigmoid" else np.exp(LOGITS)
+    balance = 0.0
+    for b in range(B):
+        for e in range(E):
+            times = E / moe.experts_per_token * np.mean([gates[b, t, e] > 0 for t in range(T)])
+            balance += times * np.mean([scores[b, t, e] / scores[b, t].sum() for t in range(T)]) / B
+    found = router_losses(jnp.asarray(LOGITS), jnp.asarray(gates, jnp.float32), moe)
+    z = np.mean(np.log(np.exp(LOGITS).sum(-1)) ** 2)
+    np.testing.assert_allclose(np.asarray(found), np.array([balance, float(z)]), rtol=1e-5)
+
+
+def test_balance_is_one_where_experts_get_as_much_and_more_where_few_get_all() -> None:
+    moe, even = MoE(E, 1, 8), np.eye(E, dtype=np.float32)[None]
+    one = np.zeros((1, E, E), np.float32)
+    one[..., 0] = 1
+
+    def balance(gates: np.ndarray) -> float:
+        return float(router_losses(jnp.asarray(100 * gates), jnp.asarray(gates), moe)[0])
+
+    assert (balance(even), balance(one)) == (pytest.approx(1), pytest.approx(E))
 
 
 @pytest.mark.parametrize("capacity", [None, 1.0, 2.0, 0.5])

@@ -24,8 +24,20 @@ TOLERANCE = 5e-6
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (16, 17), dtype=np.int32)
 
 
-def compiled_step(config: ModelConfig, layout: Layout) -> CompiledStep:
-    optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=2, total_steps=100)
+# What the balance loss and the z-loss of routers weigh.
+NO_LOSSES = (0.0, 0.0)
+
+
+def compiled_step(
+    config: ModelConfig, layout: Layout, losses: tuple[float, float] = NO_LOSSES
+) -> CompiledStep:
+    optimizer = OptimizerConfig(
+        peak_learning_rate=1e-3,
+        warmup_steps=2,
+        total_steps=100,
+        balance_loss=losses[0],
+        router_z_loss=losses[1],
+    )
     layout = layout.replace(weights_dtype="f32", compute_dtype="f32")
     return CompiledStep(config, layout, Workload(16, 16), optimizer, chip_flops_per_second=1e11)
 
@@ -40,15 +52,15 @@ def _gradients(step: CompiledStep) -> tuple[float, dict[str, jax.Array]]:
 
 
 @cache
-def _one_device(config: ModelConfig) -> tuple[float, dict[str, np.ndarray]]:
-    loss, gradients = _gradients(compiled_step(config, Layout.of()))
+def _one_device(config: ModelConfig, losses: tuple[float, float]) -> tuple[float, dict[str, np.ndarray]]:
+    loss, gradients = _gradients(compiled_step(config, Layout.of(), losses))
     return loss, {path: np.asarray(gradient) for path, gradient in gradients.items()}
 
 
-def assert_agrees(config: ModelConfig, text: str) -> None:
-    step = compiled_step(config, Layout.parse(text))
+def assert_agrees(config: ModelConfig, text: str, losses: tuple[float, float] = NO_LOSSES) -> None:
+    step = compiled_step(config, Layout.parse(text), losses)
     loss, gradients = _gradients(step)
-    expected_loss, expected = _one_device(config)
+    expected_loss, expected = _one_device(config, losses)
     assert loss == pytest.approx(expected_loss, rel=TOLERANCE)
     moments = {leaf.sharding for leaf in jax.tree.leaves(step.abstract_state().opt_state) if leaf.ndim}
     for path, gradient in gradients.items():

@@ -104,6 +104,14 @@ def train(
     z_loss: Annotated[
         float | None, number_option("--z-loss", help="Weight of log(sum exp(logits))^2 in the loss. [0]")
     ] = None,
+    balance_loss: Annotated[
+        float | None,
+        number_option("--balance-loss", help="Weight of each router's loss for experts' unequal loads. [0]"),
+    ] = None,
+    router_z_loss: Annotated[
+        float | None,
+        number_option("--router-z-loss", help="Weight of log(sum exp(logits))^2 of each router. [0]"),
+    ] = None,
     seed: Annotated[
         int | None,
         whole_option(
@@ -163,6 +171,8 @@ def train(
         "weight_decay": weight_decay,
         "clip_norm": clip_norm,
         "z_loss": z_loss,
+        "balance_loss": balance_loss,
+        "router_z_loss": router_z_loss,
         "seed": seed,
         "checkpoint_every": checkpoint_every,
         "checkpoint_minutes": checkpoint_minutes,

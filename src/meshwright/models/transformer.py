@@ -356,6 +356,13 @@ def loss(
     config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, places: Places
 ) -> Any:
     """The mean cross-entropy of targets[B, T], in nats a token."""
+    return losses(config, ops, w, tokens, targets, places)[0]
+
+
+def losses(
+    config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, places: Places
+) -> tuple[Any, Any]:
+    """The mean cross-entropy of targets[B, T], and what `layers` hand on where there is no cache."""
     x = enter(config, ops, w, tokens, places)
-    x, _ = through(config, ops, w, x, places, None, config.layers)
-    return leave_with_loss(config, ops, w, x, targets)
+    x, handed_on = through(config, ops, w, x, places, None, config.layers)
+    return leave_with_loss(config, ops, w, x, targets), handed_on

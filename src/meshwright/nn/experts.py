@@ -9,6 +9,8 @@ every expert has room for all tokens of each device: none is ever dropped, and r
 are multiplied by a gate of zero, as in XLA's grouped products on CPUs and GPUs. With a capacity an expert
 takes so many times its even share, and later tokens go past it.
 
+Two losses keep a router in balance and its logits small (`router_losses`); training weighs them.
+
 Sources: Shazeer et al., 2017; DeepSeek-V3, 2024, for scores by sigmoids and the choice by groups.
 """
 
@@ -17,7 +19,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import MoE
@@ -35,6 +37,8 @@ def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> A
     local = partial(_gates, moe=moe)
     if choice is None:
         return with_gradient(local, [spec], spec, 1)(logits)
+    # Typed as whole, whatever its gradient would be: it has none.
+    choice = reshard(lax.stop_gradient(choice), PartitionSpec())
     return with_gradient(local, [spec, PartitionSpec()], spec, 1)(logits, choice)
 
 
@@ -62,6 +66,26 @@ def _among_the_best(scores: Array, count: int) -> Array:
     places = lax.top_k(scores, count)[1]
     numbers = lax.broadcasted_iota(places.dtype, (1,) * places.ndim + (scores.shape[-1],), places.ndim)
     return jnp.any(places[..., None] == numbers, axis=-2)
+
+
+def router_losses(logits: Array, gates: Array, moe: MoE) -> Array:
+    """f32[2]: the balance loss and the z-loss of one layer's logits[B, T, E] and gates[B, T, E].
+
+        balance = mean over sequences of sum_e f_e P_e      z = mean over tokens of log(sum_e exp(logits))^2
+
+    f_e: E/k times the share of a sequence's tokens that go to expert e. P_e: its mean score, where a token's
+    scores add up to 1. Balance is 1 where all experts get as much, and up to E/k where k get everything. It
+    is one of each sequence, so that neither microbatches nor how the batch is split change it.
+    Sources: DeepSeek-V3, 2024, section 2.1.2; Zoph et al., "ST-MoE", 2022, section 3.1.
+    """
+    wide = logits.astype(jnp.float32)
+    peak = lax.stop_gradient(jnp.max(wide, axis=-1, keepdims=True))
+    log_sum = jnp.log(jnp.sum(jnp.exp(wide - peak), axis=-1)) + peak[..., 0]
+    scores = _SCORES[moe.score](wide)
+    chosen = lax.stop_gradient(gates > 0).astype(jnp.float32)
+    times = jnp.mean(chosen, axis=1) * (moe.num_experts / moe.experts_per_token)
+    share = jnp.mean(scores / jnp.sum(scores, axis=-1, keepdims=True), axis=1)
+    return jnp.stack([jnp.mean(jnp.sum(times * share, axis=-1)), jnp.mean(log_sum**2)])
 
 
 def rows_of(num_tokens: int, moe: MoE, capacity: float | None) -> int:

@@ -45,10 +45,14 @@ FORWARD = "forward"
 
 
 class _Forward(NamedTuple):
-    """What forward ticks hand on: the stages' next inputs [p, B, T, D], and the ring of what was saved."""
+    """What forward ticks hand on: the stages' next inputs [p, B, T, D], and the ring of what was saved.
+
+    of_routers: the losses so far of each stage's routers, [p, 2]; None where they do not count.
+    """
 
     arrived: Array
     ring: Any
+    of_routers: Any
 
 
 class _Backward(NamedTuple):
@@ -61,7 +65,10 @@ class _Backward(NamedTuple):
 
 
 class Lanes:
-    """One step's loss and gradients, of a model under a layout whose schedule is `lanes`."""
+    """One step's loss and gradients, of a model under a layout whose schedule is `lanes`.
+
+    router_weights: what each of the routers' losses weighs, f32[2], where `ops` has them.
+    """
 
     def __init__(
         self,
@@ -72,9 +79,10 @@ class Lanes:
         batch: Microbatch,
         places: Places,
         ops: JaxOps,
+        router_weights: Any = None,
     ) -> None:
         self.config, self.layout = config, layout
-        self.batch, self.places = batch, places
+        self.batch, self.places, self.router_weights = batch, places, router_weights
         self.stages, self.microbatches = layout.pipe, layout.microbatches
         self.ops = ops
         used = as_used(config, layout, params, leaves)
@@ -91,8 +99,11 @@ class Lanes:
 
     # A step
 
-    def loss_and_gradients(self) -> tuple[Array, Any]:
-        """The mean loss of the microbatches, and gradients as `leaves` lie, partial where those add up."""
+    def losses_and_gradients(self) -> tuple[tuple[Array, Any], Any]:
+        """((mean loss of the microbatches, mean losses of the routers), gradients).
+
+        Gradients lie as `leaves` do, partial where those add up.
+        """
         p, m = self.stages, self.microbatches
         forward = self._first_tick()
         forward, _ = lax.scan(self._warm_tick, forward, jnp.arange(1, p - 1))
@@ -100,14 +111,18 @@ class Lanes:
         (forward, backward), _ = lax.scan(self._both_tick, (forward, backward), jnp.arange(p - 1, p - 1 + m))
         drain = partial(self._last_tick, forward.ring)
         backward, _ = lax.scan(drain, backward, jnp.arange(p - 1 + m, m + 2 * (p - 1)))
-        return backward.loss, {**backward.d_ends, "layers": jax.tree.map(_joined, backward.d_layers)}
+        gradients = {**backward.d_ends, "layers": jax.tree.map(_joined, backward.d_layers)}
+        of_routers = forward.of_routers
+        if of_routers is not None:
+            of_routers = lax.reduce_sum(of_routers, (0,), out_sharding=PartitionSpec(None)) / m
+        return (backward.loss, of_routers), gradients
 
     def loss(self) -> Array:
         """The mean loss of the microbatches alone."""
         p, m = self.stages, self.microbatches
 
         def tick(arrived: Array, t: Array) -> tuple[Array, Array]:
-            y, _ = self._forward(arrived, t)
+            y, _, _ = self._forward(arrived, t)
             return _hop(y), self._head(self.ends, _of_last(y), self.batch(t - (p - 1))[1])
 
         def warm(arrived: Array, t: Array) -> tuple[Array, None]:
@@ -120,20 +135,24 @@ class Lanes:
 
     def _first_tick(self) -> _Forward:
         """That of tick 0, from which the ring has its shape: full of what was saved there."""
-        y, saved = self._forward(self._idle(), jnp.int32(0))
+        y, of_routers, saved = self._forward(self._idle(), jnp.int32(0))
         ring = jax.tree.map(lambda leaf: _repeated(leaf, 2 * self.stages - 1), saved)
-        return _Forward(_hop(y), ring)
+        return _Forward(_hop(y), ring, of_routers)
 
     def _warm_tick(self, before: _Forward, t: Array) -> tuple[_Forward, None]:
-        y, saved = self._forward(before.arrived, t)
-        return _Forward(_hop(y), self._kept(before.ring, saved, t)), None
+        return self._advanced(before, t)[1], None
+
+    def _advanced(self, before: _Forward, t: Array) -> tuple[Array, _Forward]:
+        """y[p, B, T, D] of a forward tick, and what it hands on."""
+        y, of_routers, saved = self._forward(before.arrived, t)
+        total = jax.tree.map(jnp.add, before.of_routers, of_routers)
+        return y, _Forward(_hop(y), self._kept(before.ring, saved, t), total)
 
     def _both_tick(
         self, before: tuple[_Forward, _Backward], t: Array
     ) -> tuple[tuple[_Forward, _Backward], None]:
-        forward, backward = before
-        y, saved = self._forward(forward.arrived, t)
-        ring = self._kept(forward.ring, saved, t)
+        y, forward = self._advanced(before[0], t)
+        backward = before[1]
         _, targets = self.batch(t - (self.stages - 1))
         diff = _differentiated(self.ends)
         loss, (d_ends, d_y) = jax.value_and_grad(
@@ -142,7 +161,7 @@ class Lanes:
         backward = backward._replace(
             loss=backward.loss + loss, d_ends=jax.tree.map(jnp.add, backward.d_ends, d_ends)
         )
-        return (_Forward(_hop(y), ring), self._backward(backward, ring, d_y, t)), None
+        return (forward, self._backward(backward, forward.ring, d_y, t)), None
 
     def _last_tick(self, ring: Any, before: _Backward, t: Array) -> tuple[_Backward, None]:
         spec = PartitionSpec(*jax.typeof(before.d_x).sharding.spec.partitions[1:])
@@ -151,42 +170,47 @@ class Lanes:
 
     # Passes
 
-    def _forward(self, arrived: Array, t: Array) -> tuple[Array, Any]:
-        """y[p, B, T, D] of all stages, and what they save."""
+    def _forward(self, arrived: Array, t: Array) -> tuple[Array, Any, Any]:
+        """y[p, B, T, D] of all stages, what the routers of those at work lose, and what all save."""
         tokens, _ = self.batch(jnp.minimum(t, self.microbatches - 1))
         with jax.named_scope(FORWARD):
             x = transformer.enter(self.config, self.ops, self.ops.reads(self.ends), tokens, self.places)
-        run = jax.vmap(self._stage_forward, in_axes=(0, 0, None, 0), out_axes=(0, 0, None))
-        y, saved, constants = run(self.layers, arrived, x, self._numbers())
+        run = jax.vmap(self._stage_forward, in_axes=(0, 0, None, 0, None), out_axes=(0, 0, 0, None))
+        y, of_routers, saved, constants = run(self.layers, arrived, x, self._numbers(), t)
         self._constants = self._constants or constants  # of the first tick, which all others can read
-        return y, jax.tree.map(_on_stages, saved)
+        return y, of_routers, jax.tree.map(_on_stages, saved)
 
     def _stage_forward(
-        self, weights: Any, arrived: Array, entering: Array, number: Array
-    ) -> tuple[Array, list[Array], dict[int, Array]]:
+        self, weights: Any, arrived: Array, entering: Array, number: Array, t: Array
+    ) -> tuple[Array, Any, list[Array], dict[int, Array]]:
         x = jnp.where(number == 0, entering, arrived)
         diff = jax.tree.map(reshard, _differentiated(weights), self.types)
 
-        def run(diff: Any, x: Array) -> Array:
+        def run(diff: Any, x: Array) -> tuple[Array, Any]:
             w, ops = {"layers": _with(weights, diff)}, self.ops.on_stage(number, self._own)
-            return transformer.through(self.config, ops, w, x, self.places, None, self._own[0])[0]
+            return transformer.through(self.config, ops, w, x, self.places, None, self._own[0])
 
-        y, vjp = jax.vjp(run, diff, x)
+        (y, of_routers), vjp = jax.vjp(run, diff, x)
+        if of_routers is not None:
+            of_routers = jnp.where(self._has_microbatch(t - number), of_routers, 0)
         saved, self._vjp = jax.tree.flatten(vjp)
         known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves((weights, diff, self.places)))}
         self._inputs_saved = {n: known[id(leaf)] for n, leaf in enumerate(saved) if id(leaf) in known}
         # What no device made, such as a window, is alike on all stages and in all ticks.
         constants = {n: leaf for n, leaf in enumerate(saved) if jax.typeof(leaf).sharding.mesh.empty}
         here = [leaf for n, leaf in enumerate(saved) if n not in {*self._inputs_saved, *constants}]
-        return y, here, constants
+        return y, of_routers, here, constants
+
+    def _has_microbatch(self, number: Array) -> Array:
+        return (number >= 0) & (number < self.microbatches)
 
     def _backward(self, before: _Backward, ring: Any, d_y: Array, t: Array) -> _Backward:
         """All stages' backward passes, of what each saved when the same microbatch was there."""
         slots = (t - 2 * (self.stages - 1 - self._numbers())) % (2 * self.stages - 1)
         saved = jax.tree.map(lambda leaf: _slots(leaf, slots), ring)
-        run = jax.vmap(self._stage_backward, in_axes=(0, 0, 0, None, 0))
+        run = jax.vmap(self._stage_backward, in_axes=(0, 0, 0, None, 0, None))
         (arrived,) = _transposed(_hop, before.d_x, before.d_x)
-        d_layers, d_x = run(self.layers, saved, arrived, d_y, self._numbers())
+        d_layers, d_x = run(self.layers, saved, arrived, d_y, self._numbers(), t)
         (d_first,) = _transposed(partial(_on_first, num_stages=self.stages), d_y, d_x)
         tokens, _ = self.batch(jnp.clip(t - 2 * (self.stages - 1), 0, self.microbatches - 1))
 
@@ -203,14 +227,18 @@ class Lanes:
         )
 
     def _stage_backward(
-        self, weights: Any, saved: list[Array], arrived: Array, leaving: Array, number: Array
+        self, weights: Any, saved: list[Array], arrived: Array, leaving: Array, number: Array, t: Array
     ) -> tuple[Any, Array]:
         diff = jax.tree.map(reshard, _differentiated(weights), self.types)
         known, rest = jax.tree.leaves((weights, diff, self.places)), iter(saved)
         there = self._constants | {n: known[place] for n, place in self._inputs_saved.items()}
         leaves = [there[n] if n in there else next(rest) for n in range(self._vjp.num_leaves)]
         d_y = jnp.where(number == self.stages - 1, leaving, arrived)
-        return jax.tree.unflatten(self._vjp, leaves)(d_y)
+        d_routers = self.router_weights
+        if d_routers is not None:
+            is_idle = ~self._has_microbatch(t - 2 * (self.stages - 1) + number)
+            d_routers = jnp.where(is_idle, 0, jnp.asarray(d_routers) / self.microbatches)
+        return jax.tree.unflatten(self._vjp, leaves)((d_y, d_routers))
 
     def _head(self, ends: Mapping[str, Any], x: Array, targets: Array) -> Array:
         """A microbatch's share of the loss."""

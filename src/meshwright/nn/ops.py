@@ -36,7 +36,7 @@ from meshwright.nn.each_device import KEPT
 from meshwright.nn.elementwise import activate, along, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import apply_reshard
-from meshwright.nn.experts import combine, dispatch, gates_of
+from meshwright.nn.experts import combine, dispatch, gates_of, router_losses
 from meshwright.nn.flash import flash_kernels
 from meshwright.nn.gradients import Scattered, read
 from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
@@ -65,22 +65,31 @@ _POLICIES = {
 class JaxOps:
     """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
-    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`.
+    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: where there is no
+    cache, `layers` hands on the sum of the layers' `router_losses` in its place.
     """
 
     def __init__(
-        self, config: ModelConfig, layout: Layout, *, masked: bool = False, z_loss: float = 0.0
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        *,
+        masked: bool = False,
+        z_loss: float = 0.0,
+        router_losses: bool = False,
     ) -> None:
         check_runs(config, layout, layout.phase)
         self.config, self.layout, self.masked, self.z_loss = config, layout, masked, z_loss
+        self.router_losses = router_losses
+        self._of_routers: list[Array] = []  # of the layer that is being traced
         self.dtype = JAX_DTYPES[layout.compute_dtype]
         self._num_products = 0  # of the layer that is being traced
         self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
 
-    def without_z_loss(self) -> "JaxOps":
+    def of_validation(self) -> "JaxOps":
         """These operations, whose loss is the cross-entropy alone."""
         ops = copy(self)
-        ops.z_loss = 0.0
+        ops.z_loss, ops.router_losses = 0.0, False
         return ops
 
     def on_stage(self, number: Array, layers: Sequence[Sequence[Layer]]) -> "JaxOps":
@@ -267,7 +276,11 @@ class JaxOps:
         if b is not None:
             scores = self.bias(f"{name}_bias", scores, b)
         with jax.named_scope("top_k"):
-            return checkpoint_name(gates_of(scores, choice, self.layout, self.config.moe), OPERATION)
+            gates = checkpoint_name(gates_of(scores, choice, self.layout, self.config.moe), OPERATION)
+        if self.router_losses:
+            with jax.named_scope("router_losses"):
+                self._of_routers.append(router_losses(scores, gates, self.config.moe))
+        return gates
 
     def dispatch(self, name: str, x: Array, gates: Array) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has experts"
@@ -337,19 +350,22 @@ class JaxOps:
             x, (arrays, _) = block(self, w, x, places, (cache, number), kind)
             return x, arrays
 
-        def plain(x: Array, w: Any, cache: None, number: None, kind: KindInLoop) -> tuple[Array, None]:
-            def one(x: Array, w: Any, which: Array | None) -> Array:
-                self._num_products = 0
-                return block(self, self.reads(w), x, places, None, kind._replace(which=which))[0]
+        def plain(x: Array, w: Any, lost: Any, number: Any, kind: KindInLoop) -> tuple[Array, Any]:
+            def one(x: Array, w: Any, which: Array | None) -> tuple[Array, Any]:
+                self._num_products, self._of_routers = 0, []
+                x, _ = block(self, self.reads(w), x, places, None, kind._replace(which=which))
+                return x, sum(self._of_routers) if self._of_routers else None
 
-            return jax.checkpoint(one, policy=_POLICIES[self.layout.remat])(x, w, kind.which), None
+            x, more = jax.checkpoint(one, policy=_POLICIES[self.layout.remat])(x, w, kind.which)
+            return x, lost if more is None else lost + more
 
         with jax.named_scope("layers"):
+            if cache is not None:
+                return run_layers(cached, weights, x, cache, layers)
+            nothing = jnp.zeros(2) if self.router_losses else None
             if self._stage is not None:
-                return run_stage(plain, weights, x, *self._stage)
-            if cache is None:
-                return run_layers(plain, weights, x, None, layers)
-            return run_layers(cached, weights, x, cache, layers)
+                return run_stage(plain, weights, x, nothing, *self._stage)
+            return run_layers(plain, weights, x, nothing, layers)
 
     def take(self, name: str, x: Array, indices: Array) -> Array:
         with jax.named_scope(name):

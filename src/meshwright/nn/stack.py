@@ -66,8 +66,9 @@ def run_layers(
 ) -> tuple[Array, Any]:
     """x and the cache after `layers`; `weights`: the stacks [L, ...] by name.
 
-    The cache of all layers is carried whole, each layer writing its new positions alone: scanned over,
-    every step would copy it once and need its memory twice.
+    In training a sum over the layers may be in the cache's place. The cache of all layers is carried whole,
+    each layer writing its new positions alone: scanned over, every step would copy it once and need its
+    memory twice.
     """
     for loop in _loops(layers):
         if loop.times == 1:
@@ -80,9 +81,16 @@ def run_layers(
 
 
 def run_stage(
-    run: RunLayer, weights: Mapping[str, Any], x: Array, stage: Array, layers: Sequence[Sequence[Layer]]
+    run: RunLayer,
+    weights: Mapping[str, Any],
+    x: Array,
+    total: Any,
+    stage: Array,
+    layers: Sequence[Sequence[Layer]],
 ) -> tuple[Array, Any]:
-    """x after the layers of one stage of a pipeline; weights: its own. layers: of each stage, of one stack.
+    """x after the layers of one stage of a pipeline, and what they add to `total`, a sum over layers.
+
+    weights: the stage's own. layers: of each stage, of one stack.
 
     Stages run one program: where their layers are of different kinds, the number of the kind is data.
     """
@@ -94,10 +102,10 @@ def run_stage(
         which = jnp.asarray(numbers[0] if alike else numbers, jnp.int32)
         which = which if alike else lax.dynamic_index_in_dim(which, stage, keepdims=False)
 
-    def body(x: Array, step: tuple[Any, Any]) -> tuple[Array, None]:
-        return run(x, step[0], None, None, KindInLoop(tuple(kinds), step[1]))[0], None
+    def body(carry: tuple[Array, Any], step: tuple[Any, Any]) -> tuple[tuple[Array, Any], None]:
+        return run(carry[0], step[0], carry[1], None, KindInLoop(tuple(kinds), step[1])), None
 
-    return lax.scan(body, x, (weights[kinds[0].stack], which))[0], None
+    return lax.scan(body, (x, total), (weights[kinds[0].stack], which))[0]
 
 
 def _scan(run: RunLayer, weights: Mapping[str, Any], x: Array, cache: Any, loop: _Loop) -> tuple[Array, Any]:

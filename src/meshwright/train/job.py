@@ -17,6 +17,7 @@ from meshwright.train.documents import check_source, parse_sources
 from meshwright.train.settings import (
     Settings,
     changed_settings,
+    check_has_routers,
     evaluation_sets,
     load_settings,
     new_settings,
@@ -93,6 +94,7 @@ def prepare_job(
     else:
         settings = new_settings(settings_given)
         _check_new(settings, chosen.model)
+    check_has_routers(chosen.model, settings.balance_loss, settings.router_z_loss)
     if settings.tensorboard:
         check_board()
     if stored is None and settings_given.get("optimizer") is None:

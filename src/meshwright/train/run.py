@@ -96,6 +96,8 @@ def carry_out(job: TrainingJob, report: Progress) -> TrainingResult:
         weight_decay=settings.weight_decay,
         clip_norm=settings.clip_norm,
         z_loss=settings.z_loss,
+        balance_loss=settings.balance_loss,
+        router_z_loss=settings.router_z_loss,
     )
     step = CompiledStep(
         plan.model,

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from meshwright.errors import DataError, MeshwrightError
 from meshwright.files import parse_json, read_text, write_whole
+from meshwright.models.config import ModelConfig
 from meshwright.train.documents import BadData
 
 SETTINGS = "settings.json"
@@ -42,6 +43,8 @@ class Settings:
     the rate of earlier ones. learning_rate: at its peak; schedule: its course from there. optimizer: that of
     the plan unless another is asked for. weight_decay: of matrices, times the learning rate. clip_norm: bound
     of the gradients' global norm. z_loss: weight of the squared log of the softmax' sum in the loss.
+    balance_loss, router_z_loss: weights of what each layer's router adds where its experts have unequal
+    loads, and for the squared log of its own softmax' sum.
     checkpoint_every: steps between checkpoints, 0 for none but those by time, by validation and at the end.
     checkpoint_minutes: minutes between checkpoints. keep: how many of the last are kept. on_spike: what is
     done about a loss that is not finite or far above its trend. tensorboard: whether it gets metrics, too.
@@ -61,6 +64,8 @@ class Settings:
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     z_loss: float = 0.0
+    balance_loss: float = 0.0
+    router_z_loss: float = 0.0
     seed: int = 0
     checkpoint_every: int = 0
     checkpoint_minutes: float = 10.0
@@ -76,7 +81,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise MeshwrightError(f"{option(name)} {value} is below {least}")
-        for name in ("weight_decay", "z_loss"):
+        for name in ("weight_decay", "z_loss", "balance_loss", "router_z_loss"):
             if not 0 <= getattr(self, name) < inf:
                 raise MeshwrightError(f"{option(name)} {getattr(self, name):g} is not a number from 0 up")
         for name in ("learning_rate", "checkpoint_minutes", "clip_norm"):
@@ -88,6 +93,13 @@ class Settings:
             value = getattr(self, name)
             if value not in known:
                 raise MeshwrightError(f"{option(name)} {value!r} is unknown; known: {', '.join(known)}")
+
+
+def check_has_routers(model: ModelConfig, balance_loss: float, router_z_loss: float) -> None:
+    """Raises MeshwrightError where losses of routers have weights, and the model has no router."""
+    for name, weight in (("balance_loss", balance_loss), ("router_z_loss", router_z_loss)):
+        if weight and model.moe is None:
+            raise MeshwrightError(f"{option(name)} {weight:g}: {model.name} has no experts; fits: 0")
 
 
 def option(name: str) -> str:

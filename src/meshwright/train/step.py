@@ -33,6 +33,7 @@ from meshwright.nn.params import JAX_DTYPES, abstract_params, init_params, joine
 from meshwright.nn.weights import load_hf
 from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
+from meshwright.train.settings import check_has_routers
 
 
 @jax.tree_util.register_dataclass
@@ -92,7 +93,14 @@ class CompiledStep:
             keep_freed_memory()
         self.options = options or {}
         self.schedule = learning_rate(optimizer)
-        self.ops = JaxOps(config, layout, masked=masked, z_loss=optimizer.z_loss)
+        self.router_weights = _router_weights(config, optimizer)
+        self.ops = JaxOps(
+            config,
+            layout,
+            masked=masked,
+            z_loss=optimizer.z_loss,
+            router_losses=self.router_weights is not None,
+        )
         self.optimizer = make_optimizer(
             replace(optimizer, optimizer=layout.optimizer), JAX_DTYPES[layout.optimizer_dtype], config
         )
@@ -152,7 +160,10 @@ class CompiledStep:
     # The step
 
     def step(self, state: TrainState, tokens: np.ndarray) -> tuple[TrainState, dict[str, Array]]:
-        """(next state, {"loss", "grad_norm", "learning_rate"}); the state is donated."""
+        """(next state, {"loss", "grad_norm", "learning_rate"}); the state is donated.
+
+        Where the routers' losses have weights also "balance_loss" and "router_z_loss", of the mean layer.
+        """
         with jax.set_mesh(self.mesh):
             return self.jitted(state, self._put(tokens))
 
@@ -180,14 +191,14 @@ class CompiledStep:
     def loss(self, params: Any, rows: Array) -> Array:
         """Mean nats per counted token of rows[B, T+1]."""
         if self.layout.pipe > 1:
-            return self._lanes(params, params, rows, self.ops.without_z_loss()).loss()
-        loss = self._over_all(params, rows, self.ops.without_z_loss())
+            return self._lanes(params, params, rows, self.ops.of_validation()).loss()
+        loss, _ = self._over_all(params, rows, self.ops.of_validation())
         return loss * self._all_over_counted(rows) if self.masked else loss
 
-    def _over_all(self, params: Any, rows: Array, ops: JaxOps) -> Array:
-        """The nats of the counted targets over the number of all."""
+    def _over_all(self, params: Any, rows: Array, ops: JaxOps) -> tuple[Array, Any]:
+        """The nats of the counted targets over the number of all; and the sum of the routers' losses."""
         tokens, targets, places = self._dealt(rows)
-        return transformer.loss(self.config, ops, ops.reads(params), tokens, targets, places)
+        return transformer.losses(self.config, ops, ops.reads(params), tokens, targets, places)
 
     def _all_over_counted(self, rows: Array) -> Array:
         """B T over the number of targets that count; of the whole batch, since microbatches differ in it."""
@@ -222,7 +233,8 @@ class CompiledStep:
         places = jax.tree.map(
             lambda x: reshard(x, self.batch_sharding.spec), self._dealt(microbatches[:, 0])[2]
         )
-        return Lanes(self.config, self.layout, params, leaves, batch, places, ops)
+        weights = self.router_weights if ops.router_losses else None
+        return Lanes(self.config, self.layout, params, leaves, batch, places, ops, weights)
 
     def _microbatches(self, rows: Array) -> Array:
         """rows[B, T+1] as [B/m, m, T+1].
@@ -234,7 +246,7 @@ class CompiledStep:
         return jnp.reshape(rows, shape, out_sharding=PartitionSpec(spec[0], None, None))
 
     def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
-        loss, grads = self.loss_and_gradients(state.params, rows)
+        (loss, of_routers), grads = self._losses_and_gradients(state.params, rows)
         with jax.named_scope("update"):
             mine, opt_state = self._updated(state, grads)
             params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
@@ -243,6 +255,9 @@ class CompiledStep:
                 "grad_norm": optax.tree.norm(grads),
                 "learning_rate": self.schedule(state.num_updates),
             }
+            if of_routers is not None:
+                mean = of_routers / sum(layer.kind.stack == "layers" for layer in self.config.layers)
+                metrics |= {"balance_loss": mean[0], "router_z_loss": mean[1]}
         return TrainState(params, opt_state, state.num_updates + 1), metrics
 
     def _updated(self, state: TrainState, grads: Any) -> tuple[Any, Any]:
@@ -258,27 +273,47 @@ class CompiledStep:
         return jax.tree.map(lambda weight: weight.astype(dtype), master), Mastered(master, moments)
 
     def loss_and_gradients(self, params: Any, rows: Array) -> tuple[Array, Any]:
-        """Mean loss and gradients over the microbatches, which are run one after another."""
+        """The mean loss of the batch, without what routers lose, and the gradients of all."""
+        (loss, _), gradients = self._losses_and_gradients(params, rows)
+        return loss, gradients
+
+    def _losses_and_gradients(self, params: Any, rows: Array) -> tuple[tuple[Array, Any], Any]:
+        """((loss, the routers' losses), gradients) over the microbatches, which are run one after another."""
         config, layout, count = self.config, self.layout, self.layout.microbatches
         leaves = differentiated(config, layout, params)
 
         scale = self._all_over_counted(rows) if self.masked else None
 
-        def share(leaves: Any, rows: Array) -> Array:
-            loss = self._over_all(as_used(config, layout, params, leaves), rows, self.ops) / count
-            return loss if scale is None else loss * scale
+        def share(leaves: Any, rows: Array) -> tuple[Array, tuple[Array, Any]]:
+            loss, of_routers = self._over_all(as_used(config, layout, params, leaves), rows, self.ops)
+            loss = loss / count if scale is None else loss / count * scale
+            if self.router_weights is None:
+                return loss, (loss, None)
+            of_routers = of_routers / count
+            return loss + self.router_weights @ of_routers, (loss, of_routers)
+
+        def losses_and_gradients(rows: Array) -> tuple[tuple[Array, Any], Any]:
+            (_, losses), gradients = jax.value_and_grad(share, has_aux=True)(leaves, rows)
+            return losses, gradients
 
         if layout.pipe > 1:
-            loss, grads = self._lanes(params, leaves, rows, self.ops).loss_and_gradients()
-            return loss, summed(config, layout, grads)
+            losses, grads = self._lanes(params, leaves, rows, self.ops).losses_and_gradients()
+            return losses, summed(config, layout, grads)
         if count == 1:
-            return jax.value_and_grad(share)(leaves, rows)
+            return losses_and_gradients(rows)
         split = self._microbatches(rows)
 
         def add(total: Any, index: Array) -> tuple[Any, None]:
-            part = jax.value_and_grad(share)(leaves, split[:, index])
-            return jax.tree.map(jnp.add, total, part), None
+            return jax.tree.map(jnp.add, total, losses_and_gradients(split[:, index])), None
 
-        zero = (jnp.zeros(()), zeros(config, layout, leaves))
-        loss, grads = lax.scan(add, zero, jnp.arange(count))[0]
-        return loss, summed(config, layout, grads)
+        none_yet = None if self.router_weights is None else jnp.zeros(2)
+        zero = ((jnp.zeros(()), none_yet), zeros(config, layout, leaves))
+        losses, grads = lax.scan(add, zero, jnp.arange(count))[0]
+        return losses, summed(config, layout, grads)
+
+
+def _router_weights(config: ModelConfig, optimizer: OptimizerConfig) -> np.ndarray | None:
+    """f32[2]: what the balance loss and the z-loss of each layer's router weigh; None where both are 0."""
+    weights = optimizer.balance_loss, optimizer.router_z_loss
+    check_has_routers(config, *weights)
+    return np.asarray(weights, np.float32) if any(weights) else None
