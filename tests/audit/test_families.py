@@ -25,6 +25,7 @@ TWO_PERIODS = replace(LOCAL, num_layers=4)
         "data=2,fsdp=2,tensor=2",
         "fsdp=2,tensor=4,sequence_parallel=true",
         "data=2,fsdp=2,tensor=2,zero=1,microbatches=2,sequence_parallel=true",
+        "fsdp=2,tensor=2,tensor2=2",
     ],
 )
 def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: str) -> None:

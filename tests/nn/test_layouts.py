@@ -171,6 +171,7 @@ def assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLERA
         "context=4,fsdp=2,context_method=ring",
         "context=2,fsdp=2,tensor=2,context_method=ulysses,sequence_parallel=true",
         "tensor=4,kv_replicas=2,sequence_parallel=true",
+        "fsdp=2,tensor=2,tensor2=2,sequence_parallel=true",
     ],
 )
 def test_loss_and_gradients_are_those_of_one_device(text: str) -> None:
@@ -193,6 +194,8 @@ def test_loss_and_gradients_are_those_of_one_device(text: str) -> None:
         "context=2,fsdp=2,zero_context=true,tensor=2",
         "context=4,fsdp=2,zero=1,zero_context=true,microbatches=2",
         "tensor=4,kv_replicas=2,remat=matmuls",
+        "data=2,tensor=2,tensor2=2,remat=full",
+        "tensor2=8",
     ],
 )
 def test_the_other_pairs_of_options(text: str) -> None:
@@ -245,6 +248,11 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (OSS, "context=2,tensor=2,fsdp=2,context_method=ulysses,remat=full"),
                 (LATENT, "context=4,tensor=2,context_method=ulysses,remat=matmuls"),
                 (MIXTURE, "context=2,fsdp=4,expert=4,context_method=ulysses"),
+                (MIXTURE, "fsdp=2,tensor=2,tensor2=2,expert=2"),
+                (OSS, "data=2,tensor=2,tensor2=2,sequence_parallel=true"),
+                (LATENT, "fsdp=2,tensor=2,tensor2=2"),
+                (LOCAL, "data=2,tensor=2,tensor2=2"),
+                (GPT, "fsdp=2,tensor=2,tensor2=2,sequence_parallel=true"),
             ]
         ),
     ],

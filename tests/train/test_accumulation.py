@@ -130,6 +130,12 @@ def test_a_shard_that_does_not_divide_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_what_is_offloaded_comes_back(remat: str) -> None:
+    assert_agrees(TINY, f"fsdp=4,tensor=2,microbatches=2,offload=true,remat={remat}")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["attention", "alternate"])
 def test_every_policy_of_recomputing_agrees(remat: str) -> None:
     assert_agrees(TINY, f"data=2,fsdp=2,tensor=2,remat={remat}")

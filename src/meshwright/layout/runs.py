@@ -47,8 +47,9 @@ def model_lacks(config: ModelConfig) -> str | None:
 
 def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     """The first word of the layout that nn/ does not run yet, in this phase."""
-    if phase != "train" and layout.pipe > 1:
-        return f"pipe={layout.pipe}"
+    for name in ("pipe", "tensor2") if phase != "train" else ():
+        if (degree := layout.degree(name)) > 1:
+            return f"{name}={degree}"
     for axis in AXES:
         if layout.degree(axis.name) > 1 and (word := axis.why_not(layout)):
             return word
@@ -58,7 +59,8 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         return word
     schedule, precision, is_inference = layout.schedule, layout.precision, phase != "train"
     features = {
-        "offload=true": schedule.offload,
+        f"offload=true with pipe={layout.pipe}": schedule.offload and layout.pipe > 1,
+        "offload=true": schedule.offload and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
         not in (None, precision.compute_dtype, *(["int8"] if is_inference else [])),
         f"gradients_dtype={precision.gradients_dtype}": not is_inference

@@ -49,24 +49,39 @@ from meshwright.notation.einsum import Contraction, Reshard
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
 MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
+# What enters a layer, by this name where it is offloaded: without one it stays on the device.
+INPUT = "input"
 _NO_WINDOW = 1 << 30
-_saves = jax.checkpoint_policies.save_only_these_names
 
-
-_POLICIES = {
-    "none": _saves(MATMUL, SECOND, OPERATION, KEPT),
-    "attention": _saves(MATMUL, SECOND, OPERATION, KEPT),  # scores are within an operation
-    "matmuls": _saves(MATMUL, SECOND, KEPT),
-    "alternate": _saves(MATMUL, KEPT),
-    "full": jax.checkpoint_policies.nothing_saveable,
+_SAVED = {
+    "none": (MATMUL, SECOND, OPERATION, KEPT),
+    "attention": (MATMUL, SECOND, OPERATION, KEPT),  # scores are within an operation
+    "matmuls": (MATMUL, SECOND, KEPT),
+    "alternate": (MATMUL, KEPT),
+    "full": (),
 }
+
+
+def _policy(layout: Layout) -> Callable[..., Any]:
+    """What the backward pass does not compute again, and where it waits.
+
+    XLA for CPU has one memory alone: what is offloaded stays where it is (jax 0.10.2).
+    """
+    if not layout.offload:
+        return jax.checkpoint_policies.save_only_these_names(*_SAVED[layout.remat])
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[INPUT, *_SAVED[layout.remat]],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
 
 
 class JaxOps:
     """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
-    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: where there is no
-    cache, `layers` hands on the sum of the layers' `router_losses` in its place.
+    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: where there is
+    no cache, `layers` hands on the sum of the layers' `router_losses` in its place.
     """
 
     def __init__(
@@ -123,6 +138,9 @@ class JaxOps:
         self, name: str, x: Array, scale: Array, bias: Array | None = None, *, kind: str = "rms"
     ) -> Array:
         with jax.named_scope(name):
+            last = (x.ndim - 1,)
+            scale = self._split_as(x, last, scale)
+            bias = None if bias is None else self._split_as(x, last, bias)
             return checkpoint_name(norm(x, scale, bias, kind, self.config), OPERATION)
 
     def einsums(self, x: Array, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
@@ -353,10 +371,11 @@ class JaxOps:
         def plain(x: Array, w: Any, lost: Any, number: Any, kind: KindInLoop) -> tuple[Array, Any]:
             def one(x: Array, w: Any, which: Array | None) -> tuple[Array, Any]:
                 self._num_products, self._of_routers = 0, []
+                x = checkpoint_name(x, INPUT) if self.layout.offload else x
                 x, _ = block(self, self.reads(w), x, places, None, kind._replace(which=which))
                 return x, sum(self._of_routers) if self._of_routers else None
 
-            x, more = jax.checkpoint(one, policy=_POLICIES[self.layout.remat])(x, w, kind.which)
+            x, more = jax.checkpoint(one, policy=_policy(self.layout))(x, w, kind.which)
             return x, lost if more is None else lost + more
 
         with jax.named_scope("layers"):

@@ -110,11 +110,10 @@ class Space:
     def meshes(self, *, running: bool = False) -> Iterator[Layout]:
         """Every division of the chips among the axes that divides the model, the batch and the sequence.
 
-        running: without the axes of which nothing runs.
+        running: without the schedules that do not run.
         """
         plain = {axis.name: 1 for axis in AXES} | {"zero": None}
-        axes = [axis for axis in SEARCHED if axis.runs or not running]
-        for words in self._chosen(axes, plain | {name: self.base.word(name) for name in OPTIONS}):
+        for words in self._chosen(SEARCHED, plain | {name: self.base.word(name) for name in OPTIONS}):
             for base in self._orders(words["pipe"], running):
                 mesh = base.with_form(words)
                 if self._is_given(mesh):

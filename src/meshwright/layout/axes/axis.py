@@ -117,14 +117,12 @@ class Ask:
 class Axis:
     """One axis of parallelism. A new one is a file with its record, and its test.
 
-    options: its words in the short form beside its degree. always: whether every mesh has it. runs: whether
-    nn/ runs it, at least with some of its options (`why_not` says which it does not).
+    options: its words in the short form beside its degree. always: whether every mesh has it.
     """
 
     name: str
     options: Mapping[str, Option] = field(default_factory=dict)
     always: bool = False
-    runs: bool = True
 
     def check(self, form: Form) -> None:
         """Raises LayoutError where the axis' words contradict each other."""
@@ -149,7 +147,7 @@ class Axis:
 
     def why_not(self, layout: "Layout") -> str | None:
         """The first of its words that nn/ does not run yet; None where it runs."""
-        return None if self.runs else f"{self.name}={layout.degree(self.name)}"
+        return None
 
 
 def divisors(number: int) -> list[int]:

@@ -88,4 +88,4 @@ class Tensor2(Axis):
 
 
 TENSOR = Tensor("tensor", {"sequence_parallel": Option((False, True))}, always=True)
-TENSOR2 = Tensor2("tensor2", runs=False)
+TENSOR2 = Tensor2("tensor2")
