@@ -109,7 +109,7 @@ def test_demo_ends_with_the_code_of_a_stage_that_failed(tmp_path: Path, capfd, m
     failing = ("Fail", lambda job: demo.mw("model", "no-such-model"))
     monkeypatch.setattr(demo, "STAGES", (failing, ("Never", lambda job: pytest.fail("went on"))))
     assert main(["demo", "--run", str(tmp_path)]) == 2
-    assert "model 'no-such-model' is no preset" in capfd.readouterr().err
+    assert "model 'no-such-model' is neither a preset" in capfd.readouterr().err
 
 
 def test_demo_trains_for_the_time_that_the_plan_says():

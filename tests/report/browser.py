@@ -47,7 +47,7 @@ _FRAME = """<!doctype html><style>body{margin:0}iframe{border:0;display:block}</
 addEventListener("message", (event) => { document.body.dataset.probe = JSON.stringify(event.data); });
 </script>"""
 
-# Two pictures drawn on grids of 16 pixels a cell, each cell the brightness of its part, from 0 to 1; and the
+# Two pictures drawn on grids of 8 pixels a cell, each cell the brightness of its part, from 0 to 1; and the
 # first at half its size.
 _PICTURES = """<!doctype html><script>
 const grid = (image, width, height) => {
@@ -66,9 +66,13 @@ addEventListener("load", () => {
   const images = [...document.images], [first, second] = images;
   const cells = [%d, Math.round(%d * first.naturalHeight / first.naturalWidth)];
   const [a, b] = images.map((image) => brightness(grid(image, ...cells)));
+  // What is drawn: all that is not of the page's own brightness, which most cells have.
+  const page = [...a].sort((x, y) => x - y)[Math.floor(a.length / 2)];
+  const far = (value) => Math.abs(value - page) > 0.06;
+  const drawn = a.map((value, i) => i).filter((i) => far(a[i]) || far(b[i]));
   const half = grid(first, first.naturalWidth / 2, first.naturalHeight / 2);
   document.documentElement.dataset.pictures = JSON.stringify({
-    differing: a.filter((value, i) => Math.abs(value - b[i]) > 0.12).length / a.length,
+    differing: drawn.filter((i) => Math.abs(a[i] - b[i]) > 0.08).length / drawn.length,
     taller: (second.naturalHeight / second.naturalWidth) / (first.naturalHeight / first.naturalWidth),
     half: half.toDataURL("image/webp", 0.6),
   });
@@ -114,7 +118,7 @@ def see(page: Path, width: int, theme: str, screenshot: Path | None = None) -> S
 
 
 def difference(first: Path, second: Path) -> tuple[float, float]:
-    """The share of two pictures' cells that differ in brightness, and how much taller the second is."""
+    """The share of two pictures' drawn cells that differ in brightness, and how much taller the second is."""
     found = _pictures(first, second)
     return found["differing"], found["taller"]
 
@@ -130,7 +134,7 @@ def _pictures(first: Path, second: Path) -> dict:
         f"data:image/{path.suffix[1:]};base64,{base64.b64encode(path.read_bytes()).decode()}"
         for path in (first, second)
     ]
-    cells = int(re.findall(r"\d+", first.stem)[-1]) // 16
+    cells = int(re.findall(r"\d+", first.stem)[-1]) // 8
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "pictures.html"
         page.write_text(_PICTURES % (cells, cells, *written), encoding="utf-8")
