@@ -26,17 +26,17 @@ def open_replica(served: Served) -> Iterator[Starlette]:
 
 
 def scale_of(served: Served, num_replicas: int, autoscaling: Mapping[str, str]) -> Scale:
-    """How many replicas, and what one needs. Raises PlanError for a plan of more than one host."""
+    """How many replicas, and what one needs.
+
+    Raises PlanError for a plan of more than one host, and for autoscaling that Ray Serve does not take.
+    """
     plan = served.asked.plan
     kind = None if plan is None else catalog.load(plan.hardware).chip.kind
     return Scale(num_replicas, served.asked.slots, _num_devices(served), kind, autoscaling)
 
 
 def replicas(served: Served, scale: Scale) -> serve.Application:
-    """The application of several replicas, for the Ray cluster that this process has joined.
-
-    Raises PlanError for autoscaling that Ray Serve does not take.
-    """
+    """The application of several replicas, for the Ray cluster that this process has joined."""
     draft = served.asked.draft_checkpoint
     asked = replace(served.asked, draft_checkpoint=None if draft is None else draft.absolute())
     limits = served.limits.behind_front()

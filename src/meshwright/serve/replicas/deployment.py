@@ -44,7 +44,7 @@ class Scale:
 
     num_slots: answers of one server at once. num_devices: of one server, of this kind (cpu, gpu, tpu); None:
     of the best that the cluster has. autoscaling: settings of Ray Serve's AutoscalingConfig by name, as text;
-    where there are any, num_servers is the least.
+    where there are any, num_servers is the least. Raises PlanError for one that Ray Serve does not take.
     """
 
     num_servers: int
@@ -69,8 +69,11 @@ class Scale:
             "tpu": {"num_cpus": 0, "resources": {"TPU": self.num_devices}},
         }[kind]
 
+    def __post_init__(self) -> None:
+        self.options()  # before a cluster is started for it
+
     def options(self) -> dict[str, Any]:
-        """Ray Serve's options for it. Raises PlanError for a setting that Ray Serve does not have or take."""
+        """Ray Serve's options for it."""
         if not self.autoscaling:
             return {"num_replicas": self.num_servers}
         known = AutoscalingConfig.model_fields
