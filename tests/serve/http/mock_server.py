@@ -1,5 +1,7 @@
 """A server process on a free port, over a model worked by hand: prints its address, then `closed`."""
 
+import sys
+
 from tests.serve.http.client import MODEL
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
@@ -18,7 +20,7 @@ def answer(prompt: list[int], tokens: list[int]) -> int:
 
 def main() -> None:
     listener = bind("127.0.0.1", 0)
-    with Engine(MockRunner(answer, num_slots=8, context=100_000)) as engine:
+    with Engine(MockRunner(answer, num_slots=8, context=int(sys.argv[1]))) as engine:
         run(create_app(engine, byte_tokenizer(), MODEL), listener, lambda url: print(url, flush=True))
     print("closed", flush=True)
 

@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def server_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server_process(context: int = 100_000) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and its address."""
-    command = [sys.executable, "-m", "tests.serve.http.mock_server"]
+    command = [sys.executable, "-m", "tests.serve.http.mock_server", str(context)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
