@@ -5,7 +5,8 @@
 All train one LLaMA with AdamW on float32 weights, gradients clipped by their norm. `plain` is the model as it
 is written down, differentiated by JAX; `torch` the same with its fused attention and AdamW. Each has its own
 process, where memory is allocated as it does itself; they take turns, and ratios are medians over the rounds,
-best type beside best type. `cpu_seconds` of a step leave out what other processes take of the cores.
+best type beside best type. `cpu_seconds` of a step leave out what other processes take of the cores. All live
+at once: 134m takes several gigabytes each, so there `--dtypes f32` alone where the host has less than 32.
 Targets: at least 0.75 times torch and 1.8 times plain JAX.
 """
 
