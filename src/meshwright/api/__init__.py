@@ -25,6 +25,7 @@ from meshwright.api.work import Serve, Train
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.precision import matmul_dtype_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.presets import load_model
@@ -224,12 +225,17 @@ def serving_precisions(
 ) -> list[dict[str, object]]:
     """Words of layouts for every type of the weights and the cache named (`bf16,int8`).
 
-    By default the type to compute in: bf16, but on CPUs f32.
+    By default the type to compute in: bf16, but on CPUs f32. matmul_dtype: by default what is served.
     """
     on_cpu = all(machine.chip.kind == "cpu" for machine in machines)
-    compute = compute_dtype or ("f32" if on_cpu else "bf16")
+    compute, kind = compute_dtype or ("f32" if on_cpu else "bf16"), "cpu" if on_cpu else ""
     return [
-        {"weights_dtype": weights, "compute_dtype": compute, "kv_dtype": kv, "matmul_dtype": matmul_dtype}
+        {
+            "weights_dtype": weights,
+            "compute_dtype": compute,
+            "kv_dtype": kv,
+            "matmul_dtype": matmul_dtype or matmul_dtype_of(weights, kind),
+        }
         for weights in (weights_dtype or compute).split(",")
         for kv in (kv_dtype or compute).split(",")
     ]

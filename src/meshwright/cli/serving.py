@@ -13,6 +13,7 @@ from meshwright.cli.forecast import StepForecast
 from meshwright.cli.served import DISAGGREGATED, Serving
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
+from meshwright.layout.precision import matmul_dtype_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.nn.compiled import keep_compiled
@@ -116,9 +117,11 @@ def _runner(
         num_slots, context = plan.workload.num_sequences, asked.context or plan.workload.seq_len
     if asked.weights_dtype:
         layout = layout.replace(weights_dtype=asked.weights_dtype)
+    if layout.matmul_dtype is None and (plan is None or asked.weights_dtype):
+        products = matmul_dtype_of(layout.weights_dtype, jax.default_backend())
+        layout = layout.replace(matmul_dtype=products)
     if asked.kv_dtype:
         layout = layout.replace(kv_dtype=asked.kv_dtype)
-    layout = _with_products(layout)
     check_serves(config, layout, num_slots, context)
     _check_disaggregated(asked, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
@@ -158,15 +161,6 @@ def _check_disaggregated(asked: Serving, layout: Layout) -> None:
             f"--mode {DISAGGREGATED} runs {layout} twice, on {2 * layout.num_chips} devices, and JAX sees "
             f"{len(jax.devices())}; fits: a plan for half of them"
         )
-
-
-def _with_products(layout: Layout) -> Layout:
-    """The layout with products that the device is fast at.
-
-    XLA for CPU takes twenty times as long to widen int8 weights as to multiply them by int8 activations.
-    """
-    is_open = layout.weights_dtype == "int8" and layout.matmul_dtype is None
-    return layout.replace(matmul_dtype="int8") if is_open and jax.default_backend() == "cpu" else layout
 
 
 def _check_model(plan: Plan, config: ModelConfig) -> None:
