@@ -43,7 +43,11 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
         (LATENT, "fsdp=2,tensor=4"),
         # With room for an even share alone what is multiplied and sent is what is planned.
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,capacity=1"),
-        (OSS, "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1"),
+        pytest.param(
+            OSS,
+            "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1",
+            marks=pytest.mark.xfail(strict=True, reason="the gradient of the sinks is gathered, not planned"),
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )

@@ -29,7 +29,7 @@ def _product(name: str, flops: float) -> Product:
     one = Instruction(
         "dot", ArrayShape("f32", (1,)), "dot", (), {}, op_name=f"{prefix}/{scope}/BTD,DF->BTF/dot_general"
     )
-    return Product(TracedValue(one, CallPath(Computation("main", {}, "dot"))), flops)
+    return Product(TracedValue(one, CallPath(Computation("main", {}, "dot"))), flops, one.op_name)
 
 
 def _found(**changed: float) -> list[tuple[str, str, float]]:

@@ -5,6 +5,8 @@ ids outside the shard give zero rows, so x[B, T, D]{U_tensor} is finished by an 
 (or a ReduceScatter into T with sequence parallelism). Source: Megatron-LM (Shoeybi et al., 2019).
 """
 
+from itertools import groupby
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -22,7 +24,7 @@ def embed_positions(positions: Array, table: Array, layout: Layout) -> Array:
     mine = ShardedArray("positions", ("B", "T"), out.axes[:2])
 
     def local(positions_local: Array, table_local: Array) -> Array:
-        return _gathered(_own(table_local, stored, mine), stored, used)[positions_local]
+        return _gathered(_own(table_local, stored, mine), stored, used, mine)[positions_local]
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)
     specs = (partition_spec(mine), partition_spec(stored, kept))
@@ -40,33 +42,38 @@ def _own(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> A
     return lax.pcast(table_local, axes, to="varying") if axes else table_local
 
 
-def _gathered(table_local: Array, stored: ShardedArray, used: ShardedArray) -> Array:
-    """A table's shard as it is used: columns gathered, then rows."""
-    rows, columns = (
-        tuple(axis for axis in stored.axes[dim] if axis not in used.axes[dim]) for dim in range(2)
-    )
-    if columns:
-        # [V, n, D/n]: so that its gradient stays a reduce-scatter (see scatter.py).
-        parts = lax.all_gather(table_local, columns, axis=1)
-        table_local = jnp.reshape(parts, (parts.shape[0], -1))
-    if rows:
-        parts = lax.all_gather(table_local, rows, axis=0)
-        table_local = jnp.reshape(parts, (-1, parts.shape[-1]))
+def _gathered(table_local: Array, stored: ShardedArray, used: ShardedArray, looked_up: ShardedArray) -> Array:
+    """A table's shard as it is used: columns gathered, then rows.
+
+    Over axes that do not split what is looked up, all devices look up the same.
+    """
+    for dim in (1, 0):
+        axes = [axis for axis in stored.axes[dim] if axis not in used.axes[dim]]
+        for varies, some in reversed(
+            [(key, tuple(some)) for key, some in groupby(axes, looked_up.sharded_axes.__contains__)]
+        ):
+            # [V, n, D/n]: so that its gradient stays a reduce-scatter (see scatter.py).
+            to = "varying" if varies else "invarying"
+            parts = lax.all_gather(table_local, some, axis=dim, to=to)
+            shape = (parts.shape[0], -1) if dim else (-1, parts.shape[-1])
+            table_local = jnp.reshape(parts, shape)
     return table_local
 
 
-def embed(tokens: Array, table: Array, layout: Layout) -> Array:
-    """x[B, T, D] of tokens[B, T]."""
+def embed(tokens: Array, table: Array, layout: Layout, *, is_column: bool = False) -> Array:
+    """x[B, T, D] of tokens[B, T]; is_column: of a table[V_tensor, 1], of which no axis splits D."""
     stored = layout.weight("embed", "VD")
     out = layout.activation("x", "BTD")
     used, ids = layout.contraction("embed", "BTV,VD->BTD").rhs_computed, layout.tokens("tokens")
+    if is_column:
+        stored, used, out = (array.replace(axes={"D": ()}) for array in (stored, used, out))
     split_vocab = used.axes_of("V")
     # Sums over these axes are handed out by position; the others are whole on every device.
     scattered = tuple(axis for axis in out.axes_of("T") if axis in split_vocab)
     summed = tuple(axis for axis in split_vocab if axis not in scattered)
 
     def local(tokens_local: Array, table_local: Array) -> Array:
-        table_local = _gathered(_own(table_local, stored, ids), stored, used)
+        table_local = _gathered(_own(table_local, stored, ids), stored, used, ids)
         if not split_vocab:
             return table_local[tokens_local]
         rows = tokens_local - lax.axis_index(split_vocab) * table_local.shape[0]

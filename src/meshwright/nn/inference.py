@@ -83,7 +83,7 @@ class InferenceOps(JaxOps):
             return super().embed(name, tokens, table)
         with jax.named_scope(name):
             rows = embed(tokens, table.values, self.layout).astype(jnp.float32)
-            scales = embed(tokens, table.scales[:, None], self.layout)
+            scales = embed(tokens, table.scales[:, None], self.layout, is_column=True)
             return (rows * scales).astype(self.dtype)
 
     def attention(

@@ -8,7 +8,8 @@ emitted must then be what is expected on every axis, within TOLERANCE, neither m
     tied            a table that is read twice: gathered once, its gradients added before their sum
     kept_gathers    a weight gathered once for all microbatches, and kept
     joined          collectives over X, then over Y, of one array: at once over X and Y
-    one_by_one      a number summed over X, then over Y, where a sum over both at once was planned
+    one_by_one      a number summed over X, then over Y, where a sum over both at once was planned; on CPUs
+                    a vector, too
     lookups         XLA:CPU looks up and scatters rows of 16-bit tables in float32
     narrowed        gradients of norms, summed in float32, are sent in the type to which they are converted
     sums_apart      XLA:CPU sums each number of a norm by itself
@@ -160,16 +161,21 @@ def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """Sums over parts of the axes of one number's sum, each of as many bytes."""
+    """Sums over parts of the axes of one number's sum, or on CPUs a vector's, each of as many bytes.
+
+    XLA:CPU sums the gradient of a norm or a bias over the axes of one dimension, then over those of the next.
+    """
     rewritten, found = expected.copy(), emitted_bytes(q.emitted)
-    for p in filter(_is_number, q.planned):
+    is_split = _is_number if q.side.has_reduce_scatter else _is_vector
+    for p in filter(is_split, q.planned):
         key, size = (p.op, frozenset(p.axes)), round(p.step_bytes)
         parts = _partitions(key[1], p.op, found) if key not in found else []
         if parts:
             rewritten[key] -= size
             for part in parts[0]:
                 rewritten[p.op, part] += size
-    return None if rewritten == expected else (rewritten, "a scalar, all-reduced over one axis after another")
+    what = "a scalar" if any(map(_is_number, q.planned)) else "a vector"
+    return None if rewritten == expected else (rewritten, f"{what}, all-reduced over one axis after another")
 
 
 def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tuple[frozenset[str], ...]]:
@@ -265,6 +271,11 @@ def _is_number(p: PricedCollective) -> bool:
     return p.op == "all_reduce" and p.gathered_bytes <= SINGLE_NUMBER
 
 
+def _is_vector(p: PricedCollective) -> bool:
+    """Whether it is a sum of a number, or of the gradient of a norm or a bias."""
+    return _is_number(p) or (p.op == "all_reduce" and ("norm" in p.tensor or p.tensor.endswith("bias")))
+
+
 def rings(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """V in n - 1 permutes of blocks, V (n - 1) as permutes count, for a planned gather, scatter or both."""
     rewritten, found = expected.copy(), emitted_bytes(q.emitted)
@@ -333,6 +344,6 @@ def _axes_of(emitted: Iterable[Emitted]) -> Axes:
 
 
 RULES: tuple[Rule, ...] = (
-    scattered_sums, tied, kept_gathers, joined, one_by_one, lookups, narrowed, sums_apart, rings, padded,
+    scattered_sums, one_by_one, tied, kept_gathers, joined, lookups, narrowed, sums_apart, rings, padded,
     across_slices,
 )  # fmt: skip

@@ -4,16 +4,19 @@ A compiler that sums several tensors at once, sums them in steps (within a slice
 sum into the next turn of a loop names none of these; what they sum has the names.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
+from meshwright.audit.facts.flops import multiplies
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.slices import crossing_op, sent
 from meshwright.audit.hlo.op_names import primitive_of, scope_of
-from meshwright.audit.hlo.parse import Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, history, readers
+from meshwright.audit.hlo.parse import Computation, Instruction, Program
+from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, called_by, history, readers
 
 # What leaves numbers as they are, but for their place and type.
 MOVED = MOVES | {"pad"}
+# What holds or hands on values that have nothing to do with each other.
+_OF_MANY = {"constant", "parameter", "tuple", "get-tuple-element", "while", "conditional", "call"}
 # Sums of sums, turns of loops within loops: more steps back than this lead nowhere.
 _MOST_STEPS = 8
 
@@ -97,21 +100,49 @@ def reader_name(program: Program, result: TracedValue) -> str:
     return next(filter(scope_of, names), "")
 
 
-def product_name(product: TracedValue) -> str:
-    """JAX's name of a product, "" where neither it nor what is beside it has one.
+def own_name(product: TracedValue) -> str:
+    """JAX's name of a product, or of the fusion that it is in."""
+    return _named(product)[0].op_name
 
-    XLA for CPU hands batched products to a library in fusions without names. What laid out their operands, or
-    reads their results, keeps that of the einsum, or else of the scope that it is in.
-    """
+
+def _named(product: TracedValue) -> tuple[Instruction, CallPath]:
     instruction, place = product.instruction, product.place
     while not instruction.op_name and place.frames and place.frames[-1].caller.opcode == "fusion":
         instruction, place = place.frames[-1].caller, place.parent
-    if instruction.op_name:
-        return instruction.op_name
-    operands = [place.computation.instructions[name] for name in instruction.operands]
-    beside = [one.op_name for one in (*place.computation.users[instruction.name], *operands)]
-    of_einsums = [name for name in beside if any("->" in scope for scope in scope_of(name))]
-    return next(filter(scope_of, (*of_einsums, *beside)), "")
+    return instruction, place
+
+
+def name_beside(program: Program, product: TracedValue, taken: Collection[str]) -> str:
+    """JAX's name of what is nearest to a product without one, "" where nothing has any.
+
+    XLA for CPU hands batched products to a library in fusions without names. What laid out their operands, or
+    reads their results, keeps that of the einsum, or else of the scope that it is in. Of what has no name
+    either, what is beside that. taken: the names of other products, which what lays out their results has.
+    """
+    instruction, place = _named(product)
+    found, nearest = {instruction.name}, [instruction]
+    for _ in range(_MOST_STEPS):
+        beside = [one for near in nearest for one in _beside(place.computation, near)]
+        fresh = {one.name: one for one in beside if one.name not in found}
+        found |= fresh.keys()
+        own = [one for one in fresh.values() if one.opcode not in _OF_MANY]
+        nearest = [one for one in own if not _is_product(program, one, place.computation)]
+        names = [one.op_name for one in nearest if scope_of(one.op_name) and one.op_name not in taken]
+        if names:
+            return next((name for name in names if any("->" in scope for scope in scope_of(name))), names[0])
+    return ""
+
+
+def _beside(computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
+    """What reads an instruction, and what it reads."""
+    yield from computation.users[instruction.name]
+    yield from (computation.instructions[name] for name in instruction.operands)
+
+
+def _is_product(program: Program, instruction: Instruction, computation: Computation) -> bool:
+    called = called_by(program, instruction) if instruction.opcode == "fusion" else ()
+    inner = ((one, one_of) for one_of in called for one in one_of.instructions.values())
+    return multiplies(instruction, computation) or any(multiplies(*pair) for pair in inner)
 
 
 def laid_end_to_end(program: Program, value: TracedValue) -> list[TracedValue]:
