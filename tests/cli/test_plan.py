@@ -33,7 +33,7 @@ def test_json_has_the_keys_of_the_contract(capsys):
     assert found.keys() >= KEYS
     assert found["search"].keys() == {"considered", "seconds"}
     assert found["best"] == found["candidates"][0]
-    assert found["faster"].keys() == {"layout", "step_seconds", "why_not"}
+    assert found["faster"] is None  # pipelines run, in lanes
     for candidate in found["candidates"]:
         assert candidate.keys() >= CANDIDATE_KEYS
         assert candidate["bytes_per_chip"].keys() >= BYTES_KEYS

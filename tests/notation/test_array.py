@@ -134,7 +134,7 @@ def test_replace_changes_what_it_names() -> None:
 def test_dividing_degrees(size: int, limit: int) -> None:
     degrees = dividing_degrees(size, limit)
     assert all(size % degree == 0 and degree <= limit for degree in degrees)
-    assert degrees == sorted(set(degrees)) and degrees[0] == 1 and len(degrees) <= 12
+    assert list(degrees) == sorted(set(degrees)) and degrees[0] == 1 and len(degrees) <= 12
 
 
 class TestMesh:

@@ -222,6 +222,10 @@ def test_a_layout_has_whole_sequences_in_its_microbatches() -> None:
     )
 
 
+# A pipeline takes 97 microbatches as well as any number.
+NO_STAGES = parse_conditions("pipe=1")
+
+
 class TestBatch:
     """The batch that is planned."""
 
@@ -248,7 +252,7 @@ class TestBatch:
         assert found.workload == Workload(128, 4096) and found.notices == ()
 
     def test_of_a_prime_the_nearest_that_divides_is_planned_and_named(self) -> None:
-        found = self._found(97)
+        found = self._found(97, given=NO_STAGES)
         planned = found.workload.num_sequences
         assert planned != 97 and abs(planned - 97) <= 9.7
         assert found.notices[0].startswith(
@@ -257,10 +261,10 @@ class TestBatch:
 
     def test_no_batch_nearer_is_within_two_percent(self) -> None:
         """Every batch between, searched alone, takes its tokens more than 2% longer."""
-        found = self._found(97)
+        found = self._found(97, given=NO_STAGES)
         planned, best = found.workload.num_sequences, found.best.step_seconds
         for number in range(98 - abs(planned - 97), 97 + abs(planned - 97)):
-            other = self._found(number, batch_within=(0.0,)).best
+            other = self._found(number, batch_within=(0.0,), given=NO_STAGES).best
             asked_seconds = other.step_seconds * max(1, 97 / number)
             assert asked_seconds > best * max(1, 97 / planned), number
 
@@ -309,7 +313,7 @@ class TestRanking:
         )
 
 
-def test_what_is_runnable_has_no_stages() -> None:
+def test_what_is_runnable_has_stages_in_lanes_alone() -> None:
     found = search(
         load_model("llama-3-70b"),
         load("h100:16x8"),
@@ -320,6 +324,8 @@ def test_what_is_runnable_has_no_stages() -> None:
     )
     for candidate in found.candidates:
         assert layout_lacks(candidate.layout) is None
+        assert candidate.layout.pipe == 1 or candidate.layout.schedule.pipeline == "lanes"
+    assert found.best.layout.pipe > 1
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ A mesh axis that is not named is a replica axis. An array may use each mesh axis
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil, prod
 
 from meshwright.errors import NotationError
@@ -143,13 +143,14 @@ def subscript(axes: Axes) -> str:
     return f"_{joined}" if split_subscript(joined) == axes else f"_{{{','.join(axes)}}}"
 
 
-def dividing_degrees(size: int, limit: int) -> list[int]:
+@lru_cache(maxsize=256)
+def dividing_degrees(size: int, limit: int) -> tuple[int, ...]:
     """The degrees up to `limit` that divide `size` evenly, at most the twelve smallest.
 
     >>> dividing_degrees(8, 64)
-    [1, 2, 4, 8]
+    (1, 2, 4, 8)
     """
-    return [degree for degree in range(1, min(size, limit, 4096) + 1) if size % degree == 0][:12]
+    return tuple(degree for degree in range(1, min(size, limit, 4096) + 1) if size % degree == 0)[:12]
 
 
 def shorten(text: str, at: int = 0, limit: int = 120) -> str:

@@ -122,11 +122,12 @@ class Space:
     def _orders(self, pipe: int, running: bool) -> Iterator[Layout]:
         """The base with each set of rules: stages that are alike split what others do not.
 
-        Lanes are searched where `pipe` or the schedule is given.
+        Lanes are what runs. Of all that can be planned they are searched where `pipe` or the schedule is
+        given: others are faster.
         """
         if pipe == 1 or not running:
             yield self.base
-        asked = {one.field for one in (*self._of_mesh, *self._of_schedule)} & {"pipe", "schedule"}
+        asked = running or {one.field for one in (*self._of_mesh, *self._of_schedule)} & {"pipe", "schedule"}
         meets = self._meets("schedule", LANES.name) and self._meets("interleave", 1)
         if pipe > 1 and asked and meets and self.config.num_layers % pipe == 0:
             yield self._of_lanes

@@ -148,7 +148,9 @@ def sweep(
 
 
 def mesh_of(layout: Layout) -> Layout:
-    """The layout without its schedule, as a search takes it."""
+    """The layout without its schedule, as a search takes it; that of lanes has rules of its own."""
+    if layout.pipe > 1 and layout.schedule.is_alike:
+        return layout.replace(microbatches=2, remat="none")
     return layout.replace(microbatches=1, schedule="1f1b", interleave=1, remat="none")
 
 
