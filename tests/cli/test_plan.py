@@ -46,7 +46,17 @@ def test_json_has_the_keys_of_the_contract(capsys):
 
 
 def test_top_limits_the_list_and_not_the_search(capsys):
-    few, many = document(capsys, *POD, "--top", "2"), document(capsys, *POD, "--top", "5")
+    small = [
+        "--model",
+        "llama-3.2-1b",
+        "--hardware",
+        "v5e:4x4",
+        "--batch-tokens",
+        "64Ki",
+        "--seq-len",
+        "2048",
+    ]
+    few, many = document(capsys, *small, "--top", "2"), document(capsys, *small, "--top", "5")
     assert (len(few["candidates"]), len(many["candidates"])) == (2, 5)
     assert few["search"]["considered"] == many["search"]["considered"]
 

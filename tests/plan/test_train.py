@@ -353,6 +353,7 @@ def test_no_layout_that_is_passed_over_would_have_ranked(model: str) -> None:
     assert sorted(c.step_seconds for c in found.candidates if c.fits)[:5] == exhaustive
 
 
+@pytest.mark.slow
 def test_what_a_search_kept_goes_with_it() -> None:
     """Graphs, placements and prices are gone, and a second search leaves no more than the first one did."""
 

@@ -47,9 +47,9 @@ def alone() -> list[float]:
 @pytest.mark.parametrize(
     "layout",
     [
-        {"data": 2, "fsdp": 2, "tensor": 2},
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
         {"data": 2, "fsdp": 2, "tensor": 2, "microbatches": 2, "remat": "full"},
-        {"fsdp": 4, "context": 2, "microbatches": 4},
+        pytest.param({"fsdp": 4, "context": 2, "microbatches": 4}, marks=pytest.mark.slow),
         pytest.param({"data": 4, "tensor": 2, "zero": 1, "microbatches": 2}, marks=pytest.mark.slow),
         pytest.param({"data": 8, "zero": 1}, marks=pytest.mark.slow),
         pytest.param({"data": 8, "zero": 2}, marks=pytest.mark.slow),

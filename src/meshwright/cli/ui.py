@@ -1,6 +1,7 @@
 """mw ui: layouts, priced while controls move, in a local page."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -51,17 +52,20 @@ def ui(
         raise PlanError(f"--port {port}: {error.strerror}; name another, or 0 for a free one") from None
     given = {key: value for key, value in (("model", model), ("hardware", hardware)) if value}
     address = server.address + (f"?{urlencode(given)}" if given else "")
+    # A KeyboardInterrupt that is raised while Python cleans up is lost; an event is not.
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     emit({"address": address}) if as_json else print(address)
     sys.stdout.flush()
     if browser and sys.stdout.isatty():
         webbrowser.open(address)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        note("  ended")
-    finally:
-        searches.stop()
-        server.server_close()
+    ended.wait()
+    note("  ended")
+    server.shutdown()
+    searches.stop()
+    server.server_close()
 
 
 @lru_cache(maxsize=64)

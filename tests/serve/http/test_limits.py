@@ -95,7 +95,7 @@ def test_an_answer_that_takes_too_long_is_cut_off_and_its_slot_is_free(stream):
     late, metrics = answers(limits, ("POST", TEXT, {"json": endless}), ("GET", "/metrics", {}), runner=runner)
     error = events(late.text)[-1]["error"] if stream else late.json()["error"]
     assert late.status_code == (200 if stream else 408)
-    assert error["code"] == "request_timed_out" and error["message"].endswith("this server's 0.3 s")
+    assert error["code"] == "request_timed_out" and error["message"].endswith("this server's limit of 0.3 s")
     assert "meshwright_running_requests 0.0" in metrics.text
 
 
