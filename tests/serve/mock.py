@@ -9,10 +9,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from meshwright.serve.batch import ALREADY_THERE, PENDING, Batch, Limits, Work
+from meshwright.serve.engine import Engine
 from meshwright.serve.logit_edits import batch_edits, batch_rows
 from meshwright.serve.sampling import NUM_TOP, sample
 from meshwright.serve.scoring import TokenScores
-from meshwright.serve.sequence import SamplingParams, TokenScore
+from meshwright.serve.sequence import Request, SamplingParams, TokenScore
 from meshwright.serve.tokenizer import Tokenizer
 
 EOS = 256
@@ -30,6 +31,23 @@ def count_up(prompt: list[int], answer: list[int]) -> int:
 def script(*tokens: int) -> Rule:
     """The same answer to every prompt, then EOS for ever."""
     return lambda prompt, answer: tokens[len(answer)] if len(answer) < len(tokens) else EOS
+
+
+async def tokens_of(engine: Engine, *requests: Request) -> list[list[int]]:
+    """The answers to requests that are sent together."""
+    answers: list[list[int]] = [[] for _ in requests]
+    with engine.submit(*requests) as stream:
+        async for event in stream:
+            answers[event.index].append(event.token)
+    return answers
+
+
+def answer_to(rule: Rule, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    """The likeliest tokens after a prompt."""
+    answer: list[int] = []
+    while len(answer) < num_tokens:
+        answer.append(rule(list(prompt), answer))
+    return answer
 
 
 class MockRunner:

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from tests.serve.mock import EOS, MockRunner, count_up, script
+from tests.serve.mock import EOS, MockRunner, answer_to, count_up, script, tokens_of
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine import Engine
@@ -15,21 +15,6 @@ GREEDY = SamplingParams(temperature=0.0)
 
 def pair(prefill: MockRunner, generate: MockRunner, max_waiting: int = 256) -> Engine:
     return Engine(prefill, generator=Engine(generate), max_waiting=max_waiting)
-
-
-def answer_to(prompt: tuple[int, ...], length: int) -> list[int]:
-    tokens: list[int] = []
-    for _ in range(length):
-        tokens.append(count_up(list(prompt), tokens))
-    return tokens
-
-
-async def tokens_of(engine: Engine, *requests: Request) -> list[list[int]]:
-    answers: list[list[int]] = [[] for _ in requests]
-    with engine.submit(*requests) as stream:
-        async for event in stream:
-            answers[event.index].append(event.token)
-    return answers
 
 
 async def until(condition) -> None:
@@ -49,7 +34,7 @@ def test_one_prefills_and_the_other_generates():
     with pair(prefill, generate) as engine:
         [answer] = asyncio.run(tokens_of(engine, Request(prompt, 5, GREEDY)))
         assert is_empty(engine)
-    assert answer == answer_to(prompt, 5)
+    assert answer == answer_to(count_up, prompt, 5)
     assert (prefill.num_generated, generate.num_generated) == (1, 4)
     # Two of the prompt's pages of four were full; the rest and the first token are computed anew.
     assert generate.num_accepted == 2 and generate.batches[0] == [3]
@@ -75,7 +60,7 @@ def test_many_requests_are_answered_as_by_one_engine(seed):
     with pair(prefill, generate) as engine:
         answers = asyncio.run(tokens_of(engine, *requests))
         assert is_empty(engine)
-    assert answers == [answer_to(one.prompt, one.max_tokens or 0) for one in requests]
+    assert answers == [answer_to(count_up, one.prompt, one.max_tokens or 0) for one in requests]
 
 
 def test_an_answer_of_one_token_stays_where_it_began():

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, count_up, script
+from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, answer_to, count_up, script, tokens_of
 
 from meshwright.errors import RequestError
 from meshwright.serve.batch import Batch
@@ -19,14 +19,6 @@ GREEDY = SamplingParams(temperature=0.0)
 
 def greedy(*prompt: int, max_tokens: int | None = 4, stop_ids: frozenset[int] = frozenset()) -> Request:
     return Request(prompt, max_tokens, GREEDY, stop_ids)
-
-
-async def tokens_of(engine: Engine, *requests: Request) -> list[list[int]]:
-    answers: list[list[int]] = [[] for _ in requests]
-    with engine.submit(*requests) as stream:
-        async for event in stream:
-            answers[event.index].append(event.token)
-    return answers
 
 
 def serve(runner: MockRunner, *requests: Request) -> list[list[int]]:
@@ -344,7 +336,7 @@ class GoodGuesser:
         return self._random.random() < 0.8
 
     def draft(self, sequence: Sequence) -> list[int]:
-        drafts = answer_to(tuple(sequence.tokens), self._random.randint(0, 3))
+        drafts = answer_to(of_all_tokens, tuple(sequence.tokens), self._random.randint(0, 3))
         return [token if self._random.random() < 0.7 else (token + 1) % 50 for token in drafts]
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
@@ -354,13 +346,6 @@ class GoodGuesser:
 def of_all_tokens(prompt: list[int], answer: list[int]) -> int:
     tokens = prompt + answer
     return (7 * sum(i * token for i, token in enumerate(tokens, 1)) + len(tokens)) % 50
-
-
-def answer_to(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
-    answer: list[int] = []
-    while len(answer) < num_tokens:
-        answer.append(of_all_tokens(list(prompt), answer))
-    return answer
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -412,7 +397,7 @@ def test_answers_are_the_same_however_they_are_computed(seed):
     for number, request in enumerate(requests):
         assert request.max_tokens is not None
         num_tokens = 1 if number in leaves else request.max_tokens
-        assert found[number] == answer_to(request.prompt, num_tokens)
+        assert found[number] == answer_to(of_all_tokens, request.prompt, num_tokens)
     free = sum(replica.pool.num_free for replica in engine._scheduler.replicas)
     assert free + engine.num_cached_pages == num_pages
     _assert_no_window_page_is_lost(engine)
@@ -445,7 +430,7 @@ def test_a_draft_model_changes_no_answer(draft_rule):
             return await asyncio.gather(*(one(engine, request) for request in requests))
 
     with Engine(runner, drafter=drafter) as engine:
-        assert asyncio.run(main(engine)) == [answer_to(prompt, 12) for prompt in prompts]
+        assert asyncio.run(main(engine)) == [answer_to(of_all_tokens, prompt, 12) for prompt in prompts]
     if draft_rule is of_all_tokens:
         assert len(runner.batches) < 2 * 12  # two batches of two sequences, of 12 steps each
         assert any(3 + 1 in batch for batch in runner.batches)

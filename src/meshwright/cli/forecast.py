@@ -19,8 +19,7 @@ class StepForecast:
     ) -> None:
         self._bytes, self._seconds = StepBytes(config, layout), None
         if plan is not None:
-            most = limits.chunk * limits.num_replicas + limits.num_slots * (1 + num_drafts)
-            hardware = catalog.load(plan.hardware)
+            most, hardware = limits.tokens_of_a_step(num_drafts), catalog.load(plan.hardware)
             self._seconds = StepSeconds(config, plan.layout, hardware, most, limits.context)
 
     def seconds(self, batch: Batch) -> float | None:

@@ -13,7 +13,7 @@ from typer.main import get_command
 from meshwright.cli.served import Served, open_app
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
-from meshwright.serve.replicas.deployment import Scale
+from meshwright.serve.replicas.deployment import ServerScale
 from meshwright.serve.replicas.deployment import application as deployed
 
 
@@ -25,17 +25,17 @@ def open_replica(served: Served) -> Iterator[Starlette]:
         yield app
 
 
-def scale_of(served: Served, num_replicas: int, autoscaling: Mapping[str, str]) -> Scale:
+def scale_of(served: Served, num_replicas: int, autoscaling: Mapping[str, str]) -> ServerScale:
     """How many replicas, and what one needs.
 
     Raises PlanError for a plan of more than one host, and for autoscaling that Ray Serve does not take.
     """
     plan = served.asked.plan
     kind = None if plan is None else catalog.load(plan.hardware).chip.kind
-    return Scale(num_replicas, served.asked.slots, _num_devices(served), kind, autoscaling)
+    return ServerScale(num_replicas, served.asked.slots, _num_devices(served), kind, autoscaling)
 
 
-def replicas(served: Served, scale: Scale) -> serve.Application:
+def replicas(served: Served, scale: ServerScale) -> serve.Application:
     """The application of several replicas, for the Ray cluster that this process has joined."""
     draft = served.asked.draft_checkpoint
     asked = replace(served.asked, draft_checkpoint=None if draft is None else draft.absolute())

@@ -11,12 +11,10 @@ from meshwright.nn.devices import split_host, use_devices_of
 from meshwright.plan_file import Plan
 from meshwright.serve.batch import DEFAULT_CHUNK
 from meshwright.serve.http.limits import ClientLimits
+from meshwright.serve.scheduler import DISAGGREGATED
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
-
-
-DISAGGREGATED = "disaggregated"
 
 
 @dataclass(frozen=True)

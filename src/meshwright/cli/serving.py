@@ -10,7 +10,7 @@ import jax
 
 from meshwright.cli.common import Progress
 from meshwright.cli.forecast import StepForecast
-from meshwright.cli.served import DISAGGREGATED, Serving
+from meshwright.cli.served import Serving
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.precision import matmul_dtype_of
@@ -25,7 +25,7 @@ from meshwright.serve.batch import DEFAULT_PAGE
 from meshwright.serve.engine import Engine
 from meshwright.serve.load import ModelFolder, load_model_folder
 from meshwright.serve.runner import JaxRunner, check_serves
-from meshwright.serve.scheduler import Drafter, Mode
+from meshwright.serve.scheduler import DISAGGREGATED, Drafter, mode_of
 from meshwright.serve.speculate import ModelDrafter, NgramDrafter
 from meshwright.serve.tokenizer import Tokenizer
 
@@ -66,8 +66,13 @@ def open_service(checkpoint: Path, asked: Serving, report: Progress) -> Iterator
         prefill.warm_up()
         made = Engine(prefill, prefix_cache=asked.prefix_cache, forecast=forecast, generator=generator)
     else:
-        mode: Mode = "batched" if asked.mode == "batched" else "interleaved"
-        made = Engine(runner, mode=mode, prefix_cache=asked.prefix_cache, drafter=drafter, forecast=forecast)
+        made = Engine(
+            runner,
+            mode=mode_of(asked.mode),
+            prefix_cache=asked.prefix_cache,
+            drafter=drafter,
+            forecast=forecast,
+        )
     with made as engine:
         planned = None if asked.plan is None else asked.plan.planned_step_seconds
         engine.metrics.planned_step.set(math.nan if planned is None else planned)

@@ -212,7 +212,7 @@ def _steps(written: str) -> tuple[int, int]:
 
 
 def _operations(job: TrainingJob) -> list["OperationTime"]:
-    """Where the time of the traced steps went; nothing where the run had none of them."""
+    """The times of the operations of the traced steps; none where the run had none of those steps."""
     from meshwright.audit.profile import operation_times
     from meshwright.train.profiling import FOLDER
 

@@ -1,7 +1,6 @@
 """mw ui: layouts, priced while controls move, in a local page."""
 
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import typer
 
 from meshwright.cli.common import Json, emit, note, whole_option
 from meshwright.errors import PlanError
+from meshwright.signals import end_event
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _KEPT = 16  # rankings
@@ -52,10 +52,7 @@ def ui(
         raise PlanError(f"--port {port}: {error.strerror}; name another, or 0 for a free one") from None
     given = {key: value for key, value in (("model", model), ("hardware", hardware)) if value}
     address = server.address + (f"?{urlencode(given)}" if given else "")
-    # A KeyboardInterrupt that is raised while Python cleans up is lost; an event is not.
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    ended = end_event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     emit({"address": address}) if as_json else print(address)
     sys.stdout.flush()

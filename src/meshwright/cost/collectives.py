@@ -420,7 +420,7 @@ def _shift_along(stretches: list[Link]) -> tuple[float, int]:
 
 
 def _shifted(place: int, stretches: list[Link]) -> int:
-    """Where the device at `place` sends, innermost stretch first."""
+    """The device that the one at `place` sends to, innermost stretch first."""
     for link in stretches:
         if place // link.stride % link.size < link.size - 1:
             return place + link.stride

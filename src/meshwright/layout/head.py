@@ -4,6 +4,8 @@ from meshwright.notation.einsum import Contraction, Reshard
 
 # Tokens of a device in a chunk, about: as its positions divide.
 CHUNK_TOKENS = 512
+# The scope of the gradients that the forward pass makes then: the audit reads passes off names.
+BACKWARD = "backward"
 
 
 def takes_chunks(head: Contraction, states: Reshard) -> bool:

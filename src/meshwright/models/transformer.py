@@ -22,7 +22,7 @@ from meshwright.models.parameters import ADAPTER_A, ADAPTER_B, first_matrices
 
 
 class Places(NamedTuple):
-    """Where each token of [B, T] stands: its position, and the segment (document) that it is part of.
+    """The position of each token of [B, T], and the segment (document) that it is part of.
 
     A query sees the keys of its own segment whose position is not beyond its own. segments: None where each
     row is one segment. Positions must be given whole over T: every operation takes its own share of them.

@@ -21,6 +21,12 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 _CLAMP, _SLOPE = 7.0, 1.702
 
 
+def log_sum_exp(x: Array) -> Array:
+    """log(sum exp(x)) over the last dimension, which may be split: of x, only sums over it move."""
+    peak = lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
+    return jnp.log(jnp.sum(jnp.exp(x - peak), axis=-1)) + peak[..., 0]
+
+
 def norm(x: Array, scale: Array, bias: Array | None, kind: str, config: ModelConfig) -> Array:
     """x / rms(x) * scale over the last dimension, from which a layer norm takes the mean first.
 

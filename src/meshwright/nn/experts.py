@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.layout import Layout
 from meshwright.models.config import MoE
 from meshwright.nn.each_device import with_gradient
+from meshwright.nn.elementwise import log_sum_exp
 from meshwright.nn.mesh import partition_spec
 
 _SCORES = {"softmax": lambda logits: jax.nn.softmax(logits, axis=-1), "sigmoid": jax.nn.sigmoid}
@@ -79,8 +80,7 @@ def router_losses(logits: Array, gates: Array, moe: MoE) -> Array:
     Sources: DeepSeek-V3, 2024, section 2.1.2; Zoph et al., "ST-MoE", 2022, section 3.1.
     """
     wide = logits.astype(jnp.float32)
-    peak = lax.stop_gradient(jnp.max(wide, axis=-1, keepdims=True))
-    log_sum = jnp.log(jnp.sum(jnp.exp(wide - peak), axis=-1)) + peak[..., 0]
+    log_sum = log_sum_exp(wide)
     scores = _SCORES[moe.score](wide)
     chosen = lax.stop_gradient(gates > 0).astype(jnp.float32)
     times = jnp.mean(chosen, axis=1) * (moe.num_experts / moe.experts_per_token)

@@ -134,7 +134,7 @@ class Lanes:
     # Ticks
 
     def _first_tick(self) -> _Forward:
-        """That of tick 0, from which the ring has its shape: full of what was saved there."""
+        """The forward pass of tick 0, which gives the ring its shape: it is full of what was saved there."""
         y, of_routers, saved = self._forward(self._idle(), jnp.int32(0))
         ring = jax.tree.map(lambda leaf: _repeated(leaf, 2 * self.stages - 1), saved)
         return _Forward(_hop(y), ring, of_routers)

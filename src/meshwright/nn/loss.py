@@ -10,16 +10,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
-from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
+from meshwright.layout.head import BACKWARD, CHUNK_TOKENS, takes_chunks
 from meshwright.nn.contract import local_einsum
+from meshwright.nn.elementwise import log_sum_exp
 from meshwright.nn.mesh import partition_spec, platform
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
 
 # In the place of a target whose prediction is not part of the loss.
 NOT_COUNTED = -1
-# The scope of gradients that a forward pass makes: the audit reads passes off names.
-BACKWARD = "backward"
 
 # Of logits[B, T, V] and targets[B, T]: nats[B, T].
 Nats = Callable[[Array, Array], Array]
@@ -40,8 +39,7 @@ def nats_of(logits: Array, targets: Array, *, masked: bool, z_loss: float) -> Ar
     softmax' sum near 1 (Chowdhery et al., arXiv:2204.02311, section 5).
     """
     wide = logits.astype(jnp.float32)
-    peak = lax.stop_gradient(jnp.max(wide, axis=-1, keepdims=True))
-    log_sum = jnp.log(jnp.sum(jnp.exp(wide - peak), axis=-1)) + peak[..., 0]
+    log_sum = log_sum_exp(wide)
     columns = lax.broadcasted_iota(targets.dtype, (1, 1, wide.shape[-1]), 2)
     hit = jnp.where(columns == targets[..., None], wide, 0.0)
     nats = log_sum - jnp.sum(hit, axis=-1)

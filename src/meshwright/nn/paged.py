@@ -175,7 +175,7 @@ def _repeated(rows: Rows, first: int) -> list[int]:
 
 
 def page_groups(config: ModelConfig, *, has_windows: bool) -> tuple[int, ...]:
-    """Of each cache, the group whose pages it has: 1 with a window, where such have their own, else 0."""
+    """The group whose pages each cache has: 1 with a window, where such have their own, else 0."""
     return tuple(int(has_windows and window is not None) for window in cache_windows(config))
 
 
@@ -386,7 +386,7 @@ def _count(split: Axes) -> int:
 
 
 def _number(split: Axes) -> Any:
-    """Of this device among those that share positions."""
+    """The number of this device among those that share positions."""
     return lax.axis_index(split) if split else 0
 
 

@@ -131,6 +131,10 @@ class Limits:
         needed = found.slots_of_replica * of_window + -(-chunk // page_size)
         return replace(found, window=window, num_window_pages=needed) if needed < found.num_pages else found
 
+    def tokens_of_a_step(self, num_drafts: int) -> int:
+        """Most tokens of a step, of all replicas: their chunks, and a token and its drafts of every slot."""
+        return self.chunk * self.num_replicas + self.num_slots * (1 + num_drafts)
+
     @property
     def pages_of_a_context(self) -> int:
         return -(-self.context // self.page_size)

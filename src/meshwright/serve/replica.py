@@ -47,7 +47,9 @@ class Replica:
         """
         self._leave_behind(sequence)
         missing = -(-num_tokens // self._limits.page_size) - len(sequence.pages.whole)
-        pages = self._take(max(0, missing))
+        if missing <= 0:
+            return True
+        pages = self._take(missing)
         if pages is None:
             return False
         sequence.pages.extend(pages)
@@ -69,7 +71,7 @@ class Replica:
         known = self.prefixes.match(tokens)
         num_known = len(known.whole)
         self._share(known)  # so that they are not evicted for the others
-        pages = self._take(len(tokens) // self._limits.page_size - len(known.whole))
+        pages = self._take(len(tokens) // self._limits.page_size - num_known)
         if pages is not None:
             known.extend(pages)
             self.prefixes.insert(tokens, known)
@@ -105,12 +107,13 @@ class Replica:
             return
         first = max(0, sequence.num_computed - self._limits.window + 1) // self._limits.page_size
         held = sequence.pages.of_window
-        left = [number for number in range(first) if held[number] != NO_PAGE]
-        if left:
+        begin = first  # of what is given back now: all before it was given back already
+        while begin and held[begin - 1] != NO_PAGE:
+            begin -= 1
+        if begin < first:
             self.keep(sequence)  # others may begin with what lies so far back
-            self.window_pool.release([held[number] for number in left])
-            for number in left:
-                held[number] = NO_PAGE
+            self.window_pool.release(held[begin:first])
+            held[begin:first] = [NO_PAGE] * (first - begin)
 
     def _share(self, pages: Pages) -> None:
         self.pool.share(pages.whole)

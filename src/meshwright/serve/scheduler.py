@@ -19,6 +19,13 @@ from meshwright.serve.sequence import FinishReason, Sequence, TokenScore
 
 Mode = Literal["interleaved", "batched"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+# Prefill and generation each have a scheduler, which is then interleaved.
+DISAGGREGATED = "disaggregated"
+
+
+def mode_of(asked: str) -> Mode:
+    """The mode of each scheduler of a server whose mode is `asked`."""
+    return "batched" if asked == "batched" else "interleaved"
 
 
 class Drafter(Protocol):

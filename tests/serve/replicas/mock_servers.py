@@ -16,7 +16,7 @@ from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.limits import ClientLimits
-from meshwright.serve.replicas.deployment import Scale, application, cluster, run
+from meshwright.serve.replicas.deployment import ServerScale, application, cluster, run
 
 
 class SlowRunner(MockRunner):
@@ -35,7 +35,7 @@ def open_mock(limits: ClientLimits) -> Iterator[Starlette]:
 
 def main(*settings: str) -> None:
     limits = ClientLimits(api_keys=frozenset(["secret"]))
-    scale = Scale(2, num_slots=4, autoscaling=dict(setting.split("=") for setting in settings))
+    scale = ServerScale(2, num_slots=4, autoscaling=dict(setting.split("=") for setting in settings))
     port = free_port()
     with cluster(scale.most_servers):
         made = application(partial(open_mock, limits.behind_front()), limits, scale)

@@ -14,14 +14,14 @@ The last is two instructions that XLA combined.
 import re
 from typing import Literal
 
+from meshwright.layout.head import BACKWARD
+
 Phase = Literal["forward", "backward", "remat", "update"]
 
 # The scope of what is done to gradients after the last of them was made: they are summed over microbatches.
 GRADIENTS = "gradients"
 # The scope of what a pipeline's forward pass does outside of what is differentiated: embedding, hops.
 FORWARD = "forward"
-# The scope of gradients that a forward pass makes: those of the head, by chunks.
-BACKWARD = "backward"
 
 _WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
 _MACHINERY = {

@@ -21,8 +21,7 @@ _ZERO_STAGES = (0, 1, 2)
 
 def remats(plan: Plan) -> Iterator[Plan]:
     """The plan under each of the other remat policies that run and make another program."""
-    tried = remats_of(load(plan.hardware), REMATS)
-    for remat in tried:
+    for remat in remats_of(load(plan.hardware), REMATS):
         layout = plan.layout.replace(remat=remat)
         if remat != plan.layout.remat and why_not(plan.model, layout) is None:
             yield replace(plan, layout=layout)

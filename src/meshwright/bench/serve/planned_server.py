@@ -17,9 +17,8 @@ from meshwright.models.count import widest_window
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.batch import DEFAULT_PAGE, Limits
-from meshwright.serve.scheduler import Mode
+from meshwright.serve.scheduler import DISAGGREGATED, Mode, mode_of
 
-DISAGGREGATED = "disaggregated"
 MODES = (*get_args(Mode), DISAGGREGATED)
 # Servers that are tried for a load before it is given up.
 _MOST_REPLICAS = 4096
@@ -84,13 +83,12 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         page_size=min(DEFAULT_PAGE, context),
         window=widest_window(plan.model),
     )
-    most = limits.chunk + limits.num_slots * (1 + engines.num_drafts)
+    most = limits.tokens_of_a_step(engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED
-    mode: Mode = "batched" if engines.mode == "batched" else "interleaved"
     return Planned(
         limits,
         StepSeconds(plan.model, plan.layout, hardware, most, context),
-        mode,
+        mode_of(engines.mode),
         engines.prefix_cache,
         engines.replicas or 1,
         engines.prefill_replicas if disaggregated else 0,

@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import os
-import signal
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from meshwright.serve.http.limits import ClientLimits
 from meshwright.serve.replicas.forwarded import Forwarded
 from meshwright.serve.replicas.front import front_app
 from meshwright.serve.replicas.router import PrefixRouter
+from meshwright.signals import end_event
 
 APPLICATION, _SERVERS = "meshwright", "servers"
 # How long answers may go on once a server is to end; as long as of a server alone.
@@ -39,7 +38,7 @@ OpenApp = Callable[[], AbstractContextManager[Starlette]]
 
 
 @dataclass(frozen=True)
-class Scale:
+class ServerScale:
     """How many servers there are, and what one needs.
 
     num_slots: answers of one server at once. num_devices: of one server, of this kind (cpu, gpu, tpu); None:
@@ -92,7 +91,7 @@ class Scale:
             raise PlanError(f"autoscaling {where}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
-class Server:
+class ReplicaServer:
     """One server: an application over an engine of its own, in a process of its own."""
 
     def __init__(self, open_app: OpenApp) -> None:
@@ -151,13 +150,13 @@ def _scope(forwarded: Forwarded) -> dict[str, Any]:
     }
 
 
-def application(open_app: OpenApp, limits: ClientLimits, scale: Scale) -> serve.Application:
+def application(open_app: OpenApp, limits: ClientLimits, scale: ServerScale) -> serve.Application:
     """The servers behind a front, for `serve.run` or a RayService.
 
     open_app: opens a server's application in its own process. limits: what the front lets through.
     """
     servers = serve.deployment(
-        Server,
+        ReplicaServer,
         name=_SERVERS,
         max_ongoing_requests=_MOST_REQUESTS,
         graceful_shutdown_timeout_s=_SHUTDOWN_SECONDS,
@@ -208,9 +207,7 @@ def run(made: serve.Application, host: str, port: int, on_ready: Callable[[], No
 
     on_ready: called once every server answers. Raises MeshwrightError where a server cannot start.
     """
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ended = end_event()
     serve.start(http_options=HTTPOptions(host=host, port=port))
     try:
         try:
