@@ -14,18 +14,18 @@ from meshwright.plan.rank import TIE
 from meshwright.plan.space import Considered, Space
 from meshwright.plan.train import price
 
-_NUM_PRICED = 30
+_NUM_PRICED, _NUM_PRICED_SLOWLY = 30, 300
 # Its terms are added in another order.
 _ROUNDING = 1e-9
 
 
 def _sample(
-    model: str, hardware: str, workload: Workload, base: Layout
+    model: str, hardware: str, workload: Workload, base: Layout, number: int = _NUM_PRICED
 ) -> list[tuple[Considered, Candidate]]:
     config, machine = load_model(model), load(hardware)
     space = Space(config, machine, workload, base)
     choices = list(space.choices(space.meshes()))
-    some = Random(0).sample(choices, min(_NUM_PRICED, len(choices)))
+    some = Random(0).sample(choices, min(number, len(choices)))
     return [(choice, price(config, machine, workload, choice.layout)) for choice in some]
 
 
@@ -55,6 +55,29 @@ def test_a_choice_has_the_memory_and_the_time_of_its_layout(
         assert choice.bytes_per_chip == candidate.memory.total, choice.layout
         assert choice.seconds == pytest.approx(candidate.step_seconds, rel=_ROUNDING), choice.layout
         assert choice.least_seconds <= choice.seconds * (1 + _ROUNDING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "hardware", "workload", "context_method"),
+    [
+        ("llama-3-8b", "h100:2x8", Workload(200, 4096), "allgather"),
+        ("llama-3-8b", "2*v5e:4x2", Workload(32, 4096), "ring"),
+        ("mixtral-8x7b", "h100:2x8", Workload(64, 4096), "allgather"),
+        ("deepseek-v2-lite", "v5p:2x2x2", Workload(32, 4096), "allgather"),
+        ("gpt-oss-20b", "h100:1x8", Workload(32, 4096), "ring"),
+        ("gpt2", "v5e:4x4", Workload(64, 1024), "allgather"),
+        ("llama-3.1-405b", "h100:64x8", Workload(256, 8192), "allgather"),
+    ],
+)
+def test_axes_that_a_mesh_lacks_change_nothing(
+    model: str, hardware: str, workload: Workload, context_method: str
+) -> None:
+    """A mesh is recorded with others that have more axes."""
+    base = Layout.of(context_method=context_method)
+    for choice, candidate in _sample(model, hardware, workload, base, _NUM_PRICED_SLOWLY):
+        assert choice.bytes_per_chip == candidate.memory.total, choice.layout
+        assert choice.seconds == pytest.approx(candidate.step_seconds, rel=_ROUNDING), choice.layout
 
 
 def test_meshes_give_the_same_choices_together_and_alone() -> None:

@@ -135,11 +135,13 @@ def seconds_of_many(
             return np.array([collective_seconds(op, v, axes, at, copies=copies).seconds for v, at in pairs])
 
         return one_by_one
-    stretches = [at.stretches(axes) for at in placements]
-    numbers = {links: number for number, links in enumerate(dict.fromkeys(stretches))}
+    numbers: dict[tuple[Link, ...], int] = {}
+    at = {
+        place: numbers.setdefault(place.stretches(axes), len(numbers)) for place in dict.fromkeys(placements)
+    }
     different = np.array([_kept_lines(op, links, network, copies) for links in numbers])
     # By way, phase and figure: an array with an entry for each placement.
-    lines = np.moveaxis(different[[numbers[links] for links in stretches]], 0, -1)
+    lines = np.moveaxis(different[[at[place] for place in placements]], 0, -1)
     adds = isinstance(network, Switch)
     return lambda gathered_bytes: along_lines(op, gathered_bytes, lines, adds=adds)
 

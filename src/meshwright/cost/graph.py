@@ -39,13 +39,15 @@ Place = Literal["layers", "first", "last", "first and last"]
 class Value:
     """An activation or weight: its sharding, dtype and bytes on one device.
 
-    frozen: a weight that is not trained, of which there is no gradient.
+    frozen: a weight that is not trained, of which there is no gradient. is_copy: whether it is an array of
+    its own beside what it was made from; of many layouts those in which something moves for it.
     """
 
     array: ShardedArray
     dtype: str
     bytes_per_device: int
     frozen: bool = False
+    is_copy: Any = True
 
     @property
     def name(self) -> str:

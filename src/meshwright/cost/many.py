@@ -44,7 +44,9 @@ from meshwright.cost.step import (
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.pipeline import StageRoute
+from meshwright.layout.rules import is_matrix
 from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import parameters
 
 
 class Member(NamedTuple):
@@ -53,6 +55,41 @@ class Member(NamedTuple):
     mesh: Layout
     microbatches: int
     num_sequences: int
+
+
+def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
+    """The layout that is recorded for `mesh`: with axes that `mesh` lacks, where its own price is the same.
+
+    Over an axis of one device nothing moves and nothing is split. But where a host launches operations one by
+    one it launches what moves nothing, too; and on CPUs the head has another form over several devices.
+    """
+    if mesh.form is None or hardware.software.eager or hardware.chip.kind == "cpu":
+        return mesh
+    axes = ["context"] if mesh.word("context_method") == "allgather" else []
+    if mesh.degree("expert") == 1 and (mesh.fsdp > 1 or mesh.zero_stage == 0):
+        axes.append("data")
+    if mesh.degree("expert") == 1 and mesh.tensor == 1:
+        wide = _with(mesh, {"tensor": 2, "sequence_parallel": True})
+        mesh = wide if _sums_no_matrix_as_vectors(wide, config) else mesh
+    return _with(mesh, {axis: max(2, mesh.degree(axis)) for axis in axes})
+
+
+def _with(mesh: Layout, words: dict[str, object]) -> Layout:
+    assert mesh.form is not None, "meshes of a search have a short form"
+    return mesh.with_form({**mesh.form, **words})
+
+
+def _sums_no_matrix_as_vectors(wide: Layout, config: ModelConfig) -> bool:
+    """Whether every matrix is split over `tensor` and data ranks, and so no gradient summed as vectors' are.
+
+    Else some are summed together without `tensor`, and apart with it.
+    """
+    split = (
+        wide.gradient(path.rpartition("/")[2], param.letters).sharded_axes
+        for path, param in parameters(config).items()
+        if is_matrix(param.letters)
+    )
+    return all("tensor" in axes and not set(axes).isdisjoint(wide.batch_axes) for axes in split)
 
 
 class Family:
@@ -67,10 +104,11 @@ class Family:
     ) -> None:
         self.chip, self.members, self.eager = hardware.chip, members, hardware.software.eager
         self.microbatches = np.array([member.microbatches for member in members])
-        self.layout = layout = members[0].mesh.replace(microbatches=members[0].microbatches)
+        recorded = pattern(members[0].mesh, config, hardware)
+        self.layout = layout = recorded.replace(microbatches=members[0].microbatches)
         sequences = np.array([member.num_sequences for member in members])
         shape = Shape(sequences / self.microbatches, seq_len, seq_len)
-        mesh = _Meshes([member.mesh for member in members])
+        mesh = _Meshes([member.mesh for member in members], layout.mesh)
         sizes = MeshSizes(mesh, self.microbatches)
         self.graph = record_training(config, hardware, layout, shape, sizes)
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
@@ -283,11 +321,10 @@ def _at(rows: Any, figure: Any) -> Any:
 
 
 class _Meshes:
-    """The sizes of the axes of many meshes; one where a mesh does not have the axis."""
+    """The sizes of `axes` in many meshes; one where a mesh does not have the axis."""
 
-    def __init__(self, layouts: Iterable[Layout]) -> None:
+    def __init__(self, layouts: Iterable[Layout], axes: Iterable[str]) -> None:
         sizes = [layout.mesh.sizes for layout in layouts]
-        axes = dict.fromkeys(axis for one in sizes for axis in one)
         self._sizes = {axis: np.array([float(one.get(axis, 1)) for one in sizes]) for axis in axes}
         self._products: dict[tuple[str, ...], Any] = {}
 

@@ -196,12 +196,12 @@ def _working_set(segment: Segment, remat: str) -> int:
     """Gathered weights, what the backward pass recomputed, and a cotangent as large as it all."""
     gathered = gathered_weights_bytes(segment) * (2 if segment.count > 1 else 1)
     everything = [value for node in segment.nodes for value in node.outputs if node.kind != "gather"]
-    return gathered + 2 * _bytes(everything) - _saved(segment, remat)
+    return gathered + 2 * _bytes_of_copies(everything) - _saved(segment, remat)
 
 
 def gathered_weights_bytes(segment: Segment) -> int:
     """Bytes of gathered weights and of casts; other weights are read where they are stored."""
-    return _bytes(
+    return _bytes_of_copies(
         [
             value
             for node in segment.nodes
@@ -214,6 +214,10 @@ def gathered_weights_bytes(segment: Segment) -> int:
 
 def _bytes(values: list[Value]) -> int:
     return sum({id(value): value.bytes_per_device for value in values}.values())
+
+
+def _bytes_of_copies(values: list[Value]) -> int:
+    return sum({id(value): value.bytes_per_device * value.is_copy for value in values}.values())
 
 
 def update_work(graph: Graph, layout: Layout) -> Work:

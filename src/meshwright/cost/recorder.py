@@ -205,6 +205,10 @@ class Recorder:
             "updated weights", steps, weight.name, self.layout.weights_dtype, critical=False, once=True
         )
 
+    def _moves(self, transfers: Iterable[Transfer]) -> Any:
+        """Whether any of the transfers has devices to go to: an axis of one device has none."""
+        return sum(self.mesh.size(one.axes) > 1 for one in transfers) > 0
+
     # Nodes
 
     def elementwise(
@@ -258,6 +262,8 @@ class Recorder:
         if not forward and not backward and x.dtype == dtype:
             return x
         out = self.value(reshard.used, dtype)
+        if x.dtype == dtype:
+            out = replace(out, is_copy=self._moves((*forward, *backward)))
         return self.add(
             Node(name, kind, (x,), (out,), forward_transfers=forward, backward_transfers=backward)
         )
@@ -280,12 +286,15 @@ class Recorder:
             update = ()
         if not (forward or backward or update) and stored.dtype == dtype:
             return stored
+        used = self.value(reshard.used, dtype)
+        if stored.dtype == dtype:
+            used = replace(used, is_copy=self._moves(forward))
         return self.add(
             Node(
                 name,
                 "gather",
                 (stored,),
-                (self.value(reshard.used, dtype),),
+                (used,),
                 forward_transfers=forward,
                 backward_transfers=backward,
                 update_transfers=update,

@@ -1,14 +1,16 @@
 """Whether a Layout fits a model and a batch; what would, where it does not."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
 from meshwright.layout.axes import AXES
 from meshwright.layout.axes.fsdp import MOST_PADDING
+from meshwright.layout.rules import Rules
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
-from meshwright.notation.array import ShardedArray, dividing_degrees
+from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
 from meshwright.notation.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -19,14 +21,13 @@ _CHUNKS_WITHOUT_LAYERS = 2
 # What padding a dimension to a multiple of its shards may add to it, where a planner may assume padding.
 _MOST_PADDING = {"V": 1.0, "D": MOST_PADDING}
 
+# Tables of the rules that split weights, and those that split their gradients.
+_OF_WEIGHTS, _OF_GRADIENTS = ("stored", "used"), ("updated", "gradients")
+
 
 def check_weights(layout: "Layout", config: ModelConfig, *, padded: bool) -> None:
     """Raises LayoutError where a dimension of a weight does not divide over its axes."""
-    sizes = dimensions(config)
-    for path, param in parameters(config).items():
-        name = path.rpartition("/")[2]
-        for array in (layout.weight(name, param.letters), layout.rules.used.split(name, param.letters)):
-            _check_divides(layout, array, sizes, padded)
+    _check_divides(layout, config, _OF_WEIGHTS, padded=padded)
 
 
 def check_updates(layout: "Layout", config: ModelConfig) -> None:
@@ -34,18 +35,31 @@ def check_updates(layout: "Layout", config: ModelConfig) -> None:
 
     Part of a run, not of a plan: what flattens its gradients before it shards them has no such limit.
     """
+    _check_divides(layout, config, _OF_GRADIENTS, padded=False)
+
+
+def _check_divides(layout: "Layout", config: ModelConfig, tables: tuple[str, ...], *, padded: bool) -> None:
     sizes = dimensions(config)
-    for path, param in parameters(config).items():
-        name = path.rpartition("/")[2]
-        for kind in (layout.gradient, layout.accumulated):
-            _check_divides(layout, kind(f"d{name}", param.letters), sizes, padded=False)
-
-
-def _check_divides(layout: "Layout", array: ShardedArray, sizes: Mapping[str, int], padded: bool) -> None:
-    for dim, axes in zip(array.dims, array.axes, strict=True):
+    for (dim, axes), array in _splits(layout.rules, config, tables).items():
         padding = -sizes[dim] % layout.mesh.size(axes)
         if padding > (_MOST_PADDING.get(dim, 0.0) * sizes[dim] if padded else 0):
             raise LayoutError(_does_not_divide(array, dim, axes, sizes[dim], layout.mesh))
+
+
+@lru_cache(maxsize=512)
+def _splits(
+    rules: Rules, config: ModelConfig, tables: tuple[str, ...]
+) -> Mapping[tuple[str, Axes], ShardedArray]:
+    """The dimensions that some of these tables split, over which axes, with the first array of each."""
+    found: dict[tuple[str, Axes], ShardedArray] = {}
+    for path, param in parameters(config).items():
+        name = path.rpartition("/")[2]
+        for table in tables:
+            array = getattr(rules, table).weight(name if table in _OF_WEIGHTS else f"d{name}", param.letters)
+            for dim, axes in zip(array.dims, array.axes, strict=True):
+                if axes:
+                    found.setdefault((dim, axes), array)
+    return found
 
 
 def check_batch(layout: "Layout", num_sequences: int | None, seq_len: int | None) -> None:

@@ -32,7 +32,6 @@ from meshwright.layout.rules import (
     both_ways,
     check_rules,
     gathered_positions,
-    is_matrix,
     planned_contraction,
     shared_by_heads,
 )
@@ -354,15 +353,15 @@ class Layout:
 
     def weight(self, name: str, letters: str) -> ShardedArray:
         """The sharding in which a weight is stored."""
-        return _split(self.rules.stored, name, letters)
+        return self.rules.stored.weight(name, letters)
 
     def gradient(self, name: str, letters: str) -> ShardedArray:
         """The sharding of a weight's gradient once summed, and of its optimizer state."""
-        return _split(self.rules.updated, name, letters)
+        return self.rules.updated.weight(name, letters)
 
     def accumulated(self, name: str, letters: str) -> ShardedArray:
         """The sharding of a weight's gradient while microbatches add to it."""
-        return _split(self.rules.gradients, name, letters)
+        return self.rules.gradients.weight(name, letters)
 
     def activation(self, name: str, letters: str) -> ShardedArray:
         """The sharding of an activation (or a cache) with these letters."""
@@ -466,10 +465,6 @@ class Layout:
         check_weights(self, config, padded=padded)
         check_stages(self, config)
         check_batch(self, num_sequences, seq_len)
-
-
-def _split(table: Table, name: str, letters: str) -> ShardedArray:
-    return (table if is_matrix(letters) else table.of_layers).split(name, letters)
 
 
 def _table(name: str, values: object) -> dict:

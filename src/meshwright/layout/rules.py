@@ -63,6 +63,10 @@ class Table:
         """The array `name[letters]` as the table splits it."""
         return _split(self, name, letters)
 
+    def weight(self, name: str, letters: str) -> ShardedArray:
+        """The weight `name[letters]` as the table splits it: a vector of every layer by layer alone."""
+        return (self if is_matrix(letters) else self.of_layers).split(name, letters)
+
     @cached_property
     def of_layers(self) -> "Table":
         """The entry for L alone: vectors of every layer are split by layer, and whole otherwise."""

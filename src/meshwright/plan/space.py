@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.cost.graph import Graph
-from meshwright.cost.many import Family, Member, Stages
+from meshwright.cost.many import Family, Member, Stages, pattern
 from meshwright.cost.ops import record_training, runs_flash
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.chip import Torus
@@ -22,6 +22,7 @@ from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.pipeline.lanes import LANES
+from meshwright.layout.rules import Rules
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -169,9 +170,12 @@ class Space:
     def groups(self, meshes: Iterable[Layout]) -> Iterator["Group"]:
         """The meshes by microbatches, those together that are priced at once and have as many stages."""
         families: dict[tuple, list[Member]] = {}
+        patterns: dict[Rules, Rules] = {}
         for mesh in meshes:
+            if mesh.rules not in patterns:
+                patterns[mesh.rules] = pattern(mesh, self.config, self.hardware).rules
             for microbatches, num_sequences in self._microbatches(mesh):
-                key = (mesh.rules, microbatches == 1)
+                key = (patterns[mesh.rules], microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
         seq_len = self.workload.seq_len
         for members in families.values():
