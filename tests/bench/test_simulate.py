@@ -1,5 +1,7 @@
 """Load tests on a clock that prices move on: by hand, by queueing theory, and by what each mode promises."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,14 @@ class Fixed:
         return 1.0 + sum(tokens for tokens, _ in chunks) / 64
 
 
+class Grows:
+    """Seconds that tell steps with other sequences, contexts or chunks apart."""
+
+    def seconds(self, num_sequences, mean_context, chunks, num_drafts) -> float:
+        prompts = sum(tokens / 50 + ends / 3000 for tokens, ends in chunks)
+        return 0.1 + num_sequences / 70 + mean_context / 900 + prompts
+
+
 def planned(**more) -> Planned:
     return Planned(Limits.of(4, 2048), Fixed(), **more)
 
@@ -37,7 +47,7 @@ def one(prompt: int, output: int, arrival: float = 0.0) -> Chat:
 def test_one_request_takes_its_steps():
     [answer], used = simulate(planned(), loaded(one(64, 5)))
     assert answer.ttft_seconds == 2.0  # 1 + 64 / 64
-    assert answer.gaps_seconds == [1.0] * 4
+    assert answer.gaps_seconds.tolist() == [1.0] * 4
     assert answer.end_seconds == used.busy_seconds == 6.0
     assert used.steps == 5 and answer.num_tokens == 5
 
@@ -113,6 +123,56 @@ def test_no_more_are_under_way_than_the_loop_allows():
 def test_what_the_context_cannot_hold_is_refused():
     with pytest.raises(RequestError, match=r"2,000 tokens and an answer of 100 make 2,100.*holds 2,048"):
         simulate(planned(), loaded(one(2000, 100)))
+
+
+def traffic(seed: int) -> Load:
+    """Chats of one to three turns of all lengths, which come in bursts."""
+    random = np.random.default_rng(seed)
+    times = np.cumsum(random.exponential(random.choice([1.0, 8.0]), 60))
+    chats = [
+        Chat(float(time), tuple(Turn(*map(int, random.integers(1, 300, 2))) for _ in range(turns)))
+        for time, turns in zip(times, random.integers(1, 4, len(times)), strict=True)
+    ]
+    concurrency = [None, 6][seed % 2]
+    return Load(chats, concurrency, int(random.choice([0, 100])))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"mode": "batched"},
+        {"prefix_cache": False},
+        {"limits": Limits.of(8, 2048, num_pages=40)},
+        {"limits": replace(Limits.of(8, 2048, num_pages=80), window=100, num_window_pages=40)},
+        {"replicas": 3},
+        {"prefill_replicas": 1, "replicas": 2, "transfer_seconds": 0.01},
+    ],
+    ids=str,
+)
+def test_sequences_counted_together_take_what_they_take_step_by_step(more: dict, seed: int):
+    """To the last bit, with pages that run out, windows that move on and prompts that begin alike."""
+    server = replace(Planned(Limits.of(8, 2048), Grows()), **more)
+    together, used = simulate(server, traffic(seed))
+    apart, used_apart = simulate(replace(server, counted=False), traffic(seed))
+    assert used == used_apart
+    for one, other in zip(together, apart, strict=True):
+        assert (one.start_seconds, one.end_seconds) == (other.start_seconds, other.end_seconds)
+        assert one.piece_seconds.tolist() == other.piece_seconds.tolist()
+        assert one.num_tokens == other.num_tokens == len(one.piece_seconds)
+
+
+def test_pages_that_nobody_would_find_are_not_kept():
+    """What is decided from the traffic changes nothing but the time that it takes."""
+    chats = [one(90, 40, 3.0 * number) for number in range(40)]
+    prefixes, _ = simulate(planned(), loaded(*chats, prefix_tokens=64))
+    alone, used = simulate(planned(), loaded(*[one(154, 40, c.arrival_seconds) for c in chats]))
+    assert used.cached_tokens == 0
+    assert prefixes[-1].end_seconds < alone[-1].end_seconds
+    scarce = Limits.of(4, 2048, num_pages=32)
+    _, used = simulate(Planned(scarce, Fixed()), loaded(*[one(700, 500)] * 8))
+    assert used.preempted and used.cached_tokens  # those that lost their pages find those of their prompts
 
 
 CONFIG, LAYOUT = load_model("llama-3-8b"), Layout.of(tensor=4, compute_dtype="bf16")

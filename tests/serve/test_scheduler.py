@@ -25,7 +25,7 @@ def limits(num_slots: int = 2, num_pages: int = 100, chunk: int = 8) -> Limits:
 
 
 def tokens_of(batch: Batch | None) -> list[tuple[int, ...]]:
-    return [work.tokens for work in batch.works] if batch else []
+    return [tuple(work.tokens) for work in batch.works] if batch else []
 
 
 def run(scheduler: Scheduler, batch: Batch, token: int = 99) -> None:

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from meshwright.errors import PlanError
+from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.serve.sequence import Sequence, TokenScore
 
 if TYPE_CHECKING:  # it loads JAX
     from meshwright.serve.scoring import TokenScores
 
-# Positions of a page and of a block of a prompt, and prompt tokens of a step.
-DEFAULT_PAGE, DEFAULT_BLOCK, DEFAULT_CHUNK = 64, 64, 512
+# Positions of a page and of a block of a prompt.
+DEFAULT_PAGE, DEFAULT_BLOCK = 64, 64
 PENDING = -1  # a token that the step before samples and nobody has read yet
 
 
@@ -29,7 +30,7 @@ class Work:
     sequence: Sequence
     slot: int
     start: int
-    tokens: tuple[int, ...]
+    tokens: Ordered[int]
     pages: tuple[int, ...]
     num_drafts: int = 0
     samples: bool = True
@@ -42,13 +43,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step: for each of its sequences some tokens, one to generate and many to prefill."""
+    """One step: for each of its sequences some tokens, one to generate and many to prefill.
+
+    num_together: sequences that generate besides, of which nothing is told but the positions that they see,
+    `contexts_together` of all; only of a scheduler that counts them.
+    """
 
     works: tuple[Work, ...]
+    num_together: int = 0
+    contexts_together: int = 0
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(work.tokens) for work in self.works)
+        return sum(len(work.tokens) for work in self.works) + self.num_together
 
     @property
     def figures(self) -> tuple[int, float, list[tuple[int, int]], int]:
@@ -58,9 +65,10 @@ class Batch:
         """
         prompts = [work for work in self.works if len(work.tokens) > 1 + work.num_drafts]
         contexts = [work.start + 1 for work in self.works if len(work.tokens) <= 1 + work.num_drafts]
-        mean = sum(contexts) / len(contexts) if contexts else 0.0
+        number = len(contexts) + self.num_together
+        mean = (sum(contexts) + self.contexts_together) / number if number else 0.0
         chunks = [(len(work.tokens), work.start + len(work.tokens)) for work in prompts]
-        return len(contexts), mean, chunks, sum(work.num_drafts for work in self.works)
+        return number, mean, chunks, sum(work.num_drafts for work in self.works)
 
 
 def on_each(num_replicas: int) -> str:

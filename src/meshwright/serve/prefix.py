@@ -1,13 +1,13 @@
 """Pages of prompts and answers already computed, found again by their tokens. Plain Python."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
 from meshwright.serve.pages import NO_PAGE, PagePool, Pages
 
-Key = tuple[int, ...]
+Key = Hashable
 
 
 @dataclass(eq=False)
@@ -91,18 +91,20 @@ class PrefixTree:
 
     def evict(self, count: int) -> int:
         """Frees up to `count` pages that nobody but the tree holds; returns how many."""
-        num_freed = 0
-        while num_freed < count:
-            node = next((node for node in self._nodes if self._is_idle(node)), None)
-            if node is None:
-                break
+        num_freed = num_busy = 0
+        while num_freed < count and num_busy < len(self._nodes):
+            node = next(iter(self._nodes))
+            if not self._is_idle(node):  # it is used now, and need not be met again soon
+                self._nodes.move_to_end(node)
+                num_busy += 1
+                continue
             assert node.parent is not None
             del node.parent.children[node.key]
             del self._nodes[node]
             self._pool.release([node.page])
             if self._window_pool is not None and node.window_page != NO_PAGE:
                 self._window_pool.release([node.window_page])
-            num_freed += 1
+            num_freed, num_busy = num_freed + 1, 0
         return num_freed
 
     def _evict_of_window(self, pool: PagePool, count: int) -> None:
@@ -127,7 +129,8 @@ class PrefixTree:
         return nodes
 
     def _key(self, tokens: Sequence[int], number: int) -> Key:
-        return tuple(tokens[number * self._page_size : (number + 1) * self._page_size])
+        part = tokens[number * self._page_size : (number + 1) * self._page_size]
+        return part if isinstance(part, range) else tuple(part)
 
     def _touch(self, nodes: Sequence[_Node]) -> None:
         # From the last page to the first, so that of one path a leaf is always the first to go.

@@ -29,6 +29,13 @@ class Replica:
         if prefix_cache:
             self.prefixes = PrefixTree(self.pool, limits.page_size, self.window_pool, limits.window or 0)
 
+    @property
+    def has_plenty(self) -> bool:
+        """Whether all that its sequences may take in one step is free: then nobody takes it from another."""
+        limits = self._limits
+        most = limits.slots_of_replica + limits.chunk // limits.page_size + 1
+        return self.window_pool is None and self.pool.num_free > most
+
     def num_known(self, sequence: Sequence) -> int:
         """Cached pages that the sequence begins with; its last token is always computed."""
         return len(self._known(sequence).whole)
@@ -54,6 +61,18 @@ class Replica:
             return False
         sequence.pages.extend(pages)
         return True
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that the sequence can take before `grow` has anything to do for it."""
+        size = self._limits.page_size
+        room = len(sequence.pages.whole) * size - sequence.num_computed
+        if self.window_pool is None or self._limits.window is None:
+            return room
+        unseen = sequence.num_computed - self._limits.window + 1
+        behind = max(0, unseen) // size
+        if behind and sequence.pages.of_window[behind - 1] != NO_PAGE:
+            return 0
+        return min(room, (behind + 1) * size - unseen)
 
     def keep(self, sequence: Sequence) -> None:
         """Keeps the full pages of a sequence for others that begin alike."""

@@ -4,16 +4,20 @@ Each step takes the next token of every sequence that generates, and of prompts 
 them (chunked prefill; Agrawal et al., 2023), those of waiting sequences included. Pages are given out as
 sequences grow. Where they run out, cached prefixes are evicted, and then the sequence that came last gives
 its pages back and is computed again later.
+
+For a load test of a planned server it is asked to count: then what generates is not looked at step by step
+(`counted.Together`), and all else is done as for a server that runs.
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import astuple, dataclass
 from typing import Literal, Protocol, get_args
 
 from meshwright.errors import RequestError
 from meshwright.serve.batch import PENDING, Batch, Limits, Work
+from meshwright.serve.counted import Together
 from meshwright.serve.replica import Replica
 from meshwright.serve.sequence import FinishReason, Sequence, TokenScore
 
@@ -69,7 +73,8 @@ class Scheduler:
     mode: "interleaved", or "batched": the next sequences begin once all of a batch have finished.
     prefix_cache: whether pages outlive their sequence, for others that begin alike. drafter: guesses tokens,
     which are verified several a step. first_only: a sequence is prefilled, and handed over after its first
-    token.
+    token. on_tokens: sequences that generate are counted, not listed in batches; see `Together`. The caller
+    then hands out the tokens of each step with `delivered_together`, and none stops before its last.
     """
 
     def __init__(
@@ -81,11 +86,16 @@ class Scheduler:
         prefix_cache: bool = True,
         drafter: Drafter | None = None,
         first_only: bool = False,
+        on_tokens: Callable[[Sequence, int, int], None] | None = None,
     ) -> None:
+        assert on_tokens is None or (drafter is None and not first_only)
         self.limits, self._mode, self._drafter, self._first_only = limits, mode, drafter, first_only
         self._max_waiting = max_waiting
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._together = None if on_tokens is None else Together(on_tokens)
+        self._apart = self._running if on_tokens is None else []  # those that are not `together`
+        self._unanswered: dict[Sequence, None] = {}  # those that run and have no token of their answer
         numbers = range(limits.num_replicas)
         self.replicas = [Replica(limits, number, prefix_cache=prefix_cache) for number in numbers]
         self._num_arrived = 0
@@ -131,6 +141,8 @@ class Scheduler:
         return sum(len(replica.free_slots) for replica in self.replicas)
 
     def _replica_of(self, sequence: Sequence) -> Replica:
+        if len(self.replicas) == 1:
+            return self.replicas[0]
         assert sequence.slot is not None
         return self.replicas[sequence.slot // self.limits.slots_of_replica]
 
@@ -162,7 +174,7 @@ class Scheduler:
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.arrival = self._num_arrived
         self._num_arrived += 1
-        insort(self._waiting, sequence, key=lambda one: one.rank)
+        _insert(self._waiting, sequence)
 
     def hand_over(self, sequence: Sequence) -> list[int]:
         """The full pages of a sequence that is another scheduler's from now on; they stay cached here.
@@ -193,7 +205,9 @@ class Scheduler:
             self._is_filling = True
         step = _Step(self.limits)
         self._drafts_pay = self._drafter is not None and self._drafter.pays(self.num_running)
-        for sequence in self.running:
+        if self._together is not None:
+            self._look_at_those_due(self._together)
+        for sequence in list(self._apart):
             is_held = self._is_filling and sequence.num_uncomputed == 1
             # Without a slot: one that came before has just taken its pages.
             if sequence.slot is not None and not is_held:
@@ -203,7 +217,10 @@ class Scheduler:
         if self._is_filling and not step.works and self._running:
             self._is_filling = False
             return self.schedule()
-        return Batch(tuple(step.works)) if step.works else None
+        works, together = tuple(step.works), self._together
+        if together is not None and (works or together.num_members):
+            return Batch(works, *together.step())
+        return Batch(works) if works else None
 
     def _continue(self, sequence: Sequence, step: "_Step") -> None:
         replica = self._replica_of(sequence)
@@ -211,7 +228,11 @@ class Scheduler:
         # Where nothing is left to sample, the last token is under way, and nobody reads what it would write.
         if count < 1 or sequence.num_left < 1:
             return
-        if self._first_only and sequence.num_generated + sequence.num_pending:
+        has_begun = sequence.num_generated + sequence.num_pending > 0
+        if self._first_only and has_begun:
+            return
+        if self._together is not None and has_begun and sequence.num_uncomputed == 1:
+            self._count_from_now(self._together, sequence, step)
             return
         drafts = self._drafts(sequence, count)
         if drafts is None:
@@ -219,6 +240,26 @@ class Scheduler:
         if not self._reach(sequence, sequence.num_computed + count + len(drafts), step):
             return
         step.take(sequence, count, drafts, replica)
+
+    def _look_at_those_due(self, together: Together) -> None:
+        """Gives those a page that need no more, and sees to the others one by one."""
+        size = self.limits.page_size
+        for sequence in together.due():
+            replica, left = self._replica_of(sequence), together.num_left(sequence)
+            if left > 0 and replica.has_plenty:
+                position = together.position(sequence)
+                replica.grow(sequence, position + 1)
+                together.stay(sequence, min(len(sequence.pages.whole) * size - position, left))
+            else:
+                together.leave(sequence)
+                _insert(self._apart, sequence)
+
+    def _count_from_now(self, together: Together, sequence: Sequence, step: "_Step") -> None:
+        """Counts the sequence among those that generate, if it has a page for its next token."""
+        if self._reach(sequence, sequence.num_computed + 1, step):
+            room = self._replica_of(sequence).room(sequence)
+            self._apart.remove(sequence)
+            together.join(sequence, min(room, sequence.num_left))
 
     def _drafts(self, sequence: Sequence, count: int) -> list[int] | None:
         """Guesses behind the sequence's last token; None where that must be known first.
@@ -241,14 +282,18 @@ class Scheduler:
         return bool(waits) or any(sequence.num_uncomputed > 1 for sequence in self._running)
 
     def _admit(self, step: "_Step") -> None:
-        for sequence in list(self._waiting):
+        place = 0
+        while place < len(self._waiting):
             able = [replica for replica in self.replicas if replica.free_slots and step.room_on(replica) > 0]
             if not able:
                 return
+            sequence = self._waiting[place]
             if sequence.num_pending or self._soon_cached(sequence):
+                place += 1
                 continue
             # Where most of its pages are; of equals where the fewest sequences are, and the most free pages.
-            able.sort(key=lambda one: (one.num_known(sequence), len(one.free_slots), one.pool.num_free))
+            if len(able) > 1:
+                able.sort(key=lambda one: (one.num_known(sequence), len(one.free_slots), one.pool.num_free))
             if not any(self._admit_to(replica, sequence, step) for replica in reversed(able)):
                 return
 
@@ -261,7 +306,11 @@ class Scheduler:
             return False
         self._waiting.remove(sequence)
         sequence.num_cached = sequence.num_computed
-        insort(self._running, sequence, key=lambda one: one.rank)
+        _insert(self._running, sequence)
+        if self._together is not None:
+            _insert(self._apart, sequence)
+        if not sequence.num_generated:
+            self._unanswered[sequence] = None
         step.take(sequence, count, [], replica)
         return True
 
@@ -274,7 +323,9 @@ class Scheduler:
         begin = sequence.tokens[: known + size]
         if len(begin) < known + size or len(sequence.tokens) == len(begin):
             return False
-        return any(not other.num_generated and other.tokens[: len(begin)] == begin for other in self._running)
+        return any(
+            not other.num_generated and other.tokens[: len(begin)] == begin for other in self._unanswered
+        )
 
     def _reach(self, sequence: Sequence, num_tokens: int, step: "_Step") -> bool:
         """Whether the sequence now has pages for so many tokens, if need be from those that came later."""
@@ -290,10 +341,15 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
         sequence.num_preempted += 1
-        insort(self._waiting, sequence, key=lambda one: one.rank)
+        _insert(self._waiting, sequence)
 
     def _leave(self, sequence: Sequence) -> None:
+        if self._together is not None and sequence in self._together:
+            self._together.leave(sequence)
+        elif self._together is not None:
+            self._apart.remove(sequence)
         self._running.remove(sequence)
+        self._unanswered.pop(sequence, None)
         self._replica_of(sequence).leave(sequence)
 
     def accepted(self, work: Work, sampled: Ordered[TokenScore]) -> Ordered[TokenScore]:
@@ -326,12 +382,26 @@ class Scheduler:
                 return
             yield token
         if is_first:
+            self._unanswered.pop(sequence, None)
             self.computed(sequence)
+
+    def delivered_together(self) -> list[Sequence]:
+        """Called once for each step, in order, where sequences are counted.
+
+        Yields those who are to take a token of it one by one, since they do not go together any more.
+        """
+        assert self._together is not None
+        return [one for one in self._together.delivered() if one.finish_reason is None]
 
     def computed(self, sequence: Sequence) -> None:
         """Keeps the full pages of a running sequence for others that begin alike."""
-        if sequence.slot is not None:
-            self._replica_of(sequence).keep(sequence)
+        if sequence.slot is None:
+            return
+        replica = self._replica_of(sequence)
+        if replica.prefixes is not None:
+            if self._together is not None:
+                self._together.settle(sequence)
+            replica.keep(sequence)
 
     def release(self, sequence: Sequence, reason: FinishReason) -> None:
         """Finish `sequence`, and free its slot and pages or its place in the queue.
@@ -346,6 +416,14 @@ class Scheduler:
         if reason != "failed":
             self.computed(sequence)
         self._leave(sequence)
+
+
+def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
+    """Puts the sequence where its rank is."""
+    if not sequences or sequences[-1].rank < sequence.rank:
+        sequences.append(sequence)
+    else:
+        insort(sequences, sequence, key=lambda one: one.rank)
 
 
 class _Step:
@@ -367,9 +445,10 @@ class _Step:
     def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
         """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""
         start = sequence.num_computed
-        known = sequence.tokens[start : start + count]
+        tokens = sequence.tokens[start : start + count]
         samples = count == sequence.num_uncomputed
-        tokens = (*known, *[PENDING] * (count - len(known)), *drafts)
+        if drafts or len(tokens) < count:
+            tokens = [*tokens, *[PENDING] * (count - len(tokens)), *drafts]
         assert sequence.slot is not None
         pages, of_window = tuple(sequence.pages.whole), tuple(sequence.pages.of_window)
         self.works.append(

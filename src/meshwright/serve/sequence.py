@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from meshwright.serve.counted import Text
 from meshwright.serve.pages import Pages
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Request:
     scores_prompt: report the log-probabilities of the prompt's tokens with the first event.
     """
 
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] | Text
     max_tokens: int | None = None
     sampling: SamplingParams = SamplingParams()
     stop_ids: frozenset[int] = frozenset()
@@ -163,14 +164,17 @@ class Sequence:
     edits: "LogitEdits | None" = None
     finish_reason: FinishReason | None = None
     lifetime: Lifetime = field(default_factory=Lifetime)
-    tokens: list[int] = field(init=False)
+    tokens: list[int] | Text = field(init=False)
+    num_prompt: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.prompt)
+        prompt = self.request.prompt
+        self.num_prompt = len(prompt)
+        self.tokens = prompt.of_length(len(prompt)) if isinstance(prompt, Text) else list(prompt)
 
     @property
     def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self.num_prompt
 
     @property
     def num_left(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 
 from meshwright.errors import DeviceError, RequestError
 
@@ -19,12 +20,13 @@ Prompt = str | Sequence[Mapping[str, str]]
 class Answer:
     """What came of one request, times in seconds since the start of the test.
 
-    piece_seconds: arrivals of pieces of text. num_tokens: as the server's usage says, else the pieces.
+    piece_seconds: arrivals of pieces of text, a list or an array.
+    num_tokens: as the server's usage says, else the pieces.
     error: why there is no whole answer, or None.
     """
 
     start_seconds: float
-    piece_seconds: list[float] = field(default_factory=list)
+    piece_seconds: Any = field(default_factory=list)
     end_seconds: float = 0.0
     prompt_tokens: int | None = None
     num_tokens: int = 0
@@ -33,20 +35,18 @@ class Answer:
 
     @property
     def ttft_seconds(self) -> float | None:
-        return self.piece_seconds[0] - self.start_seconds if self.piece_seconds else None
+        return float(self.piece_seconds[0]) - self.start_seconds if len(self.piece_seconds) else None
 
     @property
     def tpot_seconds(self) -> float | None:
         """Mean time between tokens after the first; None of a single token."""
         if len(self.piece_seconds) < 2 or self.num_tokens < 2:
             return None
-        return (self.piece_seconds[-1] - self.piece_seconds[0]) / (self.num_tokens - 1)
+        return float(self.piece_seconds[-1] - self.piece_seconds[0]) / (self.num_tokens - 1)
 
     @property
-    def gaps_seconds(self) -> list[float]:
-        return [
-            after - before for before, after in zip(self.piece_seconds, self.piece_seconds[1:], strict=False)
-        ]
+    def gaps_seconds(self) -> np.ndarray:
+        return np.diff(self.piece_seconds)
 
 
 class Client(AbstractAsyncContextManager):

@@ -2,10 +2,16 @@
 
 Each replica has a scheduler and a device. As in the engine, the next step is scheduled when one begins,
 before its tokens are known, and begins when it ends. Hosts, tokenizers and networks to clients take no time.
+
+Texts are known by their lengths alone, and sequences that generate are counted together (`serve/counted.py`):
+the time of a simulation grows with requests and steps, and hardly with tokens.
 """
 
+import gc
+from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -15,15 +21,17 @@ import numpy as np
 
 from meshwright.bench.serve.client import Answer
 from meshwright.bench.serve.drive import Load
-from meshwright.bench.serve.traffic import Turn
 from meshwright.errors import RequestError
 from meshwright.serve.batch import Batch, Limits, Work
+from meshwright.serve.counted import Text
 from meshwright.serve.scheduler import Mode, Scheduler
 from meshwright.serve.sequence import Event, Request, TokenScore
 from meshwright.serve.sequence import Sequence as Answering
 
 # A queue as long as anyone likes: clients wait, none is turned away.
 _ENDLESS = 1 << 60
+# Whatever is sampled that no draft foresaw.
+_TOKEN = TokenScore(0, 0.0)
 
 
 class StepPrices(Protocol):
@@ -40,7 +48,8 @@ class Planned:
 
     replicas: that answer. prefill_replicas: that prefill for them, 0 where each does both; a prompt's keys
     and values then take `transfer_seconds` a token to the replica that answers. num_drafts: guesses of a
-    sequence a step, each right with probability `acceptance` where those before it are.
+    sequence a step, each right with probability `acceptance` where those before it are. counted: sequences
+    that generate without guesses are counted together; what comes of it is the same, sooner.
     """
 
     limits: Limits
@@ -52,6 +61,7 @@ class Planned:
     transfer_seconds: float = 0.0
     num_drafts: int = 0
     acceptance: float = 0.0
+    counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,31 +84,44 @@ def simulate(planned: Planned, load: Load) -> tuple[list[Answer], Used]:
     A chat stays with one replica, that with the fewest sequences when it begins; turns follow each other at
     once. Raises RequestError for a prompt and an answer longer than the context.
     """
-    return _Simulation(planned, load).run()
+    # What is made here lives until the end, in few cycles: to look for some would take a third of the time.
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _Simulation(planned, load).run()
+    finally:
+        if was_collecting:
+            gc.enable()
 
 
 class _Simulation:
     def __init__(self, planned: Planned, load: Load) -> None:
         self.now = 0.0
-        self._load = load
+        self._planned, self._load = planned, load
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial, self._tokens = count(), count(1)
-        self._prefix = [next(self._tokens) for _ in range(load.prefix_tokens)]
+        self._serial = count()
+        if not _finds_pages(planned, load):
+            planned = replace(planned, prefix_cache=False)
         self._pools = [_Replica(self, planned, number) for number in range(planned.replicas)]
         self._prefilling = [
             _Replica(self, planned, planned.replicas + number) for number in range(planned.prefill_replicas)
         ]
-        self._planned = planned
-        self._waiting: list[int] = []
+        self._waiting: deque[int] = deque()
         self._under_way = 0
-        self._answers: list[list[Answer]] = [[] for _ in load.chats]
+        self._asked: list[list[_Asked]] = [[] for _ in load.chats]
 
     def run(self) -> tuple[list[Answer], Used]:
-        for number, chat in enumerate(self._load.chats):
-            self.at(chat.arrival_seconds, partial(self._arrive, number))
-        while self._events:
-            self.now, _, happen = heappop(self._events)
-            happen()
+        chats, events = self._load.chats, self._events
+        # The next to come last. Of one time, arrivals come before all else.
+        arrivals = sorted(range(len(chats)), key=lambda number: (-chats[number].arrival_seconds, -number))
+        while arrivals or events:
+            if arrivals and (not events or chats[arrivals[-1]].arrival_seconds <= events[0][0]):
+                number = arrivals.pop()
+                self.now = chats[number].arrival_seconds
+                self._arrive(number)
+            else:
+                self.now, _, happen = heappop(events)
+                happen()
         replicas = [*self._pools, *self._prefilling]
         used = Used(
             sum(one.steps for one in replicas),
@@ -107,15 +130,11 @@ class _Simulation:
             sum(one.preempted for one in replicas),
             sum(one.busy_seconds for one in replicas),
         )
-        return [answer for answers in self._answers for answer in answers], used
+        return [asked.told() for turns in self._asked for asked in turns], used
 
     def at(self, seconds: float, happen: Callable[[], None]) -> None:
         """Has something happen at a time; of one time, in the order of the calls."""
         heappush(self._events, (seconds, next(self._serial), happen))
-
-    def new_token(self) -> int:
-        """A token that no text has had yet."""
-        return next(self._tokens)
 
     def _arrive(self, number: int) -> None:
         limit = self._load.concurrency
@@ -123,50 +142,81 @@ class _Simulation:
             self._waiting.append(number)
             return
         self._under_way += 1
-        replica = min(self._pools, key=lambda one: one.num_unfinished)
-        self._ask(number, replica, list(self._load.chats[number].turns), list(self._prefix))
+        replica = min(self._pools, key=_Replica.num_unfinished) if len(self._pools) > 1 else self._pools[0]
+        self._ask(number, replica, 0, Text(number, self._load.prefix_tokens, self._load.prefix_tokens))
 
-    def _ask(self, number: int, replica: "_Replica", turns: list[Turn], said: list[int]) -> None:
+    def _ask(self, number: int, replica: "_Replica", turn_number: int, said: Text) -> None:
         """Asks for the next turn of a chat, and for the one after it once it is answered."""
-        turn, answer = turns[0], Answer(self.now)
-        self._answers[number].append(answer)
-        prompt = said + [self.new_token() for _ in range(turn.prompt_tokens)]
-        answer.prompt_tokens = len(prompt)
+        turns = self._load.chats[number].turns
+        turn = turns[turn_number]
 
-        def heard(tokens: list[int]) -> None:
-            answer.end_seconds, answer.num_tokens = self.now, len(tokens)
-            if len(turns) > 1:
-                self._ask(number, replica, turns[1:], prompt + tokens)
+        def heard() -> None:
+            asked.answer.end_seconds = self.now
+            if turn_number + 1 < len(turns):
+                self._ask(number, replica, turn_number + 1, prompt.of_length(len(prompt) + asked.num_tokens))
             else:
                 self._under_way -= 1
                 if self._waiting:
-                    self._arrive(self._waiting.pop(0))
+                    self._arrive(self._waiting.popleft())
 
+        prompt = said.of_length(len(said) + turn.prompt_tokens)
+        answer = Answer(self.now, prompt_tokens=len(prompt))
         asked = _Asked(prompt, turn.output_tokens, answer, heard)
+        self._asked[number].append(asked)
         if self._prefilling:
-            first = min(self._prefilling, key=lambda one: one.num_unfinished)
+            first = min(self._prefilling, key=_Replica.num_unfinished)
             first.add(asked, only_first=True, then=partial(self._hand_over, asked, replica))
         else:
             replica.add(asked)
 
     def _hand_over(self, asked: "_Asked", replica: "_Replica") -> None:
         """Moves a prefilled prompt to the replica that answers."""
-        if len(asked.tokens) >= asked.max_tokens:
-            asked.heard(asked.tokens)
+        if asked.num_tokens >= asked.max_tokens:
+            asked.heard()
             return
         seconds = self._planned.transfer_seconds * len(asked.prompt)
         self.at(self.now + seconds, lambda: replica.take_over(asked))
 
 
-@dataclass
-class _Asked:
-    """A turn on its way. heard: called with the tokens of the whole answer."""
+def _finds_pages(planned: Planned, load: Load) -> bool:
+    """Whether a page that is kept is ever of use.
 
-    prompt: list[int]
+    It is not where no two prompts begin alike and no sequence can lose its pages, since each slot has a
+    whole context.
+    """
+    limits = planned.limits
+    alike = load.prefix_tokens >= limits.page_size or any(len(chat.turns) > 1 for chat in load.chats)
+    scarce = limits.num_pages < limits.slots_of_replica * limits.pages_of_a_context
+    return alike or scarce or bool(planned.prefill_replicas) or limits.window is not None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A turn on its way. heard: called once it is answered.
+
+    tokens: of what was answered, as (ends of a replica's steps, first such step, the one behind the last).
+    """
+
+    prompt: Text
     max_tokens: int
     answer: Answer
-    heard: Callable[[list[int]], None]
-    tokens: list[int] = field(default_factory=list)
+    heard: Callable[[], None]
+    num_tokens: int = 0
+    tokens: list[tuple[array, int, int]] = field(default_factory=list)
+
+    def take(self, ends: "array[float]", first: int, stop: int) -> None:
+        """Tokens at the ends of these steps."""
+        self.num_tokens += stop - first
+        if self.tokens and self.tokens[-1][0] is ends and self.tokens[-1][2] == first:
+            first = self.tokens.pop()[1]
+        self.tokens.append((ends, first, stop))
+
+    def told(self) -> Answer:
+        """The answer with the times of its tokens, once all replicas have stopped."""
+        parts = [np.frombuffer(ends)[first:stop] for ends, first, stop in self.tokens]
+        self.answer.piece_seconds = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self.answer.num_tokens = self.num_tokens
+        return self.answer
 
 
 class _Drafts:
@@ -191,24 +241,35 @@ class _Replica:
     def __init__(self, simulation: _Simulation, planned: Planned, number: int) -> None:
         self._simulation, self._planned = simulation, planned
         drafter = _Drafts(planned.num_drafts) if planned.num_drafts else None
+        self._counts = planned.counted and drafter is None
         self._scheduler = Scheduler(
-            planned.limits, _ENDLESS, mode=planned.mode, prefix_cache=planned.prefix_cache, drafter=drafter
+            planned.limits,
+            _ENDLESS,
+            mode=planned.mode,
+            prefix_cache=planned.prefix_cache,
+            drafter=drafter,
+            on_tokens=self._take_together if self._counts else None,
         )
         self._random = np.random.default_rng([number, planned.num_drafts])
         self._running: Batch | None = None
         self._next: Batch | None = None
-        self._coming: list[_Asked] = []  # prefilled elsewhere, without pages here yet
-        self.steps = self.prompt_tokens = self.cached_tokens = self.preempted = 0
+        self._coming: deque[_Asked] = deque()  # prefilled elsewhere, without pages here yet
+        self._asked: dict[Answering, _Asked] = {}
+        self._ends = array("d")  # of its steps
+        self.prompt_tokens = self.cached_tokens = self.preempted = 0
         self.busy_seconds = 0.0
 
     @property
+    def steps(self) -> int:
+        return len(self._ends)
+
     def num_unfinished(self) -> int:
-        return len(self._scheduler.unfinished) + len(self._coming)
+        return self._scheduler.num_running + self._scheduler.num_waiting + len(self._coming)
 
     def add(self, asked: _Asked, *, only_first: bool = False, then: Callable[[], None] | None = None) -> None:
         """Queues a turn. only_first: its first token, and `then` what follows."""
-        max_tokens = 1 if only_first else asked.max_tokens - len(asked.tokens)
-        prompt = (*asked.prompt, *asked.tokens)
+        max_tokens = 1 if only_first else asked.max_tokens - asked.num_tokens
+        prompt = asked.prompt.of_length(len(asked.prompt) + asked.num_tokens)
         if len(prompt) + max_tokens > self._planned.limits.context:
             context = self._planned.limits.context
             raise RequestError(
@@ -219,13 +280,13 @@ class _Replica:
 
         def emit(event: Event | Exception) -> None:
             assert isinstance(event, Event)
-            asked.answer.piece_seconds.append(self._simulation.now)
-            asked.tokens.append(event.token)
+            asked.take(self._ends, self.steps - 1, self.steps)
             if event.finish_reason:
                 self._finished(sequence)
-                then() if then else asked.heard(asked.tokens)
+                then() if then else asked.heard()
 
         sequence = Answering(Request(prompt, max_tokens), max_tokens, 0, emit)
+        self._asked[sequence] = asked
         self._scheduler.add([sequence])
         self._wake()
 
@@ -238,7 +299,7 @@ class _Replica:
         """Gives pages to what was prefilled elsewhere: whole ones; the rest of a prompt is computed here."""
         [replica] = self._scheduler.replicas
         while self._coming and replica.keep_copied(self._coming[0].prompt) is not None:
-            self.add(self._coming.pop(0))
+            self.add(self._coming.popleft())
 
     def _wake(self) -> None:
         if self._running is None:
@@ -249,45 +310,55 @@ class _Replica:
         self._running = batch
         if batch is None:
             return
-        seconds = self._seconds(batch)
-        self.steps, self.busy_seconds = self.steps + 1, self.busy_seconds + seconds
+        seconds = self._planned.prices.seconds(*batch.figures)
+        self.busy_seconds += seconds
         self._simulation.at(self._simulation.now + seconds, self._end)
         self._next = self._scheduler.schedule()
 
     def _end(self) -> None:
         batch = self._running
         assert batch is not None
-        for work in batch.works:
-            if work.samples:
-                self._deliver(work)
+        self._ends.append(self._simulation.now)
+        alone = self._scheduler.delivered_together() if self._counts else ()
+        if batch.works or alone:
+            self._deliver_all([work for work in batch.works if work.samples], alone)
         # Nothing could be scheduled before these tokens were known, or nothing was there.
         following, self._next = self._next, None
-        self._admit_coming()
+        if self._coming:
+            self._admit_coming()
         self._begin(following or self._scheduler.schedule())
 
-    def _deliver(self, work: Work) -> None:
-        """Hands the sequence of one work its tokens."""
-        sequence = work.sequence
-        for score in self._scheduler.delivered(work, self._sampled(work)):
-            event = sequence.append(score)
-            if event.finish_reason:
-                self._scheduler.release(sequence, event.finish_reason)
-            sequence.emit(event)
+    def _deliver_all(self, works: Sequence[Work], alone: Sequence[Answering]) -> None:
+        """Hands out the tokens of a step, the first to come first: those of works, and one to each alone."""
+        pairs = [(work.sequence, work) for work in works] + [(sequence, None) for sequence in alone]
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: pair[0].rank)
+        for sequence, work in pairs:
+            if work is None:
+                self._hand(sequence, _TOKEN)
+                continue
+            for score in self._scheduler.delivered(work, self._sampled(work)):
+                self._hand(sequence, score)
+
+    def _hand(self, sequence: Answering, score: TokenScore) -> None:
+        event = sequence.append(score)
+        if event.finish_reason:
+            self._scheduler.release(sequence, event.finish_reason)
+        sequence.emit(event)
+
+    def _take_together(self, sequence: Answering, first: int, stop: int) -> None:
+        self._asked[sequence].take(self._ends, first, stop)
 
     def _sampled(self, work: Work) -> list[TokenScore]:
-        drafts = work.tokens[len(work.tokens) - work.num_drafts :]
         found = []
-        for draft in drafts:
+        for draft in work.tokens[len(work.tokens) - work.num_drafts :]:
             if self._random.random() >= self._planned.acceptance:
                 break
             found.append(TokenScore(draft, 0.0))
-        rest = work.num_samples - len(found)
-        return found + [TokenScore(self._simulation.new_token(), 0.0) for _ in range(rest)]
-
-    def _seconds(self, batch: Batch) -> float:
-        return self._planned.prices.seconds(*batch.figures)
+        return found + [_TOKEN] * (work.num_samples - len(found))
 
     def _finished(self, sequence: Answering) -> None:
+        del self._asked[sequence]
         self.prompt_tokens += len(sequence.request.prompt)
         self.cached_tokens += sequence.num_cached
         self.preempted += sequence.num_preempted

@@ -40,6 +40,8 @@ def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any
     )
     rate = 1 / seconds if seconds > 0 else 0.0
     new_tokens = sum(answer.num_tokens for answer in whole)
+    gaps = [answer.gaps_seconds for answer in answers]
+    gaps_of_whole = [gap for gap, answer in zip(gaps, answers, strict=True) if answer.error is None]
     return {
         "requests": len(answers),
         "errors": len(answers) - len(whole),
@@ -53,28 +55,29 @@ def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any
         "targets": {"ttft_seconds": targets.ttft_seconds, "tpot_seconds": targets.tpot_seconds},
         "ttft_seconds": percentiles([a.ttft_seconds for a in whole if a.ttft_seconds is not None]),
         "tpot_seconds": percentiles([a.tpot_seconds for a in whole if a.tpot_seconds is not None]),
-        "itl_seconds": percentiles([gap for answer in whole for gap in answer.gaps_seconds]),
+        "itl_seconds": percentiles(np.concatenate(gaps_of_whole) if whole else ()),
         "request_seconds": percentiles([answer.end_seconds - answer.start_seconds for answer in whole]),
-        "answers": [_row(answer) for answer in answers],
+        "answers": [_row(answer, gap) for answer, gap in zip(answers, gaps, strict=True)],
     }
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]:
     """`mean`, `p50`, `p95`, `p99` and `max`, each None where nothing was measured."""
-    if not values:
+    if not len(values):
         return dict.fromkeys(["mean", *(f"p{p}" for p in _PERCENTILES), "max"])
+    values = np.asarray(values)
     found = np.percentile(values, _PERCENTILES)
     by_name = {f"p{p}": float(value) for p, value in zip(_PERCENTILES, found, strict=True)}
-    return {"mean": float(np.mean(values)), **by_name, "max": float(max(values))}
+    return {"mean": float(np.mean(values)), **by_name, "max": float(values.max())}
 
 
-def _row(answer: Answer) -> dict[str, Any]:
+def _row(answer: Answer, gaps: np.ndarray) -> dict[str, Any]:
     return {
         "start_seconds": answer.start_seconds,
         "seconds": answer.end_seconds - answer.start_seconds,
         "ttft_seconds": answer.ttft_seconds,
         "tpot_seconds": answer.tpot_seconds,
-        "longest_gap_seconds": max(answer.gaps_seconds, default=None),
+        "longest_gap_seconds": float(gaps.max()) if len(gaps) else None,
         "prompt_tokens": answer.prompt_tokens,
         "new_tokens": answer.num_tokens,
         "error": answer.error,

@@ -137,13 +137,18 @@ def within(chats: list[Chat], context: int | None, prefix_tokens: int) -> list[C
     """
     if context is None:
         return chats
-    kept = [Chat(chat.arrival_seconds, tuple(_cut(chat.turns, context, prefix_tokens))) for chat in chats]
+    kept = [_fitting(chat, context, prefix_tokens) for chat in chats]
     kept = [chat for chat in kept if chat.turns]
     if not kept:
         raise DataError(
             f"a prefix of {prefix_tokens} tokens leaves no room in the server's context of {context}"
         )
     return kept
+
+
+def _fitting(chat: Chat, context: int, prefix_tokens: int) -> Chat:
+    turns = tuple(_cut(chat.turns, context, prefix_tokens))
+    return chat if turns == chat.turns else Chat(chat.arrival_seconds, turns)
 
 
 def _cut(turns: tuple[Turn, ...], context: int, prefix_tokens: int) -> Iterator[Turn]:
@@ -155,4 +160,4 @@ def _cut(turns: tuple[Turn, ...], context: int, prefix_tokens: int) -> Iterator[
         output = min(turn.output_tokens, max(1, room // 2))
         prompt = min(turn.prompt_tokens, room - output)
         room -= prompt + output + 16
-        yield Turn(prompt, output)
+        yield turn if turn == (cut := Turn(prompt, output)) else cut

@@ -1,7 +1,8 @@
 """Seconds and bytes of any step of an engine: sequences that generate, and parts of prompts beside them."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,12 +42,14 @@ class StepSeconds:
         # By context and number of sequences; of none nothing is said.
         self._generating = np.array([np.interp(everywhere, self._batches, row) for row in rows]).tolist()
         self._chunks = _lengths(most_tokens)
-        self._prompts = {
-            (length, ends): self._prefill(length, ends)
+        # Of each length the ends that are priced, and their seconds.
+        self._prompts = [
+            (ends, [self._prefill(length, end) for end in ends])
             for length in self._chunks
-            for ends in self._contexts
-            if ends >= length
-        }
+            # Several prompts together may be longer than a context.
+            for ends in [[end for end in self._contexts if end >= length] or [length]]
+        ]
+        self._prompt = lru_cache(maxsize=1 << 16)(self._price_prompt)
 
     def seconds(
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int = 0
@@ -77,18 +80,21 @@ class StepSeconds:
 
     def generate(self, num_sequences: int, mean_context: float) -> float:
         """Seconds of a step in which so many sequences generate."""
-        return _between(self._contexts, mean_context, lambda place: self._generating[place][num_sequences])
+        low, high, share = _between(self._contexts, mean_context)
+        rows = self._generating
+        return (1 - share) * rows[low][num_sequences] + share * rows[high][num_sequences]
 
-    def _prompt(self, num_tokens: int, ends: int) -> float:
+    def _price_prompt(self, num_tokens: int, ends: int) -> float:
         """Seconds of a pass over `num_tokens` tokens of a prompt, the last at position `ends`."""
-        ends = max(ends, num_tokens)
+        low, high, share = _between(self._chunks, num_tokens)
+        shorter, longer = (self._chunk(place, max(ends, num_tokens)) for place in (low, high))
+        return (1 - share) * shorter + share * longer
 
-        def of_chunk(place: int) -> float:
-            length = self._chunks[place]
-            known = [context for context in self._contexts if context >= length]
-            return _between(known, ends, lambda at: self._prompts[length, known[at]])
-
-        return _between(self._chunks, num_tokens, of_chunk)
+    def _chunk(self, place: int, ends: int) -> float:
+        """Seconds of a pass over as many tokens as chunk number `place` has, the last at position `ends`."""
+        known, seconds = self._prompts[place]
+        low, high, share = _between(known, ends)
+        return (1 - share) * seconds[low] + share * seconds[high]
 
     def _generate(self, context: int) -> np.ndarray:
         return self._passes("generate", self._shards * np.ceil(self._batches / self._shards), 1, context)
@@ -140,13 +146,11 @@ def _lengths(most: int) -> list[int]:
     return sorted({*(length for length in found if length < most), most})
 
 
-def _between(known: Sequence[int], value: float, figure: Callable[[int], float]) -> float:
-    """The figure at `value` on the line between those at the known ones beside it."""
+def _between(known: Sequence[int], value: float) -> tuple[int, int, float]:
+    """(the places in `known` on both sides of the value, how far it is from the one to the other)."""
     at = bisect_left(known, value)
     if at == 0:
-        return figure(0)
+        return 0, 0, 0.0
     if at == len(known):
-        return figure(len(known) - 1)
-    low, high = known[at - 1], known[at]
-    share = (value - low) / (high - low)
-    return (1 - share) * figure(at - 1) + share * figure(at)
+        return at - 1, at - 1, 0.0
+    return at - 1, at, (value - known[at - 1]) / (known[at] - known[at - 1])
