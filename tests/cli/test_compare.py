@@ -6,6 +6,13 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.presets import PRESETS
+from meshwright.plan.compare import compared
+from meshwright.plan.train import price, well_placed
+from meshwright.plan_file import Plan
 
 TRAIN = ["plan", "train", "--model", "llama-3-8b", "--hardware", "v5e:4x4", "--batch-tokens", "1Mi"]
 SERVE = ["plan", "serve", "--model", "llama-3-8b", "--hardware", "v5e:2x2", "--layout", "tensor=4"]
@@ -94,3 +101,14 @@ def test_a_plan_for_several_machines_has_the_best_of_each(capsys):
     assert small["step_seconds"] > 1.8 * large["step_seconds"]
     assert main([*several, "-o", "plan.toml"]) == 2
     assert capsys.readouterr().err == "mw: -o takes one machine; name one --hardware\n"
+
+
+def test_a_layout_is_compared_on_the_links_that_a_search_gives_it():
+    config, machine, work = PRESETS["llama-3-8b"], load("v5e:4x4"), Workload(256, 4096)
+    layout = Layout.parse("fsdp=4,tensor=4")
+    innermost_first = price(config, machine, work, layout)
+    placed = well_placed(config, work, innermost_first)
+    assert placed.step_seconds < 0.95 * innermost_first.step_seconds
+    found = compared(Plan(config, machine.spec, work, layout), machine)
+    assert found["step_seconds"] == placed.step_seconds
+    assert found["placement"] == placed.to_dict()["placement"]

@@ -2,7 +2,7 @@
 
 from meshwright.hardware.topology import Hardware
 from meshwright.plan.serve.phase import price_phase
-from meshwright.plan.train import price
+from meshwright.plan.train import price, well_placed
 from meshwright.plan_file import Plan
 
 _MILLION, _HOUR = 1e6, 3600
@@ -11,12 +11,13 @@ _MILLION, _HOUR = 1e6, 3600
 def compared(plan: Plan, machine: Hardware) -> dict:
     """The keys of a candidate, or of a phase's step, then chips, price and energy, all priced anew.
 
+    A layout is placed on the links as a search places those that it ranks first.
     price: of a million tokens, at the chip-hour's price. joules: of as many, at the chips' rated power.
     None where the chip's file has no price or power.
     """
     work, chip = plan.workload, machine.chip
     found = (
-        price(plan.model, machine, work, plan.layout).to_dict()
+        well_placed(plan.model, work, price(plan.model, machine, work, plan.layout)).to_dict()
         if work.phase == "train"
         else price_phase(plan.model, machine, work, [plan.layout]).to_dict()
     )
