@@ -1,12 +1,20 @@
 """Attention over pages: both of its forms against one sequence's own keys, in the order of its positions."""
 
+from math import prod
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
 
+from meshwright.cost.inference import cache_bytes
+from meshwright.layout import Layout
+from meshwright.models.count import cache_windows
+from meshwright.models.presets import PRESETS
 from meshwright.nn import paged
 from meshwright.nn.attention import Scores
+from meshwright.nn.mesh import device_mesh
 
 PAGE, NUM_PAGES, K, G, H = 4, 9, 2, 3, 6
 RANDOM = np.random.default_rng(0)
@@ -64,3 +72,18 @@ def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_s
     seen = POSITIONS >= 0
     np.testing.assert_allclose(found[seen], expected(window, how, sinks)[seen], atol=1e-5)
     assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_plans_count_every_byte_of_a_quantised_cache(name: str, kv_dtype: str):
+    """Eight pages of 64 positions in each layer hold what a plan counts of eight sequences of 64."""
+    config = PRESETS[name]
+    layout = Layout.of(tensor=2, kv_dtype=kv_dtype)
+    mesh = device_mesh(layout, jax.devices()[:2])
+    pools = paged.abstract_pools(config, layout, mesh, [8] * len(cache_windows(config)), 64)
+    stored = sum(
+        array.dtype.itemsize * prod(array.sharding.shard_shape(array.shape))
+        for array in jax.tree.leaves(pools)
+    )
+    assert cache_bytes(config, layout.at("generate"), 8, 64) == stored

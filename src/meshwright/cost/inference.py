@@ -4,7 +4,8 @@ The recorded pass is priced as the forward passes of training are (step.py), wit
 ratings in inference. Memory is weights, caches and what one operation reads and writes; nothing is kept for a
 backward pass. What a cache holds, and what a layer reads of it, is said by models/count.py: a local layer's
 window, one latent for all heads, one cache for several layers. Weights and caches are read in the type that
-they are stored in, and widened where they are multiplied; the scales of quantised ones are not counted.
+they are stored in, and widened where they are multiplied. The scales of quantised caches are counted; those
+of weights, a number an output, are not.
 
 A batch may be an array of batches: then every figure that follows from it is an array too.
 """
@@ -29,7 +30,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
 from meshwright.models.config import LayerKind, ModelConfig
-from meshwright.models.count import cache_arrays, cache_windows, cached_positions
+from meshwright.models.count import cache_arrays, cache_scales, cache_windows, cached_positions
 from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
@@ -138,13 +139,17 @@ class _CachedOps(SymbolicOps):
         return self.add(Node(name, "move", (x,), (self.value(target, x.dtype),), forward_transfers=moves))
 
     def cached(self, num_layers: int, window: int | None) -> dict[str, Value]:
-        """The arrays in the cache of so many layers with this window."""
-        sizes = self.sizes
+        """The arrays in the cache of so many layers with this window, then their scales."""
+        sizes, dtype = self.sizes, self.layout.kv_dtype
         self.sizes = sizes | {"L": num_layers, "S": cached_positions(sizes["S"], window)}
         found = {
-            name: self.value(self.layout.activation(name, "L" + letters), self.layout.kv_dtype)
+            name: self.value(self.layout.activation(name, "L" + letters), dtype)
             for name, letters in cache_arrays(self.config).items()
         }
+        for name in cache_scales(self.config, dtype):
+            array = found[name].array
+            scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
+            found[f"{name}_scales"] = self.value(scales, "f32")
         self.sizes = sizes
         return found
 

@@ -180,6 +180,18 @@ def cache_arrays(config: ModelConfig) -> dict[str, str]:
     return {"latent": "BSR", "rope": "BSA"} if config.mla else {"k": "BSKH", "v": "BSKH"}
 
 
+def cache_scales(config: ModelConfig, dtype: str) -> dict[str, str]:
+    """The f32 scales beside those arrays, where they are quantised: of each token one for each head.
+
+    >>> from meshwright.models.presets import PRESETS
+    >>> cache_scales(PRESETS["llama-3-8b"], "int8"), cache_scales(PRESETS["llama-3-8b"], "bf16")
+    ({'k': 'BSK', 'v': 'BSK'}, {})
+    """
+    if dtype_bytes(dtype) >= dtype_bytes("bf16"):
+        return {}
+    return {name: letters[:-1] for name, letters in cache_arrays(config).items()}
+
+
 def cache_windows(config: ModelConfig) -> tuple[int | None, ...]:
     """The window of each cache, None where it holds all positions; layers that share a cache have one."""
     return config.windows[:: config.layers_per_cache]
@@ -205,6 +217,7 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str = "bf16") -> int:
         2 L K H   keys and values;   L (R + A) with latent attention: the latent and one rotary key
 
     Of layers that share a cache one counts. The sources once print L K H alone; keys and values make two.
+    Scales of quantised ones (`cache_scales`) are not counted, here and below, as they are not in the sources.
     """
     return int(len(cache_windows(config)) * _kv_elements(config) * dtype_bytes(dtype))
 
