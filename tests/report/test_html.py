@@ -136,10 +136,10 @@ def test_the_memory_card_says_what_is_free_or_lacking(run):
 
 def test_the_budget_is_a_card(run):
     plan = plan_document()
-    plan["budget"] = {"tokens": 2e12, "days": 2.07, "chip_hours": 203e3, "price": 1e6}
+    plan["budget"] = {"tokens": 2e12, "days": 2.07, "chip_hours": 203e3, "price": 1e6, "currency": "USD"}
     (run / "plan.json").write_text(json.dumps(plan))
     html = build_report(run)
-    assert "2.07 days" in html and "2T tokens, 203k chip-hours, 1M at the chip&#39;s price" in html
+    assert "2.07 days" in html and "2T tokens, 203k chip-hours, 1M USD at the chip&#39;s price" in html
 
 
 def poison(value):

@@ -170,7 +170,8 @@ def _budget_card(run: Run) -> Card | None:
     budget = (run.plan or {}).get("budget")
     if not budget:
         return None
-    price = "" if budget.get("price") is None else f", {format_count(budget['price'])} at the chip's price"
+    known, currency = budget.get("price"), budget.get("currency", "")
+    price = "" if known is None else f", {format_count(known)} {currency} at the chip's price"
     hours = f"{format_count(budget['tokens'])} tokens, {format_count(budget['chip_hours'])} chip-hours{price}"
     return Card("Whole run", format_seconds(budget["days"] * 86400), hours)
 

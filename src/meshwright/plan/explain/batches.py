@@ -104,7 +104,7 @@ def _bisect(holds: Callable[[int], bool], below: int, above: int) -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """A whole run of so many tokens. price: in the catalog's currency, None where no price is known."""
+    """A whole run of so many tokens. price: in `currency`, None where no price is known."""
 
     tokens: int
     steps: int
@@ -113,6 +113,7 @@ class Budget:
     chip_hours: float
     flops: float
     price: float | None
+    currency: str
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -132,6 +133,7 @@ def budget(candidate: Candidate, num_tokens: int) -> Budget:
         chip_hours=hours,
         flops=steps * candidate.model_flops,
         price=None if hourly is None else hourly * hours,
+        currency=candidate.hardware.chip.currency,
     )
 
 

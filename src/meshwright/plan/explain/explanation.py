@@ -197,7 +197,7 @@ def _critical(critical: CriticalBatch) -> str:
 
 
 def _budget(run: Budget, best: Candidate) -> Iterator[str]:
-    price = f", {run.price:,.0f} at the catalog's price" if run.price is not None else ""
+    price = f", {format_count(run.price)} {run.currency} at the list price" if run.price is not None else ""
     time = f"{run.days:,.0f} days" if run.days >= 1000 else format_seconds(run.seconds)
     yield (
         f"{format_count(run.tokens)} tokens are {run.steps:,} steps and {run.flops:.3g} FLOPs: {time} on "
