@@ -25,9 +25,9 @@ class ServedLayout:
     """One way to serve `model`: machine, layout and batch.
 
     >>> import meshwright as mw
-    >>> one = mw.plan("llama-3-8b", "v5e:2x2", mw.Serve("1k", 128)).best
-    >>> one.layout.tensor, one.fits
-    (4, True)
+    >>> one = mw.plan("llama-3-8b", "v5e:2x2", mw.Serve("1k", 128, tpot=0.03)).best
+    >>> one.layout.num_chips, one.fits, one.tpot_seconds < 0.03
+    (4, True, True)
     """
 
     model: ModelConfig
@@ -145,6 +145,7 @@ def serve_document(config: ModelConfig, work: Serve, found: ServePlan) -> dict:
     return {
         "frontier": [point.to_dict() for point in found.frontier],
         "best": best.to_dict(),
+        "other_prefills": [way.to_dict() for way in best.other_prefills],
         "prefill_to_generate_ratio": best.prefill_to_generate_ratio,
         "max_batch": best.max_batch,
         "by_chip": {kind: [point.to_dict() for point in points] for kind, points in found.by_chip.items()},

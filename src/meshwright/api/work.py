@@ -47,7 +47,7 @@ class Serve:
     """Requests of `prompt_tokens` answered with `output_tokens`; integers, or text as on the command line.
 
     ttft, tpot: the most seconds to the first token, and for each after it. max_price_per_hour: of all chips.
-    prefix_hit, drafts, acceptance, paged: as plan/serve/requests.py has them.
+    prefix_hit, drafts, acceptance, paged, chunk: as plan/serve/requests.py has them.
 
     >>> Serve("8k", 512, tpot=0.02)
     Serve(prompt_tokens=8192, output_tokens=512, ttft=None, tpot=0.02)
@@ -62,6 +62,7 @@ class Serve:
     drafts: int = field(default=0, repr=False)
     acceptance: float = field(default=0.0, repr=False)
     paged: bool = field(default=False, repr=False)
+    chunk: int | None = field(default=None, repr=False)
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Serve:
         drafts: int = 0,
         acceptance: float = 0.0,
         paged: bool = False,
+        chunk: int | None = None,
     ) -> None:
         values = locals() | {
             "prompt_tokens": parse_length(prompt_tokens),
@@ -95,6 +97,7 @@ class Serve:
             self.drafts,
             self.acceptance,
             self.paged,
+            self.chunk,
         )
 
     @property

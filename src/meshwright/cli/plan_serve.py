@@ -91,6 +91,10 @@ def serve(
         bool,
         typer.Option("--paged", help="Paged cache: count the mean length of sequences, not the longest."),
     ] = False,
+    chunk: Annotated[
+        int | None,
+        length_option("--chunk", help="Prefill in chunks of so many tokens, as mw serve does. [whole]"),
+    ] = None,
     price: Annotated[
         str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [the catalog's]")
     ] = None,
@@ -153,6 +157,7 @@ def serve(
         drafts=drafts,
         acceptance=acceptance,
         paged=paged,
+        chunk=chunk,
     )
     _long_context(config, prompt_tokens + output_tokens)
     _frontier(config, machines, work, precisions, alone, explain, output, as_json)

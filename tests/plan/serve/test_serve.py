@@ -21,6 +21,7 @@ from meshwright.models.presets import PRESETS
 from meshwright.plan.serve.explain import explain
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.phase import price_phase
+from meshwright.plan.serve.prefill import PromptPasses
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.serve.search import Infeasible, ServePlan, search, serving_machines
 from meshwright.plan_file import load_plan
@@ -33,6 +34,10 @@ CHAPTER = ModelConfig("chapter", 64, 4096, 16384, 32, 8, 256, 32128, 131072, tie
 def ideal(spec: str) -> Hardware:
     machine = load(spec)
     return replace(machine, chip=machine.chip.ideal())
+
+
+def unpriced(machine: Hardware) -> Hardware:
+    return replace(machine, chip=replace(machine.chip, price_per_chip_hour=None))
 
 
 @pytest.mark.parametrize(
@@ -135,9 +140,11 @@ def test_narrow_types_are_read_as_they_lie():
     for dtype in ("bf16", "int8", "int4"):
         layout = Layout.of(tensor=8, weights_dtype=dtype, kv_dtype=dtype).at("generate")
         cost[dtype], memory[dtype] = pass_cost(config, layout, hardware, 8, 1, 4096)
+    # Beside 128 elements of a head lies a scale of four bytes.
+    scaled = {"bf16": 1, "int8": 128 / 132, "int4": 64 / 68}
     for wide, narrow in (("bf16", "int8"), ("int8", "int4")):
         assert memory[wide].weights == 2 * memory[narrow].weights
-        assert memory[wide].cache == 2 * memory[narrow].cache
+        assert scaled[wide] * memory[wide].cache == 2 * scaled[narrow] * memory[narrow].cache
         assert cost[wide].seconds > 1.5 * cost[narrow].seconds
 
 
@@ -145,7 +152,7 @@ def test_narrow_types_are_read_as_they_lie():
 def frontier() -> ServePlan:
     return search(
         PRESETS["llama-3-8b"],
-        serving_machines(["v5e", "h100:1x8"]),
+        [unpriced(machine) for machine in serving_machines(["v5e", "h100:1x8"])],
         Requests(1024, 256),
         Targets(tpot=0.02),
         precisions=[BF16, {"weights_dtype": "int8", "kv_dtype": "int8"}],
@@ -188,9 +195,9 @@ def test_a_target_out_of_reach_names_itself_and_what_comes_nearest():
         search(config, machines, requests, Targets(ttft=1e-3), precisions=[BF16])
     with pytest.raises(Infeasible, match=r"memory binds; its weights in bf16 are 141 GB and all chips have"):
         search(PRESETS["llama-3-70b"], machines, requests, precisions=[BF16])
-    unpriced = [replace(m, chip=replace(m.chip, price_per_chip_hour=None)) for m in machines]
+    unknown = [unpriced(machine) for machine in machines]
     with pytest.raises(PlanError, match="v5e has no price, which --max-price-per-hour needs"):
-        search(config, unpriced, requests, Targets(price_per_hour=1.0), precisions=[BF16])
+        search(config, unknown, requests, Targets(price_per_hour=1.0), precisions=[BF16])
 
 
 def test_prices_choose_the_cheapest_token_and_a_budget_bounds_the_chips():
@@ -219,6 +226,43 @@ def test_a_prefix_and_drafts_save_what_they_do():
         p.tpot_seconds for p in search(config, machine, Requests(4096, 256), precisions=[BF16]).frontier
     )
     assert guessed == pytest.approx(alone / 3.362, rel=0.2)  # five queries read the weights once
+
+
+def test_chunks_read_the_weights_again_and_sum_to_their_passes():
+    config, machine, layout = PRESETS["llama-3-8b"], load("v5e:2x2"), Layout.of(tensor=4)
+    requests = Requests(8192, 128)
+    whole, chunked = (
+        float(PromptPasses(config, layout, requests, chunk, flash=True).seconds(machine)[0])
+        for chunk in (None, 512)
+    )
+    passes = [
+        pass_cost(config, layout.at("prefill"), machine, 1, 512, end)[0].seconds
+        for end in range(512, 8192 + 1, 512)
+    ]
+    assert chunked == pytest.approx(sum(passes), rel=0.01)
+    assert 1.05 * whole < chunked < 2 * whole
+    # What a prefix cache holds is not computed, but seen; the last chunk may be shorter.
+    hit = PromptPasses(config, layout, Requests(8000, 128, prefix_hit=0.5), 1024, flash=True)
+    ends = [(1024, 5024), (1024, 6048), (1024, 7072), (928, 8000)]
+    expected = [pass_cost(config, layout.at("prefill"), machine, 1, *one)[0].seconds for one in ends]
+    assert float(hit.seconds(machine)[0]) == pytest.approx(sum(expected))
+
+
+def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
+    """Beyond the bound of tensor parallelism its collectives take the time; a ring is hidden by attention."""
+    config, machine, requests = PRESETS["llama-3-70b"], load("h100:4x8"), Requests(32_768, 128)
+    plain = search(config, [machine], requests, precisions=[BF16], layout=Layout.of(tensor=8, data=4)).best
+    ways = {way.layout.context: way for way in plain.other_prefills if way.layout.context > 1}
+    assert ways and all(way.layout.num_chips == 32 for way in ways.values())
+    # Four replicas that each have a part of the prompt, instead of prompts of their own.
+    assert plain.ttft_seconds / 4 < ways[4].ttft_seconds < plain.ttft_seconds / 2.5
+    target = Targets(ttft=1.1 * min(way.ttft_seconds for way in ways.values()))
+    found = search(config, [machine], requests, target, precisions=[BF16], layout=plain.layout).best
+    assert found.prefill_layout.context > 1 and found.ttft_seconds <= target.ttft
+    assert found.tpot_seconds == pytest.approx(plain.tpot_seconds, rel=0.5) and found.layout == plain.layout
+    assert found.why_not and "context" in found.why_not
+    assert found.memory.total <= machine.chip.program_bytes
+    assert "ring attention" in str(explain(found))
 
 
 def test_paged_caches_hold_more_requests():

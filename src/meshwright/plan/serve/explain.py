@@ -45,7 +45,7 @@ def explain(point: Point) -> ServeExplanation:
         Section("Generate", tuple(_generate(point, critical))),
         Section("Cache", tuple(_cache(point, crossover))),
         Section("Layout", tuple(_layout(point))),
-        Section("Prefill", (_prefill(point),)),
+        Section("Prefill", tuple(_prefill(point))),
         Section("What int8 would give", (_int8(point, gain),)),
     )
     return ServeExplanation(critical, crossover, gain, sections)
@@ -149,13 +149,29 @@ def _layout(point: Point) -> list[str]:
     return said or ["One chip holds everything: no communication."]
 
 
-def _prefill(point: Point) -> str:
+def _prefill(point: Point) -> list[str]:
     prefill, generate = point.chip_seconds
-    return (
+    chunk, ways = point.requests.chunk, point.other_prefills
+    how = "whole" if chunk is None else f"in chunks of {chunk:,} tokens"
+    split = point.prefill_layout.context
+    how += f", split by position over context = {split} (ring attention)" if split > 1 else ""
+    said = [
         f"A prompt of {point.requests.prompt_tokens:,} tokens takes {format_seconds(point.ttft_seconds)} on "
-        f"idle chips (TTFT). A request takes {prefill:.3g} chip-seconds of prefill and {generate:.3g} of "
-        f"generation: {point.prefill_to_generate_ratio:.2g} chips that prefill for each that generates."
-    )
+        f"idle chips (TTFT), prefilled {how}. A request takes {prefill:.3g} chip-seconds of prefill and "
+        f"{generate:.3g} of generation: {point.prefill_to_generate_ratio:.2g} chips that prefill for each "
+        "that generates."
+    ]
+    if other := next((way for way in ways if way.chunk != chunk), None):
+        slower = other.ttft_seconds / point.ttft_seconds
+        how = "Whole" if other.chunk is None else f"In chunks of {other.chunk:,}, which delay answers less"
+        said.append(f"{how}, it takes {format_seconds(other.ttft_seconds)}, {slower:.2f} times as long.")
+    if other := next((way for way in ways if way.layout.context > max(1, split)), None):
+        slower = other.ttft_seconds / point.ttft_seconds
+        said.append(
+            f"Split by position over context = {other.layout.context} ({other.layout}) it would take "
+            f"{format_seconds(other.ttft_seconds)}, {slower:.2f} times as long."
+        )
+    return said
 
 
 def _int8(point: Point, gain: float) -> str:

@@ -9,8 +9,10 @@ from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.runs import why_not
+from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token
+from meshwright.plan.serve.prefill import PromptPasses, Way, by_position, prefilling
 from meshwright.plan.serve.requests import Requests
 
 
@@ -18,7 +20,8 @@ from meshwright.plan.serve.requests import Requests
 class Point:
     """tpot_seconds: of one more token of a request. prefill_seconds: the chips' time for one of many prompts.
 
-    ttft_seconds: of a prompt that finds the chips idle. max_batch: the largest that fits.
+    ttft_seconds: of a prompt that finds the chips idle, prefilled in prefill_layout. max_batch: the largest
+    that fits.
     """
 
     config: ModelConfig
@@ -31,6 +34,7 @@ class Point:
     prefill_seconds: float
     memory: InferenceMemory
     max_batch: int
+    prefill_layout: Layout
 
     def __str__(self) -> str:
         return f"{self.hardware.spec}, {self.layout}, batch {self.batch}"
@@ -103,7 +107,27 @@ class Point:
     @property
     def why_not(self) -> str | None:
         """Why `mw serve` does not run it; None where it does."""
-        return why_not(self.config, self.layout, "generate")
+        prefill = self.prefill_layout
+        return why_not(self.config, self.layout, "generate") or why_not(self.config, prefill, "prefill")
+
+    @cached_property
+    def other_prefills(self) -> tuple[Way, ...]:
+        """In chunks as `mw serve` takes them, or whole where chunks were asked for; and split by position."""
+        flash, machine, requests = self.hardware.chip.kind != "cpu", self.hardware, self.requests
+        chunk = None if requests.chunk else DEFAULT_CHUNK
+        plain = prefilling(self.layout)
+        tried = [(plain, chunk)] if requests.new_prompt_tokens > DEFAULT_CHUNK else []
+        tried += [
+            (layout, requests.chunk)
+            for layout in by_position(self.config, self.layout, requests)
+            if layout != self.prefill_layout
+        ]
+        ways = [
+            Way(layout, chunk, float(passes.seconds(machine)[0]))
+            for layout, chunk in tried
+            for passes in [PromptPasses(self.config, layout, requests, chunk, flash=flash)]
+        ]
+        return tuple(sorted(ways, key=lambda way: way.ttft_seconds))
 
     def to_dict(self) -> dict:
         """The keys of a point of `mw plan serve` in contract.md, then what else is known of it."""
@@ -124,6 +148,8 @@ class Point:
             "tokens_per_second_per_chip": self.tokens_per_second_per_chip,
             "requests_per_second_per_chip": self.requests_per_second_per_chip,
             "prefill_to_generate_ratio": self.prefill_to_generate_ratio,
+            "prefill_layout": str(self.prefill_layout),
+            "prefill_chunk": self.requests.chunk,
             "bytes_per_chip": {key: int(value) for key, value in self.memory.to_dict().items()},
             "bound": self.bound,
             "bound_name": bound_name(self.bound, self.hardware.chip.network),

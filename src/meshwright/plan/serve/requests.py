@@ -14,7 +14,8 @@ class Requests:
     are guessed before each step, which verifies them; acceptance: the chance of each that it is right, given
     that those before it are. The guesses themselves cost nothing (n-grams of the text so far).
     paged: caches take the memory of the positions that they hold, which of requests at all stages of their
-    answer is the mean; otherwise each has room for its whole request from the start.
+    answer is the mean; otherwise each has room for its whole request from the start. chunk: tokens of a
+    prompt that one pass prefills; None for all of them.
     """
 
     prompt_tokens: int
@@ -23,6 +24,7 @@ class Requests:
     drafts: int = 0
     acceptance: float = 0.0
     paged: bool = False
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens"):
@@ -32,6 +34,8 @@ class Requests:
         for name in ("prefix_hit", "acceptance"):
             if not 0 <= getattr(self, name) < 1:
                 raise PlanError(f"{name} = {getattr(self, name)}; it must be at least 0 and below 1")
+        if self.chunk is not None and self.chunk < 1:
+            raise PlanError(f"chunk = {self.chunk}; it must be 1 or more")
         if self.drafts < 0:
             raise PlanError(f"drafts = {self.drafts}; it must be 0 or more")
         if self.acceptance and not self.drafts:

@@ -22,6 +22,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.point import Point
+from meshwright.plan.serve.prefill import PromptPasses, by_position, prefilling
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.smallest import sizes
 from meshwright.units import dtype_bytes, format_bytes, format_seconds
@@ -30,9 +31,6 @@ from meshwright.units import dtype_bytes, format_bytes, format_seconds
 MOST_CHIPS = 256
 # Sequences that the devices of each shard of the batch have: four to every doubling.
 _SEQUENCES = np.unique(np.round(2 ** np.arange(0, 13.01, 0.25)))
-# Prompts that a replica takes at once, of which the fastest for each prompt counts.
-_PROMPTS = np.array([1.0, 2.0, 4.0])
-
 
 _NO_TARGETS = Targets()
 
@@ -102,7 +100,7 @@ def search(
     precisions: words of the layout's precision (weights_dtype, kv_dtype, ...), one set for each type tried.
     """
     started = time.perf_counter()
-    swept = _Sweep(config, requests)
+    swept = _Sweep(config, requests, targets.ttft)
     points: list[Point] = []
     smallest: dict[tuple[str, str], SmallestMachine] = {}
     named = {machine.chip.name for machine in machines if ":" in machine.spec}
@@ -154,25 +152,38 @@ def pareto(points: Iterable[Point]) -> list[Point]:
 
 
 class _Sweep:
-    """All batches of a layout on a machine; a layout is recorded once for all machines."""
+    """All batches of a layout on a machine; a layout is recorded once for all machines.
 
-    def __init__(self, config: ModelConfig, requests: Requests) -> None:
-        self.config, self.requests = config, requests
+    most_ttft: where a prompt takes longer, its positions are split too.
+    """
+
+    def __init__(self, config: ModelConfig, requests: Requests, most_ttft: float) -> None:
+        self.config, self.requests, self._most_ttft = config, requests, most_ttft
         self.considered = 0
-        self._recorded: dict[tuple[Layout, bool], Passes] = {}
+        self._steps: dict[tuple[Layout, bool], Passes] = {}
+        self._prefills: dict[tuple[Layout, bool], PromptPasses] = {}
 
     def points(self, layout: Layout, machine: Hardware) -> Iterator[Point]:
         """The batches that fit, and the largest that does."""
         usable = machine.chip.program_bytes
         if self._weights_bytes(layout) > usable:
             return
-        generate, prefill = self._passes(layout, machine.chip.kind != "cpu")
+        flash = machine.chip.kind != "cpu"
+        generate, prefill_layout = self._generate(layout, flash), prefilling(layout)
+        prefill = self._prompts(prefill_layout, flash)
         batches, memory = generate.batches, self._memory(generate, prefill)
         self.considered += len(batches)
         if memory.total[0] > usable:
             return
-        most = self._max_batch(generate, memory, usable)
         steps, prompts = generate.seconds(machine), prefill.seconds(machine)
+        if prompts[0] > self._most_ttft:
+            for other in by_position(self.config, layout, self.requests):
+                passes = self._prompts(other, flash)
+                held = self._memory(generate, passes)
+                if held.total[0] <= usable and passes.seconds(machine)[0] < prompts[0]:
+                    prefill_layout, prefill, memory = other, passes, held
+                    prompts = passes.seconds(machine)
+        most = self._max_batch(generate, memory, usable)
         # Between two batches near each other all figures are as good as linear.
         tried = np.append(batches[memory.total <= usable], most)
         for batch in np.unique(tried).tolist():
@@ -191,6 +202,7 @@ class _Sweep:
                     round(_at(batch, batches, memory.buffers)),
                 ),
                 most,
+                prefill_layout,
             )
 
     def _weights_bytes(self, layout: Layout) -> float:
@@ -198,35 +210,32 @@ class _Sweep:
         total = count_params(self.config).total * dtype_bytes(layout.weights_dtype)
         return total / (layout.num_chips // max(1, layout.data // layout.degree("expert")))
 
-    def _passes(self, layout: Layout, flash_attention: bool) -> tuple[Passes, Passes]:
-        """(generate, prefill); how a cache is split is nothing to prefill."""
+    def _generate(self, layout: Layout, flash: bool) -> Passes:
+        """The generate steps of all batches."""
         requests, generate = self.requests, layout.at("generate")
-        prefill = layout.replace(cache="copies") if layout.form else layout
-        if (generate, flash_attention) not in self._recorded:
+        if (generate, flash) not in self._steps:
             shards = generate.mesh.size(batch_axes(self.config, generate))
-            self._recorded[generate, flash_attention] = Passes(
+            self._steps[generate, flash] = Passes(
                 self.config,
                 generate,
                 shards * _SEQUENCES,
                 1 + requests.drafts,
                 requests.mean_context,
-                flash_attention=flash_attention,
+                flash_attention=flash,
             )
-        if (prefill, flash_attention) not in self._recorded:
-            self._recorded[prefill, flash_attention] = Passes(
-                self.config,
-                prefill.at("prefill"),
-                layout.num_batch_shards * _PROMPTS,
-                requests.new_prompt_tokens,
-                requests.prompt_tokens,
-                flash_attention=flash_attention,
-            )
-        return self._recorded[generate, flash_attention], self._recorded[prefill, flash_attention]
+        return self._steps[generate, flash]
 
-    def _memory(self, generate: Passes, prefill: Passes) -> InferenceMemory:
+    def _prompts(self, layout: Layout, flash: bool) -> PromptPasses:
+        """The passes that prefill."""
+        if (layout, flash) not in self._prefills:
+            found = PromptPasses(self.config, layout, self.requests, self.requests.chunk, flash=flash)
+            self._prefills[layout, flash] = found
+        return self._prefills[layout, flash]
+
+    def _memory(self, generate: Passes, prefill: PromptPasses) -> InferenceMemory:
         """The memory of a server: weights, the caches of all requests, and the buffers of the larger pass."""
         cache = cache_bytes(self.config, generate.layout, generate.batches, self.requests.held_context)
-        buffers = np.maximum(generate.memory.buffers, prefill.memory.buffers[0])
+        buffers = np.maximum(generate.memory.buffers, prefill.buffers[0])
         return InferenceMemory(generate.memory.weights, cache, buffers)
 
     def _max_batch(self, generate: Passes, memory: InferenceMemory, usable: int) -> int:

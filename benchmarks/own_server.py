@@ -1,0 +1,165 @@
+"""A real `mw serve` under load beside `mw bench serve --plan` on this machine as calibrated: prints JSON.
+
+    python benchmarks/own_server.py [--machine machine.toml] [--requests 96]
+
+A 15M LLaMA with random weights is planned on the machine that `mw calibrate` has measured, served by a
+process of its own with that plan, and loaded over HTTP; the simulation gets the same traffic. Ratios are
+measured over simulated. Asked: throughput and median time per token within 15%, p95 of the time to first
+token within 30%.
+
+    closed     as many requests at once as the server has slots
+    half       Poisson arrivals at half the throughput of the closed loop
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from safetensors.numpy import save_file
+from tokenizers import models, pre_tokenizers
+
+from meshwright.bench.serve.words import Words
+
+LAYERS, D, F, HEADS, VOCAB, CONTEXT = 6, 288, 768, 6, 32_000, 512
+SLOTS, PROMPT, ANSWER = 8, 96, 48
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": D,
+    "intermediate_size": F,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+}
+TARGETS = {"throughput": 0.15, "tpot_p50": 0.15, "ttft_p95": 0.30}
+
+
+def write_checkpoint(folder: Path) -> None:
+    """The model in Hugging Face's form, and a tokenizer of one word a token."""
+    random = np.random.default_rng(0)
+
+    def weight(*shape: int) -> np.ndarray:
+        return (random.normal(size=shape) * shape[-1] ** -0.5).astype(np.float32)
+
+    tensors = {"model.embed_tokens.weight": weight(VOCAB, D), "model.norm.weight": np.ones(D, np.float32)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        tensors |= {f"{at}self_attn.{name}_proj.weight": weight(D, D) for name in "qkvo"}
+        tensors |= {f"{at}mlp.{name}_proj.weight": weight(F, D) for name in ("gate", "up")}
+        tensors[f"{at}mlp.down_proj.weight"] = weight(D, F)
+        norms = ("input_layernorm", "post_attention_layernorm")
+        tensors |= {f"{at}{name}.weight": np.ones(D, np.float32) for name in norms}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    known = dict.fromkeys(["<s>", "</s>", "<unk>", *Words.words(5000, "vocabulary").split()])
+    names = [*known, *(f"t{number}" for number in range(VOCAB - len(known)))]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def mw(*words: object) -> str:
+    """What `mw` prints."""
+    command = [sys.executable, "-m", "meshwright", *map(str, words)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@contextmanager
+def served(folder: Path, plan: Path) -> Iterator[str]:
+    """The address of a server of the checkpoint with the plan."""
+    command = [sys.executable, "-m", "meshwright", "serve", "--checkpoint", folder, plan, "--port", "0"]
+    process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found = None
+        for line in process.stdout:
+            if found := re.search(r"http://[\w.:]+", line):
+                break
+        assert found, "the server did not start"
+        yield found.group()
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def under(load: Sequence[object], *where: object) -> dict[str, Any]:
+    """The figures of one load test."""
+    lengths = ["--lengths", "alpaca", "--prompt-tokens", PROMPT, "--output-tokens", ANSWER]
+    found = json.loads(mw("bench", "serve", *where, *lengths, *load, "--json"))
+    assert not found["errors"], found["error_messages"]
+    return {
+        "throughput": found["new_tokens_per_second"],
+        "tpot_p50": found["tpot_seconds"]["p50"],
+        "ttft_p95": found["ttft_seconds"]["p95"],
+        "ttft_p50": found["ttft_seconds"]["p50"],
+        "requests_per_second": found["requests_per_second"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--machine", type=Path, help="of mw calibrate --hardware cpu:1; measured if left out")
+    parser.add_argument("--requests", type=int, default=96)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "model")
+        folder.mkdir()
+        write_checkpoint(folder)
+        machine, plan = asked.machine or Path(scratch, "machine.toml"), Path(scratch, "plan.toml")
+        if asked.machine is None:
+            mw("calibrate", "--hardware", "cpu:1", "-o", machine)
+        words = ["--phase", "generate", "--batch", SLOTS, "--context", CONTEXT, "--layout", "tensor=1"]
+        mw("plan", "serve", "--model", folder / "config.json", "--hardware", machine, *words, "-o", plan)
+        load = os.getloadavg()[0]
+        results = {}
+        with served(folder, plan) as url:
+            under(["--requests", 2 * SLOTS], "--url", url)  # what the first requests compile and fill
+            rate = 1.0
+            for name in ("closed", "half"):
+                how = ["--concurrency", SLOTS] if name == "closed" else ["--rate", rate]
+                traffic = [*how, "--requests", asked.requests]
+                measured, simulated = under(traffic, "--url", url), under(traffic, "--plan", plan)
+                ratios = {key: measured[key] / simulated[key] for key in simulated}
+                within = {key: abs(ratios[key] - 1) <= most for key, most in TARGETS.items()}
+                results[name] = {
+                    "measured": measured,
+                    "simulated": simulated,
+                    "ratio": ratios,
+                    "within": within,
+                }
+                rate = measured["requests_per_second"] / 2
+    document = {
+        "benchmark": "own_server",
+        "command": f"python benchmarks/own_server.py --requests {asked.requests}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, JAX {version('jax')}",
+        "load_average": load,
+        "targets": TARGETS,
+        "results": results,
+    }
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Ways to prefill a prompt: whole or in chunks, its heads split or also its positions.
+
+A chunk is a pass over some of the prompt behind what is in the cache: the weights are read again for each,
+and answers need not wait for the whole prompt (Agrawal et al., 2023). Split by position, each device has
+weights and a part of every prompt, and keys and values pass round a ring (Liu et al., 2023): so the time to
+first token still falls past the bound of tensor parallelism. Each is a sum of passes, priced as all are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.inference import Passes
+from meshwright.errors import LayoutError
+from meshwright.hardware.topology import Hardware
+from meshwright.layout import Layout
+from meshwright.layout.axes import divisors
+from meshwright.models.config import ModelConfig
+from meshwright.plan.serve.layouts import tensor_words
+from meshwright.plan.serve.requests import Requests
+
+# Prompts that a replica takes at once, of which the fastest for each prompt counts.
+_PROMPTS = np.array([1.0, 2.0, 4.0])
+# Chunks that are each priced; of more the first, the middle and the last are.
+_EACH_PRICED = 3
+# Fewer positions a device are no rows for a product.
+_LEAST_POSITIONS = 128
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a prompt is prefilled, and the seconds of one that finds the chips idle. chunk: None for whole."""
+
+    layout: Layout
+    chunk: int | None
+    ttft_seconds: float
+
+    def to_dict(self) -> dict[str, object]:
+        return {"layout": str(self.layout), "chunk": self.chunk, "ttft_seconds": self.ttft_seconds}
+
+
+class PromptPasses:
+    """The passes that prefill prompts, for each of `batches` numbers of them at once.
+
+    layout: not yet in its phase. chunk: tokens of a pass; None for whole prompts.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layout: Layout, requests: Requests, chunk: int | None, *, flash: bool
+    ) -> None:
+        self.batches = layout.num_batch_shards * _PROMPTS
+        at = layout.at("prefill")
+        self._parts = [
+            (times, Passes(config, at, self.batches, queries, context, flash_attention=flash))
+            for times, queries, context in _parts(requests, chunk)
+        ]
+
+    @property
+    def buffers(self) -> Any:
+        """Bytes of the largest operation for each batch."""
+        return np.max([np.broadcast_to(p.memory.buffers, self.batches.shape) for _, p in self._parts], axis=0)
+
+    def seconds(self, hardware: Hardware) -> Any:
+        """Seconds until all prompts of each batch are prefilled."""
+        return sum(times * part.seconds(hardware) for times, part in self._parts)
+
+
+def _parts(requests: Requests, chunk: int | None) -> list[tuple[float, int, int]]:
+    """(how many such passes, their tokens, the position of their last) of a prompt.
+
+    The time of a pass grows with the positions before it almost by a line: of many, three are priced and
+    summed by Simpson's rule.
+    """
+    new, prompt = requests.new_prompt_tokens, requests.prompt_tokens
+    if chunk is None or chunk >= new:
+        return [(1.0, new, prompt)]
+    known, whole, rest = prompt - new, new // chunk, new % chunk
+    places = np.arange(1, whole + 1) if whole <= _EACH_PRICED else np.array([1, (1 + whole) / 2, whole])
+    weights = np.ones(whole) if whole <= _EACH_PRICED else whole * np.array([1, 4, 1]) / 6
+    found = [
+        (float(times), chunk, known + round(place * chunk))
+        for times, place in zip(weights, places, strict=True)
+    ]
+    return [*found, (1.0, rest, prompt)] if rest else found
+
+
+def prefilling(layout: Layout) -> Layout:
+    """The layout that prefills where `layout` generates: how the cache is split is nothing to it."""
+    return layout.replace(cache="copies") if layout.form else layout
+
+
+def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iterator[Layout]:
+    """Layouts of the same chips that split a prompt by position, with no more bytes of weights a chip.
+
+    Data ranks take parts of one prompt instead of prompts of their own, with the weights that they have.
+    Heads may be split over fewer devices too: then the ranks share the weights, and gather them by layers.
+    None for chunks and prompts that begin in a prefix cache, two tensor axes, experts over data ranks, and
+    what else is not written in the short form.
+    """
+    if not layout.form or layout.degree("tensor2") > 1 or layout.degree("expert") > 1:
+        return
+    if requests.chunk is not None or requests.new_prompt_tokens < requests.prompt_tokens:
+        return
+    for heads in divisors(layout.tensor * layout.degree("kv_replicas")):
+        context = layout.num_chips // heads
+        positions, rest = divmod(requests.prompt_tokens, context)
+        if context == 1 or rest or positions < _LEAST_POSITIONS:
+            continue
+        shared = heads < layout.tensor * layout.degree("kv_replicas")
+        words = next(tensor_words(config, heads), None)
+        if words is None:
+            continue
+        words = {"cache": "copies", "kv_replicas": 1, **words}
+        words |= {"data": 1, "context": context, "context_method": "ring"}
+        words |= {"zero": 3, "zero_context": True} if shared else {}
+        try:
+            found = layout.replace(**words)
+            found.check(config, padded=True)
+        except LayoutError:
+            continue
+        yield found
