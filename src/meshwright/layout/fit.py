@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 # The first chunk may hold the embedding alone, and the last the head.
 _CHUNKS_WITHOUT_LAYERS = 2
 # What padding a dimension to a multiple of its shards may add to it, where a planner may assume padding.
-_MOST_PADDING = {"V": 1.0, "D": MOST_PADDING}
+_MOST_PADDING = {"V": 1.0, "D": MOST_PADDING, "Q": inf, "R": inf}
 
 # Tables of the rules that split weights, and those that split their gradients.
 _OF_WEIGHTS, _OF_GRADIENTS = ("stored", "used"), ("updated", "gradients")

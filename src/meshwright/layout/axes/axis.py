@@ -23,7 +23,7 @@ _CACHE_AXES = ("tensor", "kv_replicas")
 # Every table of the rules.
 EVERYWHERE = "stored used gradients updated activations"
 # The order of entries in composed tables: where two letters of an array ask for an axis, the first has it.
-_ORDER = "LE" + WIDE_LETTERS + "GDBTSC"
+_ORDER = "LE" + WIDE_LETTERS + "GDQRBTSC"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from meshwright.models.config import ModelConfig
 if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
 
+# D, or the rank of latents, which their up-projections have in its place.
+_SHARED_LETTERS = "DQR"
 # What padding D to a multiple of the shards may add to it.
 MOST_PADDING = 0.1
 # Degrees that pad D which a search tries: the largest, since smaller ones are near some that divide.
@@ -22,7 +24,10 @@ _ZERO_TABLES = {0: "", 1: "updated", 2: "updated gradients", 3: "updated gradien
 
 
 class Fsdp(Axis):
-    """Data ranks that share what `zero` says, along D; zero_context: the ranks of `context` share it too."""
+    """Data ranks that share what `zero` says, along D or the rank of latents.
+
+    zero_context: the ranks of `context` share it too.
+    """
 
     def check(self, form: Form) -> None:
         zero = form["zero"]
@@ -38,7 +43,7 @@ class Fsdp(Axis):
     def compose(self, tables: Composition) -> None:
         tables.add("activations", "BC", "fsdp")
         for axis in shared_axes(tables.form):
-            tables.add(_ZERO_TABLES[zero_stage(tables.form)], "D", axis)
+            tables.add(_ZERO_TABLES[zero_stage(tables.form)], _SHARED_LETTERS, axis)
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, Any]]:
         """FSDP over every degree that divides D, and two that pad it; ZeRO 1 and 2 over all data ranks.
