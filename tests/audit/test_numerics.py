@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshwright.audit.numerics import check_numerics, compared, tiny_model, tiny_plan
+from meshwright.audit.numerics import check_numerics, numerics_report, tiny_model, tiny_plan
 from meshwright.errors import AuditError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -74,19 +74,19 @@ def test_a_layout_that_cannot_run_says_why() -> None:
 
 def test_a_missing_sum_is_found() -> None:
     alone = {"wq": np.array([1.0, 2.0]), "wk": np.array([3.0, -4.0])}
-    found = compared(4.0, {**alone, "wk": np.array([1.5, -2.0])}, 4.0, alone)
+    found = numerics_report(4.0, {**alone, "wk": np.array([1.5, -2.0])}, 4.0, alone)
     assert not found["agrees"]
     assert found["worst"] == {"tensor": "wk", "difference": 0.5}
-    assert compared(4.0, alone, 4.0, alone)["agrees"]
-    assert not compared(4.1, alone, 4.0, alone)["agrees"]
+    assert numerics_report(4.0, alone, 4.0, alone)["agrees"]
+    assert not numerics_report(4.1, alone, 4.0, alone)["agrees"]
 
 
 def test_what_is_not_finite_is_none_and_differs() -> None:
     alone = {"wq": np.array([1.0])}
-    found = compared(float("nan"), {"wq": np.array([np.inf])}, 4.0, alone)
+    found = numerics_report(float("nan"), {"wq": np.array([np.inf])}, 4.0, alone)
     assert (found["agrees"], found["loss"]["difference"], found["worst"]["difference"]) == (False, None, None)
 
 
 def test_a_gradient_that_is_only_rounding_is_measured_by_the_others() -> None:
     alone = {"wq": np.array([1.0]), "wk_bias": np.array([1e-12])}
-    assert compared(4.0, {"wq": np.array([1.0]), "wk_bias": np.array([-3e-12])}, 4.0, alone)["agrees"]
+    assert numerics_report(4.0, {"wq": np.array([1.0]), "wk_bias": np.array([-3e-12])}, 4.0, alone)["agrees"]

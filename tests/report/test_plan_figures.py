@@ -20,7 +20,7 @@ from meshwright.report.html import build_report, read_plan, read_report, write_r
 from meshwright.report.plan_data import scaling
 from meshwright.report.plan_data.scaling import BEST
 from meshwright.report.plan_data.split import split_step
-from meshwright.report.plan_figures import Priced, plan_figures
+from meshwright.report.plan_figures import PricedPlan, plan_figures
 from meshwright.units import format_bytes, format_seconds
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -313,4 +313,4 @@ def test_layouts_in_words():
 def test_catalog_and_plan_agree(dense):
     """What the figures are about is the plan's machine, not the one it was planned on."""
     _, priced, _ = dense
-    assert isinstance(priced, Priced) and priced.hardware == catalog.load(priced.plan.hardware)
+    assert isinstance(priced, PricedPlan) and priced.hardware == catalog.load(priced.plan.hardware)

@@ -93,7 +93,7 @@ def tiny_model(config: ModelConfig) -> ModelConfig:
     )
 
 
-def compared(
+def numerics_report(
     loss: float, gradients: Mapping[str, Any], loss_alone: float, gradients_alone: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The report of two runs: arrays by path, under the layout and on one device."""
@@ -128,7 +128,7 @@ def _compare_here(folder: Path) -> dict[str, Any]:
     """What the process does: both runs, one after the other."""
     plan = load_plan(folder / "plan.toml")
     alone = Layout.of(weights_dtype="f32", compute_dtype="f32")
-    report = compared(*_run(plan, plan.layout), *_run(plan, alone))
+    report = numerics_report(*_run(plan, plan.layout), *_run(plan, alone))
     return {"layout": str(plan.layout), "devices": plan.layout.mesh.num_devices, **report}
 
 

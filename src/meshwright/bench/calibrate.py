@@ -81,8 +81,8 @@ def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None
     chip = hardware.chip
     chip = replace(
         chip,
-        matmul_rates=matmul.rates_by_size(matmuls),
-        memory_rates=memory.rates_by_size(streams),
+        matmul_rates=matmul.matmul_rates(matmuls),
+        memory_rates=memory.memory_rates(streams),
         step=StepEfficiency(
             matmul={
                 dtype: min(1.0, rate / chip.flops(dtype))
@@ -115,8 +115,8 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         flops_per_second=matmul.rates_by_dtype(matmuls),
         hbm_bytes_per_second=streaming,
         host_link_bytes_per_second=streaming,
-        matmul_rates=matmul.rates_by_size(matmuls),
-        memory_rates=memory.rates_by_size(streams),
+        matmul_rates=matmul.matmul_rates(matmuls),
+        memory_rates=memory.memory_rates(streams),
         step=StepEfficiency(overlap=0.0, launch_seconds=launch, sources=_host_step_sources(num_devices)),
         sources=_host_sources(num_devices),
     )

@@ -98,7 +98,7 @@ def rates_by_dtype(measured: Sequence[MeasuredMatmul]) -> dict[str, float]:
     }
 
 
-def rates_by_size(measured: Sequence[MeasuredMatmul]) -> dict[str, Points]:
+def matmul_rates(measured: Sequence[MeasuredMatmul]) -> dict[str, Points]:
     """FLOPs a second by the FLOPs of one product, for each dtype."""
     return {
         dtype: rates([m.shape.flops / _PRODUCTS for m in ours], [m.flops_per_second for m in ours])

@@ -56,7 +56,7 @@ def streaming_bytes_per_second(measured: Sequence[MeasuredMemory]) -> float:
     return harmonic_mean([one.bytes_per_second for one in measured if one.dtype == "f32"])
 
 
-def rates_by_size(measured: Sequence[MeasuredMemory]) -> dict[str, Points]:
+def memory_rates(measured: Sequence[MeasuredMemory]) -> dict[str, Points]:
     """Bytes a second by the bytes touched, for each dtype."""
     return {
         dtype: rates([m.touched_bytes for m in ours], [m.bytes_per_second for m in ours])

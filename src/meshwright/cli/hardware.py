@@ -9,7 +9,7 @@ from meshwright.cli.hardware_tables import catalog_table, figures_table, num_hos
 from meshwright.errors import HardwareError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip, SharedMemory
-from meshwright.hardware.roofs import critical_batch, largest_machine, roofs
+from meshwright.hardware.roofs import compute_bound_batch, largest_machine, roofs
 from meshwright.hardware.topology import Hardware
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -95,7 +95,9 @@ def chip_document(chip: Chip) -> dict:
 def critical_batches(chip: Chip) -> dict[str, float]:
     """B_crit by the type of (weights, products): from how many tokens on a pass is bound by FLOPs."""
     pairs = (("bf16", "bf16"), ("int8", "bf16"), ("int8", "int8"))
-    return {f"{weights}/{products}": critical_batch(chip, weights, products) for weights, products in pairs}
+    return {
+        f"{weights}/{products}": compute_bound_batch(chip, weights, products) for weights, products in pairs
+    }
 
 
 def hardware_document(machine: Hardware) -> dict:

@@ -10,7 +10,7 @@ from meshwright.errors import PlanError
 from meshwright.files import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from meshwright.report.plan_figures import Priced
+    from meshwright.report.plan_figures import PricedPlan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _NUM_CANDIDATES = 10
@@ -60,7 +60,7 @@ def report(
         print(path, *drawn, sep="\n")
 
 
-def _describe(priced: "Priced") -> dict:
+def _describe(priced: "PricedPlan") -> dict:
     """What `mw plan train --json` would have said of a plan that has no .json beside it."""
     from meshwright.api.document import plan_document
     from meshwright.plan.explain.explanation import explain

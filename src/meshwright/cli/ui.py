@@ -82,7 +82,7 @@ def _model(spec: str) -> Any:
 def price_of(state: Mapping[str, str]) -> Any:
     """The layout that the controls say, priced. Raises MeshwrightError for what does not divide."""
     import meshwright as mw
-    from meshwright.report.ui import Priced
+    from meshwright.report.ui import ShownLayout
 
     model, work = _model(state["model"]), mw.Train(state["batch"], state["seq"])
     one = mw.price(model, _hardware(state["hardware"]), work, state["layout"])
@@ -92,7 +92,9 @@ def price_of(state: Mapping[str, str]) -> Any:
             one.save(Path(folder) / "plan.toml")
             return (Path(folder) / name).read_text(encoding="utf-8")
 
-    return Priced(one.candidate, one.search.notices, lambda: saved("plan.toml"), lambda: saved("plan.json"))
+    return ShownLayout(
+        one.candidate, one.search.notices, lambda: saved("plan.toml"), lambda: saved("plan.json")
+    )
 
 
 class _Searches:

@@ -19,7 +19,7 @@ from meshwright.plan.validate.score import (
     anchored,
     grouped,
     inference_rows,
-    memory_rows,
+    memory_predictions,
     predict,
     quantile,
     rankings,
@@ -117,7 +117,7 @@ def validation_document(found: list[Prediction], anchor: bool) -> dict:
             axis: _by(steps, lambda p, axis=axis: str(getattr(p.row, axis, None) or 1))
             for axis in ("tensor", "pipe", "context", "expert")
         },
-        "memory": asdict(score(memory_rows(found))),
+        "memory": asdict(score(memory_predictions(found))),
         "verdicts": asdict(verdicts(found)),
         "regret": quantile(sorted(r.regret for r in ranked), 0.8),
         "ranking": _ranking(ranked),

@@ -84,7 +84,7 @@ def _torus(hardware: Hardware, torus: Torus) -> list[Roof]:
     return found
 
 
-def critical_batch(chip: Chip, weights_dtype: str = "bf16", matmul_dtype: str = "bf16") -> float:
+def compute_bound_batch(chip: Chip, weights_dtype: str = "bf16", matmul_dtype: str = "bf16") -> float:
     """B_crit: the tokens of a pass from which on its products are bound by FLOPs, not by reading weights.
 
         2 B P / C = P w / W  at  B = beta alpha,  alpha = C / W,  beta = w / 2

@@ -68,7 +68,7 @@ def measured_step_seconds(metrics: Sequence[Document]) -> float | None:
     return median(times) if times else None
 
 
-def planned_step_seconds(run: Run) -> float | None:
+def step_seconds_of_plan(run: Run) -> float | None:
     """The step time the run was started with, else that of the plan's winner."""
     best = winner(run.plan) if run.plan else None
     return last_value(run.metrics, "planned_step_seconds") or (best or {}).get("step_seconds")

@@ -21,16 +21,16 @@ from meshwright.plan_file import load_plan
 from meshwright.report import audit_view, mesh_view, pages, plan_view, summary
 from meshwright.report.audit_graph import layer_svg
 from meshwright.report.charts import libraries, script_json
-from meshwright.report.documents import Document, Run, planned_step_seconds, read_run
+from meshwright.report.documents import Document, Run, read_run, step_seconds_of_plan
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
-from meshwright.report.plan_figures import Priced, Progress, plan_figures, price_plan
+from meshwright.report.plan_figures import PricedPlan, Progress, plan_figures, price_plan
 from meshwright.report.plots import loss_chart, step_time_chart
 from meshwright.units import format_bytes, format_seconds
 
 # Makes the document of a plan that has none beside it: what `mw plan train --json` prints.
-Describe = Callable[[Priced], Document]
+Describe = Callable[[PricedPlan], Document]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def write_report(path: Path, output: Path, describe: Describe | None = None) -> 
     return write_whole(output, build_report(path, describe))
 
 
-def read_plan(path: Path, on_progress: Progress | None = None) -> Priced:
+def read_plan(path: Path, on_progress: Progress | None = None) -> PricedPlan:
     """The plan that a run folder or a plan.toml holds, on its machine."""
     plan = load_plan(path / "plan.toml" if path.is_dir() else path.with_suffix(".toml"))
     return price_plan(plan, on_progress)
@@ -181,7 +181,7 @@ def _training_context(run: Run) -> dict[str, Any] | None:
         "facts": summary.run_facts(run),
         "figures": {
             "loss": script_json(loss_chart(run.metrics, entropy)),
-            "step-time": script_json(step_time_chart(run.metrics, planned_step_seconds(run))),
+            "step-time": script_json(step_time_chart(run.metrics, step_seconds_of_plan(run))),
         },
         "comparison": summary.step_comparison(run),
     }

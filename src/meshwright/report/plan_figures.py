@@ -28,7 +28,7 @@ _SEARCHED = 4  # layouts of a search that stand for it at other batches
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedPlan:
     """A plan with all that its figures need: the layout that it chose, and the search about it.
 
     on_progress: told what is being priced and the share done.
@@ -94,13 +94,13 @@ class Priced:
         return [p for p in own.points if p.num_sequences == self.plan.workload.num_sequences]
 
 
-def price_plan(plan: Plan, on_progress: Progress | None = None) -> Priced:
+def price_plan(plan: Plan, on_progress: Progress | None = None) -> PricedPlan:
     """The plan with its machine. Raises HardwareError where that cannot be loaded."""
     hardware = catalog.load(plan.hardware)
-    return Priced(plan, hardware, on_progress) if on_progress else Priced(plan, hardware)
+    return PricedPlan(plan, hardware, on_progress) if on_progress else PricedPlan(plan, hardware)
 
 
-def plan_figures(priced: Priced) -> list[Figure]:
+def plan_figures(priced: PricedPlan) -> list[Figure]:
     """Every figure of a plan, in the order of a page."""
     plan, chosen = priced.plan, priced.chosen
     figures = [
@@ -126,7 +126,7 @@ def plan_figures(priced: Priced) -> list[Figure]:
     return [*figures, roofline_figure(plan.model, plan.workload, chosen)]
 
 
-def _pipeline_figure(priced: Priced) -> Figure:
+def _pipeline_figure(priced: PricedPlan) -> Figure:
     """The schedules that exist for the stages of the plan; its own is the first."""
     plan, layout = priced.plan, priced.plan.layout
     found = timelines(plan.model, plan.workload, priced.chosen)

@@ -11,7 +11,7 @@ from meshwright.report.documents import (
     last_value,
     layout_degrees,
     measured_step_seconds,
-    planned_step_seconds,
+    step_seconds_of_plan,
     winner,
 )
 from meshwright.report.figures import ABSENT, percent_text
@@ -78,7 +78,7 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
 
 def step_comparison(run: Run) -> list[StepBar]:
     """Planned and measured step time as bars to one scale, the longer one full; [] unless both are known."""
-    planned, measured = planned_step_seconds(run), measured_step_seconds(run.metrics)
+    planned, measured = step_seconds_of_plan(run), measured_step_seconds(run.metrics)
     if not planned or not measured:
         return []
     sides = (("planned", "planned", planned), ("measured, median", "measured", measured))
@@ -126,7 +126,7 @@ def _layout_card(run: Run) -> Card | None:
 
 
 def _step_card(run: Run) -> Card | None:
-    measured, planned = measured_step_seconds(run.metrics), planned_step_seconds(run)
+    measured, planned = measured_step_seconds(run.metrics), step_seconds_of_plan(run)
     if measured is None:
         return Card("Step time, planned", format_seconds(planned), "not run yet") if planned else None
     if not planned:

@@ -58,7 +58,7 @@ _POLICY = "; ".join(
 
 
 @dataclass(frozen=True)
-class Priced:
+class ShownLayout:
     """One layout as the page shows it. notices: of the batch that was planned in place of the one asked.
 
     plan_toml, plan_json: what `mw plan train -o` writes, made when they are asked for.
@@ -77,16 +77,16 @@ class Planner:
     Both take `model`, `hardware`, `batch` and `seq`, and price also `layout`. They raise MeshwrightError.
     """
 
-    price: Callable[[Mapping[str, str]], Priced]
+    price: Callable[[Mapping[str, str]], ShownLayout]
     search: Callable[[Mapping[str, str]], Document | None]
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedLayout:
     """One of the layouts that are compared, or why it has no price."""
 
     title: str
-    priced: Priced | None
+    priced: ShownLayout | None
     error: str = ""
 
     @property
@@ -170,15 +170,15 @@ def figure(name: str, candidates: list[Candidate]) -> Figure:
     return Figure.of(name, title, caption, panel(candidates, candidates[0]))
 
 
-def _side(planner: Planner, state: Mapping[str, str], hardware: str, layout: str) -> Side:
+def _side(planner: Planner, state: Mapping[str, str], hardware: str, layout: str) -> ComparedLayout:
     title = f"{state['model']} on {hardware}: {layout}"
     try:
-        return Side(title, planner.price({**state, "hardware": hardware, "layout": layout}))
+        return ComparedLayout(title, planner.price({**state, "hardware": hardware, "layout": layout}))
     except MeshwrightError as error:
-        return Side(title, None, str(error))
+        return ComparedLayout(title, None, str(error))
 
 
-def _said(side: Side) -> str:
+def _said(side: ComparedLayout) -> str:
     if side.priced is None:
         return side.error
     one = side.priced.candidate

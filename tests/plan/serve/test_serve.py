@@ -12,7 +12,7 @@ from meshwright.cost.inference import Passes, inference_cost, pass_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import chip, load
 from meshwright.hardware.prices import priced
-from meshwright.hardware.roofs import critical_batch
+from meshwright.hardware.roofs import compute_bound_batch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -84,9 +84,9 @@ def test_batches_at_128k_are_those_of_keys_and_values():
 
 def test_critical_batches_are_the_chapters():
     v5e = chip("v5e")
-    assert critical_batch(v5e) == pytest.approx(240, rel=0.02)
-    assert critical_batch(v5e, "int8") == pytest.approx(120, rel=0.02)
-    assert critical_batch(v5e, "int8", "int8") == pytest.approx(240, rel=0.02)
+    assert compute_bound_batch(v5e) == pytest.approx(240, rel=0.02)
+    assert compute_bound_batch(v5e, "int8") == pytest.approx(120, rel=0.02)
+    assert compute_bound_batch(v5e, "int8", "int8") == pytest.approx(240, rel=0.02)
     moe = replace(CHAPTER, moe=MoE(16, 2, 16384))
     found = search(moe, [load("v5e:8x8")], Requests(1024, 128), precisions=[{"weights_dtype": "bf16"}])
     assert explain(found.best).critical_batch == pytest.approx(1920, rel=0.02)

@@ -13,11 +13,11 @@ from meshwright.report.plan_data.scaling import (
     STRATEGIES,
     base_of,
     batches,
-    mesh_of,
     meshes,
     rank,
     shapes,
     sweep,
+    without_schedule,
 )
 
 CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("v5e:4x4"), Workload(48, 2048)
@@ -122,4 +122,4 @@ def test_base_and_mesh_of_a_layout():
         fsdp=4, tensor=2, microbatches=4, remat="full", weights_dtype="f32", optimizer_dtype="bf16"
     )
     assert base_of(layout) == Layout.of(weights_dtype="f32", optimizer_dtype="bf16")
-    assert mesh_of(layout).mesh == layout.mesh and mesh_of(layout).microbatches == 1
+    assert without_schedule(layout).mesh == layout.mesh and without_schedule(layout).microbatches == 1

@@ -18,7 +18,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.parameters import dimensions
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.explain.comparison import Rejected, compare, too_large
+from meshwright.plan.explain.comparison import Rejected, compare, too_large_layout
 from meshwright.plan.explain.ideal_links import links
 from meshwright.plan.explain.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
 from meshwright.plan.given import NOT_SEARCHED
@@ -171,7 +171,7 @@ def _too_few_sequences(
         layout = then.layout
         numbers["bytes_per_chip"] = then.memory.total
         if not then.fits:
-            text += f". Even then it {too_large(name, then).text}"
+            text += f". Even then it {too_large_layout(name, then).text}"
     rejected = Rejected(name, str(layout), "batch", text, numbers, f"--batch-tokens {needed.num_tokens}")
     if layout.tensor == 1:
         return rejected

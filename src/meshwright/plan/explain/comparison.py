@@ -51,7 +51,7 @@ def resource_name(bound: str, hardware: Hardware) -> str:
 def compare(name: str, candidate: Candidate, best: Candidate) -> Rejected:
     """`candidate` beside the chosen one: by how much it does not fit, or is slower, and through what."""
     if not candidate.fits:
-        return too_large(name, candidate)
+        return too_large_layout(name, candidate)
     extra = bound_seconds(candidate)
     for bound, seconds in bound_seconds(best).items():
         extra[bound] = extra.get(bound, 0.0) - seconds
@@ -118,7 +118,7 @@ def _culprit(candidate: Candidate, best: Candidate, bound: str) -> str:
     return f" ({max(extra, key=extra.__getitem__)})" if extra else ""
 
 
-def too_large(name: str, candidate: Candidate) -> Rejected:
+def too_large_layout(name: str, candidate: Candidate) -> Rejected:
     """`candidate`, which does not fit: by how much, and what takes most."""
     usable = candidate.hardware.chip.program_bytes
     parts = {key: value for key, value in candidate.memory.to_dict().items() if key != "total"}

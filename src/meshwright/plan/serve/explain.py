@@ -5,7 +5,7 @@ from math import ceil
 
 from meshwright.cost.inference import pass_cost
 from meshwright.hardware.links import bound_name
-from meshwright.hardware.roofs import critical_batch
+from meshwright.hardware.roofs import compute_bound_batch
 from meshwright.layout import Layout
 from meshwright.models.count import count_params, kv_cache_bytes
 from meshwright.plan.explain.explanation import Section
@@ -53,7 +53,7 @@ def explain(point: Point) -> ServeExplanation:
 
 def _critical(point: Point) -> float:
     layout, moe = point.layout, point.config.moe
-    dense = critical_batch(
+    dense = compute_bound_batch(
         point.hardware.chip, layout.weights_dtype, layout.matmul_dtype or layout.compute_dtype
     )
     return dense * (moe.num_experts / moe.experts_per_token if moe else 1)

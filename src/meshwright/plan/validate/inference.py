@@ -24,7 +24,7 @@ from meshwright.plan.serve.layouts import tensor_words
 from meshwright.plan.serve.phase import max_batch
 from meshwright.plan.serve.search import batch_axes
 from meshwright.plan.validate.published import PER_CHIP, InferenceRow
-from meshwright.plan.validate.reproduce import arithmetic, machine_of
+from meshwright.plan.validate.reproduce import arithmetic, machine_of_row
 from meshwright.plan.validate.shape_guess import model_of
 
 
@@ -85,7 +85,7 @@ class ServedCase:
 
 def reproduce_inference(row: InferenceRow) -> ServedCase:
     """The case of a row. Raises MeshwrightError where the row cannot be expressed."""
-    config, hardware = model_of(row), with_engine(machine_of(row), engine_of(row))
+    config, hardware = model_of(row), with_engine(machine_of_row(row), engine_of(row))
     if hardware.num_chips != row.chips:
         raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
     layouts = tuple(_layouts(row, config, hardware))
@@ -103,8 +103,8 @@ def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list
     pipe = row.pipe or 1
     tensor = min(row.tensor or row.chips // pipe, row.chips // pipe)
     data = max(1, row.chips // (tensor * pipe))
-    weights, matmul = stored_dtype(row.weight_dtype, hardware)
-    kv, _ = stored_dtype(row.kv_dtype or row.weight_dtype, hardware)
+    weights, matmul = dtype_of_source(row.weight_dtype, hardware)
+    kv, _ = dtype_of_source(row.kv_dtype or row.weight_dtype, hardware)
     found = []
     for words in tensor_words(config, tensor):
         for expert in _experts(config, data, tensor):
@@ -126,7 +126,7 @@ def _experts(config: ModelConfig, data: int, tensor: int) -> list[int]:
     return [n for n in dict.fromkeys((1, data, data * tensor)) if config.moe.num_experts % n == 0]
 
 
-def stored_dtype(text: str, hardware: Hardware) -> tuple[str, str | None]:
+def dtype_of_source(text: str, hardware: Hardware) -> tuple[str, str | None]:
     """(type in memory, type of products where it is not bf16) of what a source names: `int4 (group 32)`.
 
     Weights alone are quantised to integers; fp8 is what products are in too, where the chip has them.

@@ -68,7 +68,7 @@ class Case:
 
 def reproduce(row: PublishedRow) -> Case:
     """The case of a row. Raises MeshwrightError where the row cannot be expressed."""
-    config, hardware = model_of(row), machine_of(row)
+    config, hardware = model_of(row), machine_of_row(row)
     if hardware.num_chips != row.chips:
         raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
     workload = Workload(row.global_batch_sequences, row.seq_len)
@@ -85,7 +85,7 @@ def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
     return config
 
 
-def machine_of(row: Row) -> Hardware:
+def machine_of_row(row: Row) -> Hardware:
     """The row's hardware with its software, and the figures that the source gives of its own machine."""
     gigabits = row.nic_gbit_per_gpu
     machine = catalog.load(row.hardware).with_figures(

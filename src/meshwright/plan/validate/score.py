@@ -179,7 +179,7 @@ def inference_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
     return [p for p in predictions if isinstance(p.row, InferenceRow) and p.predicted is not None]
 
 
-def memory_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
+def memory_predictions(predictions: Iterable[Prediction]) -> list[Prediction]:
     """The predictions of memory of programs that ran."""
     return [p for p in predictions if _metric(p) == MEMORY and not _ran_out(p)]
 

@@ -136,7 +136,7 @@ def sweep(
     "best" is the best of all strategies and of the meshes `searched` (those a search ranks first).
     """
     points: list[ScalingPoint] = []
-    ranked = list(dict.fromkeys(mesh_of(layout) for layout in searched))
+    ranked = list(dict.fromkeys(without_schedule(layout) for layout in searched))
     for num_sequences in batches(workload.num_sequences, hardware.num_chips):
         space = Space(config, hardware, Workload(num_sequences, workload.seq_len), base)
         found = {strategy: best_of(space, meshes(space, strategy)) for strategy in STRATEGIES}
@@ -147,7 +147,7 @@ def sweep(
     return ScalingSweep(hardware, workload.num_tokens, tuple(points))
 
 
-def mesh_of(layout: Layout) -> Layout:
+def without_schedule(layout: Layout) -> Layout:
     """The layout without its schedule, as a search takes it; that of lanes has rules of its own."""
     if layout.pipe > 1 and layout.schedule.is_alike:
         return layout.replace(microbatches=2, remat="none")
