@@ -22,6 +22,7 @@ from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
 TINY = load_model("tiny")
+FEW = replace(TINY, num_kv_heads=2)
 # Windows of a page, and no page more.
 WINDOWS = replace(TWO_PERIODS, sliding_window=8)
 
@@ -30,6 +31,9 @@ WINDOWS = replace(TWO_PERIODS, sliding_window=8)
     ("config", "text", "phase"),
     [
         (TINY, "data=2,tensor=4", "generate"),
+        (FEW, "data=2,tensor=2,kv_replicas=2,cache=batch", "generate"),
+        pytest.param(FEW, "tensor=2,kv_replicas=4,cache=batch", "generate", marks=pytest.mark.slow),
+        pytest.param(FEW, "data=2,tensor=2,kv_replicas=2,cache=batch", "prefill", marks=pytest.mark.slow),
         pytest.param(TINY, "data=2,tensor=4", "prefill", marks=pytest.mark.slow),
         pytest.param(TINY, "data=8", "generate", marks=pytest.mark.slow),
         pytest.param(TINY, "tensor=4", "prefill", marks=pytest.mark.slow),

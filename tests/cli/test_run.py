@@ -256,7 +256,10 @@ def test_the_runner_is_made_as_the_server_was_asked(trained: Path, monkeypatch):
 def test_what_cannot_be_disaggregated_is_refused(trained: Path, plan: Path):
     for asked, message in (
         (Serving(prefix_cache=False), "hands over pages, which --no-prefix-cache forgets"),
-        (Serving(plan=load_plan(plan)), "splits the batch over 4; fits: a layout without data and fsdp"),
+        (
+            Serving(plan=load_plan(plan)),
+            "splits its sequences over 4; fits: a layout without data, fsdp and cache=batch",
+        ),
     ):
         asked = replace(asked, mode="disaggregated")
         with pytest.raises(PlanError, match=message), open_service(trained, asked, silent):

@@ -46,9 +46,8 @@ def _run(
         pools = jax.tree.map(
             lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), types
         )
-    per_replica = B // layout.num_batch_shards
-    pages = np.arange(B) % per_replica
-    heads = np.arange(per_replica) * tokens.shape[1] + tokens.shape[1] - 1
+    pages = np.arange(B) % (B // programs.num_replicas(config, layout.at(phase)))
+    heads = np.arange(B // layout.num_batch_shards) * tokens.shape[1] + tokens.shape[1] - 1
     columns = (tokens, positions, np.zeros(tokens.size), pages, np.tile(heads, layout.num_batch_shards))
     placed = [
         jax.device_put(np.asarray(x, np.int32).reshape(told.shape), told.sharding)
@@ -99,10 +98,12 @@ def test_experts_on_devices_of_their_own(text: str) -> None:
     "text",
     [
         "tensor=2,kv_replicas=2,cache=sequence",
+        "data=2,tensor=2,kv_replicas=2,cache=batch",
         pytest.param("data=2,tensor=2,kv_replicas=2,cache=sequence", marks=pytest.mark.slow),
+        pytest.param("tensor=2,kv_replicas=4,cache=batch", marks=pytest.mark.slow),
     ],
 )
-def test_devices_share_the_positions_of_a_page(text: str) -> None:
+def test_a_cache_is_split_beyond_its_heads(text: str) -> None:
     """Generation behind pages that prefill in blocks has filled, by the same table of activations."""
     layout = _layout(text).at("generate")
     positions = np.broadcast_to(np.arange(S), (B, S))
@@ -129,6 +130,15 @@ def test_devices_share_the_positions_of_a_page(text: str) -> None:
 def test_a_batch_agrees_with_one_device(text: str) -> None:
     for mine, expected in zip(_prefill_then_generate(_layout(text)), _one_device(), strict=True):
         np.testing.assert_allclose(mine, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_sequences_divide_over_the_cache() -> None:
+    with pytest.raises(LayoutError) as error:
+        workload_step(FEW, _layout("tensor=2,kv_replicas=4,cache=batch"), Workload(6, S), "generate")
+    assert str(error.value) == (
+        "k[B_kv_replicas, S, K_tensor, H]: 6 sequences (B) do not divide over kv_replicas = 4; "
+        "fits: 8 sequences"
+    )
 
 
 def test_positions_are_whole() -> None:

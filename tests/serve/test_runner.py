@@ -134,10 +134,12 @@ def events_of(runner: JaxRunner, *requests: Request, **how: Any) -> list[list[Ev
     ],
 )
 def test_other_families_token_by_token(kind: str, tmp_path: Path) -> None:
-    """Prompts shorter and longer than the window of 7."""
+    """Prompts shorter and longer than the window of 7; latents, which have no heads, split by sequences."""
     model = hf_models.save(kind, tmp_path)
     prompts = [PROMPTS[1], PROMPTS[5]]
     runner = make_runner(tmp_path, tensor=2, num_slots=1)
+    if kind == "deepseek_v2":
+        runner = make_runner(tmp_path, tensor=2, num_slots=2, cache="batch")
     assert generate(runner, *map(greedy, prompts)) == answers_of(model, prompts)
 
 
@@ -170,6 +172,16 @@ def test_scores_are_the_log_probabilities_of_transformers(reference, runner: Jax
 
 def test_requests_alone_get_the_tokens_of_transformers(runner, answers):
     assert [generate(runner, greedy(prompt))[0] for prompt in PROMPTS[:4]] == answers[:4]
+
+
+def test_a_cache_split_by_sequences_gets_the_same_tokens(reference, answers):
+    """Queries of eight devices go to the cache of a sequence and values come back; alone, and in company."""
+    runner = make_runner(reference[0], 4, kv_replicas=2, cache="batch")
+    pool: Any = runner._pools["k"][0]
+    assert pool.sharding.spec == P("kv_replicas", "tensor", None, None)
+    assert (runner.limits.num_replicas, runner.limits.num_pages) == (2, CONTEXT // PAGE)
+    assert generate(runner, *map(greedy, PROMPTS)) == answers
+    assert [generate(runner, greedy(prompt))[0] for prompt in PROMPTS[:2]] == answers[:2]
 
 
 def test_replicas_share_the_requests(reference, answers):

@@ -24,6 +24,7 @@ from meshwright.plan_file import Plan
 from meshwright.serve.batch import DEFAULT_PAGE
 from meshwright.serve.engine import Engine
 from meshwright.serve.load import ModelFolder, load_model_folder
+from meshwright.serve.programs import num_replicas
 from meshwright.serve.runner import JaxRunner, check_serves
 from meshwright.serve.scheduler import DISAGGREGATED, Drafter, mode_of
 from meshwright.serve.speculate import ModelDrafter, NgramDrafter
@@ -128,7 +129,7 @@ def _runner(
     if asked.kv_dtype:
         layout = layout.replace(kv_dtype=asked.kv_dtype)
     check_serves(config, layout, num_slots, context)
-    _check_disaggregated(asked, layout)
+    _check_disaggregated(config, asked, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)
     runner = JaxRunner(
@@ -150,16 +151,16 @@ def _runner(
     return runner, layout
 
 
-def _check_disaggregated(asked: Serving, layout: Layout) -> None:
+def _check_disaggregated(config: ModelConfig, asked: Serving, layout: Layout) -> None:
     """Raises PlanError where prefill and generation cannot be apart."""
     if asked.mode != DISAGGREGATED:
         return
     if not asked.prefix_cache:
         raise PlanError(f"--mode {DISAGGREGATED} hands over pages, which --no-prefix-cache forgets")
-    if layout.num_batch_shards > 1:
+    if (shards := num_replicas(config, layout.at("generate"))) > 1:
         raise PlanError(
-            f"--mode {DISAGGREGATED} hands over pages of one cache, and {layout} splits the batch over "
-            f"{layout.num_batch_shards}; fits: a layout without data and fsdp"
+            f"--mode {DISAGGREGATED} hands over pages of one cache, and {layout} splits its sequences over "
+            f"{shards}; fits: a layout without data, fsdp and cache=batch"
         )
     if len(jax.devices()) < 2 * layout.num_chips:
         raise PlanError(

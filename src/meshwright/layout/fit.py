@@ -83,6 +83,27 @@ def check_batch(layout: "Layout", num_sequences: int | None, seq_len: int | None
         )
 
 
+def cached_array(layout: "Layout", config: ModelConfig) -> ShardedArray:
+    """How one layer's cache of keys is split, or that of latents."""
+    return layout.activation("latent", "BSR") if config.mla else layout.activation("k", "BSKH")
+
+
+def cache_batch_axes(layout: "Layout", config: ModelConfig) -> Axes:
+    """The axes that split the sequences of a generate step anywhere: its cache has the most."""
+    return cached_array(layout, config).axes_of("B")
+
+
+def check_cache(layout: "Layout", config: ModelConfig, num_sequences: int) -> None:
+    """Raises LayoutError where the sequences do not divide over what splits those of a cache."""
+    cache = cached_array(layout, config)
+    axes = cache.axes_of("B")
+    if num_sequences % (shards := layout.mesh.size(axes)):
+        raise LayoutError(
+            f"{cache}: {num_sequences} sequences (B) do not divide over {'·'.join(axes)} = {shards}; "
+            f"fits: {max(1, round(num_sequences / shards)) * shards} sequences"
+        )
+
+
 def check_stages(layout: "Layout", config: ModelConfig) -> None:
     """Raises LayoutError where there are too few layers, or nothing for an axis to split."""
     layers, pipe, interleave = config.num_layers, layout.pipe, layout.interleave

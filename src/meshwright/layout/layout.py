@@ -23,7 +23,7 @@ from typing import Any
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes.axis import ATTENTION
-from meshwright.layout.fit import check_batch, check_stages, check_weights
+from meshwright.layout.fit import check_batch, check_cache, check_stages, check_weights
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
@@ -465,6 +465,8 @@ class Layout:
         check_weights(self, config, padded=padded)
         check_stages(self, config)
         check_batch(self, num_sequences, seq_len)
+        if self.phase == "generate" and num_sequences is not None:
+            check_cache(self, config, num_sequences)
 
 
 def _table(name: str, values: object) -> dict:

@@ -55,8 +55,6 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
             return word
     if phase != "train" and (word := _positions_split(layout)):
         return word
-    if phase == "generate" and (word := _sequences_split_otherwise(layout.at(phase))):
-        return word
     schedule, precision, is_inference = layout.schedule, layout.precision, phase != "train"
     features = {
         f"offload=true with pipe={layout.pipe}": schedule.offload and layout.pipe > 1,
@@ -80,12 +78,6 @@ def _together_lack(config: ModelConfig, layout: Layout) -> str | None:
     if config.lora_rank and layout.pipe > 1:
         return f"pipe={layout.pipe} with lora_rank={config.lora_rank}"
     return None
-
-
-def _sequences_split_otherwise(layout: Layout) -> str | None:
-    """What splits the sequences of a cache and not those of the batch: these would have to travel."""
-    split = layout.activation("k", "BSKH").axes_of("B")
-    return "cache=batch" if split != layout.batch_axes else None
 
 
 def _positions_split(layout: Layout) -> str | None:

@@ -111,7 +111,7 @@ class InferenceOps(JaxOps):
         if pages.is_fresh:
             q, k, v = (pages.by_row(x[:, 0]) for x in (q, k, v))
             how = {"softcap": softcap, "scale": scale, "sinks": sinks}
-            out, _ = super().attention(name, q, k, v, _from_the_start(pages), None, kind, **how)
+            out, _ = super().attention(name, q, k, v, _from_the_start(q), None, kind, **how)
             return _by_token(out), (pages, number)
         with jax.named_scope(name):
             how = Scores(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes)
@@ -140,7 +140,7 @@ class InferenceOps(JaxOps):
             pages = pages.written(number, {"latent": latent[:, 0], "rope": rope[:, 0]})
         if pages.is_fresh:
             q, latent, rope = (pages.by_row(x[:, 0]) for x in (q, latent, rope))
-            places = _from_the_start(pages)
+            places = _from_the_start(q)
             out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
             return _by_token(out), (pages, number)
         with jax.named_scope(name):
@@ -235,11 +235,10 @@ def _letters_there(plan: Contraction) -> str:
     return "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
 
 
-def _from_the_start(pages: PagedCache) -> Places:
-    """The places of whole prompts, padding behind them included, which no token before it sees."""
-    shaped = pages.by_row(pages.positions)
-    spec = jax.typeof(shaped).sharding.spec
-    return Places(lax.broadcasted_iota(jnp.int32, shaped.shape, 1, out_sharding=spec))
+def _from_the_start(q: Array) -> Places:
+    """The places of whole prompts q[R, Q, ...], padding included, which no token before it sees."""
+    spec = PartitionSpec(_split_of(q)[0], None)
+    return Places(lax.broadcasted_iota(jnp.int32, q.shape[:2], 1, out_sharding=spec))
 
 
 def _by_token(out: Array) -> Array:

@@ -5,10 +5,12 @@
              group of layers: those that see every position, and those with a window, which may have fewer
 
 A row is some consecutive tokens of one sequence. All tokens of a step are written before any is read, so a
-row may read pages that another row of the same step has written. Axes that split the batch make replicas:
-each has its own rows, and pages that it numbers from 0 on. Axes that split S have a part of the positions of
-every page: each device attends to its own with the queries of all that share them, and the softmaxes are
-joined by their log-sum-exps (as in flash-decoding; Dao et al., 2023).
+row may read pages that another row of the same step has written. Axes that split B make replicas: each has
+its own rows, and pages that it numbers from 0 on. Those of them that split heads besides (`cache=batch`)
+exchange them for sequences: a device attends to its own sequences with the queries of all the heads that read
+the keys it holds, which one AllToAll brings and another takes back. Axes that split S have a part of the
+positions of every page: each device attends to its own with the queries of all that share them, and the
+softmaxes are joined by their log-sum-exps (as in flash-decoding; Dao et al., 2023).
 
 On a CPU attention goes page by page through each row's own pages: nothing is gathered, and a row costs what
 its sequence is long (16 rows of 300 positions, six layers of 12 heads of 64, jax 0.10.2 on two shared cores:
@@ -59,9 +61,10 @@ class Rows(NamedTuple):
 class PagedCache:
     """The pools of all layers, and where this step's tokens stand in them.
 
-    positions i32[N]: of each token in its sequence, NOBODY for padding. tables i32[R, G, P]: a row for each
-    of a replica's `rows`, in order, replica by replica. groups: of each cache, the group whose pages it
-    has. is_fresh: the rows are whole prompts, each from its position 0 on, so that attention needs no page.
+    positions i32[N]: of each token in its sequence, NOBODY for padding; split as the pools' pages are.
+    tables i32[R, G, P]: a row for each of a replica's `rows`, in order, replica by replica. groups: of each
+    cache, the group whose pages it has. is_fresh: the rows are whole prompts, each from its position 0 on, so
+    that attention needs no page.
     """
 
     pools: Pools
@@ -126,9 +129,10 @@ class PagedCache:
         heads = partition_spec(self.layout.activation("q", "BTNH"))
         of_values = [self._spec(name, _values(pool).ndim) for name, pool in zip(names, pools, strict=True)]
         of_pools = [_spec_of(pool, spec) for pool, spec in zip(pools, of_values, strict=True)]
-        split = _axes(of_values[0][-2])
-        there = tuple(axis for axis in _axes(heads[2]) if axis not in split) or None
-        of_q, of_heads = PartitionSpec(heads[0], there, None), PartitionSpec(there)
+        split, by_replica = _axes(of_values[0][-2]), of_values[0][0]
+        sequences = tuple(axis for axis in _axes(by_replica) if axis not in _axes(heads[0]))
+        there = tuple(axis for axis in _axes(heads[2]) if axis not in (*split, *sequences)) or None
+        of_q, of_heads = PartitionSpec(by_replica, there, None), PartitionSpec(there)
         slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
         form = _page_by_page if platform() == "cpu" else _gathered
 
@@ -152,22 +156,38 @@ class PagedCache:
             with jax.named_scope("from_attention"):
                 return lax.psum_scatter(out, split, scatter_dimension=1, tiled=True)
 
-        by_row = PartitionSpec(heads[0])
-        specs = (of_q, by_row, PartitionSpec(heads[0], None))
+        specs = (of_q, PartitionSpec(by_replica), PartitionSpec(by_replica, None))
         optional = tuple(None if x is None else of_heads for x in (sinks, slopes))
         in_specs = (*specs, *optional, *of_pools)
-        of_out = PartitionSpec(heads[0], heads[2], None)
+        of_out = PartitionSpec(by_replica, there if sequences else heads[2], None)
         attend = jax.shard_map(local, in_specs=in_specs, out_specs=of_out, check_vma=False)
         if sinks is not None:
             sinks = reshard(sinks.astype(jnp.float32), of_heads)
         if slopes is not None:
             slopes = reshard(slopes, of_heads)
         with jax.named_scope("to_attention"):
-            q = reshard(q, of_q)
-        return attend(q, self.positions, self.tables[:, self.groups[number]], sinks, slopes, *pools)
+            q = _exchanged(q, of_q, sequences)
+        out = attend(q, self.positions, self.tables[:, self.groups[number]], sinks, slopes, *pools)
+        if not sequences:
+            return out
+        with jax.named_scope("from_attention"):
+            return _exchanged(out.astype(q.dtype), PartitionSpec(heads[0], heads[2], None), sequences)
 
     def _spec(self, name: str, ndim: int) -> PartitionSpec:
         return partition_spec(self.layout.activation(name, "BKSH" if ndim == 4 else "BSR"))
+
+
+def _exchanged(x: Array, spec: PartitionSpec, axes: Axes) -> Array:
+    """x[N, heads, ...] as `spec` splits it, where `axes` go from the one dimension to the other."""
+    if not axes:
+        return reshard(x, spec)
+    given = jax.typeof(x).sharding.spec
+    joined, cut = (1, 0) if set(axes) <= set(_axes(given[1])) else (0, 1)
+
+    def local(x: Array) -> Array:
+        return lax.all_to_all(x, axes, cut, joined, tiled=True)
+
+    return jax.shard_map(local, in_specs=given, out_specs=spec, check_vma=False)(x)
 
 
 def _repeated(rows: Rows, first: int) -> list[int]:

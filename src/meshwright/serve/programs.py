@@ -3,7 +3,8 @@
 A step takes rows of tokens: one token a row to generate, a block of tokens a row to prefill, a token and its
 drafts a row to verify them, or whole prompts. It writes their keys and values to pages, and yields the logits
 that are sampled. Axes of the layout that split the batch make replicas: each has its own slots, rows and
-pages, so that no token of one is ever sent to another.
+pages, so that no token of one is ever sent to another. Axes that split the sequences of the cache alone
+(`cache=batch`) make replicas of each of these, which share all but slots, rows and pages.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from jax.sharding import PartitionSpec, reshard
 from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
+from meshwright.layout.fit import cache_batch_axes, cached_array
 from meshwright.layout.runs import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer
@@ -33,6 +35,8 @@ from meshwright.serve.sampling import Edits, Sampled, sample
 from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import score
 from meshwright.serve.sequence import SamplingParams
+
+_TABLES = 3  # their number among the columns of a step
 
 
 class Step(NamedTuple):
@@ -77,7 +81,8 @@ class InferencePrograms:
         num_window_pages: int = 0,
     ) -> None:
         self.config, self.layout, self.mesh = config, layout, mesh
-        self.num_replicas = layout.num_batch_shards
+        self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
+        self.num_replicas = num_replicas(config, layout)
         self.pages_of_row = pages_of_row
         self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
@@ -90,7 +95,8 @@ class InferencePrograms:
 
         Replica by replica: tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions
         i32[N]; tables i32[R, G, P], one for each group of layers; heads i32[num_heads], after which tokens
-        logits are wanted.
+        logits are wanted. Slots and tokens are numbered through all the replicas that share a shard of the
+        batch.
         Yields those, f32[num_logits, V], whole over V, and the pools, updated in place.
         """
         jitted, arguments = self.jitted_step(step)
@@ -100,10 +106,12 @@ class InferencePrograms:
         """The step before it is compiled, and the types of its arguments."""
         by_token, tables = (step.num_tokens,), (step.num_rows, max(self._groups) + 1, self.pages_of_row)
         shapes = by_token, by_token, by_token, tables, (step.num_heads,)
-        of_replicas = ((self.num_replicas * first, *rest) for first, *rest in shapes)
+        of_replicas = [(self.num_replicas * first, *rest) for first, *rest in shapes]
+        columns = [self._split(*shape) for shape in of_replicas]
+        columns[_TABLES] = self._type(self._pages[0], *of_replicas[_TABLES])
         arguments = (self.abstract_params(), self.abstract_pools(), self._split(self._num_last))
         jitted = jax.jit(partial(self._step, step), donate_argnums=1)
-        return jitted, (*arguments, *(self._split(*shape) for shape in of_replicas))
+        return jitted, (*arguments, *columns)
 
     def choice(self, num_logits: int, *, with_edits: bool) -> Any:
         """The compiled choice of tokens: (last, logits, slots, rows, edits) -> (last, sampled).
@@ -155,7 +163,7 @@ class InferencePrograms:
 
         def scores(params: Any, tokens: Array) -> Any:
             split = partition_spec(self.layout.tokens("tokens"))
-            repeated = jnp.broadcast_to(tokens, (self.num_replicas, num_tokens), out_sharding=split)
+            repeated = jnp.broadcast_to(tokens, (self._num_apart, num_tokens), out_sharding=split)
             return score(self.config, self.ops, params, repeated, tokens[0], whole=_whole)
 
         whole = jax.sharding.NamedSharding(self.mesh, PartitionSpec())
@@ -193,7 +201,8 @@ class InferencePrograms:
     ) -> tuple[Array, Pools]:
         tokens = self._on_each(_known, tokens, last, slots)
         places = Places(positions[:, None])
-        cache = PagedCache(pools, positions, tables, step.rows, self.layout, self._groups, step.is_fresh)
+        there = reshard(positions, PartitionSpec(self._pages[0]))
+        cache = PagedCache(pools, there, tables, step.rows, self.layout, self._groups, step.is_fresh)
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
         with jax.named_scope("take"):
@@ -201,7 +210,8 @@ class InferencePrograms:
         logits = transformer.leave(self.config, self.ops, params, x)
         with jax.named_scope("logits"):
             whole = reshard(logits, PartitionSpec(self._x[0], None, None))[:, 0].astype(jnp.float32)
-            return self._on_each(partial(_padded, step.num_logits), whole), cache.pools
+            padded = partial(_padded, step.num_logits, self.num_replicas // self._num_apart)
+            return self._on_each(padded, whole), cache.pools
 
     def _choose(
         self, last: Array, logits: Array, slots: Array, rows: SampledRows, edits: Edits | None
@@ -213,18 +223,27 @@ class InferencePrograms:
         return self._on_each(_given, last, slots, sampled.tokens), sampled
 
     def _on_each(self, local: Any, *arrays: Array) -> Array:
-        """`local` of each replica's own part of the arrays, with the other dimensions of the first."""
+        """`local` of the part of the arrays on each shard of the batch, with the first's other dimensions."""
         specs = tuple(jax.typeof(x).sharding.spec for x in arrays)
         return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
 
     def _split(self, *shape: int, dtype: DTypeLike = np.int32) -> jax.ShapeDtypeStruct:
-        """The type of an array with a part of its first dimension on each replica."""
-        spec = PartitionSpec(self._x[0], *[None] * (len(shape) - 1))
+        """The type of an array with a part of its first dimension on each shard of the batch."""
+        return self._type(self._x[0], *shape, dtype=dtype)
+
+    def _type(self, axes: Any, *shape: int, dtype: DTypeLike = np.int32) -> jax.ShapeDtypeStruct:
+        spec = PartitionSpec(axes, *[None] * (len(shape) - 1))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.NamedSharding(self.mesh, spec))
 
     def _compile(self, jitted: Any, *arguments: Any) -> Any:
         with jax.set_mesh(self.mesh):
             return jitted.lower(*arguments).compile()
+
+
+def num_replicas(config: ModelConfig, layout: Layout) -> int:
+    """How many have slots and pages of their own: shards of the batch, and of the cache's sequences."""
+    axes = cache_batch_axes(layout, config) if layout.phase == "generate" else layout.batch_axes
+    return layout.mesh.size(axes)
 
 
 def attends_to_whole_prompts(mesh: jax.sharding.Mesh) -> bool:
@@ -252,7 +271,7 @@ def workload_step(
     layout.check(config, workload.num_sequences, workload.seq_len)
     mesh = device_mesh(layout) if mesh is None else mesh
     window, of_window = widest_window(config) or workload.seq_len, 0
-    num_slots = workload.num_sequences // layout.num_batch_shards
+    num_slots = workload.num_sequences // num_replicas(config, layout)
     page = min(DEFAULT_PAGE, window, workload.seq_len)
     pages_of_row, is_fresh = -(-workload.seq_len // page), attends_to_whole_prompts(mesh)
     if window < workload.seq_len and (phase == "generate" or is_fresh):
@@ -286,7 +305,7 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
     return jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding)
 
 
-# Of one replica
+# Of one shard of the batch
 
 
 def _known(tokens: Array, last: Array, slots: Array) -> Array:
@@ -305,8 +324,10 @@ def _taken(x: Array, heads: Array) -> Array:
     return x[heads]
 
 
-def _padded(num_rows: int, logits: Array) -> Array:
-    return jnp.pad(logits, ((0, num_rows - logits.shape[0]), (0, 0)))
+def _padded(num_rows: int, num_replicas: int, logits: Array) -> Array:
+    of_replicas = jnp.reshape(logits, (num_replicas, -1, logits.shape[-1]))
+    missing = num_rows - of_replicas.shape[1]
+    return jnp.reshape(jnp.pad(of_replicas, ((0, 0), (0, missing), (0, 0))), (-1, logits.shape[-1]))
 
 
 def _given(last: Array, slots: Array, tokens: Array) -> Array:

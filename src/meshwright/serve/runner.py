@@ -39,7 +39,7 @@ from meshwright.serve.batch import (
     on_each,
 )
 from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
-from meshwright.serve.programs import InferencePrograms, Step, attends_to_whole_prompts
+from meshwright.serve.programs import InferencePrograms, Step, attends_to_whole_prompts, num_replicas
 from meshwright.serve.sampling import Edits, Sampled
 from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import TokenScores
@@ -63,12 +63,12 @@ class JaxRunner:
     """The engine's Runner: `num_slots` sequences of up to `context` tokens each.
 
     params: on `mesh` as the layout stores them, from `load_hf` or a checkpoint; they are moved into arrays a
-    layer. Axes that split the batch make replicas, among which slots and pages are split evenly. num_pages:
-    of the cache in all, as many as all slots can fill where None. num_drafts: most drafts of one sequence a
-    step. strict: what this process compiles after the warm-up is an error of the next step; scores of prompts
-    of every length are compiled ahead, too. keeps_windows: layers with a sliding window keep its positions
-    alone, in pages of their own; else every position, as the others. shares_pages: with another runner, of
-    all layers. Call `warm_up` before use.
+    layer. Axes that split the batch or the cache's sequences make replicas, among which slots and pages are
+    split evenly. num_pages: of the cache in all, as many as all slots can fill where None. num_drafts: most
+    drafts of one sequence a step. strict: what this process compiles after the warm-up is an error of the
+    next step; scores of prompts of every length are compiled ahead, too. keeps_windows: layers with a
+    sliding window keep its positions alone, in pages of their own; else every position, as the others.
+    shares_pages: with another runner, of all layers. Call `warm_up` before use.
     Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
     longer than the model's, there is no slot, or too few pages for one sequence.
     """
@@ -93,17 +93,20 @@ class JaxRunner:
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context)
+        num_together = num_replicas(config, layout) // layout.num_batch_shards
         self.limits = limits = Limits.of(
             num_slots,
             context,
-            num_replicas=layout.num_batch_shards,
+            num_replicas=num_replicas(config, layout),
             num_pages=num_pages,
             page_size=page_size,
-            chunk=chunk,
+            # The chunks of replicas that share a shard of the batch are computed by all of its devices.
+            chunk=max(1, chunk // num_together),
             block=block,
             window=widest_window(config) if keeps_windows else None,
         )
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
+        self._num_together = num_together
         self._programs = InferencePrograms(
             config,
             layout,
@@ -150,7 +153,7 @@ class JaxRunner:
 
     def _idle_seconds(self, shape: _Shape) -> float:
         """How long a step of this shape takes in which nobody holds a row: its products, no attention."""
-        inputs = _Inputs(Batch(()), self._step_of(shape), self.limits)
+        inputs = _Inputs(Batch(()), self._step_of(shape), self.limits, self._num_together)
         seconds = []
         for _ in range(3):
             started = time.perf_counter()
@@ -211,7 +214,7 @@ class JaxRunner:
             raise RuntimeError("a program was compiled after the warm-up, which strict serving forbids")
         shape = self._shape_of(batch)
         step = self._step_of(shape)
-        inputs = _Inputs(batch, step, self.limits)
+        inputs = _Inputs(batch, step, self.limits, self._num_together)
         rows, edits = inputs.sampling(self.vocab_size)
         choose = self._choices[step.num_logits, edits is not None]
         with self._alone():
@@ -299,10 +302,13 @@ class JaxRunner:
 
 
 class _Inputs:
-    """A batch as arrays, replica by replica: each work in a row of its kind, a long one in several blocks."""
+    """A batch as arrays, replica by replica: each work in a row of its kind, a long one in several blocks.
 
-    def __init__(self, batch: Batch, step: Step, limits: Limits) -> None:
-        self._step, self._slots = step, limits.slots_of_replica
+    num_together: replicas that share a shard of the batch.
+    """
+
+    def __init__(self, batch: Batch, step: Step, limits: Limits, num_together: int) -> None:
+        self._step, self._slots, self._num_together = step, limits.slots_of_replica, num_together
         count = limits.num_replicas
         num_logits = count * step.num_logits
         self.tokens = np.zeros(count * step.num_tokens, np.int32)
@@ -341,19 +347,20 @@ class _Inputs:
 
     def _put(self, work: Work, begin: int, count: int, row: int, token: int) -> None:
         """`count` tokens of the work from its number `begin` on, as a row of its replica."""
-        replica, slot = divmod(work.slot, self._slots)
+        replica = work.slot // self._slots
         row, token = row + replica * self._step.num_rows, token + replica * self._step.num_tokens
         start = work.start + begin
         self.tokens[token : token + count] = work.tokens[begin : begin + count]
         self.positions[token : token + count] = range(start, start + count)
-        self.slots[token] = slot
+        self.slots[token] = self._slot_of(work)
         self.tables[row, 0, : len(work.pages)] = work.pages
         if work.window_pages:  # what is no page is never seen, so any number does
             self.tables[row, 1, : len(work.pages)] = np.maximum(work.window_pages, 0)
 
     def _choose(self, work: Work, token: int, count: int) -> None:
         """Asks for what is sampled behind the last of the row's `count` tokens, and before each draft."""
-        replica, slot = divmod(work.slot, self._slots)
+        replica = work.slot // self._slots
+        token += replica % self._num_together * self._step.num_tokens
         head = self._num_sampled[replica]
         self._num_sampled[replica] += work.num_samples
         first = replica * self._step.num_logits + head
@@ -365,7 +372,12 @@ class _Inputs:
             self._params[number] = work.sequence.request.sampling
             self._edits[number] = work.sequence.edits
         if work.num_samples == 1:
-            self.chosen_slots[first] = slot
+            self.chosen_slots[first] = self._slot_of(work)
+
+    def _slot_of(self, work: Work) -> int:
+        """The slot's number on its shard of the batch, where each replica has one more, nobody's."""
+        replica, slot = divmod(work.slot, self._slots)
+        return replica % self._num_together * (self._slots + 1) + slot
 
 
 class _UnderWay:
@@ -430,7 +442,7 @@ def check_serves(config: ModelConfig, layout: Layout, num_slots: int, context: i
     """Raises LayoutError or PlanError for what a JaxRunner cannot serve, before any weight is read."""
     check_runs(config, layout, "generate")
     layout.check(config)
-    least = layout.num_batch_shards
+    least = num_replicas(config, layout.at("generate"))
     if num_slots < least:
         raise PlanError(
             f"{config.name}: {num_slots} slots can serve no request{on_each(least)}; fits: {least} or more"

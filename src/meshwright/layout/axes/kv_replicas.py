@@ -34,7 +34,8 @@ class KvReplicas(Axis):
 
     In generation the axes over which the heads leave a cache whole may split it otherwise: `cache=batch`
     splits its sequences, cache[B_kv_replicas, S, K_tensor, H], `cache=sequence` its positions,
-    cache[B, S_kv_replicas, K_tensor, H]. Latents have no heads, so `tensor` does it too.
+    cache[B, S_kv_replicas, K_tensor, H]. Latents have no heads, so `tensor` does it too. With `cache=batch`
+    queries travel to the cache and sums of values back: two AllToAlls a layer.
     """
 
     def compose(self, tables: Composition) -> None:

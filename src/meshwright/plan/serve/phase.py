@@ -9,11 +9,11 @@ from meshwright.errors import PlanError
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.fit import cache_batch_axes
 from meshwright.layout.runs import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token
-from meshwright.plan.serve.search import batch_axes
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def price_phase(
     points = []
     for layout in layouts:
         at = layout.at(workload.phase)
-        shards = at.mesh.size(batch_axes(config, at)) if workload.phase == "generate" else at.num_batch_shards
+        shards = _num_shards(config, at)
         if workload.num_sequences % shards == 0:
             points.append(_point(config, hardware, workload, layout))
     if not points:
@@ -117,10 +117,15 @@ def _point(config: ModelConfig, hardware: Hardware, workload: Workload, layout: 
     return PhasePoint(config, hardware, layout, workload, cost, memory, most)
 
 
+def _num_shards(config: ModelConfig, layout: Layout) -> int:
+    """How many the sequences of a step must divide over, in the layout's phase."""
+    generates = layout.phase == "generate"
+    return layout.mesh.size(cache_batch_axes(layout, config)) if generates else layout.num_batch_shards
+
+
 def max_batch(config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, context: int) -> int:
     """The most sequences that fit, of whole shards; 0 where one does not. Bytes grow with the batch."""
-    generates = layout.phase == "generate"
-    shards = layout.mesh.size(batch_axes(config, layout)) if generates else layout.num_batch_shards
+    shards = _num_shards(config, layout)
 
     def fits(batches: int) -> bool:
         _, memory = pass_cost(config, layout, hardware, batches * shards, queries, context)

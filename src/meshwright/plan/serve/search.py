@@ -18,6 +18,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
+from meshwright.layout.fit import cache_batch_axes
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.serve.layouts import serving_layouts
@@ -214,7 +215,7 @@ class _Sweep:
         """The generate steps of all batches."""
         requests, generate = self.requests, layout.at("generate")
         if (generate, flash) not in self._steps:
-            shards = generate.mesh.size(batch_axes(self.config, generate))
+            shards = generate.mesh.size(cache_batch_axes(generate, self.config))
             self._steps[generate, flash] = Passes(
                 self.config,
                 generate,
@@ -252,12 +253,6 @@ class _Sweep:
 
 def _at(batch: float, batches: Any, figures: Any) -> float:
     return float(np.interp(batch, batches, figures))
-
-
-def batch_axes(config: ModelConfig, layout: Layout) -> tuple[str, ...]:
-    """The axes that split the sequences of a generate step anywhere: its cache has the most."""
-    name, letters = ("latent", "BSR") if config.mla else ("k", "BSKH")
-    return layout.activation(name, letters).axes_of("B")
 
 
 def _best(points: Sequence[Point], targets: Targets, *, priced: bool) -> Point:

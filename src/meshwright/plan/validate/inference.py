@@ -19,10 +19,10 @@ from meshwright.cost.inference import pass_cost
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.fit import cache_batch_axes
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import tensor_words
 from meshwright.plan.serve.phase import max_batch
-from meshwright.plan.serve.search import batch_axes
 from meshwright.plan.validate.published import PER_CHIP, InferenceRow
 from meshwright.plan.validate.reproduce import arithmetic, machine_of_row
 from meshwright.plan.validate.shape_guess import model_of
@@ -115,7 +115,10 @@ def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list
             except LayoutError:
                 continue
             at = layout.at("generate")
-            if row.batch % at.mesh.size(batch_axes(config, at)) == 0 or layout.word("cache") == "copies":
+            if (
+                row.batch % at.mesh.size(cache_batch_axes(at, config)) == 0
+                or layout.word("cache") == "copies"
+            ):
                 found.append(layout)
     return found
 
