@@ -11,6 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from meshwright.serve.batch import ALREADY_THERE, PENDING, Batch, Limits, Work
 from meshwright.serve.engine import Engine
 from meshwright.serve.logit_edits import batch_edits, batch_rows
+from meshwright.serve.pages import Move
 from meshwright.serve.sampling import NUM_TOP, sample
 from meshwright.serve.scoring import TokenScores
 from meshwright.serve.sequence import Request, SamplingParams, TokenScore
@@ -70,9 +71,12 @@ class MockRunner:
         num_pages: int | None = None,
         chunk: int = 1024,
         window: int | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         pages = num_slots * -(-context // page_size) if num_pages is None else num_pages
-        self.limits = Limits(num_slots, context, page_size, pages, chunk, block=4)
+        self.limits = Limits(
+            num_slots, context, page_size, pages, chunk, block=4, num_host_pages=num_host_pages
+        )
         if window is not None:  # no more than one sequence may need at once
             of_step = -(-min(chunk, context) // page_size) + (window + page_size - 2) // page_size + 1
             self.limits = replace(self.limits, window=window, num_window_pages=of_step)
@@ -84,6 +88,8 @@ class MockRunner:
         self.last = [0] * num_slots
         self.cache: dict[tuple[int, int], int] = {}
         self.window_cache: dict[tuple[int, int], int] = {}
+        self.host: dict[int, list[int | None]] = {}
+        self.num_moved = {"out": 0, "in": 0}
         self.num_generated = 0
         self.num_accepted = 0
         self.batches: list[list[int]] = []
@@ -96,6 +102,7 @@ class MockRunner:
         slots = [work.slot for work in batch.works]
         assert batch.works and len(set(slots)) == len(slots)
         assert set(slots) <= set(range(self.limits.num_slots))
+        self.move(batch.moves)
         self.batches.append([len(work.tokens) for work in batch.works])
         for work in batch.works:
             self._write(work)
@@ -174,6 +181,18 @@ class MockRunner:
             if page != ALREADY_THERE:
                 self.num_accepted += 1
                 self.cache.update({(page, place): token for place, token in enumerate(tokens)})
+
+    def move(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            assert 0 <= move.host_page < self.limits.num_host_pages and 0 <= move.page < self.limits.num_pages
+            if move.is_out:
+                [self.host[move.host_page]] = self.export([move.page])
+                # What is read there before somebody writes is an error.
+                for place in range(self.limits.page_size):
+                    del self.cache[move.page, place]
+            else:
+                self.accept([move.page], [self.host.pop(move.host_page)])
+            self.num_moved["out" if move.is_out else "in"] += 1
 
     def prepare_scores(self, num_tokens: int) -> None:
         assert 0 < num_tokens < self.limits.context

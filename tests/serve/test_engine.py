@@ -300,6 +300,35 @@ def test_metrics_count_pages_and_what_prefixes_saved():
         assert metric(engine, "meshwright_free_pages") == 14
 
 
+def test_evicted_pages_wait_in_the_hosts_memory():
+    """A conversation that others have pushed out of the cache is not computed again."""
+    runner = MockRunner(page_size=4, num_slots=1, context=32, num_pages=8, num_host_pages=8)
+    with Engine(runner) as engine:
+        for first in (0, 100, 0):
+            prompt = range(first, first + 24)
+            assert asyncio.run(tokens_of(engine, greedy(*prompt, max_tokens=3))) == [
+                [first + 24, first + 25, first + 26]
+            ]
+        assert metric(engine, "meshwright_prefix_hits_total") == 20
+        assert runner.num_moved["in"] >= 4 == metric(engine, 'meshwright_moved_pages_total{direction="in"}')
+        assert metric(engine, "meshwright_host_pages") == 8 >= metric(engine, "meshwright_cached_host_pages")
+
+
+def test_a_preempted_request_gets_its_pages_back():
+    """Two answers of up to eight pages in a cache of ten: less of the later one is prefilled again."""
+    prefilled = {}
+    for num_host_pages in (0, 8):
+        runner = MockRunner(page_size=4, context=32, num_pages=10, num_host_pages=num_host_pages)
+        requests = [greedy(*range(first, first + 16), max_tokens=16) for first in (0, 100)]
+        with Engine(runner) as engine:
+            assert asyncio.run(tokens_of(engine, *requests)) == [
+                answer_to(count_up, request.prompt, 16) for request in requests
+            ]
+            assert metric(engine, "meshwright_preemptions_total") > 0
+        prefilled[num_host_pages] = sum(count for step in runner.batches for count in step if count > 1)
+    assert prefilled[8] < prefilled[0]
+
+
 def test_metrics_see_the_pages_of_answers_under_way():
     runner = MockRunner(page_size=4, num_slots=1, context=64)
 
@@ -352,7 +381,8 @@ def of_all_tokens(prompt: list[int], answer: list[int]) -> int:
 def test_answers_are_the_same_however_they_are_computed(seed):
     """Few pages or many, chunks, prefixes, drafts, batches, priorities, clients that leave: any mixture.
 
-    Every other model has a sliding window, with as few pages as one sequence needs.
+    Every other model has a sliding window, with as few pages as one sequence needs; some of the others have
+    pages in the host's memory.
     """
     chance = random.Random(seed)
     page_size, num_slots = chance.choice([2, 4, 8]), chance.choice([1, 2, 3, 5])
@@ -365,6 +395,7 @@ def test_answers_are_the_same_however_they_are_computed(seed):
         num_pages=num_pages,
         chunk=chance.choice([4, 8, 64]),
         window=[None, 3, None, 6, None, 17][seed % 6],
+        num_host_pages=[0, 0, 9, 0, 2, 0][seed % 6],
     )
     begin = tuple(chance.randrange(50) for _ in range(20))
     prompts = [
@@ -401,6 +432,11 @@ def test_answers_are_the_same_however_they_are_computed(seed):
     free = sum(replica.pool.num_free for replica in engine._scheduler.replicas)
     assert free + engine.num_cached_pages == num_pages
     _assert_no_window_page_is_lost(engine)
+    counts = engine._counts()
+    [replica] = engine._scheduler.replicas
+    assert (
+        replica.host_pool is None or replica.host_pool.num_free + counts.cached_on_host == counts.host_pages
+    )
     # Where pages are that few, sequences run one by one, and some never long enough to guess.
     assert guesser is None or guesser.num_right or runner.limits.window
 

@@ -47,6 +47,7 @@ def make_runner(
     *,
     first_device: int = 0,
     shares_pages: bool = False,
+    host_bytes: int = 0,
     **words: object,
 ) -> JaxRunner:
     split = layout(tensor).replace(**words)
@@ -63,6 +64,7 @@ def make_runner(
         chunk=8,
         block=8,
         shares_pages=shares_pages,
+        host_bytes=host_bytes,
     )
     runner.warm_up()
     return runner
@@ -248,6 +250,25 @@ def test_pages_that_run_out_are_computed_again(runner, answers, monkeypatch):
     monkeypatch.setattr(runner, "limits", dataclasses.replace(runner.limits, num_pages=6))
     assert generate(runner, *map(greedy, PROMPTS)) == answers
     assert generate(runner, *map(greedy, PROMPTS), prefix_cache=False) == answers
+
+
+@pytest.mark.parametrize("words", [{}, pytest.param({"data": 2, "kv_dtype": "int8"}, marks=pytest.mark.slow)])
+def test_pages_that_run_out_wait_in_the_hosts_memory(reference, answers, monkeypatch, words):
+    """As above, where preempted sequences get back what they had."""
+    runner = make_runner(reference[0], 1, host_bytes=10**6, **words)
+    expected = generate(runner, *map(greedy, PROMPTS)) if words else answers
+    monkeypatch.setattr(runner, "limits", dataclasses.replace(runner.limits, num_pages=6))
+    for _ in range(2):  # the second time all prompts are known
+        assert generate(runner, *map(greedy, PROMPTS)) == expected
+
+
+def test_a_host_cache_holds_a_page(reference):
+    config, mesh = dataclasses.replace(read_model(reference[0]), name="tiny"), device_mesh(layout(1))
+    with pytest.raises(PlanError) as error:
+        JaxRunner({}, config, layout(1), mesh, num_slots=1, context=8, page_size=8, host_bytes=100)
+    assert str(error.value) == (
+        "a host cache of 100 bytes holds no page of 8 positions; fits: 4,608 bytes or more"
+    )
 
 
 def test_a_conversation_finds_its_pages_again(reference, runner):

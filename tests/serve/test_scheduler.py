@@ -144,9 +144,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         num_replicas=st.integers(1, 2),
         window=st.sampled_from([None, 3, 4, 6]),
+        num_host_pages=st.sampled_from([0, 1, 3]),
     )
-    def start(self, num_slots, num_pages, prefix_cache, num_replicas, window):
-        one = limits(num_slots, num_pages)
+    def start(self, num_slots, num_pages, prefix_cache, num_replicas, window, num_host_pages):
+        one = dataclasses.replace(
+            limits(num_slots, num_pages), num_host_pages=0 if window else num_host_pages
+        )
         if window is not None:  # for one sequence alone: a window and a chunk, and a page that both begin on
             one = dataclasses.replace(one, window=window, num_window_pages=5)
         self.limits = dataclasses.replace(one, num_slots=num_slots * num_replicas, num_replicas=num_replicas)
@@ -208,6 +211,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 held = [pages.held_of_window for pages in here]
                 held += [[node.window_page] for node in nodes if node.window_page != NO_PAGE]
                 self._are_held(replica.window_pool, held)
+
+    @invariant()
+    def what_waits_on_the_host_is_behind_what_is_here(self):
+        for replica in self.scheduler.replicas:
+            if replica.prefixes is not None and replica.host_pool is not None:
+                waiting = replica.prefixes._on_host
+                self._are_held(replica.host_pool, [[node.host_page] for node in waiting])
+                assert all(node.page == NO_PAGE for node in waiting)
+                for node in replica.prefixes._nodes:
+                    assert node.host_page == NO_PAGE and node.parent not in waiting
 
     def _are_held(self, pool, held):
         holders = collections.Counter(page for pages in held for page in pages)

@@ -90,6 +90,10 @@ def serve(
     cache_tokens: Annotated[
         int | None, count_option("--cache-tokens", help="Tokens that the cache holds. [slots x context]")
     ] = None,
+    host_cache_bytes: Annotated[
+        int | None,
+        count_option("--host-cache-bytes", help="Host memory for pages that the cache evicts: 8G. [none]"),
+    ] = None,
     chunk: Annotated[
         int, count_option("--chunk", help="Prompt tokens of a step at most: fewer hold up answers less.")
     ] = DEFAULT_CHUNK,
@@ -147,6 +151,7 @@ def serve(
         kv_dtype=kv_dtype,
         strict=strict,
         draft_checkpoint=draft_checkpoint,
+        host_cache_bytes=host_cache_bytes or 0,
     )
     limits = ClientLimits(
         max_body_bytes=max_body_bytes,

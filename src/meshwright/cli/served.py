@@ -23,8 +23,9 @@ class Serving:
 
     plan: whose layout, dtypes, sequences and context are taken. dtype: of weights and products; None takes
     bf16, f32 on CPUs that do not multiply it. mode: interleaved, batched or disaggregated. chunk: most prompt
-    tokens of a step. weights_dtype: of stored weights alone; kv_dtype: of the cache. num_drafts: most guessed
-    tokens of a sequence a step; 0 guesses none.
+    tokens of a step. host_cache_bytes: for pages that are evicted from the cache. weights_dtype: of stored
+    weights alone; kv_dtype: of the cache. num_drafts: most guessed tokens of a sequence a step; 0 guesses
+    none.
     """
 
     tensor: int = 1
@@ -41,6 +42,7 @@ class Serving:
     kv_dtype: str | None = None
     strict: bool = False
     draft_checkpoint: Path | None = None
+    host_cache_bytes: int = 0
 
     def use_devices(self) -> None:
         """Makes JAX see the devices that are asked for. Call it before JAX is imported."""

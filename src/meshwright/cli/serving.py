@@ -92,6 +92,7 @@ def _drafter(runner: JaxRunner, asked: Serving, report: Progress) -> Drafter:
         )
     limits = runner.limits
     own = replace(asked, plan=None, num_slots=limits.num_slots, context=limits.context, num_drafts=0)
+    own = replace(own, host_cache_bytes=0)
     # It places its pages itself, as many as a context has for every slot.
     small, _ = _runner(folder, own, keeps_windows=False)
     report("compiling the draft model", None)
@@ -129,6 +130,8 @@ def _runner(
     if asked.kv_dtype:
         layout = layout.replace(kv_dtype=asked.kv_dtype)
     check_serves(config, layout, num_slots, context)
+    if asked.host_cache_bytes and not asked.prefix_cache:
+        raise PlanError("--host-cache-bytes keeps evicted pages, which --no-prefix-cache forgets")
     _check_disaggregated(config, asked, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)
@@ -147,6 +150,8 @@ def _runner(
         # Pages that are handed over are those of all layers.
         keeps_windows=keeps_windows and asked.mode != DISAGGREGATED,
         shares_pages=asked.mode == DISAGGREGATED,
+        # Prefill and generation on their own devices have a half each.
+        host_bytes=asked.host_cache_bytes // (2 if asked.mode == DISAGGREGATED else 1),
     )
     return runner, layout
 

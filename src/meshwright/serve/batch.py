@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from meshwright.errors import PlanError
 from meshwright.layout.workload import DEFAULT_CHUNK
+from meshwright.serve.pages import Move
 from meshwright.serve.sequence import Sequence, TokenScore
 
 if TYPE_CHECKING:  # it loads JAX
@@ -46,12 +47,14 @@ class Batch:
     """One step: for each of its sequences some tokens, one to generate and many to prefill.
 
     num_together: sequences that generate besides, of which nothing is told but the positions that they see,
-    `contexts_together` of all; only of a scheduler that counts them.
+    `contexts_together` of all; only of a scheduler that counts them. moves: of pages between cache and host,
+    to be made before it.
     """
 
     works: tuple[Work, ...]
     num_together: int = 0
     contexts_together: int = 0
+    moves: tuple[Move, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -84,7 +87,8 @@ class Limits:
     one. page_size: positions of a page. num_pages: of a replica's cache.
     chunk: most prompt tokens of a replica's step, of which each sequence takes whole blocks of `block`.
     window: of the layers that have pages of their own, num_window_pages of a replica, since they keep no more
-    positions; None where all layers share pages.
+    positions; None where all layers share pages. num_host_pages: of a replica in the host's memory, for what
+    is evicted from the cache.
     """
 
     num_slots: int
@@ -96,6 +100,7 @@ class Limits:
     num_replicas: int = 1
     window: int | None = None
     num_window_pages: int = 0
+    num_host_pages: int = 0
 
     @property
     def slots_of_replica(self) -> int:
@@ -178,6 +183,10 @@ class Runner(Protocol):
 
     def accept(self, pages: Ordered[int], exported: object) -> None:
         """Dispatches writing what another runner exported to these pages, but those ALREADY_THERE."""
+        ...
+
+    def move(self, moves: Ordered[Move]) -> None:
+        """Makes these moves of pages between cache and host; `run` makes those of its batch."""
         ...
 
     def prepare_scores(self, num_tokens: int) -> None:

@@ -245,6 +245,7 @@ class Engine:
         while self._handed_over:
             sequence, num_pages, exported = self._handed_over.pop(0)
             if places := self._scheduler.adopt(sequence, num_pages):
+                self._runner.move(self._scheduler.take_moves())  # out of the pages that are written next
                 self._runner.accept(places, exported)
 
     def _append(self, sequence: Sequence, token: TokenScore) -> None:

@@ -74,6 +74,9 @@ class Metrics:
         self._preemptions = self._counter(
             "preemptions", "Times that a request gave its pages back, to be computed again"
         )
+        self._moved = self._counter(
+            "moved_pages", "Pages copied between the cache and the host's memory: out or in", "direction"
+        )
         self._drafts = self._counter("draft_tokens", "Draft tokens verified")
         self._accepted = self._counter("accepted_draft_tokens", "Draft tokens that were right")
         self._bytes = self._counter(
@@ -120,6 +123,8 @@ class Metrics:
             "free_pages": ("Pages that nobody holds", lambda now: now.free_pages),
             "held_pages": ("Pages of requests that hold a slot", lambda now: now.held_pages),
             "cached_pages": ("Pages kept for prompts that begin alike", lambda now: now.cached_pages),
+            "host_pages": ("Pages of the host's memory", lambda now: now.host_pages),
+            "cached_host_pages": ("Pages kept in the host's memory", lambda now: now.cached_on_host),
             "cache_usage": ("Held pages over all pages", lambda now: now.held_pages / now.pages),
         }
         for name, (what, figure) in now.items():
@@ -143,6 +148,8 @@ class Metrics:
         kind = "prefill" if chunks else "generate"
         self._step_seconds.labels(kind).observe(seconds)
         self._step_tokens.observe(batch.num_tokens)
+        for move in batch.moves:
+            self._moved.labels("out" if move.is_out else "in").inc()
         if self._forecast is None:
             return
         self._planned_seconds.labels(kind).inc(self._forecast.seconds(batch) or 0.0)

@@ -1,4 +1,4 @@
-"""The pages of a cache: which are free, and how many hold each of the others. Plain Python."""
+"""The pages of a cache: which are free, how many hold each of the others, what moves. Plain Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +25,19 @@ class Pages:
     @property
     def held_of_window(self) -> list[int]:
         return [page for page in self.of_window if page != NO_PAGE]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A copy of what stands in a page of a replica to a page of the host's memory, or back from there.
+
+    is_out: to the host. Moves are made in their order, before the step that they come with.
+    """
+
+    page: int
+    host_page: int
+    is_out: bool
+    replica: int = 0
 
 
 class PagePool:

@@ -126,32 +126,36 @@ class InferencePrograms:
         return self._compile(jax.jit(self._choose), *arguments, self._split(count), *types)
 
     def export(self, num_pages: int) -> Any:
-        """The compiled copy of pages: (pools, numbers i32[num_pages]) -> what stands in them.
+        """The compiled copy of pages: (pools, numbers i32[R num_pages]) -> what stands in them.
 
-        Of a layout that does not split the batch, whose pages are numbered alike on all devices.
+        num_pages: of each of R replicas, in order, which number their pages from 0 on.
         """
         jitted = jax.jit(partial(self._by_pool, _copied))
-        return self._compile(jitted, self.abstract_pools(), self._split(num_pages))
+        return self._compile(jitted, self.abstract_pools(), self._numbers(num_pages))
 
     def accept(self, num_pages: int) -> Any:
-        """The compiled write of pages: (pools, numbers i32[num_pages], exported) -> pools, in place.
+        """The compiled write of pages: (pools, numbers i32[R num_pages], exported) -> pools, in place.
 
         A number that is no page's is passed over.
         """
         jitted = jax.jit(partial(self._by_pool, _pasted), donate_argnums=0)
-        return self._compile(jitted, self.abstract_pools(), self._split(num_pages), self.exported(num_pages))
+        exported = self.exported(num_pages)
+        return self._compile(jitted, self.abstract_pools(), self._numbers(num_pages), exported)
 
     def exported(self, num_pages: int) -> Any:
-        """The types of so many exported pages."""
-        of_caches = [num_pages] * len(self._groups)
+        """The types of so many exported pages of each replica."""
+        of_caches = [self.num_replicas * num_pages] * len(self._groups)
         return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
+
+    def _numbers(self, num_pages: int) -> jax.ShapeDtypeStruct:
+        return self._type(self._pages[0], self.num_replicas * num_pages)
 
     def _by_pool(self, local: Any, pools: Pools, numbers: Array, *more: Any) -> Any:
         """`local` of each array of the pools, with its part of every further tree, on each device."""
 
         def one(pool: Array, *others: Array) -> Array:
             spec = jax.typeof(pool).sharding.spec
-            specs = (spec, PartitionSpec(None), *[spec] * len(others))
+            specs = (spec, PartitionSpec(self._pages[0]), *[spec] * len(others))
             return jax.shard_map(local, in_specs=specs, out_specs=spec, check_vma=False)(
                 pool, numbers, *others
             )

@@ -5,9 +5,10 @@ their own, of which a sequence keeps those that its next token sees: the others 
 """
 
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 
 from meshwright.serve.batch import ALREADY_THERE, Limits
-from meshwright.serve.pages import NO_PAGE, PagePool, Pages
+from meshwright.serve.pages import NO_PAGE, Move, PagePool, Pages
 from meshwright.serve.prefix import PrefixTree
 from meshwright.serve.sequence import Sequence
 
@@ -21,13 +22,16 @@ class Replica:
 
     def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
         first = number * limits.slots_of_replica
-        self._limits = limits
+        self._limits, self._number = limits, number
         self.free_slots = list(range(first, first + limits.slots_of_replica))[::-1]
         self.pool = PagePool(limits.num_pages)
         self.window_pool = PagePool(limits.num_window_pages) if limits.window else None
+        self.host_pool = PagePool(limits.num_host_pages) if limits.num_host_pages else None
         self.prefixes: PrefixTree | None = None
         if prefix_cache:
-            self.prefixes = PrefixTree(self.pool, limits.page_size, self.window_pool, limits.window or 0)
+            self.prefixes = PrefixTree(
+                self.pool, limits.page_size, self.window_pool, limits.window or 0, self.host_pool
+            )
 
     @property
     def has_plenty(self) -> bool:
@@ -38,14 +42,33 @@ class Replica:
 
     def num_known(self, sequence: Sequence) -> int:
         """Cached pages that the sequence begins with; its last token is always computed."""
-        return len(self._known(sequence).whole)
+        return 0 if self.prefixes is None else self.prefixes.num_known(sequence.tokens[:-1])
 
-    def begin(self, sequence: Sequence) -> None:
-        """Gives a sequence a slot, and the cached pages that it begins with."""
+    def take_moves(self) -> list[Move]:
+        """The moves between cache and host that nobody has taken yet."""
+        if self.prefixes is None:
+            return []
+        moves, self.prefixes.moves = self.prefixes.moves, []
+        return [replace(move, replica=self._number) for move in moves]
+
+    def begin(self, sequence: Sequence) -> bool:
+        """Gives a sequence a slot, and the cached pages that it begins with.
+
+        Whether it did: not where some wait on the host, and there is no room yet for the whole sequence.
+        """
         known = self._known(sequence)
         self._share(known)
+        if self.prefixes is not None and self.host_pool is not None:
+            missing = -(-len(sequence.tokens) // self._limits.page_size) - len(known.whole)
+            is_there = self.prefixes.fetch(sequence.tokens[:-1], missing)
+            self._release(known)
+            if not is_there:
+                return False
+            known = self._known(sequence)
+            self._share(known)
         sequence.slot = self.free_slots.pop()
         sequence.pages, sequence.num_computed = known, len(known.whole) * self._limits.page_size
+        return True
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether the sequence now has pages for so many tokens.

@@ -12,8 +12,10 @@ ever waits for the compiler:
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +40,9 @@ from meshwright.serve.batch import (
     Work,
     on_each,
 )
+from meshwright.serve.host_pages import HostPages
 from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
+from meshwright.serve.pages import Move
 from meshwright.serve.programs import InferencePrograms, Step, attends_to_whole_prompts, num_replicas
 from meshwright.serve.sampling import Edits, Sampled
 from meshwright.serve.sampling import Rows as SampledRows
@@ -68,9 +72,10 @@ class JaxRunner:
     drafts of one sequence a step. strict: what this process compiles after the warm-up is an error of the
     next step; scores of prompts of every length are compiled ahead, too. keeps_windows: layers with a
     sliding window keep its positions alone, in pages of their own; else every position, as the others.
-    shares_pages: with another runner, of all layers. Call `warm_up` before use.
+    shares_pages: with another runner, of all layers. host_bytes: of the host's memory, for pages that are
+    evicted from the cache; then all layers keep every position. Call `warm_up` before use.
     Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
-    longer than the model's, there is no slot, or too few pages for one sequence.
+    longer than the model's, there is no slot, too few pages for one sequence, or too few bytes for a page.
     """
 
     def __init__(
@@ -90,11 +95,12 @@ class JaxRunner:
         strict: bool = False,
         keeps_windows: bool = True,
         shares_pages: bool = False,
+        host_bytes: int = 0,
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context)
         num_together = num_replicas(config, layout) // layout.num_batch_shards
-        self.limits = limits = Limits.of(
+        limits = Limits.of(
             num_slots,
             context,
             num_replicas=num_replicas(config, layout),
@@ -103,7 +109,7 @@ class JaxRunner:
             # The chunks of replicas that share a shard of the batch are computed by all of its devices.
             chunk=max(1, chunk // num_together),
             block=block,
-            window=widest_window(config) if keeps_windows else None,
+            window=widest_window(config) if keeps_windows and not host_bytes else None,
         )
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         self._num_together = num_together
@@ -117,6 +123,8 @@ class JaxRunner:
             pages_of_row=limits.pages_of_a_context,
             num_window_pages=limits.num_window_pages,
         )
+        self._host = HostPages(self._programs.exported(1), limits.num_replicas, host_bytes, page_size)
+        self.limits = replace(limits, num_host_pages=self._host.num_pages)
         self._has_kernels = attends_to_whole_prompts(mesh)
         self._params = layered(params, config, layout, mesh) if params else {}
         self._steps: dict[_Shape, Any] = {}
@@ -139,7 +147,8 @@ class JaxRunner:
                 for with_edits in (False, True):
                     choice = self._programs.choice(num_logits, with_edits=with_edits)
                     self._choices[num_logits, with_edits] = choice
-        for count in _sizes(self.limits.pages_of_a_context) if self._shares_pages else ():
+        moves_pages = self._shares_pages or self._host.num_pages
+        for count in _sizes(self.limits.pages_of_a_context) if moves_pages else ():
             self._exports[count] = self._programs.export(count)
             self._accepts[count] = self._programs.accept(count)
         self._pools, self._last = self._programs.empty()
@@ -217,11 +226,13 @@ class JaxRunner:
         inputs = _Inputs(batch, step, self.limits, self._num_together)
         rows, edits = inputs.sampling(self.vocab_size)
         choose = self._choices[step.num_logits, edits is not None]
+        self.move(batch.moves)
         with self._alone():
             logits, self._pools = self._steps[shape](self._params, self._pools, self._last, *inputs.of_step)
             self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits)
             if self._is_starved:
                 jax.block_until_ready((sampled, self._pools))
+        self._host.settle()  # while the device works
         return _UnderWay(sampled, inputs.sampled, np.asarray(rows.num_top))
 
     @property
@@ -238,16 +249,43 @@ class JaxRunner:
 
     def export(self, pages: Sequence[int]) -> Any:
         """Dispatches a copy of what stands in these pages, for another runner of the same model."""
-        count = min(size for size in self._exports if size >= len(pages))
-        numbers = np.zeros(count, np.int32)
-        numbers[: len(pages)] = pages
-        return self._exports[count](self._pools, numbers)
+        return self._exported([pages])
 
     def accept(self, pages: Sequence[int], exported: Any) -> None:
         """Dispatches writing what another runner exported to these pages, but those ALREADY_THERE."""
-        count = min(size for size in self._accepts if size >= len(pages))
-        numbers = np.full(count, self.limits.num_pages, np.int32)  # no page
-        numbers[: len(pages)] = [self.limits.num_pages if page == ALREADY_THERE else page for page in pages]
+        no_page = self.limits.num_pages
+        self._accept([[no_page if page == ALREADY_THERE else page for page in pages]], exported)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Makes these moves of pages between the cache and the host's memory, in their order."""
+        most = self.limits.pages_of_a_context
+        for is_out, run in groupby(moves, key=lambda move: move.is_out):
+            for some in _in_parts(run, most):
+                of_replicas = [
+                    [move for move in some if move.replica == number]
+                    for number in range(self.limits.num_replicas)
+                ]
+                pages = [[move.page for move in own] for own in of_replicas]
+                host_pages = [[move.host_page for move in own] for own in of_replicas]
+                if is_out:
+                    self._host.take(host_pages, self._exported(pages))
+                else:
+                    count = self._size_for(pages)
+                    self._accept(pages, self._host.pages(host_pages, count))
+
+    def _size_for(self, pages: Sequence[Sequence[int]]) -> int:
+        """How many pages of each replica the smallest program moves that holds these."""
+        return min(size for size in self._exports if size >= max(map(len, pages)))
+
+    def _exported(self, pages: Sequence[Sequence[int]]) -> Any:
+        """What stands in these pages of each replica."""
+        count = self._size_for(pages)
+        return self._exports[count](self._pools, _rows_of(pages, count, 0))
+
+    def _accept(self, pages: Sequence[Sequence[int]], exported: Any) -> None:
+        """Writes it to these pages of each replica."""
+        count = self._size_for(pages)
+        numbers = _rows_of(pages, count, self.limits.num_pages)  # no page
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self._programs.exported(count))
         self._pools = self._accepts[count](self._pools, numbers, jax.device_put(exported, shardings))
 
@@ -396,6 +434,21 @@ class _UnderWay:
             return TokenScore(tokens[i], logprobs[i], tuple(likeliest))
 
         return [[score(i) for i in numbers] for numbers in self._numbers]
+
+
+def _in_parts(moves: Iterable[Move], most: int) -> Iterator[list[Move]]:
+    """The moves in order, up to `most` at a time."""
+    rest = iter(moves)
+    while part := list(islice(rest, most)):
+        yield part
+
+
+def _rows_of(pages: Sequence[Sequence[int]], count: int, fill: int) -> np.ndarray:
+    """i32[R count]: the pages of each replica, filled up."""
+    rows = np.full((len(pages), count), fill, np.int32)
+    for row, own in zip(rows, pages, strict=True):
+        row[: len(own)] = own
+    return rows.reshape(-1)
 
 
 def _starts(rows: tuple[Rows, ...]) -> Any:

@@ -3,7 +3,8 @@
 Each step takes the next token of every sequence that generates, and of prompts as many tokens as fit beside
 them (chunked prefill; Agrawal et al., 2023), those of waiting sequences included. Pages are given out as
 sequences grow. Where they run out, cached prefixes are evicted, and then the sequence that came last gives
-its pages back and is computed again later.
+its pages back. What nobody needed of them until it runs again, or what the host's memory has taken up
+meanwhile, it gets back; the rest is computed again.
 
 For a load test of a planned server it is asked to count: then what generates is not looked at step by step
 (`counted.Together`), and all else is done as for a server that runs.
@@ -18,6 +19,7 @@ from typing import Literal, Protocol, get_args
 from meshwright.errors import RequestError
 from meshwright.serve.batch import PENDING, Batch, Limits, Work
 from meshwright.serve.counted import Together
+from meshwright.serve.pages import Move
 from meshwright.serve.replica import Replica
 from meshwright.serve.sequence import FinishReason, Sequence, TokenScore
 
@@ -52,7 +54,8 @@ class Drafter(Protocol):
 class Counts:
     """Sequences that wait and run; pages: all, free ones, those of sequences that run, those kept for others.
 
-    A page that is kept may be of a sequence that runs as well.
+    A page that is kept may be of a sequence that runs as well. host_pages: all of the host's memory;
+    cached_on_host: those kept there.
     """
 
     waiting: int
@@ -61,6 +64,8 @@ class Counts:
     free_pages: int
     held_pages: int
     cached_pages: int
+    host_pages: int
+    cached_on_host: int
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
@@ -134,7 +139,13 @@ class Scheduler:
             sum(pool.num_free for pool in pools),
             len(held),
             self.num_cached_pages,
+            self.limits.num_host_pages * self.limits.num_replicas,
+            sum(one.prefixes.num_on_host for one in self.replicas if one.prefixes is not None),
         )
+
+    def take_moves(self) -> tuple[Move, ...]:
+        """The moves between cache and host to be made before anything else is written to pages."""
+        return tuple(move for replica in self.replicas for move in replica.take_moves())
 
     @property
     def _num_free_slots(self) -> int:
@@ -219,8 +230,8 @@ class Scheduler:
             return self.schedule()
         works, together = tuple(step.works), self._together
         if together is not None and (works or together.num_members):
-            return Batch(works, *together.step())
-        return Batch(works) if works else None
+            return Batch(works, *together.step(), moves=self.take_moves())
+        return Batch(works, moves=self.take_moves()) if works else None
 
     def _continue(self, sequence: Sequence, step: "_Step") -> None:
         replica = self._replica_of(sequence)
@@ -299,7 +310,8 @@ class Scheduler:
 
     def _admit_to(self, replica: Replica, sequence: Sequence, step: "_Step") -> bool:
         """Whether the sequence now runs there: not where pages are missing."""
-        replica.begin(sequence)
+        if not replica.begin(sequence):
+            return False
         count = min(sequence.num_uncomputed, step.room_for(sequence, replica))
         if not replica.grow(sequence, sequence.num_computed + count):
             replica.leave(sequence)
@@ -339,6 +351,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.computed(sequence)
         self._leave(sequence)
         sequence.num_preempted += 1
         _insert(self._waiting, sequence)
