@@ -247,10 +247,19 @@ def test_the_runner_is_made_as_the_server_was_asked(trained: Path, monkeypatch):
         raise Made(options)
 
     monkeypatch.setattr(serving, "JaxRunner", make)
-    with pytest.raises(Made) as made, open_service(trained, Serving(chunk=128, mode="disaggregated"), silent):
+    asked = Serving(chunk=128, mode="disaggregated", host_cache_bytes=10**6)
+    with pytest.raises(Made) as made, open_service(trained, asked, silent):
         pass
     [options] = made.value.args
     assert options["chunk"] == 128 and options["shares_pages"] and not options["keeps_windows"]
+    assert options["host_bytes"] == 500_000  # the other half is of the other engine
+
+
+def test_a_host_cache_needs_the_prefixes_that_it_keeps(trained: Path):
+    asked = Serving(prefix_cache=False, host_cache_bytes=10**6)
+    message = "keeps evicted pages, which --no-prefix-cache forgets"
+    with pytest.raises(PlanError, match=message), open_service(trained, asked, silent):
+        pass
 
 
 def test_what_cannot_be_disaggregated_is_refused(trained: Path, plan: Path):

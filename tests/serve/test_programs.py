@@ -111,7 +111,7 @@ def test_a_cache_is_split_beyond_its_heads(text: str) -> None:
     whole = jax.tree.map(np.asarray, pools)
     _, (_, types, *_), _ = workload_step(FEW, layout, Workload(B, S), "generate")
     placed = jax.tree.map(lambda x, told: jax.device_put(x.reshape(told.shape), told.sharding), whole, types)
-    assert "kv_replicas" in placed["k"][0].sharding.spec
+    assert "kv_replicas" in str(placed["k"][0].sharding.spec)
     found, _ = _run(layout, "generate", placed, TOKENS[:, :1], positions[:, -1:], FEW)
     expected = _one_device(FEW)[1]
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
@@ -169,7 +169,6 @@ def test_pages_go_from_one_set_of_devices_to_another(kv_dtype: str):
             num_slots=1,
             num_pages=4,
             page_size=4,
-            pages_of_row=2,
         )
         for first in (0, 2)
     )

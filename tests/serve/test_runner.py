@@ -21,6 +21,7 @@ from meshwright.models.files import read_model
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
 from meshwright.nn.weights import load_hf
+from meshwright.serve import runner as runner_module
 from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
 from meshwright.serve.runner import JaxRunner, score_lengths
@@ -176,6 +177,20 @@ def test_requests_alone_get_the_tokens_of_transformers(runner, answers):
     assert [generate(runner, greedy(prompt))[0] for prompt in PROMPTS[:4]] == answers[:4]
 
 
+@pytest.mark.slow
+def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypatch):
+    """As where attention reads whole tables: the tables of short sequences are short."""
+    monkeypatch.setattr(runner_module, "reads_whole_tables", lambda mesh: True)
+    monkeypatch.setattr(runner_module, "_widths", lambda most: [2])
+    runner, used = make_runner(reference[0], 1), set()
+    shape_of = runner._shape_of
+    monkeypatch.setattr(runner, "_shape_of", lambda batch: used.add(found := shape_of(batch)) or found)
+    assert generate(runner, greedy(PROMPTS[0])) == answers[:1]
+    assert {shape.pages for shape in used if not shape.blocks} == {2}
+    assert generate(runner, *map(greedy, PROMPTS)) == answers
+    assert {(shape.generate, shape.pages) for shape in used if not shape.blocks} >= {(1, 2), (2, 0)}
+
+
 def test_a_cache_split_by_sequences_gets_the_same_tokens(reference, answers):
     """Queries of eight devices go to the cache of a sequence and values come back; alone, and in company."""
     runner = make_runner(reference[0], 4, kv_replicas=2, cache="batch")
@@ -252,7 +267,8 @@ def test_pages_that_run_out_are_computed_again(runner, answers, monkeypatch):
     assert generate(runner, *map(greedy, PROMPTS), prefix_cache=False) == answers
 
 
-@pytest.mark.parametrize("words", [{}, pytest.param({"data": 2, "kv_dtype": "int8"}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [{}, {"data": 2, "kv_dtype": "int8"}])
 def test_pages_that_run_out_wait_in_the_hosts_memory(reference, answers, monkeypatch, words):
     """As above, where preempted sequences get back what they had."""
     runner = make_runner(reference[0], 1, host_bytes=10**6, **words)

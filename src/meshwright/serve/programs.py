@@ -42,13 +42,14 @@ _TABLES = 3  # their number among the columns of a step
 class Step(NamedTuple):
     """The shape of a step, alike on every replica: its rows, and how many logits of them are wanted.
 
-    num_logits: rows of logits that the step yields, of which the last are zeros. is_fresh: the rows are whole
-    prompts, which read no page.
+    num_logits: rows of logits that the step yields, of which the last are zeros. pages_of_row: the width of
+    the tables, and so the longest sequence. is_fresh: the rows are whole prompts, which read no page.
     """
 
     rows: tuple[Rows, ...]
     num_heads: int
     num_logits: int
+    pages_of_row: int
     is_fresh: bool = False
 
     @property
@@ -65,7 +66,7 @@ class InferencePrograms:
 
     Of each replica: num_slots entries of `last`, which holds the token that each slot's sequence was given
     last, and one that is nobody's; num_pages pages, and where layers with a window have their own
-    num_window_pages of those. pages_of_row: the width of the tables.
+    num_window_pages of those.
     """
 
     def __init__(
@@ -77,13 +78,11 @@ class InferencePrograms:
         num_slots: int,
         num_pages: int,
         page_size: int,
-        pages_of_row: int,
         num_window_pages: int = 0,
     ) -> None:
         self.config, self.layout, self.mesh = config, layout, mesh
         self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
         self.num_replicas = num_replicas(config, layout)
-        self.pages_of_row = pages_of_row
         self._num_last, self._num_pages = self.num_replicas * (num_slots + 1), self.num_replicas * num_pages
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
@@ -104,7 +103,7 @@ class InferencePrograms:
 
     def jitted_step(self, step: Step) -> tuple[Any, tuple[Any, ...]]:
         """The step before it is compiled, and the types of its arguments."""
-        by_token, tables = (step.num_tokens,), (step.num_rows, max(self._groups) + 1, self.pages_of_row)
+        by_token, tables = (step.num_tokens,), (step.num_rows, max(self._groups) + 1, step.pages_of_row)
         shapes = by_token, by_token, by_token, tables, (step.num_heads,)
         of_replicas = [(self.num_replicas * first, *rest) for first, *rest in shapes]
         columns = [self._split(*shape) for shape in of_replicas]
@@ -255,6 +254,11 @@ def attends_to_whole_prompts(mesh: jax.sharding.Mesh) -> bool:
     return mesh.devices.flat[0].platform != "cpu"
 
 
+def reads_whole_tables(mesh: jax.sharding.Mesh) -> bool:
+    """Whether attention reads all pages of a table, used or not. On CPUs it goes page by page to the last."""
+    return mesh.devices.flat[0].platform != "cpu"
+
+
 def workload_step(
     config: ModelConfig,
     layout: Layout,
@@ -287,16 +291,16 @@ def workload_step(
         num_slots=num_slots,
         num_pages=num_slots * pages_of_row,
         page_size=page,
-        pages_of_row=pages_of_row,
         num_window_pages=num_slots * of_window if of_window < pages_of_row else 0,
     )
     if phase == "generate":
-        step = Step((Rows(num_slots, 1),), num_slots, num_slots)
+        rows = Rows(num_slots, 1)
     elif is_fresh:
-        step = Step((Rows(num_slots, workload.seq_len),), num_slots, num_slots, is_fresh=True)
+        rows = Rows(num_slots, workload.seq_len)
     else:
-        blocks = -(-workload.seq_len // min(DEFAULT_BLOCK, workload.seq_len))
-        step = Step((Rows(num_slots * blocks, min(DEFAULT_BLOCK, workload.seq_len)),), num_slots, num_slots)
+        block = min(DEFAULT_BLOCK, workload.seq_len)
+        rows = Rows(num_slots * -(-workload.seq_len // block), block)
+    step = Step((rows,), num_slots, num_slots, pages_of_row, is_fresh=is_fresh and phase == "prefill")
     return *programs.jitted_step(step), mesh
 
 

@@ -81,7 +81,7 @@ def perplexity(
     """exp of the mean negative log-probability of each token of windows of the text but the first."""
     length = min(_WINDOW, config.max_seq_len, len(tokens))
     programs = InferencePrograms(
-        config, layout.at("generate"), mesh, num_slots=1, num_pages=1, page_size=length, pages_of_row=1
+        config, layout.at("generate"), mesh, num_slots=1, num_pages=1, page_size=length
     )
     scores, weights = programs.scores(length), layered(dict(params), config, layout, mesh)
     windows = [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]

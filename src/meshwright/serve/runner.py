@@ -7,8 +7,12 @@ ever waits for the compiler:
     mixed       the next token of all sequences, and 1, 2, 4, ... blocks of prompts
     verify      1, 2, 4, ... sequences, a token and its drafts each; where there are drafts at all
     fresh       a whole prompt of 1, 2, 4, ... blocks while nobody generates, where a kernel attends to it
+
+Where attention reads whole tables, steps that generate or verify are compiled for short ones as well, so that
+short sequences do not pay for the whole context.
 """
 
+import math
 import threading
 import time
 from collections import Counter
@@ -43,24 +47,40 @@ from meshwright.serve.batch import (
 from meshwright.serve.host_pages import HostPages
 from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
 from meshwright.serve.pages import Move
-from meshwright.serve.programs import InferencePrograms, Step, attends_to_whole_prompts, num_replicas
+from meshwright.serve.programs import (
+    InferencePrograms,
+    Step,
+    attends_to_whole_prompts,
+    num_replicas,
+    reads_whole_tables,
+)
 from meshwright.serve.sampling import Edits, Sampled
 from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import TokenScores
 from meshwright.serve.sequence import SamplingParams, TokenScore
 
 _SHORTEST_SCORED = 16
+_FEWEST_PAGES = 4  # that a program of its own is worth
 _ONE_PROGRAM = threading.Lock()  # of all runners of this process
 _GREEDY = SamplingParams(temperature=0.0)
 
 
 class _Shape(NamedTuple):
-    """Of a replica: rows that generate, rows that verify drafts, blocks of prompts, and of one prompt."""
+    """Of a replica: rows that generate, rows that verify drafts, blocks of prompts, and of one prompt.
+
+    pages: of the longest sequence; 0 for those of a whole context.
+    """
 
     generate: int
     verify: int
     blocks: int
     fresh: int = 0
+    pages: int = 0
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """The smaller, the less it computes and reads."""
+        return *self[:-1], self.pages or math.inf
 
 
 class JaxRunner:
@@ -120,7 +140,6 @@ class JaxRunner:
             num_slots=limits.slots_of_replica,
             num_pages=limits.num_pages,
             page_size=page_size,
-            pages_of_row=limits.pages_of_a_context,
             num_window_pages=limits.num_window_pages,
         )
         self._host = HostPages(self._programs.exported(1), limits.num_replicas, host_bytes, page_size)
@@ -153,7 +172,11 @@ class JaxRunner:
             self._accepts[count] = self._programs.accept(count)
         self._pools, self._last = self._programs.empty()
         if self._num_drafts:
-            of_tokens = [shape for shape in self._steps if shape.generate + shape.verify and not shape.blocks]
+            of_tokens = [
+                shape
+                for shape in self._steps
+                if shape.generate + shape.verify and not (shape.blocks or shape.pages)
+            ]
             self._seconds = {shape: self._idle_seconds(shape) for shape in of_tokens}
         if self._compilations is not None:
             for length in score_lengths(self.limits.context):
@@ -191,10 +214,16 @@ class JaxRunner:
     def _shapes(self) -> list[_Shape]:
         slots = _sizes(self.limits.slots_of_replica)
         blocks = _sizes(self.limits.chunk // self.limits.block)
+        narrow = _widths(self.limits.pages_of_a_context) if reads_whole_tables(self._mesh) else []
         return [
-            *[_Shape(count, 0, 0) for count in slots],
+            *[_Shape(count, 0, 0, pages=pages) for count in slots for pages in [*narrow, 0]],
             *[_Shape(self.limits.slots_of_replica, 0, count) for count in blocks],
-            *[_Shape(0, count, 0) for count in slots if self._num_drafts],
+            *[
+                _Shape(0, count, 0, pages=pages)
+                for count in slots
+                for pages in [*narrow, 0]
+                if self._num_drafts
+            ],
             *[_Shape(0, 0, 0, count) for count in blocks if self._has_kernels],
         ]
 
@@ -210,7 +239,8 @@ class JaxRunner:
             Rows(min(shape.fresh, 1), shape.fresh * block),
         )
         used = tuple(row for row in rows if row.num_rows)
-        return Step(used, num_heads, num_logits, is_fresh=bool(shape.fresh))
+        pages = shape.pages or self.limits.pages_of_a_context
+        return Step(used, num_heads, num_logits, pages, is_fresh=bool(shape.fresh))
 
     def _num_heads(self, shape: _Shape) -> int:
         return shape.generate + shape.verify * (1 + self._num_drafts) + shape.blocks + min(shape.fresh, 1)
@@ -329,14 +359,17 @@ class JaxRunner:
         ):
             return min(shape for shape in self._steps if shape.fresh >= num_blocks)
         verifies = any(work.num_drafts for work in batch.works)
-        return min(
+        num_pages = max((len(work.pages) for work in batch.works), default=0)
+        fitting = (
             shape
             for shape in self._steps
             if shape.blocks >= num_blocks
             and bool(shape.blocks) == bool(num_blocks)
             and not shape.fresh
             and (shape.verify if verifies else shape.generate) >= num_others
+            and (not shape.pages or shape.pages >= num_pages)
         )
+        return min(fitting, key=lambda shape: shape.rank)
 
 
 class _Inputs:
@@ -353,7 +386,7 @@ class _Inputs:
         self.positions = np.full(count * step.num_tokens, NOBODY, np.int32)
         self.slots = np.full(count * step.num_tokens, self._slots, np.int32)
         groups = 2 if limits.window else 1
-        self.tables = np.zeros((count * step.num_rows, groups, limits.pages_of_a_context), np.int32)
+        self.tables = np.zeros((count * step.num_rows, groups, step.pages_of_row), np.int32)
         self.heads = np.zeros(count * step.num_heads, np.int32)
         self.chosen_slots = np.full(num_logits, self._slots, np.int32)
         self.chosen_positions = np.zeros(num_logits, np.int32)
@@ -473,6 +506,15 @@ def _sizes(most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(min(2 * sizes[-1], most))
     return sizes
+
+
+def _widths(most: int) -> list[int]:
+    """Pages of the tables of short sequences, of up to `most`: a sixteenth and a quarter.
+
+    >>> _widths(64), _widths(16), _widths(4)
+    ([4, 16], [4], [])
+    """
+    return [pages for pages in (most // 16, most // 4) if pages >= _FEWEST_PAGES]
 
 
 def score_lengths(context: int) -> list[int]:
