@@ -5,6 +5,7 @@ not on the step: so an answer is, token for token, the one without guesses, draw
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary, ref
 
@@ -68,7 +69,7 @@ class NgramDrafter:
         """The next tokens of `sequence`, none where its last ones are new to it."""
         places = self._places.setdefault(sequence, _Places())
         begin = places.find(sequence.tokens)
-        return [] if begin is None else sequence.tokens[begin : begin + self._num_drafts]
+        return [] if begin is None else [*sequence.tokens[begin : begin + self._num_drafts]]
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         self._payoff.verified(num_accepted)
@@ -134,7 +135,7 @@ class _Known:
     tokens: list[int] = field(default_factory=list)
 
 
-def _alike(one: list[int], other: list[int]) -> int:
+def _alike(one: Ordered[int], other: Ordered[int]) -> int:
     """How many tokens both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
@@ -147,7 +148,7 @@ class _Places:
         self._ends: dict[tuple[int, ...], int] = {}
         self._num_known = 0
 
-    def find(self, tokens: list[int]) -> int | None:
+    def find(self, tokens: Ordered[int]) -> int | None:
         """Where what follows the last tokens began, the last time that they came."""
         # The n-grams that end at the last token are looked up before they are noted.
         for end in range(self._num_known + 1, len(tokens)):
