@@ -43,7 +43,7 @@ async def tokens_of(engine: Engine, *requests: Request) -> list[list[int]]:
     return answers
 
 
-def answer_to(rule: Rule, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+def answer_to(rule: Rule, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """The likeliest tokens after a prompt."""
     answer: list[int] = []
     while len(answer) < num_tokens:

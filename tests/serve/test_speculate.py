@@ -12,9 +12,9 @@ def test_the_last_place_with_the_longest_match_is_followed():
     drafter = NgramDrafter(3, lambda _: 1.0)
     text = sequence(1, 2, 3, 4, 5, 6, 9, 2, 3, 7, 8, 8, 1, 2, 3)
     assert drafter.draft(text) == [4, 5, 6]  # 1 2 3, not the later 2 3
-    text.tokens += [7]
+    text.tokens = [*text.tokens, 7]
     assert drafter.draft(text) == [8, 8, 1]
-    text.tokens += [99]
+    text.tokens = [*text.tokens, 99]
     assert drafter.draft(text) == []
 
 
