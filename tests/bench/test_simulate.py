@@ -128,24 +128,28 @@ def test_what_the_context_cannot_hold_is_refused():
 def traffic(seed: int) -> Load:
     """Chats of one to three turns of all lengths, which come in bursts."""
     random = np.random.default_rng(seed)
-    times = np.cumsum(random.exponential(random.choice([1.0, 8.0]), 60))
+    times = np.cumsum(random.exponential(random.choice([0.5, 4.0]), 24))
     chats = [
-        Chat(float(time), tuple(Turn(*map(int, random.integers(1, 300, 2))) for _ in range(turns)))
+        Chat(float(time), tuple(Turn(*map(int, random.integers(1, 90, 2))) for _ in range(turns)))
         for time, turns in zip(times, random.integers(1, 4, len(times)), strict=True)
     ]
     concurrency = [None, 6][seed % 2]
     return Load(chats, concurrency, int(random.choice([0, 100])))
 
 
-@pytest.mark.parametrize("seed", range(6))
+def pages(num_pages: int | None = None) -> Limits:
+    return Limits.of(6, 1024, page_size=16, num_pages=num_pages)
+
+
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "more",
     [
         {},
         {"mode": "batched"},
         {"prefix_cache": False},
-        {"limits": Limits.of(8, 2048, num_pages=40)},
-        {"limits": replace(Limits.of(8, 2048, num_pages=80), window=100, num_window_pages=40)},
+        {"limits": pages(64)},
+        {"limits": replace(pages(90), window=40, num_window_pages=60)},
         {"replicas": 3},
         {"prefill_replicas": 1, "replicas": 2, "transfer_seconds": 0.01},
     ],
@@ -153,7 +157,7 @@ def traffic(seed: int) -> Load:
 )
 def test_sequences_counted_together_take_what_they_take_step_by_step(more: dict, seed: int):
     """To the last bit, with pages that run out, windows that move on and prompts that begin alike."""
-    server = replace(Planned(Limits.of(8, 2048), Grows()), **more)
+    server = replace(Planned(pages(), Grows()), **more)
     together, used = simulate(server, traffic(seed))
     apart, used_apart = simulate(replace(server, counted=False), traffic(seed))
     assert used == used_apart
