@@ -74,10 +74,10 @@ def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None
     prepared = [
         matmul.prepare(num_devices, progress, sizes.matmuls),
         memory.prepare(num_devices, progress, sizes.arrays),
-        collectives.prepare(group_mesh(num_devices), progress, sizes.collectives),
+        *_exchanges(num_devices, progress, sizes),
     ]
     report(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
-    matmuls, streams, exchanged = run_together(prepared)
+    matmuls, streams, *exchanged = run_together(prepared)
     chip = hardware.chip
     chip = replace(
         chip,
@@ -93,7 +93,8 @@ def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None
         ),
         sources=dict(chip.sources) | _links_sources(num_devices),
     )
-    return with_collectives(replace(hardware, chip=chip), exchanged)
+    hardware = replace(hardware, chip=chip)
+    return with_collectives(hardware, exchanged[0]) if exchanged else hardware
 
 
 def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = None) -> Calibration:
@@ -104,11 +105,11 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         matmul.prepare(num_devices, progress, sizes.matmuls),
         memory.prepare(num_devices, progress, sizes.arrays),
         _launches(num_devices),
-        collectives.prepare(group_mesh(num_devices), progress, sizes.collectives),
         step.prepare(num_devices, progress, sizes.model),
+        *_exchanges(num_devices, progress, sizes),
     ]
     report(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
-    matmuls, streams, (launch,), exchanged, steps = run_together(prepared)
+    matmuls, streams, (launch,), steps, *exchanged = run_together(prepared)
     streaming = memory.streaming_bytes_per_second(streams)
     chip = replace(
         host.chip,
@@ -120,8 +121,17 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         step=StepEfficiency(overlap=0.0, launch_seconds=launch, sources=_host_step_sources(num_devices)),
         sources=_host_sources(num_devices),
     )
-    hardware = step.with_effective_memory(steps, with_collectives(replace(host, chip=chip), exchanged))
-    return Calibration(hardware, matmuls, streams, exchanged, steps)
+    hardware = replace(host, chip=chip)
+    hardware = with_collectives(hardware, exchanged[0]) if exchanged else hardware
+    hardware = step.with_effective_memory(steps, hardware)
+    return Calibration(hardware, matmuls, streams, exchanged[0] if exchanged else [], steps)
+
+
+def _exchanges(num_devices: int, progress: Callable[[str], None] | None, sizes: Sizes) -> list[Prepared]:
+    """The collectives; none of a device alone, whose links stay as the catalog has them."""
+    if num_devices == 1:
+        return []
+    return [collectives.prepare(group_mesh(num_devices), progress, sizes.collectives)]
 
 
 def _launches(num_devices: int) -> Prepared[float]:
