@@ -43,17 +43,21 @@ PRIORS = {
     "cache": (0.8, 0.3),
     "widened": (0.9, 0.3),
     "waiting": (0.7, 0.4),
+    "prefetch": (0.7, 0.3),
     "elementwise": (0.7, 0.4),
     "matmul.bf16": (0.7, 0.2),
     "matmul.fp8": (0.6, 0.2),
     "attention": (0.4, 0.5),
     "experts": (0.7, 0.3),
     "kernel_seconds": (1.5e-6, 0.8),
+    "experts_seconds": (2e-5, 1.0),
     "collective_seconds": (3e-6, 1.0),
     "launch_seconds": (3e-4, 1.0),
 }
-NAMES = tuple(PRIORS)
-SHARES = tuple(name for name in NAMES if not name.endswith("_seconds"))
+# XLA:TPU alone reads weights ahead. No row of a GPU tells the time of routing from that of other kernels.
+OF_TPUS = ("prefetch", "experts_seconds")
+NAMES = {"tpu": tuple(PRIORS), "gpu": tuple(name for name in PRIORS if name not in OF_TPUS)}
+SHARES = tuple(name for name in PRIORS if not name.endswith("_seconds"))
 SHRINKAGE = 0.02
 # What an engine has of its own; the rest is the family's.
 OF_ENGINES = (
@@ -61,6 +65,7 @@ OF_ENGINES = (
     "cache",
     "widened",
     "waiting",
+    "prefetch",
     "matmul.bf16",
     "kernel_seconds",
     "collective_seconds",
@@ -82,7 +87,7 @@ class Recorded:
     transfers: Any
 
 
-# Columns of `pieces`: weight, compute and HBM seconds, kernels, which share of each; launches.
+# Columns of `pieces`: weight, compute and HBM seconds, kernels, which share of each; launches; the pass.
 _COMPUTE = {"matmul": 0, "fp8": 1, "attention": 2, "none": 3, "experts": 4}
 _MEMORY = {"matmul": 0, "attention": 1, "other": 2, "widened": 3}
 
@@ -100,14 +105,17 @@ def record(row: InferenceRow) -> Recorded:
         "request_latency_s": (float(waves), float(waves * row.output_len)),
         "tokens_per_s": (1.0, float(row.output_len)),
     }[row.metric]
-    pieces, transfers = [], []
+    pieces: list[list[float]] = []
+    transfers: list[list[float]] = []
     for weight, phase, queries, keys in (
         (weights[0], "prefill", row.prompt_len, row.prompt_len),
         (weights[1], "generate", 1, context),
     ):
         if weight:
             pieces_a_batch, times = case.microbatches(layout, batch)
-            found = _pass(case, layout.at(phase), batch / pieces_a_batch, queries, keys, weight * times)
+            before = int(pieces[-1][-1]) + 1 if pieces else 0
+            at = layout.at(phase)
+            found = _pass(case, at, batch / pieces_a_batch, queries, keys, weight * times, before)
             pieces += found[0]
             transfers += found[1]
     measured = row.value
@@ -115,15 +123,18 @@ def record(row: InferenceRow) -> Recorded:
         rate = row.value * (row.chips if "chip" in row.unit else 1)
         measured = batch * row.output_len / rate
     kind = case.hardware.chip.kind
-    return Recorded(row, kind, measured, np.array(pieces), np.array(transfers).reshape(-1, 2))
+    return Recorded(row, kind, measured, np.array(pieces), np.array(transfers).reshape(-1, 3))
 
 
-def _pass(case: ServedCase, layout: Layout, batch: float, queries: int, keys: int, weight: float) -> tuple:
+def _pass(
+    case: ServedCase, layout: Layout, batch: float, queries: int, keys: int, weight: float, before: int
+) -> tuple:
+    """The pieces and the transfers of a pass; before: passes of segments that there are already."""
     chip, dtypes = case.hardware.chip, Dtypes.of(layout)
     graph = record_inference(case.config, layout, Shape(batch, queries, keys), flash_attention=True)
     placement = at_step_rates(case.hardware).place(layout.mesh)
-    pieces, transfers = [[weight, 0.0, 0.0, 0.0, 3, 0, 1.0]], []  # the launch
-    for segment in graph.segments:
+    pieces, transfers = [[weight, 0.0, 0.0, 0.0, 3, 0, 1.0, before]], []  # the launch
+    for number, segment in enumerate(graph.segments, before + 1):
         for node in segment.nodes:
             for work in node.forward:
                 compute, which = 0.0, "none"
@@ -144,13 +155,14 @@ def _pass(case: ServedCase, layout: Layout, batch: float, queries: int, keys: in
                         _COMPUTE[which],
                         _MEMORY[memory],
                         0.0,
+                        number,
                     ]
                 )
             for one in node.forward_transfers:
                 price = collective_seconds(one.op, one.gathered_bytes, one.axes, placement, copies=one.copies)
                 if price.link:
                     times = weight * segment.count * one.repeat
-                    transfers.append([times * price.seconds, times])
+                    transfers.append([times * price.seconds, times, number])
     return pieces, transfers
 
 
@@ -159,11 +171,22 @@ def predicted(one: Recorded, figures: dict[str, float]) -> float:
     bf16, fp8 = figures["matmul.bf16"], figures["matmul.fp8"]
     compute = np.array([bf16, fp8, figures["attention"], 1.0, bf16 * figures["experts"]])
     memory = figures["memory"] * np.array([1.0, figures["cache"], figures["elementwise"], figures["widened"]])
-    weight, flops, hbm, kernels, which, where, launches = one.pieces.T
-    seconds = np.maximum(flops / compute[which.astype(int)], hbm / memory[where.astype(int)])
-    seconds += kernels * figures["kernel_seconds"] + launches * figures["launch_seconds"]
-    moved = one.transfers[:, 0].sum() + one.transfers[:, 1].sum() * figures["collective_seconds"]
-    return float((weight * seconds).sum() + figures["waiting"] * moved)
+    weight, flops, hbm, kernels, which, where, launches, number = one.pieces.T
+    computed, moved = flops / compute[which.astype(int)], hbm / memory[where.astype(int)]
+    overhead = kernels * figures["kernel_seconds"]
+    work = np.maximum(computed, moved) + overhead + launches * figures["launch_seconds"]
+    sent = one.transfers[:, 0] + one.transfers[:, 1] * figures["collective_seconds"]
+    routed = (weight * ((which == _COMPUTE["experts"]) & (flops > 0))).sum()
+    seconds = (weight * work).sum() + figures["waiting"] * sent.sum() + routed * figures["experts_seconds"]
+    if not figures["prefetch"]:
+        return float(seconds)
+    # As in cost/step.py: weights are read while kernels begin and end and transfers are waited for.
+    passes, groups = int(number[-1]) + 1, number.astype(int)
+    is_product = np.isin(where, [_MEMORY["matmul"], _MEMORY["widened"]])
+    reads = weight * is_product * np.maximum(moved - computed, 0.0)
+    gaps = np.bincount(groups, weight * overhead, passes)
+    gaps += figures["waiting"] * np.bincount(one.transfers[:, 2].astype(int), sent, passes)
+    return float(seconds - figures["prefetch"] * np.minimum(np.bincount(groups, reads, passes), gaps).sum())
 
 
 def error(one: Recorded, figures: dict[str, float]) -> float:
@@ -173,13 +196,15 @@ def error(one: Recorded, figures: dict[str, float]) -> float:
 
 
 def fit(
-    rows: Sequence[Recorded], start: dict[str, float] | None = None, names: Sequence[str] = NAMES
+    rows: Sequence[Recorded], start: dict[str, float] | None = None, names: Sequence[str] = ()
 ) -> dict[str, float]:
     """The figures of a family; or of one engine: its `names`, near `start`, whose other figures it keeps."""
     counts = {source: sum(r.row.source == source for r in rows) for source in {r.row.source for r in rows}}
     weights = np.array([counts[r.row.source] ** -0.5 for r in rows])
     weights /= weights.sum()
-    priors = start or {name: prior for name, (prior, _) in PRIORS.items()}
+    own = NAMES[rows[0].kind]
+    names = [name for name in names or own if name in own]
+    priors = start or {name: prior if name in own else 0.0 for name, (prior, _) in PRIORS.items()}
 
     def figures(x: Any) -> dict[str, float]:
         found = dict(priors)
@@ -217,10 +242,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--rows", action="store_true", help="list every row")
+    parser.add_argument("--kind", choices=["tpu", "gpu"], help="this family alone")
     parser.add_argument("--write", action="store_true", help="write the tables into the catalog")
     arguments = parser.parse_args()
     rows = read(arguments.file)
-    families = {kind: [r for r in rows if r.kind == kind] for kind in ("tpu", "gpu")}
+    kinds = [arguments.kind] if arguments.kind else ["tpu", "gpu"]
+    rows = [row for row in rows if row.kind in kinds]
+    families = {kind: [r for r in rows if r.kind == kind] for kind in kinds}
     leave_out(families)
     fitted = {kind: fit(family) for kind, family in families.items()}
     engines = {kind: fit_engines(family, fitted[kind]) for kind, family in families.items()}
@@ -244,7 +272,7 @@ def main() -> None:
             kind = catalog.chip(name).kind
             if kind in fitted:
                 write(name, fitted[kind], len(families[kind]), kind)
-        write_engines(engines)
+        write_engines({**inference.engines(), **engines})
 
 
 def read(path: Path) -> list[Recorded]:
@@ -287,7 +315,7 @@ def write_engines(engines: dict[str, dict[str, dict[str, float]]]) -> None:
     for kind, found in engines.items():
         for engine, figures in found.items():
             lines += [f"[{kind}.{engine}]"]
-            lines += [f'"{name}" = {figures[name]:.3g}' for name in OF_ENGINES]
+            lines += [f'"{name}" = {figures[name]:.3g}' for name in OF_ENGINES if name in NAMES[kind]]
             lines.append("")
     (Path(inference.__file__).parent / "engines.toml").write_text("\n".join(lines))
 
@@ -297,7 +325,7 @@ def write(name: str, figures: dict[str, float], num_rows: int, kind: str) -> Non
     path = Path(catalog.__file__).parent / "catalog" / f"{name}.toml"
     text = re.sub(r"\[inference(\.\w+)?\]\n.*?\n\n", "", path.read_text(), flags=re.DOTALL)
     source = f"benchmarks/fit_inference.py on {num_rows} published rows of all {kind.upper()}s"
-    single = {key: value for key, value in figures.items() if "." not in key}
+    single = {key: value for key, value in figures.items() if "." not in key and key in NAMES[kind]}
     matmul = {key.partition(".")[2]: value for key, value in figures.items() if "." in key}
     table = ["[inference]", *(f"{key} = {value:.3g}" for key, value in single.items()), ""]
     table += ["[inference.matmul]", *(f"{key} = {value:.3g}" for key, value in matmul.items()), ""]

@@ -1,5 +1,7 @@
 """What one pass with a cache reads and keeps: the model's own count of its cache, sharded by the layout."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.cost.graph import Graph
@@ -79,3 +81,19 @@ def test_inference_runs_forward_alone_and_updates_nothing() -> None:
     assert {one.direction for one in cost.collectives} == {"forward"}
     assert {one.what for one in cost.collectives} == {"activations", "logits"}
     assert not any("optimizer" in term.name or "backward" in term.name for term in cost.terms)
+
+
+def test_weights_are_read_while_partial_sums_are_waited_for() -> None:
+    """Prefetch hides the shorter of the two: one token of a 70B on 16 chips at their ratings."""
+    config, layout, machine = PRESETS["llama-3-70b"], Layout.of(tensor=8, kv_replicas=2), load("v5e:4x4")
+    ideal = machine.chip.ideal()
+    plain, ahead = (
+        inference_cost(config, layout, replace(machine, chip=chip), "generate", 1, 16)[0]
+        for chip in (ideal, replace(ideal, step=replace(ideal.step, prefetch=1.0)))
+    )
+    reads = sum(term.seconds for term in plain.terms if term.name == "matmul (forward)")
+    waits = sum(term.seconds for term in plain.terms if term.name.startswith("activations"))
+    assert 0.1 * reads < waits < reads
+    assert ahead.seconds == pytest.approx(plain.seconds - waits, rel=1e-3)
+    assert ahead.seconds == pytest.approx(sum(term.seconds for term in ahead.terms))
+    assert min(term.seconds for term in ahead.terms) > 0

@@ -24,7 +24,7 @@ OPTIONAL = (
 OPTIONAL += ("waiting", "scatter_passes", "kernel_seconds", "launch_seconds", "slowdown", "efficiency")
 OPTIONAL += ("cache", "widened", "collective_seconds", "price_per_chip_hour", "currency")
 OPTIONAL += ("host_seconds", "host_collective_seconds", "host_node_seconds", "attention_half_keys")
-OPTIONAL += ("matmul_half_outputs", "network_falloff", "network_latency")
+OPTIONAL += ("matmul_half_outputs", "network_falloff", "network_latency", "prefetch", "experts_seconds")
 
 
 def _lines(spec: str) -> list[tuple[int, str, str]]:

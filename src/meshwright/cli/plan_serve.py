@@ -250,7 +250,8 @@ def _frontier(
         if as_json:
             nearest = error.nearest.to_dict() if error.nearest else None
             emit({"frontier": [], "best": None, "nearest": nearest, "reason": str(error)})
-        note(f"mw: {config.name}: {error}")
+        named = str(error).startswith(config.name)
+        note(f"mw: {error}" if named else f"mw: {config.name}: {error}")
         raise typer.Exit(_DOES_NOT_FIT) from error
     document = serve_document(config, work, found)
     said = explain_point(found.best) if explain or as_json or output else None

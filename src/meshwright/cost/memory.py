@@ -2,8 +2,7 @@
 
     weights      stored shards, and a float32 master copy where the layout keeps one
     gradients    as they accumulate: sharded from ZeRO 2 on
-    optimizer    its state, such as Adam's two moments: sharded from ZeRO 1 on; none where it waits on the
-                 host, with the master copy
+    optimizer    its state, such as Adam's two moments: sharded from ZeRO 1 on
     activations  what the layers of this stage save for the backward pass, for every microbatch that is
                  in flight, and the head's inputs and logits
     buffers      gathered weights and the working set of a backward pass: of one layer, whose next
@@ -19,7 +18,7 @@ This is the memory of a program that XLA plans as a whole; eager.py has that of 
 operation.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from meshwright.cost.figures import ceiling, larger, largest, smaller
@@ -114,8 +113,7 @@ def _stage_memory(graph: Graph, layout: Layout, index: int) -> Memory:
     alive = alive_microbatches(
         layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
     )
-    found = peak(state_bytes(graph, layout, index), held, alive, layout.microbatches, layout)
-    return replace(found, host=found.host + host_state_bytes(graph, layout, index))
+    return peak(state_bytes(graph, layout, index), held, alive, layout.microbatches, layout)
 
 
 def peak(
@@ -132,25 +130,12 @@ def peak(
 def state_bytes(graph: Graph, layout: Layout, stage: int) -> tuple[Any, Any, Any]:
     """Bytes of (weights, gradients, optimizer) on one chip of a stage."""
     stored = stored_parameters(graph, layout, stage)
-    master, optimizer = (0, 0) if layout.offload_optimizer else _of_the_optimizer(stored, layout)
+    master = stored.updated * dtype_bytes("f32") if layout.master_weights else 0
     return (
         whole(stored.weights * dtype_bytes(layout.weights_dtype) + master),
         whole(stored.gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
-        whole(optimizer),
+        whole(stored.optimizer * dtype_bytes(layout.optimizer_dtype)),
     )
-
-
-def host_state_bytes(graph: Graph, layout: Layout, stage: int = 0) -> Any:
-    """Bytes that the optimizer has in the host's memory for one chip of a stage."""
-    if not layout.offload_optimizer:
-        return 0
-    return whole(sum(_of_the_optimizer(stored_parameters(graph, layout, stage), layout)))
-
-
-def _of_the_optimizer(stored: Stored, layout: Layout) -> tuple[Any, Any]:
-    """Bytes of (float32 weights beside those that are multiplied, state)."""
-    master = stored.updated * dtype_bytes("f32") if layout.master_weights else 0
-    return master, stored.optimizer * dtype_bytes(layout.optimizer_dtype)
 
 
 class HeldBytes(NamedTuple):
@@ -204,11 +189,6 @@ def _saved(segment: Segment, remat: str) -> int:
     """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer."""
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
     return _bytes([value for value in saved_values(segment, remat) if id(value) not in weights])
-
-
-def offloaded_bytes(segment: Segment, remat: str) -> int:
-    """Bytes of activations of one run that go to the host's memory, where they do."""
-    return _saved(segment, remat)
 
 
 @kept_with

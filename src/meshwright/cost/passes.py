@@ -38,9 +38,11 @@ class Dtypes:
 class SegmentPass:
     """One direction of one run of a segment.
 
-    seconds: of its work. put_off: of that the weight gradients, which a zero-bubble schedule may run later.
-    transfers: also those of a step, which the first forward pass (an update's) or the last backward pass
-    (gradients') hides. Seconds are arrays where the segment was recorded for many layouts.
+    seconds: of its work. streamed: of that the seconds in which products wait for their weights; idle: in
+    which kernels begin and end, and nothing need be read. put_off: of that the weight gradients, which a
+    zero-bubble schedule may run later. transfers: also those of a step, which the first forward pass (an
+    update's) or the last backward pass (gradients') hides. Seconds are arrays where the segment was recorded
+    for many layouts.
     """
 
     direction: Direction
@@ -49,6 +51,8 @@ class SegmentPass:
     chip: Chip
     seconds: Any
     put_off: Any
+    streamed: Any
+    idle: Any
     transfers: tuple[Transfer, ...]
 
     @cached_property
@@ -85,12 +89,18 @@ def _segment_pass(
     segment: Segment, direction: Direction, remat: str, dtypes: Dtypes, chip: Chip
 ) -> SegmentPass:
     nodes = tuple(recomputed_nodes(segment, remat)) if direction == "recompute" else segment.nodes
-    seconds = put_off = 0.0
+    seconds = put_off = streamed = idle = 0.0
     for kind, work, may_wait in _pieces(direction, nodes):
-        taken = seconds_of(work, kind, dtypes, chip)
+        compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
+        overhead = _overhead(work, chip)
+        taken = larger(compute, hbm) + overhead + _routing(work, kind, chip)
         seconds = seconds + taken
         put_off = put_off + taken if may_wait else put_off
-    return SegmentPass(direction, nodes, dtypes, chip, seconds, put_off, _transfers(direction, nodes))
+        if chip.step.prefetch:
+            streamed = streamed + larger(hbm - compute, 0.0) if kind == "matmul" else streamed
+            idle = idle + overhead
+    transfers = _transfers(direction, nodes)
+    return SegmentPass(direction, nodes, dtypes, chip, seconds, put_off, streamed, idle, transfers)
 
 
 def _pieces(direction: Direction, nodes: tuple[Node, ...]) -> Iterator[tuple[str, Work, bool]]:
@@ -113,12 +123,14 @@ def _transfers(direction: Direction, nodes: tuple[Node, ...]) -> tuple[Transfer,
 def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, str]:
     """(seconds, "compute" or "hbm", whichever takes longer)."""
     compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
-    return max(compute, hbm) + _overhead(work, chip), "compute" if compute >= hbm else "hbm"
+    seconds = max(compute, hbm) + _overhead(work, chip) + _routing(work, kind, chip)
+    return seconds, "compute" if compute >= hbm else "hbm"
 
 
 def seconds_of(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> Any:
     """The seconds of `work_seconds`, of work of many layouts."""
-    return larger(*_compute_and_hbm(work, kind, dtypes, chip)) + _overhead(work, chip)
+    busy = larger(*_compute_and_hbm(work, kind, dtypes, chip))
+    return busy + _overhead(work, chip) + _routing(work, kind, chip)
 
 
 def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, float]:
@@ -136,6 +148,13 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
 
 def _overhead(work: Work, chip: Chip) -> float:
     return work.kernels * chip.step.kernel_seconds
+
+
+def _routing(work: Work, kind: str, chip: Chip) -> Any:
+    """Seconds in which tokens are brought to the experts of a product."""
+    if kind != "matmul" or not chip.step.experts_seconds:
+        return 0.0
+    return chip.step.experts_seconds * each(lambda batch: 1.0 if batch > 1 else 0.0, work.batch)
 
 
 def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:

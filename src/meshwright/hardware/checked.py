@@ -11,8 +11,8 @@ from meshwright.files import parse_toml
 from meshwright.hardware.efficiency import Points, fault
 
 _MAY_BE_ZERO = (
-    "overlap", "launch_seconds", "host_seconds", "host_collective_seconds", "host_node_seconds",
-    "attention_half_keys",
+    "overlap", "prefetch", "experts_seconds", "launch_seconds", "host_seconds", "host_collective_seconds",
+    "host_node_seconds", "attention_half_keys",
     "network_falloff", "matmul_half_outputs", "kernel_seconds", "collective_seconds",
     "collective_launch_seconds",
     "hop_seconds", "nvlink_hop_seconds", "nic_hop_seconds", "dcn_hop_seconds", "latency_seconds",

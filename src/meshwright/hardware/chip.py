@@ -133,11 +133,15 @@ class StepEfficiency:
     what the transfer takes from that compute.
     waiting: the share of the time of critical transfers (activations of tensor parallelism) for which the
     next matmul waits; the rest is hidden where matmuls start on the blocks that have arrived.
+    prefetch: the share of the time of kernels' fixed costs and of waiting for transfers in which weights of
+    the next products are read, as far as these wait for memory (XLA:TPU reads them ahead; a GPU's kernels
+    begin when those before them have ended).
     scatter_passes: passes over the links of a reduce-scatter over several dimensions of a torus: 1 where one
     exists that uses all of these links, 2 where the compiler writes an all-reduce instead (XLA:TPU).
     cache, widened: a further share of the HBM bandwidth, which attention over a cache reaches, and products
     whose weights are stored narrower than they are multiplied.
-    kernel_seconds: fixed time of one kernel. collective_seconds: of one collective, beside the price of its
+    kernel_seconds: fixed time of one kernel. experts_seconds: of a product of several experts, whose tokens
+    are sorted and gathered. collective_seconds: of one collective, beside the price of its
     bytes and hops. launch_seconds: fixed time of one compiled program.
     host_seconds, host_collective_seconds: what the host takes to launch an operation and a collective, where
     it launches them one by one: no pass is faster, however little its operations have to do.
@@ -163,8 +167,10 @@ class StepEfficiency:
     network_latency: float = 1.0
     overlap: float = 1.0
     waiting: float = 1.0
+    prefetch: float = 0.0
     scatter_passes: int = 1
     kernel_seconds: float = 0.0
+    experts_seconds: float = 0.0
     collective_seconds: float = 0.0
     cache: float = 1.0
     widened: float = 1.0

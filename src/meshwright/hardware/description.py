@@ -51,10 +51,12 @@ _SWITCH = (
     "collective_launch_seconds",
 )
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
-_STEP_SHARES = ("experts", "attention", "memory", "elementwise", "cache", "widened", "overlap", "waiting")
+_STEP_SHARES = (
+    "experts", "attention", "memory", "elementwise", "cache", "widened", "overlap", "waiting", "prefetch",
+)  # fmt: skip
 _STEP_SECONDS = (
-    "kernel_seconds", "collective_seconds", "launch_seconds", "host_seconds", "host_collective_seconds",
-    "host_node_seconds", "slowdown",
+    "kernel_seconds", "experts_seconds", "collective_seconds", "launch_seconds",
+    "host_seconds", "host_collective_seconds", "host_node_seconds", "slowdown",
     "attention_half_keys", "network_falloff", "network_latency", "matmul_half_outputs",
 )  # fmt: skip
 _STEP_COUNTS = ("scatter_passes",)

@@ -12,8 +12,6 @@ from meshwright.layout import Layout
 NOT_SEARCHED = (
     "context_method",
     "offload",
-    "offload_optimizer",
-    "grouped",
     "matmul_dtype",
     "gradients_dtype",
     "optimizer",

@@ -195,6 +195,8 @@ def test_a_target_out_of_reach_names_itself_and_what_comes_nearest():
         search(config, machines, requests, Targets(ttft=1e-3), precisions=[BF16])
     with pytest.raises(Infeasible, match=r"memory binds; its weights in bf16 are 141 GB and all chips have"):
         search(PRESETS["llama-3-70b"], machines, requests, precisions=[BF16])
+    with pytest.raises(Infeasible, match=r"--max-price-per-hour 1.00 USD binds: .* the lowest is 4.80 USD;"):
+        search(config, machines, requests, Targets(price_per_hour=1.0), precisions=[BF16])
     unknown = [unpriced(machine) for machine in machines]
     with pytest.raises(PlanError, match="v5e has no price, which --max-price-per-hour needs"):
         search(config, unknown, requests, Targets(price_per_hour=1.0), precisions=[BF16])

@@ -298,19 +298,19 @@ def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
     binding = max(_shares(nearest, targets), key=lambda pair: pair[1])[0]
     option, least, target = reached[binding]
     alone = (
-        f"no layout reaches it; the lowest is {_written(binding, least)}"
+        f"no layout reaches it; the lowest is {_written(binding, least, nearest)}"
         if least > target
         else ("layouts that reach it miss another target")
     )
     return Infeasible(
-        f"{option} {_written(binding, target)} binds: {alone}; nearest is {nearest}, with TTFT "
+        f"{option} {_written(binding, target, nearest)} binds: {alone}; nearest is {nearest}, with TTFT "
         f"{format_seconds(nearest.ttft_seconds)} and {format_seconds(nearest.tpot_seconds)} a token",
         nearest,
     )
 
 
-def _written(what: str, value: float) -> str:
-    return f"{value:,.2f}" if what == "price" else format_seconds(value)
+def _written(what: str, value: float, point: Point) -> str:
+    return f"{value:,.2f} {point.hardware.chip.currency}" if what == "price" else format_seconds(value)
 
 
 def _nothing_fits(

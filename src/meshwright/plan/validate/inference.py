@@ -151,7 +151,7 @@ def engine_of(row: InferenceRow) -> str | None:
 def with_engine(hardware: Hardware, engine: str | None) -> Hardware:
     """`hardware` with what this engine reaches of it, where that is known."""
     chip = hardware.chip
-    figures = _engines().get(chip.kind, {}).get(engine or "", {})
+    figures = engines().get(chip.kind, {}).get(engine or "", {})
     if not figures:
         return hardware
     step = chip.inference or chip.step
@@ -162,6 +162,6 @@ def with_engine(hardware: Hardware, engine: str | None) -> Hardware:
 
 
 @cache
-def _engines() -> dict[str, dict[str, dict[str, float]]]:
+def engines() -> dict[str, dict[str, dict[str, float]]]:
     """What engines reach, by kind of chip and name."""
     return tomllib.loads((resources.files("meshwright.plan.validate") / "engines.toml").read_text("utf-8"))
