@@ -74,6 +74,15 @@ def test_a_long_prompt_goes_in_chunks_beside_those_who_generate():
     ]
 
 
+def test_a_prompt_takes_fewer_tokens_of_a_step_the_longer_its_attention():
+    """A chunk of 8 takes 8 x (1 + 4 / 8) = 12 at the beginning, behind position 16 8 x (1 + 20 / 8) = 28."""
+    even = dataclasses.replace(limits(), context=64, even_context=8.0)
+    scheduler = Scheduler(even, max_waiting=8, prefix_cache=False)
+    scheduler.add([sequence(24)])
+    batches = [scheduler.schedule() for _ in range(4)]
+    assert [sum(map(len, tokens_of(batch))) for batch in batches] == [8, 8, 4, 4]
+
+
 def test_pages_are_taken_from_whoever_came_last():
     scheduler = Scheduler(limits(num_pages=4, chunk=16), max_waiting=8, prefix_cache=False)
     early, late = sequence(8, max_tokens=8), sequence(7, first=50, max_tokens=8)

@@ -119,6 +119,19 @@ def forward_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool =
     return forward_flops(config, seq_len, causal=causal).total
 
 
+def even_context(config: ModelConfig, seq_len: int) -> float:
+    """Positions behind which a token's attention takes as many FLOPs as all its products.
+
+    By the mean slope up to `seq_len` positions, since layers with a window read no more than that.
+
+    >>> from meshwright.models.presets import PRESETS
+    >>> round(even_context(PRESETS["llama-3-8b"], 8192))
+    28628
+    """
+    products = forward_flops_per_token(config, 0, causal=False)
+    return seq_len * products / (forward_flops_per_token(config, seq_len, causal=False) - products)
+
+
 def train_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool = True) -> float:
     """FLOPs of one token's forward and backward pass: three forwards, without recomputation.
 

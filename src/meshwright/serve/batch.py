@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from meshwright.errors import PlanError
@@ -88,7 +89,8 @@ class Limits:
     chunk: most prompt tokens of a replica's step, of which each sequence takes whole blocks of `block`.
     window: of the layers that have pages of their own, num_window_pages of a replica, since they keep no more
     positions; None where all layers share pages. num_host_pages: of a replica in the host's memory, for what
-    is evicted from the cache.
+    is evicted from the cache. even_context: the position behind which attention takes a token as long as its
+    products do; a step takes fewer tokens of a prompt that are far behind it.
     """
 
     num_slots: int
@@ -101,6 +103,7 @@ class Limits:
     window: int | None = None
     num_window_pages: int = 0
     num_host_pages: int = 0
+    even_context: float = inf
 
     @property
     def slots_of_replica(self) -> int:
@@ -118,6 +121,7 @@ class Limits:
         chunk: int = DEFAULT_CHUNK,
         block: int = DEFAULT_BLOCK,
         window: int | None = None,
+        even_context: float = inf,
     ) -> "Limits":
         """Those of a runner: whole slots and pages on each replica, chunks of whole blocks within a context.
 
@@ -136,7 +140,16 @@ class Limits:
             )
         block = min(block, 1 << (context - 1).bit_length())
         chunk = min(-(-chunk // block), -(-context // block)) * block
-        found = cls(num_slots, context, page_size, num_pages // num_replicas, chunk, block, num_replicas)
+        found = cls(
+            num_slots,
+            context,
+            page_size,
+            num_pages // num_replicas,
+            chunk,
+            block,
+            num_replicas,
+            even_context=even_context,
+        )
         if window is None:
             return found
         # So many positions in a row lie on a page more than they fill, and a step adds a chunk to one window.

@@ -30,7 +30,7 @@ from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import widest_window
+from meshwright.models.count import even_context, widest_window
 from meshwright.nn.compiled import Compilations
 from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
@@ -130,6 +130,7 @@ class JaxRunner:
             chunk=max(1, chunk // num_together),
             block=block,
             window=widest_window(config) if keeps_windows and not host_bytes else None,
+            even_context=even_context(config, context),
         )
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         self._num_together = num_together

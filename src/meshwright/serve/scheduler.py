@@ -313,7 +313,7 @@ class Scheduler:
         if not replica.begin(sequence):
             return False
         count = min(sequence.num_uncomputed, step.room_for(sequence, replica))
-        if not replica.grow(sequence, sequence.num_computed + count):
+        if not count or not replica.grow(sequence, sequence.num_computed + count):
             replica.leave(sequence)
             return False
         self._waiting.remove(sequence)
@@ -440,20 +440,39 @@ def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
 
 
 class _Step:
-    """A batch as it fills, and how many prompt tokens of each replica it still has room for."""
+    """A batch as it fills, and how many prompt tokens of each replica it still has room for.
+
+    They take at most twice as long as a chunk at the beginning of a prompt: far behind it fewer of them fit,
+    since attention to all before them takes longer.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.works: list[Work] = []
         self._room: dict[Replica, int] = {}
-        self._chunk, self._block = limits.chunk, limits.block
+        self._time: dict[Replica, float] = {}
+        self._chunk, self._block, self._even = limits.chunk, limits.block, limits.even_context
         self.has_preempted = False
+
+    def _time_of(self, start: int, count: int) -> float:
+        """Of so many tokens of a prompt from its position `start` on, in tokens without attention."""
+        return count * (1 + (start + count / 2) / self._even)
 
     def room_on(self, replica: Replica) -> int:
         return self._room.get(replica, self._chunk)
 
     def room_for(self, sequence: Sequence, replica: Replica) -> int:
-        """Tokens of the sequence that fit: one always does, as the slots of a step are not prompt tokens."""
-        return 1 if sequence.num_uncomputed == 1 else self.room_on(replica)
+        """Tokens of the sequence that fit: one always does, as the slots of a step are not prompt tokens.
+
+        Of the first prompt so does a block.
+        """
+        if sequence.num_uncomputed == 1:
+            return 1
+        room, whole = self.room_on(replica), self._time_of(0, self._chunk)
+        left = 2 * whole - self._time.get(replica, 0.0)
+        start, most = sequence.num_computed, 0
+        while most < room and self._time_of(start, most + self._block) <= left:
+            most += self._block
+        return most or (self._block if room == self._chunk else 0)
 
     def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
         """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""
@@ -468,6 +487,8 @@ class _Step:
             Work(sequence, sequence.slot, start, tokens, pages, len(drafts), samples, of_window)
         )
         if count > 1:
-            self._room[replica] = self.room_on(replica) - -(-count // self._block) * self._block
+            padded = -(-count // self._block) * self._block
+            self._room[replica] = self.room_on(replica) - padded
+            self._time[replica] = self._time.get(replica, 0.0) + self._time_of(start, padded)
         sequence.num_computed += len(tokens)
         sequence.num_pending += samples

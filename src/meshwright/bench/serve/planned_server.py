@@ -13,7 +13,7 @@ from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
-from meshwright.models.count import widest_window
+from meshwright.models.count import even_context, widest_window
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.batch import DEFAULT_PAGE, Limits
@@ -82,6 +82,7 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         context,
         page_size=min(DEFAULT_PAGE, context),
         window=widest_window(plan.model),
+        even_context=even_context(plan.model, context),
     )
     most = limits.tokens_of_a_step(engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED
