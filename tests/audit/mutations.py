@@ -24,6 +24,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.nn.contract import local_product
 from meshwright.nn.execute import apply_reshard
+from meshwright.nn.gradients import shards
 from meshwright.nn.ops import MATMUL, JaxOps
 from meshwright.notation.einsum import Contraction
 from meshwright.plan_file import Plan
@@ -71,7 +72,7 @@ def compiled(
         jitted = jax.jit(run or step._step, donate_argnums=0 if donate else ())
         lowered = jitted.lower(state or step.abstract_state(), step.abstract_tokens())
         program = lowered.compile(compiler_options=UNOPTIMIZED)
-    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program))
+    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program, "cpu"))
 
 
 @cache
@@ -142,6 +143,11 @@ def _other_microbatches(plan: Plan) -> Plan:
     return replace(plan, layout=plan.layout.replace(microbatches=3 - plan.layout.microbatches))
 
 
+def _whole_batch(plan: Plan) -> Plan:
+    """As many sequences on every device as the whole batch has."""
+    return replace(plan, workload=Workload(32 * plan.layout.num_batch_shards, 64))
+
+
 OTHER_PLANS: dict[str, Callable[[Plan], Plan | None]] = {
     "half of the layers": _model(num_layers=2),
     "one layer less": _model(num_layers=3),
@@ -163,6 +169,11 @@ OTHER_PLANS: dict[str, Callable[[Plan], Plan | None]] = {
     "sequence parallelism": _toggled_sequence,
     "another ZeRO stage": _other_zero,
     "other microbatches": _other_microbatches,
+    "four microbatches": _layout(microbatches=4),
+    "the batch on every device": _whole_batch,
+    "moments in bfloat16": _layout(optimizer_dtype="bf16"),
+    "a float32 copy of the weights": _layout(master_weights=True),
+    "one moment of two": _layout(optimizer="lion"),
 }
 
 
@@ -249,19 +260,53 @@ def _third_moment(step: Broken) -> CompiledProgram:
 
 def _gradients_summed_twice(step: Broken) -> CompiledProgram:
     """Every gradient once more through a sum over all devices of a replicated copy."""
-    plain = step.loss_and_gradients
+    plain = step._losses_and_gradients
 
     def again(params: Any, rows: Array) -> Any:
-        loss, grads = plain(params, rows)
+        losses, grads = plain(params, rows)
 
         def mixed(g: Array) -> Array:
             there = jax.typeof(g).sharding.spec
             return reshard(jnp.tanh(reshard(g, P())), there)
 
-        return loss, jax.tree.map(mixed, grads)
+        return losses, jax.tree.map(mixed, grads)
 
-    step.loss_and_gradients = again
+    step._losses_and_gradients = again
     return compiled(step)
+
+
+def _updated_whole(step: Broken) -> CompiledProgram:
+    """Every device updates all weights and moments: they are gathered before it and cut after it."""
+
+    def whole(tree: Any) -> Any:
+        return jax.tree.map(lambda x: reshard(x, P()), tree)
+
+    def cut(tree: Any, like: Any) -> Any:
+        return jax.tree.map(lambda new, old: reshard(new, jax.typeof(old).sharding.spec), tree, like)
+
+    def updated(state: TrainState, grads: Any) -> tuple[Any, Any]:
+        mine = shards(step.config, step.layout, state.params)
+        weights = whole(mine)
+        updates, moments = step.optimizer.update(whole(grads), whole(state.opt_state), weights)
+        return cut(optax.apply_updates(weights, updates), mine), cut(moments, state.opt_state)
+
+    step._updated = updated
+    return compiled(step)
+
+
+def _called_back(step: Broken) -> CompiledProgram:
+    """The loss is handed to Python on the host."""
+
+    def run(state: TrainState, rows: Array) -> Any:
+        after, metrics = step._step(state, rows)
+        jax.debug.callback(lambda loss: None, metrics["loss"])
+        return after, metrics
+
+    return compiled(step, run)
+
+
+def _weights_before(step: Broken, state: TrainState, rows: Array) -> Any:
+    return state.params
 
 
 STEPS: dict[str, Callable[[Broken], CompiledProgram]] = {
@@ -275,6 +320,9 @@ STEPS: dict[str, Callable[[Broken], CompiledProgram]] = {
     "the state not donated": _not_donated,
     "a third moment": _third_moment,
     "gradients gathered": _gradients_summed_twice,
+    "an update of whole arrays": _updated_whole,
+    "a callback on the host": _called_back,
+    "the old weights kept": _metric(_weights_before),
 }
 
 
@@ -352,6 +400,116 @@ class _Norms(JaxOps):
             return y + jnp.mean(y.astype(jnp.float32), axis=(0, 1)).astype(y.dtype)[None, None, :]
 
 
+def _moved(x: Array, *spec: Any) -> Array:
+    """x as other numbers, which were sharded by `spec` for a moment."""
+    there = jax.typeof(x).sharding.spec
+    return reshard(jnp.tanh(reshard(x, P(*spec))), there)
+
+
+class _OneSent32(_Sent32):
+    """One weight gathered, and its gradient scattered, in float32."""
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+        if name == "w_out":
+            return super()._einsum(name, plan, x, weight)
+        return JaxOps._einsum(self, name, plan, x, weight)
+
+
+class _WithoutGradients(JaxOps):
+    """The backward pass leaves out the first products of the feed-forward."""
+
+    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
+        return lax.stop_gradient(super().activation(name, gate, up, kind))
+
+
+class _HeadTwice(JaxOps):
+    """The mean of the losses by two slightly different states."""
+
+    def loss(self, name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
+        second = super().loss(name, jnp.tanh(x), *args, **kwargs)
+        return (super().loss(name, x, *args, **kwargs) + second) / 2
+
+
+class _AttentionTwice(JaxOps):
+    """The sum of what two slightly different queries attend to."""
+
+    def attention(self, name: str, q: Array, *args: Any, **kwargs: Any) -> tuple[Array, Any]:
+        out, cache = super().attention(name, q, *args, **kwargs)
+        return out + super().attention(name, jnp.tanh(q), *args, **kwargs)[0], cache
+
+
+class _KeysGathered(JaxOps):
+    """Keys and values of all heads on every device."""
+
+    def attention(
+        self, name: str, q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
+    ) -> tuple[Array, Any]:
+        with jax.named_scope("heads"):
+            k, v = (_moved(x, *jax.typeof(x).sharding.spec[:2], None, None) for x in (k, v))
+        return super().attention(name, q, k, v, *args, **kwargs)
+
+
+class _TableGathered(JaxOps):
+    """The embedding table whole on every device."""
+
+    def embed(self, name: str, tokens: Array, table: Array) -> Array:
+        with jax.named_scope("table"):
+            return super().embed(name, tokens, _moved(table, None, None))
+
+
+class _LogitsGathered(JaxOps):
+    """Logits of the whole vocabulary on every device."""
+
+    def einsums(self, x: Array, weights: Any, **specs: str) -> tuple[Array, ...]:
+        made = super().einsums(x, weights, **specs)
+        if "unembed" not in specs:
+            return made
+        with jax.named_scope("logits"):
+            return tuple(_moved(y, *jax.typeof(y).sharding.spec[:2], None) for y in made)
+
+
+class _StatesGathered(JaxOps):
+    """The states of all tokens on every device before the head."""
+
+    def loss(self, name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
+        with jax.named_scope("states"):
+            x = _moved(x, None, None, None)
+        return super().loss(name, x, *args, **kwargs)
+
+
+class _MaskGathered(JaxOps):
+    """A mask of dropout, drawn by every device for its tokens and gathered."""
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        with jax.named_scope("dropout"):
+            there = jax.typeof(y).sharding.spec
+            drawn = reshard(jnp.sin(y.astype(jnp.float32)) > -0.9, P(None, None, None))
+            kept = reshard(jnp.logical_not(drawn), there)
+        return super().residual(name, x, jnp.where(kept, 0, y))
+
+
+class _Recomputed(JaxOps):
+    """The backward pass computes the products with one weight again."""
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+        if name != "w_in":
+            return super()._einsum(name, plan, x, weight)
+        with jax.named_scope(name):
+            w = apply_reshard(plan.rhs_reshard, weight.astype(self.dtype))
+            return apply_reshard(plan.out_reshard, local_product(plan, self.dtype, x, w))
+
+
+class _GatheredTwice(JaxOps):
+    """One weight gathered a second time, as other numbers."""
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+        y = super()._einsum(name, plan, x, weight)
+        if name != "w_gate":
+            return y
+        with jax.named_scope("again"):
+            return y + super()._einsum(name, plan, jnp.tanh(x), jnp.tanh(weight))
+
+
 OPERATIONS: dict[str, type[JaxOps]] = {
     "activations gathered": _Gathered,
     "activations exchanged": _Exchanged,
@@ -360,7 +518,27 @@ OPERATIONS: dict[str, type[JaxOps]] = {
     "weights sent in float32": _Sent32,
     "every product twice": _Twice,
     "a mean over the batch in each norm": _Norms,
+    "one weight sent in float32": _OneSent32,
+    "weights without gradients": _WithoutGradients,
+    "the head twice": _HeadTwice,
+    "attention twice": _AttentionTwice,
+    "keys and values gathered": _KeysGathered,
+    "the table gathered": _TableGathered,
+    "logits gathered": _LogitsGathered,
+    "states gathered before the head": _StatesGathered,
+    "a mask of dropout gathered": _MaskGathered,
+    "one product recomputed": _Recomputed,
+    "one weight gathered twice": _GatheredTwice,
 }
+
+
+def _applies(kind: str, layout: Layout) -> bool:
+    """Whether a change of an operation changes a layout's program."""
+    if kind in ("keys and values gathered", "logits gathered"):
+        return layout.tensor > 1
+    if kind in ("the table gathered", "one weight sent in float32"):
+        return layout.fsdp > 1 or layout.tensor > 1
+    return kind != "one product recomputed" or layout.remat != "full"
 
 
 # Edits of the compiled text
@@ -392,13 +570,26 @@ def _other_groups(text: str) -> str | None:
     return _edited(
         text,
         r" all-reduce\(.*w_out",
-        r"replica_groups=\S+?(?=, use_global|, channel)",
+        r"replica_groups=.+?(?=, use_global|, channel)",
         "replica_groups=[4,2]<=[2,2,2]T(1,2,0)",
     )
 
 
+def _product_not_summed(text: str) -> str | None:
+    return _edited(text, r'op_name="[^"]*/jvp\([^"]*/wo/', r" all-reduce\(", " copy(")
+
+
+def _more_turns(text: str) -> str | None:
+    return _edited(text, "known_trip_count", r'"known_trip_count":\{"n":"4"', '"known_trip_count":{"n":"8"')
+
+
+def _gathered_elsewhere(text: str) -> str | None:
+    groups = r"replica_groups=.+?(?=, dimensions|, use_global|, channel)"
+    return _edited(text, r" all-gather\(.*w_in", groups, "replica_groups=[4,2]<=[2,2,2]T(1,2,0)")
+
+
 def _fewer_devices(text: str) -> str | None:
-    groups = r"replica_groups=\S+?(?=, use_global|, channel)"
+    groups = r"replica_groups=.+?(?=, use_global|, channel)"
     return _edited(
         text, r" all-(reduce|gather)\(.*w_out", groups, "replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
     )
@@ -415,6 +606,9 @@ EDITS: dict[str, Callable[[str], str | None]] = {
     "a sum over other devices": _other_groups,
     "a sum over nobody": _fewer_devices,
     "a product in an unknown call": _unknown_call,
+    "a product not summed": _product_not_summed,
+    "twice the turns": _more_turns,
+    "a gather over other devices": _gathered_elsewhere,
 }
 
 KINDS = (*OTHER_PLANS, *STEPS, *OPERATIONS, *EDITS)
@@ -429,6 +623,8 @@ def broken(kind: str, layout: str) -> CompiledProgram | None:
     if kind in STEPS:
         return STEPS[kind](Broken(plan))
     if kind in OPERATIONS:
+        if not _applies(kind, plan.layout):
+            return None
         return compiled(Broken(plan, OPERATIONS[kind]))
     text = EDITS[kind]((given := unbroken(layout)).hlo)
     return None if text is None else replace(given, hlo=text)

@@ -119,7 +119,7 @@ def test_hardware_and_mesh_have_as_many_devices_as_the_program() -> None:
         (b"\xff\xfe\x00", "not a text file: byte 0 is not UTF-8"),
         (b"", "the text is not an HLO module: it has no ENTRY computation"),
         (b"module @jit_f attributes {} {\n}\n", "this is MLIR, not compiled HLO"),
-        (PROGRAM[:760].encode(), "the text is not an HLO module: it has no ENTRY computation"),
+        (PROGRAM[:760].encode(), "the text is cut short: it ends inside the computation main"),
         (PROGRAM.replace("dot(", "").encode(), "HLO instruction y without an opcode"),
     ],
 )

@@ -269,7 +269,8 @@ def test_a_sum_without_a_name_has_that_of_what_takes_it_on() -> None:
 
 def test_overlapped_pieces_of_one_collective_count_once() -> None:
     attributes = 'channel_id=4, replica_groups={{0,1},{2,3}}, frontend_attributes={chain_id="0"}'
-    pieces = "\n".join(f"  %g.{i} = f32[4] all-gather(%x), {attributes}" for i in range(3))
+    names = "%g.0", "%g.1", "ROOT %g.2"
+    pieces = "\n".join(f"  {name} = f32[4] all-gather(%x), {attributes}" for name in names)
     assert len(found("  %x = f32[2] parameter(0)\n" + pieces)) == 1
     assert len(found("  %x = f32[2] parameter(0)\n" + pieces.replace('chain_id="0"', ""))) == 3
 

@@ -1,18 +1,33 @@
 """Bytes on a chip, item by item, against closed forms in the sizes of the model."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, L, N, V, record
+from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, B, D, F, H, K, L, N, T, V, record
 
 from meshwright.cost.graph import saved_values
-from meshwright.cost.memory import HeldBytes, Memory, Stored, stored_parameters, train_memory, update_work
+from meshwright.cost.memory import (
+    HeldBytes,
+    Memory,
+    Stored,
+    held_bytes,
+    stored_parameters,
+    train_memory,
+    update_work,
+)
+from meshwright.cost.ops import record_loss
+from meshwright.cost.recorder import Shape
+from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
+from meshwright.plan.train import price
 
 BTD, BTV = TOKENS * D, TOKENS * V
 SAVED = {  # elements that one layer keeps
@@ -32,6 +47,10 @@ def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
 
 def _stored(layout: Layout, config: ModelConfig = SMALL, stage: int = 0) -> Stored:
     return stored_parameters(record(layout, config), layout, stage)
+
+
+def _held(**bytes_of: int) -> HeldBytes:
+    return HeldBytes(**{**dict.fromkeys(HeldBytes._fields, 0), **bytes_of})
 
 
 @pytest.mark.parametrize("remat", SAVED)
@@ -106,31 +125,68 @@ class TestBuffers:
     def test_a_weight_that_stays_where_it_is_takes_none(self) -> None:
         assert _memory(Layout.of(data=8)).buffers < _memory(Layout.of(fsdp=8)).buffers
 
-    def test_two_layers_of_gathered_weights(self) -> None:
-        """One computes while the next arrives: 2 P, where the working set is of one layer."""
-        by_data, by_fsdp = (_memory(Layout.parse(f"{axis}=16")) for axis in ("data", "fsdp"))
-        assert by_fsdp.buffers - by_data.buffers <= 2 * BF16 * LAYER_WEIGHTS
-        assert by_fsdp.buffers >= 2 * BF16 * LAYER_WEIGHTS
+    def test_a_layers_gathered_weights_lie_beside_its_activations(self) -> None:
+        """Until each has been read by the backward pass: at most P, and the feed-forward's at least."""
+        by_data, by_fsdp = (_memory(Layout.parse(f"{axis}=16,remat=full")) for axis in ("data", "fsdp"))
+        assert BF16 * 3 * D * F <= by_fsdp.buffers - by_data.buffers <= BF16 * (LAYER_WEIGHTS + D * V)
 
     def test_float32_weights_are_copied_to_the_compute_dtype(self) -> None:
         assert _memory(Layout.of(weights_dtype="f32")).buffers > _memory(Layout.of()).buffers
 
     def test_a_large_vocabulary_peaks_in_the_head(self) -> None:
-        """The logits' cotangent is as large as the logits."""
-        wide = ModelConfig(
-            name="wide", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=4, d_head=16,
-            vocab_size=64_000, max_seq_len=128,
-        )  # fmt: skip
-        # Their cotangent, for which the gradients that do not exist yet make room.
+        """The logits are activations; beside them is the gradient of their weight, before any other's."""
+        wide = replace(SMALL, num_layers=1, vocab_size=64_000)
         memory = _memory(Layout.of(remat="full"), wide)
-        assert memory.buffers + memory.gradients >= BF16 * TOKENS * 64_000
+        assert memory.activations >= BF16 * TOKENS * 64_000
+        assert memory.buffers + memory.gradients >= BF16 * D * 64_000
+        gathered = _memory(Layout.of(fsdp=4, remat="full"), wide)
+        assert gathered.buffers + gathered.gradients >= BF16 * 2 * D * 64_000
 
     def test_the_head_has_the_room_of_gradients_that_come_after_it(self) -> None:
         """Those of one microbatch, which are no buffers if it is the only one."""
-        held = HeldBytes(a_microbatch=0, once=0, on_chip=0, layer=10, ends=25)
-        assert [held.buffers(gradients, 1, apart=True) for gradients in (0, 5, 20)] == [25, 20, 10]
-        assert [held.buffers(gradients, 4, apart=True) for gradients in (0, 5, 20)] == [25, 25, 30]
-        assert [held.buffers(gradients, 4, apart=False) for gradients in (0, 5, 20)] == [25, 25, 25]
+        held = _held(layer=10, head=25)
+        assert [held.buffers(gradients, 1, 0, apart=True) for gradients in (0, 5, 20)] == [25, 20, 10]
+        assert [held.buffers(gradients, 4, 0, apart=True) for gradients in (0, 5, 20)] == [25, 25, 30]
+        assert [held.buffers(gradients, 4, 0, apart=False) for gradients in (0, 5, 20)] == [25, 25, 25]
+
+    def test_what_of_the_head_waits_for_the_layers(self) -> None:
+        """Its saved values on GPUs; on TPUs the gradient of its weight alone, for which they make way."""
+        graphs = (replace(record(Layout.of()), head_waits=waits) for waits in (True, False))
+        put_off, first = (held_bytes(graph, (1, 3, 1), "none") for graph in graphs)
+        assert put_off.waits == 0 and first.waits == BF16 * D * V - first.once < 0
+
+    def test_logits_make_way_for_gradients(self) -> None:
+        """Of plain data parallelism on TPUs: at the peak there are the gradients, and no logits any more."""
+        graph = replace(record(Layout.of(data=4)), head_waits=False)
+        memory = train_memory(graph, Layout.of(data=4))
+        assert memory.buffers >= 0 and memory.activations > 0
+        assert memory.total <= train_memory(record(Layout.of(data=4)), Layout.of(data=4)).total
+
+    def test_a_table_larger_than_all_activations_peaks_at_its_gradient(self) -> None:
+        """As it is scattered and as it is reduced, and the head's beside: 2 x 40 + 30 - 50 kept."""
+        assert _held(layer=10, head_gradient=30, table=40).buffers(0, 1, 50, apart=True) == 60
+
+    def test_what_a_backward_pass_has_alive(self) -> None:
+        """At w_out's turn: gate, up, their product and its cotangent, w_out's gradient, and what waits.
+
+        That is h, q, k, v, a, x and h, and a cotangent for each input of the last sum. q and k before they
+        are turned are not read again.
+        """
+        layer = next(one for one in record(Layout.of(remat="full")).segments if one.source)
+        found = held_bytes(record(Layout.of(remat="full")), (1, 3, 1), "full").layer
+        alive = 3 * BTD + TOKENS * (2 * N + 2 * K) * H + 4 * TOKENS * F + D * F + 2 * BTD
+        assert layer.count == L and found == BF16 * alive
+
+    def test_heads_are_padded_to_the_tiles_of_a_kernel(self) -> None:
+        """Of 16 elements to 128: what attention keeps takes eight times as much, all else the same."""
+        shape = Shape(B, T, T)
+        plain, tiled = (
+            record_loss(SMALL, Layout.of(), shape, flash_attention=True, head_tile=tile) for tile in (1, 128)
+        )
+        more = train_memory(tiled, Layout.of()).activations - train_memory(plain, Layout.of()).activations
+        assert more == BF16 * L * 7 * TOKENS * 2 * (N + K) * H
+        moved = [sum(v.bytes_per_device for _, n in g.nodes() for v in n.outputs) for g in (plain, tiled)]
+        assert moved[0] == moved[1]
 
 
 @given(
@@ -235,3 +291,29 @@ def test_every_stage_of_lanes_holds_its_layers_and_its_share_of_the_vocabulary()
     found = _stored(Layout.of(pipe=2, data=2, microbatches=4, schedule="lanes"), deep)
     half = (count_params(deep).total - D) // 2 + D
     assert (found.weights, found.gradients, found.updated) == (half, half, half)
+
+
+def test_gradients_of_one_microbatch_are_reduced_to_the_shards_of_the_optimizer() -> None:
+    """ZeRO 1: each is scattered where it is made. Several microbatches add up whole ones first."""
+    one, several = (_memory(Layout.of(data=8, zero=1, microbatches=m)) for m in (1, 2))
+    counts = count_params(SMALL)
+    assert one.gradients == BF16 * ((counts.total - counts.norms) // 8 + counts.norms)
+    assert several.gradients == BF16 * counts.total
+
+
+_MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"
+_TRAINED = [
+    case
+    for case in json.loads(_MATRIX.read_text())["cases"]
+    if case["phase"] == "train" and case.get("memory_bytes")
+]
+
+
+@pytest.mark.parametrize(
+    "case", _TRAINED, ids=lambda case: f"{case['model']}-{case['hardware']}-{case['layout']}"
+)
+def test_the_compilers_take_about_as_much(case: dict) -> None:
+    """Within 15% of what XLA for TPUs and GPUs assigned to the steps of the matrix of audits."""
+    workload = Workload(case["num_sequences"], case["seq_len"])
+    planned = price(load_model(case["model"]), load(case["hardware"]), workload, Layout.parse(case["layout"]))
+    assert 1 / 1.15 <= case["memory_bytes"] / planned.memory.total <= 1.15, planned.memory

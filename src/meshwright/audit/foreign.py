@@ -20,7 +20,7 @@ from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops
 from meshwright.audit.facts.sent import Sent
 from meshwright.audit.facts.timeline import timeline
-from meshwright.audit.hlo.parse import Program, parse_hlo
+from meshwright.audit.hlo.parse import Program, check_complete, parse_hlo
 from meshwright.audit.remarks.accidents import accidents, at_the_root
 from meshwright.audit.remarks.repeated import repeated_products
 from meshwright.audit.remarks.replicas import replicated_state
@@ -46,12 +46,14 @@ def audit_file(path: Path, hardware: str | None = None, mesh: str | None = None)
     text = read_text(path, AuditError)
     if text.lstrip().startswith(("module @", "#loc")):
         raise AuditError(f"{path}: this is MLIR, not compiled HLO; give the text of Compiled.as_text()")
+    axes = parse_mesh(mesh) if mesh else None
     try:
         program = parse_hlo(text)
+        check_complete(program)
+        return audit_program(program, hardware, axes)
     except (AuditError, LookupError, ValueError) as error:
         what = str(error) if isinstance(error, AuditError) else f"HLO that cannot be read ({error!r})"
         raise AuditError(f"{path}: {what}") from error
-    return audit_program(program, hardware, parse_mesh(mesh) if mesh else None)
 
 
 def audit_program(

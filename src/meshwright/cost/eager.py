@@ -46,7 +46,8 @@ def eager_memory(graph: Graph, layout: Layout) -> Memory:
     found = []
     for stage in different_stages(graph, schedule, pipe, interleave):
         alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, stage)
-        found += eager_phases(graph, counts[stage], state_bytes(graph, layout, stage), alive, layout)
+        states = state_bytes(graph, layout, stage, reduced_at_once=False)
+        found += eager_phases(graph, counts[stage], states, alive, layout)
     return max(found, key=lambda memory: memory.total)
 
 
@@ -71,7 +72,8 @@ def eager_phases(
     kept = whole(smaller(saved, held.on_chip) if layout.offload else saved)
     host = whole(saved - kept)
     gathered = (2 if layout.zero_stage == 3 else 1) * sum(map(gathered_weights_bytes, ends))
-    layer = gathered + held.layer + largest(_unfused(segment) for segment, _ in layers)
+    layer = gathered + largest(_working_set(segment, layout.remat) for segment, _ in layers)
+    layer += largest(_unfused(segment) for segment, _ in layers)
     blocks = largest(_forward_peak(segment, layout.remat) for segment, _ in layers)
     loss = gathered + 2 * largest(gathered_weights_bytes(segment) for segment, _ in layers) + blocks
     loss += sum(_loss_bytes(segment, _loss_dtype(layout)) for segment in ends)
@@ -80,6 +82,16 @@ def eager_phases(
         Memory(weights, early, optimizer, kept, layer, host),
         Memory(weights, gradients, optimizer, 0, layer),
     )
+
+
+@kept_with
+def _working_set(segment: Segment, remat: str) -> Any:
+    """Gathered weights of two layers, what the backward pass recomputed, a cotangent as large as it all."""
+    everything = {id(v): v for node in segment.nodes for v in node.outputs if node.kind != "gather"}
+    saved = {id(v): v for v in saved_values(segment, remat) if id(v) in everything or v is segment.source}
+    recomputed = sum(v.bytes_per_device * v.is_copy for v in everything.values())
+    kept = sum(v.bytes_per_device for v in saved.values())
+    return (2 if segment.count > 1 else 1) * gathered_weights_bytes(segment) + 2 * recomputed - kept
 
 
 def _unfused(segment: Segment) -> Any:

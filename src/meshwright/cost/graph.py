@@ -41,6 +41,7 @@ class Value:
 
     frozen: a weight that is not trained, of which there is no gradient. is_copy: whether it is an array of
     its own beside what it was made from; of many layouts those in which something moves for it.
+    padding_bytes: what the tiles of a kernel add to it in memory.
     """
 
     array: ShardedArray
@@ -48,6 +49,11 @@ class Value:
     bytes_per_device: int
     frozen: bool = False
     is_copy: Any = True
+    padding_bytes: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.bytes_per_device + self.padding_bytes
 
     @property
     def name(self) -> str:
@@ -169,7 +175,9 @@ class Graph:
     layers: for every layer in order, the index of its segment. directions: in which each segment runs; in
     prefill and generate forward alone.
     caches: the keys and values (or latents) that generation keeps. head_layers: the head's parameters over a
-    layer's, where stages are filled by them (`Software.counts_head`); else 0. Graphs are compared by
+    layer's, where stages are filled by them (`Software.counts_head`); else 0. head_waits: whether the
+    gradient of the head's weight may be put off until the layers' backward passes are done, and so keep its
+    operands, as XLA for GPU does to hide collectives; XLA for TPU computes it first. Graphs are compared by
     identity.
     """
 
@@ -179,6 +187,7 @@ class Graph:
     caches: tuple[Value, ...] = ()
     directions: tuple[Direction, ...] = ("forward", "recompute", "backward")
     head_layers: float = 0.0
+    head_waits: bool = True
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @property

@@ -156,7 +156,10 @@ class Family:
             layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
             update = seconds_of(update_work(self.graph, layout), "update", self.dtypes, self.chip)
             different = different_stages(self.graph, schedule, pipe, interleave)
-            stages = {stage: state_bytes(self.graph, layout, stage) for stage in different}
+            at_once = layout.microbatches == 1 and not self.eager
+            stages = {
+                stage: state_bytes(self.graph, layout, stage, reduced_at_once=at_once) for stage in different
+            }
             self._states[key] = _States(layout, stages, update)
         return self._states[key]
 

@@ -1,28 +1,36 @@
 """Bytes on one chip at the peak of a training step, itemised.
 
     weights      stored shards, and a float32 master copy where the layout keeps one
-    gradients    as they accumulate: sharded from ZeRO 2 on
+    gradients    as they accumulate: sharded from ZeRO 2 on, and from ZeRO 1 on if there is one microbatch
     optimizer    its state, such as Adam's two moments: sharded from ZeRO 1 on
     activations  what the layers of this stage save for the backward pass, for every microbatch that is
                  in flight, and the head's inputs and logits
-    buffers      gathered weights and the working set of a backward pass: of one layer, whose next
-                 layer's weights arrive meanwhile, or of the head, whichever is larger. The gradients of
-                 a microbatch come after the head; where there are several they lie beside their sum
-                 until they are added to it. In a pipeline they are taken to be added as they are made,
-                 unless it is one of lanes
+    buffers      what else the largest of three phases has at once
 
-The peak is at the start of the backward pass, when the activations of every layer are alive. Of the stages
-of a pipeline, the first of those that have the same layers is asked: it has the most microbatches alive.
+The phases:
+
+    head         its gathered weight and that weight's gradient, before it is reduced
+    layers       what the backward pass of a layer has alive: its gathered weights, what it recomputes, the
+                 cotangents, and the gradient of a weight before it is reduced. The head's weight gradient
+                 waits to be reduced; where a compiler may put it off (`Graph.head_waits`) its operands wait
+                 instead, if they are larger. The gradients of a microbatch come now; where there are several
+                 they lie beside their sum until they are added to it. In a pipeline they are taken to be
+                 added as they are made, unless it is one of lanes
+    embedding    the gradient of its table, as scattered and as reduced, and the head's
+
+Of the stages of a pipeline, the first of those that have the same layers is asked: it has the most
+microbatches alive.
 
 This is the memory of a program that XLA plans as a whole; eager.py has that of one run operation by
 operation.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from meshwright.cost.figures import ceiling, larger, largest, smaller
-from meshwright.cost.graph import Graph, Segment, Value, Work, kept_with, saved_values
+from meshwright.cost.graph import Graph, Node, Segment, Value, Work, kept_with, recomputed_nodes, saved_values
 from meshwright.cost.stages import (
     Counts,
     alive_microbatches,
@@ -113,7 +121,8 @@ def _stage_memory(graph: Graph, layout: Layout, index: int) -> Memory:
     alive = alive_microbatches(
         layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
     )
-    return peak(state_bytes(graph, layout, index), held, alive, layout.microbatches, layout)
+    states = state_bytes(graph, layout, index, reduced_at_once=layout.microbatches == 1)
+    return peak(states, held, alive, layout.microbatches, layout)
 
 
 def peak(
@@ -123,17 +132,24 @@ def peak(
     weights, gradients, optimizer = states
     saved = held.saved(alive)
     kept = smaller(saved, held.on_chip) if layout.offload else saved
-    buffers = held.buffers(gradients, microbatches, layout.pipe == 1 or layout.schedule.is_alike)
-    return Memory(weights, gradients, optimizer, whole(kept), buffers, whole(saved - kept))
+    buffers = held.buffers(gradients, microbatches, kept, layout.pipe == 1 or layout.schedule.is_alike)
+    over = smaller(buffers, 0)  # of the logits, where they have made way for the gradients at the peak
+    return Memory(
+        weights, gradients, optimizer, whole(kept + over), whole(buffers - over), whole(saved - kept)
+    )
 
 
-def state_bytes(graph: Graph, layout: Layout, stage: int) -> tuple[Any, Any, Any]:
-    """Bytes of (weights, gradients, optimizer) on one chip of a stage."""
+def state_bytes(graph: Graph, layout: Layout, stage: int, *, reduced_at_once: bool) -> tuple[Any, Any, Any]:
+    """Bytes of (weights, gradients, optimizer) on one chip of a stage.
+
+    reduced_at_once: whether gradients are reduced where they are made, to the shards of the optimizer.
+    """
     stored = stored_parameters(graph, layout, stage)
     master = stored.updated * dtype_bytes("f32") if layout.master_weights else 0
+    gradients = stored.updated if reduced_at_once else stored.gradients
     return (
         whole(stored.weights * dtype_bytes(layout.weights_dtype) + master),
-        whole(stored.gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
+        whole(gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
         whole(stored.optimizer * dtype_bytes(layout.optimizer_dtype)),
     )
 
@@ -143,29 +159,35 @@ class HeldBytes(NamedTuple):
 
     a_microbatch: that its layers save for one microbatch. once: that the embedding and the head save,
     which run one at a time, and the last layer's output. on_chip: the part of all that stays on the
-    chip where the rest is offloaded. layer, ends: gathered weights and the working set of a layer, and of
-    the embedding or the head. Arrays of bytes where the graph was recorded for many layouts.
+    chip where the rest is offloaded. layer: alive in the backward pass of a layer. head: beside what it
+    saves. waits: of the head while the layers run, beyond what it saves; less than 0 where that is gone.
+    head_gradient: of the head's weight, before it is reduced. table: of the embedding, gathered.
+    Arrays of bytes where the graph was recorded for many layouts.
     """
 
     a_microbatch: Any
     once: Any
     on_chip: Any
     layer: Any
-    ends: Any
+    head: Any
+    waits: Any
+    head_gradient: Any
+    table: Any
 
     def saved(self, alive: Any) -> Any:
         """Bytes of saved activations with `alive` microbatches in flight."""
         return alive * self.a_microbatch + self.once
 
-    def buffers(self, gradients: Any, microbatches: Any, apart: bool) -> Any:
-        """Bytes of the buffers of the largest pass, including one microbatch's gradients.
+    def buffers(self, gradients: Any, microbatches: Any, kept: Any, apart: bool) -> Any:
+        """Bytes beside states, gradients and the saved activations `kept` in the largest phase.
 
-        apart: whether these lie beside their sum before they are added to it. They are not there yet when
-        the head runs. Those of a single one are counted as the step's.
+        apart: whether the gradients of a microbatch lie beside their sum before they are added to it. They
+        are not there yet when the head runs. Those of a single microbatch are counted as the step's.
         """
         alone = microbatches == 1
         own = gradients * (alone | apart)
-        return larger(self.layer + own, self.ends) - own * alone
+        tables = 2 * self.table + self.head_gradient - kept
+        return larger(larger(self.layer + self.waits + own, self.head), tables + own) - own * alone
 
 
 @kept_with
@@ -173,14 +195,21 @@ def held_bytes(graph: Graph, counts: Counts, remat: str) -> HeldBytes:
     """What the passes of a stage with these counts hold under one remat policy."""
     here = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
     layers = [(segment, count) for segment, count in here if segment.source]
+    ends = [segment for segment, _ in here if not segment.source]
     last = layers[-1][0].source if layers else None  # a stage may hold the embedding or the head alone
+    once = sum(segment.count * _saved(segment, remat) for segment in ends)
+    once += last.memory_bytes if last else 0
+    head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
+    waits = head_gradient - once
     return HeldBytes(
         a_microbatch=sum(count * _saved(segment, remat) for segment, count in layers),
-        once=sum(segment.count * _saved(segment, remat) for segment, _ in here if not segment.source)
-        + (last.bytes_per_device if last else 0),
-        on_chip=sum(_LAYERS_NOT_OFFLOADED * _saved(segment, remat) for segment, _ in here),
-        layer=largest(_working_set(segment, remat) for segment, _ in layers),
-        ends=largest(_working_set(segment, remat) for segment, _ in here if not segment.source),
+        once=once,
+        on_chip=sum(_LAYERS_NOT_OFFLOADED * _saved(segment, remat) for segment, _ in layers) + once,
+        layer=largest(_alive_in_backward(segment, remat) for segment, _ in layers),
+        head=largest(map(_beside_saved, ends)),
+        waits=larger(waits, 0) if graph.head_waits else waits,
+        head_gradient=head_gradient,
+        table=largest(_table(segment) for segment in ends),
     )
 
 
@@ -192,32 +221,125 @@ def _saved(segment: Segment, remat: str) -> int:
 
 
 @kept_with
-def _working_set(segment: Segment, remat: str) -> int:
-    """Gathered weights, what the backward pass recomputed, and a cotangent as large as it all."""
-    gathered = gathered_weights_bytes(segment) * (2 if segment.count > 1 else 1)
-    everything = [value for node in segment.nodes for value in node.outputs if node.kind != "gather"]
-    return gathered + 2 * _bytes_of_copies(everything) - _saved(segment, remat)
+def _alive_in_backward(segment: Segment, remat: str) -> Any:
+    """The most bytes that the backward pass of one run has at once, besides what was saved.
+
+    Weights are gathered and values recomputed in order, before the first cotangent. Each is alive until
+    it is read for the last time, a cotangent from the first that adds to it until its producer has run. What
+    several products add to one cotangent are arrays of their own until all are there. What is computed
+    element by element takes the place of what it reads last.
+    """
+    saved = {id(value) for value in saved_values(segment, remat)}
+    made = {id(value) for node in segment.nodes if node.kind != "gather" for value in node.outputs}
+    made.add(id(segment.source))
+    steps = _backward_steps(segment, remat)
+    last = {id(value): place for place, step in enumerate(steps) for value in step.reads}
+    values, cotangents = _Alive(), _Alive()
+    most = 0
+    for place, (node, recomputes, _) in enumerate(steps):
+        copied = node.outputs[0].is_copy
+        if node.kind == "elementwise":
+            _end_of_use(values, segment, last, place)
+        if recomputes:
+            for value in _made_anew(node):
+                values.add(value, value.memory_bytes * copied if id(value) not in saved else 0)
+        else:
+            # Of layouts in which nothing moves, the cotangent of the result is that of what it was made of.
+            passed = [cotangents.end(value) for value in node.outputs]
+            waits = 0 if node.kind == "elementwise" else sum(passed) * copied
+            for value in node.inputs:
+                if id(value) in made:
+                    cotangents.add(value, value.memory_bytes * copied + passed[0] * (1 - copied))
+            most = larger(most, values.total + cotangents.total + waits + _weight_gradient(node))
+        most = larger(most, values.total + cotangents.total)
+        _end_of_use(values, segment, last, place)
+    return most
+
+
+class _Alive:
+    """Bytes of the values that are alive, and of all of them."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, Any] = {}
+        self.total: Any = 0
+
+    def add(self, value: Value, num_bytes: Any) -> None:
+        self.of[id(value)] = self.of.get(id(value), 0) + num_bytes
+        self.total = self.total + num_bytes
+
+    def end(self, value: Value) -> Any:
+        """The bytes that the value had."""
+        num_bytes = self.of.pop(id(value), 0)
+        self.total = self.total - num_bytes
+        return num_bytes
+
+
+def _end_of_use(values: _Alive, segment: Segment, last: Mapping[int, int], place: int) -> None:
+    """Ends the values that no later step reads; of layouts in which nothing moves their copies are they."""
+    for node in segment.nodes:
+        for value in node.inputs:
+            if id(value) in values.of and last.get(id(value), -1) <= place:
+                num_bytes = values.end(value)
+                for copy in _copies(segment, value):
+                    if id(copy) in values.of and last.get(id(copy), -1) > place:
+                        values.add(copy, num_bytes * (1 - copy.is_copy))
+                        break
+
+
+def _copies(segment: Segment, value: Value) -> Iterator[Value]:
+    """What a node only moves the value into."""
+    made = (node.outputs[0] for node in segment.nodes if node.inputs and node.inputs[0] is value)
+    return (copy for copy in made if copy.is_copy is not True)
+
+
+class _BackwardStep(NamedTuple):
+    """A node that the backward pass of a layer computes again, or differentiates; reads: values of then."""
+
+    node: Node
+    recomputes: bool
+    reads: tuple[Value, ...]
+
+
+def _backward_steps(segment: Segment, remat: str) -> list[_BackwardStep]:
+    again = [_BackwardStep(node, True, node.inputs) for node in recomputed_nodes(segment, remat)]
+    return again + [_BackwardStep(node, False, node.needs) for node in reversed(segment.nodes)]
+
+
+def _made_anew(node: Node) -> Iterator[Value]:
+    """The outputs of a node that are arrays of their own; a weight that stays where it is stored is not."""
+    moves = node.kind != "gather" or node.forward_transfers or node.outputs[0].dtype != node.inputs[0].dtype
+    return (value for value in node.outputs if moves and all(value is not given for given in node.inputs))
+
+
+def _weight_gradient(node: Node) -> Any:
+    """Bytes of the gradient that a product makes of its weight: as large as that is used, not reduced yet."""
+    return node.inputs[1].memory_bytes if node.weight_gradient else 0
+
+
+@kept_with
+def _beside_saved(segment: Segment) -> Any:
+    """What the embedding or the head has at once besides what it saves."""
+    copies = sum(
+        value.memory_bytes for node in segment.nodes if node.kind == "loss" for value in node.outputs
+    )
+    gradient = largest(map(_weight_gradient, segment.nodes))
+    return gathered_weights_bytes(segment) + gradient + copies
+
+
+@kept_with
+def _table(segment: Segment) -> Any:
+    """Bytes of the rows that a look-up reads; its table as one device has it then."""
+    return largest(node.inputs[1].memory_bytes for node in segment.nodes if node.kind == "embed")
 
 
 def gathered_weights_bytes(segment: Segment) -> int:
     """Bytes of gathered weights and of casts; other weights are read where they are stored."""
-    return _bytes_of_copies(
-        [
-            value
-            for node in segment.nodes
-            if node.kind == "gather"
-            for value in node.outputs
-            if node.forward_transfers or value.dtype != node.inputs[0].dtype
-        ]
-    )
+    made = [value for node in segment.nodes if node.kind == "gather" for value in _made_anew(node)]
+    return sum({id(value): value.memory_bytes * value.is_copy for value in made}.values())
 
 
-def _bytes(values: list[Value]) -> int:
-    return sum({id(value): value.bytes_per_device for value in values}.values())
-
-
-def _bytes_of_copies(values: list[Value]) -> int:
-    return sum({id(value): value.bytes_per_device * value.is_copy for value in values}.values())
+def _bytes(values: Iterable[Value]) -> int:
+    return sum({id(value): value.memory_bytes for value in values}.values())
 
 
 def update_work(graph: Graph, layout: Layout) -> Work:

@@ -29,6 +29,8 @@ from meshwright.units import dtype_bytes, whole
 
 # A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
 _CAST_BYTES = 4
+# The minor dimension of a TPU's tiles, which splash attention wants to be the head dimension.
+_TPU_LANES = 128
 
 
 class SymbolicOps(Recorder):
@@ -46,9 +48,10 @@ class SymbolicOps(Recorder):
         flash_attention: bool,
         scores_dtype: str = "f32",
         head_by_chunks: bool = False,
+        head_tile: int = 1,
         many: MeshSizes | None = None,
     ) -> None:
-        super().__init__(config, layout, shape, many)
+        super().__init__(config, layout, shape, many, head_tile=head_tile)
         self.flash_attention, self.scores_dtype = flash_attention, scores_dtype
         self.head_by_chunks = head_by_chunks
         self._quantised: dict[int, Value] = {}
@@ -501,6 +504,7 @@ def record_loss(
     flash_attention: bool,
     scores_dtype: str = "f32",
     head_by_chunks: bool = False,
+    head_tile: int = 1,
     many: MeshSizes | None = None,
 ) -> Graph:
     """The graph of one microbatch's loss. scores_dtype: of attention's scores where no kernel fuses them."""
@@ -511,6 +515,7 @@ def record_loss(
         flash_attention=flash_attention,
         scores_dtype=scores_dtype,
         head_by_chunks=head_by_chunks,
+        head_tile=head_tile,
         many=many,
     )
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
@@ -532,8 +537,10 @@ def record_training(
         flash_attention=flash,
         scores_dtype=scores,
         head_by_chunks=hardware.chip.kind == "cpu",
+        head_tile=_TPU_LANES if flash and hardware.chip.kind == "tpu" else 1,
         many=many,
     )
+    graph = replace(graph, head_waits=hardware.chip.kind != "tpu")
     if not hardware.software.counts_head:
         return graph
     params = count_params(config)

@@ -40,6 +40,10 @@ class Shape:
     key_len: int
 
 
+# Letters of the head dimension of queries and keys, and of values.
+_HEAD_DIMENSIONS = ("H", "O")
+
+
 class MeshSizes(NamedTuple):
     """Degrees of the mesh axes and the microbatches of a step: of a layout, or arrays of them of many."""
 
@@ -52,13 +56,20 @@ class Recorder:
 
     Sizes may be fractions (a batch that does not divide), since they are only multiplied. Of layouts with
     one pattern all can be recorded at once: `many` has arrays of their sizes then, and every figure of the
-    graph that follows from them is an array too.
+    graph that follows from them is an array too. head_tile: elements that the head dimension of queries, keys
+    and values is padded to a multiple of.
     """
 
     def __init__(
-        self, config: ModelConfig, layout: Layout, shape: Shape, many: MeshSizes | None = None
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        shape: Shape,
+        many: MeshSizes | None = None,
+        *,
+        head_tile: int = 1,
     ) -> None:
-        self.config, self.layout = config, layout
+        self.config, self.layout, self.head_tile = config, layout, head_tile
         self.mesh, self.microbatches = many or MeshSizes(layout.mesh, layout.microbatches)
         self.sizes: dict[str, Any] = {
             **dimensions(config),
@@ -98,7 +109,15 @@ class Recorder:
     # Values
 
     def value(self, array: ShardedArray, dtype: str) -> Value:
-        return Value(array, dtype, whole(self.elements(array) * dtype_bytes(dtype)))
+        num_bytes = whole(self.elements(array) * dtype_bytes(dtype))
+        return Value(array, dtype, num_bytes, padding_bytes=whole(num_bytes * self._padding(array)))
+
+    def _padding(self, array: ShardedArray) -> float:
+        """What whole tiles add to queries, keys and values, since a kernel wants H as the minor dimension."""
+        if array.dims[:1] != ("B",) or array.dims[-1] not in _HEAD_DIMENSIONS:
+            return 0.0
+        size = self.sizes[array.dims[-1]]
+        return -(-size // self.head_tile) * self.head_tile / size - 1
 
     def tokens(self, name: str) -> Value:
         """An integer input: tokens, targets or positions [B, T]."""

@@ -178,21 +178,31 @@ def _compile_here(folder: Path) -> None:
     compiled = lowered.compile(compiler_options=UNOPTIMIZED if target.name == "cpu" else None)
     seconds = time.perf_counter() - started
     (folder / _PROGRAM).write_text(program_text(compiled))
-    figures = {"compile_seconds": seconds, "memory_bytes": memory_by_cause(compiled)}
+    figures = {"compile_seconds": seconds, "memory_bytes": memory_by_cause(compiled, target.name)}
     (folder / _FIGURES).write_text(json.dumps(figures))
 
 
-def memory_by_cause(compiled: object) -> dict[str, int] | None:
-    """Bytes of one device by cause; outputs that reuse a donated argument are not counted again."""
+def memory_by_cause(compiled: object, target: str) -> dict[str, int] | None:
+    """Bytes of one device by cause; outputs that reuse a donated argument are not counted again.
+
+    target: the name of the compiler. libtpu's `temp_size_in_bytes` is up to twice the temporaries that its
+    buffer assignment has in HBM (5.31 GB where that allocates 4.10 GB; programs of 106 GB by it compile for
+    chips of 103 GB). Its peak is what the assignment says, to 0.2% (libtpu 0.0.42.1). The CPU's peak leaves
+    temporaries out.
+    """
     analysis = compiled.memory_analysis()  # pyright: ignore[reportAttributeAccessIssue]
     if analysis is None:
         return None
+    arguments = analysis.argument_size_in_bytes
     fresh_outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    temporaries = analysis.temp_size_in_bytes
+    if target == "tpu":
+        temporaries = max(0, analysis.peak_memory_in_bytes - arguments - fresh_outputs)
     return {
-        "arguments": analysis.argument_size_in_bytes,
+        "arguments": arguments,
         "outputs": fresh_outputs,
-        "temporaries": analysis.temp_size_in_bytes,
-        "total": analysis.argument_size_in_bytes + fresh_outputs + analysis.temp_size_in_bytes,
+        "temporaries": temporaries,
+        "total": arguments + fresh_outputs + temporaries,
     }
 
 

@@ -65,6 +65,8 @@ def _problem(program: Program, value: TracedValue) -> str:
         return f"{_named(instruction)}: opcode {instruction.opcode} is unknown; {_NOT_COUNTED}"
     if opcode in _COMMUNICATES and not crossing_op(instruction):
         return f"{_named(instruction)}: {opcode} communicates; its bytes are not counted"
+    if opcode == "dot" and "lhs_contracting_dims" not in instruction.attributes:
+        return f"{_named(instruction)}: its contracted dimensions are missing; its FLOPs are not counted"
     target = instruction.attributes.get("custom_call_target", "").strip('"')
     if opcode != "custom-call" or target in _HARMLESS or is_library_matmul(instruction):
         return ""

@@ -13,6 +13,7 @@ from meshwright.errors import AuditError
 from meshwright.notation.mesh import Mesh
 
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
+_LISTED = re.compile(r"\{\s*(?:\{[\d,\s]*\}[,\s]*)*\}")
 _MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
 _CHOSEN_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
@@ -58,19 +59,22 @@ def parse_groups(text: str, num_devices: int) -> DeviceGroups:
     """
     if text.startswith("mesh["):
         return DeviceGroups(_mesh_groups(text))
-    if text.startswith("{"):
+    if _LISTED.fullmatch(text):
         groups = tuple(_ints(group) for group in re.findall(r"\{([\d,\s]+)\}", text))
         return DeviceGroups(groups or (tuple(range(num_devices)),))
     iota = _IOTA.fullmatch(text)
-    if not iota or not iota[2]:
+    sizes, dims = (_ints(iota[1]), _ints(iota[2] or "")) if iota else ((), ())
+    if not iota or len(sizes) != 2 or prod(sizes) != prod(dims):
         raise AuditError(f"replica_groups={text}: this form is unknown")
-    _, size = _ints(iota[1])
-    ids = _iota_ids(_ints(iota[2]), _ints(iota[3] or ""))
+    _, size = sizes
+    ids = _iota_ids(dims, _ints(iota[3] or ""))
     return DeviceGroups(tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size)))
 
 
 def parse_pairs(text: str) -> DeviceGroups:
     """The pairs of a `source_target_pairs=` attribute."""
+    if not _LISTED.fullmatch(text):
+        raise AuditError(f"source_target_pairs={text}: this form is unknown")
     return DeviceGroups(tuple(_ints(pair) for pair in re.findall(r"\{([\d,\s]+)\}", text)), is_permute=True)
 
 

@@ -26,6 +26,14 @@ _METADATA = re.compile(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|(\d+))')
 _GPU = re.compile(
     r"operation_queue_id|block_level_fusion_config|gemm_backend_config|collective_backend_config"
 )
+# Attributes that name the computations that an instruction runs as a whole.
+_RUN_BY = {
+    "fusion": ("calls",),
+    "call": ("to_apply",),
+    "async-start": ("calls",),
+    "while": ("condition", "body"),
+    "conditional": ("true_computation", "false_computation", "branch_computations"),
+}
 _INDEX_COMMENT = re.compile(r"/\*index=\d+\*/")
 
 
@@ -164,7 +172,7 @@ def dtype_bits(dtype: str) -> int:
     >>> dtype_bits("bf16"), dtype_bits("f8e4m3fn"), dtype_bits("s4"), dtype_bits("c64")
     (16, 8, 4, 64)
     """
-    digits = re.match(r"[a-z]+(\d+)", dtype)
+    digits = re.fullmatch(r"(?:bf|[fsuc])(\d+)(?:e\d+m\d+\w*)?", dtype)
     if dtype in _BITS:
         return _BITS[dtype]
     if not digits:
@@ -191,7 +199,7 @@ def arrays(shape: Shapes, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[in
 def parse_hlo(text: str) -> Program:
     """The program that an optimised HLO module's text describes.
 
-    Raises AuditError where the text has no entry computation or a line is not HLO.
+    Raises AuditError where the text has no entry computation, a line is not HLO, or a part is missing.
     """
     frames = StackFrames(text)
     computations: dict[str, Computation] = {}
@@ -210,6 +218,19 @@ def parse_hlo(text: str) -> Program:
         num_replicas=_count(text, "replica_count"),
         is_scheduled=bool(re.search(r"^HloModule.*\bis_scheduled=true", text, re.M)),
     )
+
+
+def check_complete(program: Program) -> None:
+    """Raises AuditError for an instruction whose operand, or whose computation, the text does not have."""
+    for computation in program.computations.values():
+        for one in computation.instructions.values():
+            for operand in one.operands:
+                if operand not in computation.instructions:
+                    raise AuditError(f"HLO instruction {one.name} reads {operand}, which the text lacks")
+            for key in _RUN_BY.get(one.opcode, ()):
+                for name in re.findall(r"[\w.\-<>]+", one.attributes.get(key, "")):
+                    if name not in program.computations:
+                        raise AuditError(f"HLO instruction {one.name} runs {name}, which the text lacks")
 
 
 def _count(text: str, name: str) -> int:
@@ -233,6 +254,8 @@ def _computation_blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
             lines[-1] += line
         elif name and line:
             lines.append(line)
+    if name:
+        raise AuditError(f"the text is cut short: it ends inside the computation {name}")
 
 
 def _computation(name: str, lines: list[str], frames: StackFrames) -> Computation:
@@ -242,7 +265,9 @@ def _computation(name: str, lines: list[str], frames: StackFrames) -> Computatio
         instruction = _instruction(line, frames)
         instructions[instruction.name] = instruction
         root = instruction.name if line.startswith("ROOT ") else root
-    return Computation(name, instructions, root or next(reversed(instructions), ""))
+    if not root:
+        raise AuditError(f"the computation {name} has no ROOT: a part of the text is missing")
+    return Computation(name, instructions, root)
 
 
 def _instruction(line: str, frames: StackFrames) -> Instruction:
