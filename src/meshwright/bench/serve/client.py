@@ -46,7 +46,8 @@ class Answer:
 
     @property
     def gaps_seconds(self) -> np.ndarray:
-        return np.diff(self.piece_seconds)
+        pieces = np.asarray(self.piece_seconds)
+        return pieces[1:] - pieces[:-1]  # np.diff, three times as fast for as few
 
 
 class Client(AbstractAsyncContextManager):

@@ -12,7 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -194,7 +194,7 @@ def _finds_pages(planned: Planned, load: Load) -> bool:
 class _Asked:
     """A turn on its way. heard: called once it is answered.
 
-    tokens: of what was answered, as (ends of a replica's steps, first such step, the one behind the last).
+    tokens: of what was answered, as (the replica, the first of its steps, the one behind the last).
     """
 
     prompt: Text
@@ -202,18 +202,18 @@ class _Asked:
     answer: Answer
     heard: Callable[[], None]
     num_tokens: int = 0
-    tokens: list[tuple[array, int, int]] = field(default_factory=list)
+    tokens: "list[tuple[_Replica, int, int]]" = field(default_factory=list)
 
-    def take(self, ends: "array[float]", first: int, stop: int) -> None:
+    def take(self, replica: "_Replica", first: int, stop: int) -> None:
         """Tokens at the ends of these steps."""
         self.num_tokens += stop - first
-        if self.tokens and self.tokens[-1][0] is ends and self.tokens[-1][2] == first:
+        if self.tokens and self.tokens[-1][0] is replica and self.tokens[-1][2] == first:
             first = self.tokens.pop()[1]
-        self.tokens.append((ends, first, stop))
+        self.tokens.append((replica, first, stop))
 
     def told(self) -> Answer:
         """The answer with the times of its tokens, once all replicas have stopped."""
-        parts = [np.frombuffer(ends)[first:stop] for ends, first, stop in self.tokens]
+        parts = [replica.ends[first:stop] for replica, first, stop in self.tokens]
         self.answer.piece_seconds = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self.answer.num_tokens = self.num_tokens
         return self.answer
@@ -263,6 +263,11 @@ class _Replica:
     def steps(self) -> int:
         return len(self._ends)
 
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """When its steps ended, once it has stopped."""
+        return np.frombuffer(self._ends)
+
     def num_unfinished(self) -> int:
         return self._scheduler.num_running + self._scheduler.num_waiting + len(self._coming)
 
@@ -280,7 +285,7 @@ class _Replica:
 
         def emit(event: Event | Exception) -> None:
             assert isinstance(event, Event)
-            asked.take(self._ends, self.steps - 1, self.steps)
+            asked.take(self, self.steps - 1, self.steps)
             if event.finish_reason:
                 self._finished(sequence)
                 then() if then else asked.heard()
@@ -347,7 +352,7 @@ class _Replica:
         sequence.emit(event)
 
     def _take_together(self, sequence: Answering, first: int, stop: int) -> None:
-        self._asked[sequence].take(self._ends, first, stop)
+        self._asked[sequence].take(self, first, stop)
 
     def _sampled(self, work: Work) -> list[TokenScore]:
         found = []
