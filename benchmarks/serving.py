@@ -3,13 +3,12 @@
     python benchmarks/serving.py [--dtype bf16] [--weights-dtype int8] [--other f32] [--rounds 1] [-o FILE]
 
     single       one stream
-    one_of_16    one stream in an engine of 16 slots; its ratio is to an engine of one
     ragged       16 streams whose prompts and answers differ in length; torch pads prompts on the left, and
                  its batch goes on until the longest answer is done
     prefill      one prompt of 512 tokens, up to the first token of its answer
-    conversation the time to the first token of a fifth turn, with cached prefixes, and its ratio to without
 
-With --other f32 or bf16 the other is the engine in that type: which of them a CPU is to serve in.
+With --other f32 or bf16 the other is the engine in that type: which of them a CPU is to serve in. What the
+engine's own features save is in engine.py.
 
 Both take turns in one process, and a ratio is the median over the rounds: so what else the machine does falls
 on both. Their weights are alike in shape and type, not in value.
@@ -80,25 +79,6 @@ def seconds_of(runner: JaxRunner) -> Seconds:
             return time.perf_counter() - started
 
     return seconds
-
-
-def first_token_seconds(runner: JaxRunner, *, prefix_cache: bool) -> float:
-    """Of the last of five turns, each of 96 tokens more and an answer of 8."""
-
-    async def chat(engine: Engine) -> float:
-        tokens: list[int] = []
-        first = 0.0
-        for _ in range(5):
-            tokens += some_tokens(96)
-            started = time.perf_counter()
-            with engine.submit(Request(tuple(tokens), 8, GREEDY)) as stream:
-                answer = [(event.token, time.perf_counter()) async for event in stream]
-            first = answer[0][1] - started
-            tokens += [token for token, _ in answer]
-        return first
-
-    with Engine(runner, prefix_cache=prefix_cache) as engine:
-        return asyncio.run(chat(engine))
 
 
 def torchs(dtype: str) -> Seconds:
@@ -182,12 +162,9 @@ def main() -> None:
     results = document["results"] = {}
     rows: dict[str, tuple[Seconds, Seconds, Lengths, int]] = {
         "single": (single, theirs, SINGLE, 24),
-        "one_of_16": (engine, single, SINGLE, 24),
         "ragged": (engine, theirs, RAGGED, sum(answer for _, answer in RAGGED)),
         "prefill": (engine, theirs, PREFILL, 512),
     }
-    if asked.other != "torch":
-        del rows["one_of_16"]
     for name, (mine, other, lengths, num_tokens) in rows.items():
         results[name] = compared(
             lambda mine=mine, lengths=lengths: mine(lengths),
@@ -196,8 +173,6 @@ def main() -> None:
             asked.rounds,
         )
         print(name, results[name], flush=True)
-    cached, plain = (first_token_seconds(many, prefix_cache=has) for has in (True, False))
-    results["conversation"] = {"ttft_seconds": cached, "without_prefixes": plain, "ratio": cached / plain}
     text = json.dumps(document, indent=2) + "\n"
     print(text)
     if asked.output:

@@ -1,0 +1,349 @@
+"""The engine beside itself: what a feature saves or costs, as ratios of runs that take turns in one process.
+
+    python benchmarks/engine.py [--rows chat,slots] [--rounds 3] [-o FILE]
+
+    chat         the time to the first token of a tenth turn, with cached prefixes over without; at most 1/3
+    slots        a token of one stream in an engine of 16 slots over one in an engine of 1; at most 1.2
+    capacity     a token of 16 streams of about 100 positions where slots hold 2,048 over where they hold 128
+    modes        goodput of interleaved over batched at the same arrivals; at least 2
+    host         the share of a step of 64 streams in which Python's threads compute; under 0.1
+    http         64 streams over HTTP: seconds over those of the engine alone; under 1.05
+    long_prompt  the worst gap between tokens of 4 streams while a prompt of 30k tokens is prefilled and one
+                 of 10 MB is refused, over the median gap meanwhile, and over that without; under 4
+
+The model has 134M parameters and random weights in bf16; of the last row it is small, in f32. What else the
+machine does falls on both sides of a ratio, so the median over the rounds is recorded.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jax
+import numpy as np
+import tokenizers
+from tokenizers import models
+from training import machine
+
+from meshwright.layout import Layout
+from meshwright.models.config import ModelConfig
+from meshwright.nn.compiled import keep_compiled
+from meshwright.nn.mesh import device_mesh
+from meshwright.nn.params import init_params
+from meshwright.serve.engine import Engine
+from meshwright.serve.http.app import create_app
+from meshwright.serve.http.server import bind, run
+from meshwright.serve.runner import JaxRunner
+from meshwright.serve.scheduler import Mode
+from meshwright.serve.sequence import Request, SamplingParams
+from meshwright.serve.tokenizer import Tokenizer
+
+CONFIG = ModelConfig("llama-134m", 12, 768, 2048, 12, 12, 64, 32_000, 2048)
+SMALL = ModelConfig("llama-5m", 4, 256, 704, 4, 4, 64, 8_000, 32_768)
+GREEDY = SamplingParams(temperature=0.0)
+
+Row = dict[str, float]
+
+
+def some_tokens(count: int, seed: int = 0, vocab_size: int = SMALL.vocab_size) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(0, vocab_size, count).tolist())
+
+
+def new_runner(
+    num_slots: int, context: int, config: ModelConfig = CONFIG, dtype: str = "bf16", **how: Any
+) -> JaxRunner:
+    layout = Layout.of(weights_dtype=dtype, compute_dtype=dtype)
+    mesh = device_mesh(layout, jax.devices()[:1])
+    params = init_params(config, layout, mesh, 0)
+    runner = JaxRunner(params, config, layout, mesh, num_slots=num_slots, context=context, **how)
+    runner.warm_up()
+    return runner
+
+
+async def times_of(engine: Engine, prompt: tuple[int, ...], num_tokens: int) -> list[float]:
+    """When the tokens of an answer came, in seconds after the request."""
+    started = time.perf_counter()
+    with engine.submit(Request(prompt, num_tokens, GREEDY)) as stream:
+        return [time.perf_counter() - started async for _ in stream]
+
+
+async def streams(engine: Engine, num_streams: int, prompt: int, num_tokens: int) -> list[list[float]]:
+    prompts = [some_tokens(prompt, seed) for seed in range(num_streams)]
+    return await asyncio.gather(*(times_of(engine, one, num_tokens) for one in prompts))
+
+
+def token_seconds(runner: JaxRunner, num_streams: int, prompt: int, num_tokens: int) -> float:
+    """The median time between two tokens of equal streams."""
+    with Engine(runner, prefix_cache=False) as engine:
+        times = asyncio.run(streams(engine, num_streams, prompt, num_tokens))
+    return float(np.median(np.diff([one[1:] for one in times])))
+
+
+def paired(rounds: int, one: Callable[[], float], other: Callable[[], float], names: tuple[str, str]) -> Row:
+    """Medians of both, and of their ratio, in turns, after a first round."""
+    pairs = [(one(), other()) for _ in range(rounds + 1)][1:]
+    ratio = statistics.median(a / b for a, b in pairs)
+    both = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return {"ratio": ratio} | dict(zip(names, both, strict=True))
+
+
+def chat(rounds: int) -> Row:
+    runner, turns = new_runner(1, 640), 10
+
+    def last_turn(*, prefix_cache: bool) -> float:
+        async def converse(engine: Engine) -> float:
+            first, said = 0.0, ()
+            for turn in range(turns):
+                said += some_tokens(48, turn)
+                with engine.submit(Request(said, 8, GREEDY)) as stream:
+                    started = time.perf_counter()
+                    answer = [(event.token, time.perf_counter()) async for event in stream]
+                first = answer[0][1] - started
+                said += tuple(token for token, _ in answer)
+            return first
+
+        with Engine(runner, prefix_cache=prefix_cache) as engine:
+            return asyncio.run(converse(engine))
+
+    return paired(
+        rounds,
+        lambda: last_turn(prefix_cache=True),
+        lambda: last_turn(prefix_cache=False),
+        ("ttft_seconds", "ttft_seconds_without"),
+    )
+
+
+def slots(rounds: int) -> Row:
+    many, one = new_runner(16, 256), new_runner(1, 256)
+    return paired(
+        rounds,
+        lambda: token_seconds(many, 1, 64, 32),
+        lambda: token_seconds(one, 1, 64, 32),
+        ("seconds_of_16_slots", "seconds_of_1_slot"),
+    )
+
+
+def capacity(rounds: int) -> Row:
+    long, short = new_runner(16, 2048), new_runner(16, 128)
+    return paired(
+        rounds,
+        lambda: token_seconds(long, 16, 80, 32),
+        lambda: token_seconds(short, 16, 80, 32),
+        ("seconds_of_2048_positions", "seconds_of_128_positions"),
+    )
+
+
+def modes(rounds: int) -> Row:
+    """Poisson arrivals at the rate at which interleaved answers what comes all at once."""
+    runner, random = new_runner(8, 512, SMALL, "f32"), np.random.default_rng(0)
+    lengths = [
+        (int(random.integers(32, 257)), int(n)) for n in np.clip(random.lognormal(3.2, 0.8, 96), 4, 200)
+    ]
+
+    async def load(engine: Engine, arrivals: np.ndarray) -> list[list[float]]:
+        async def one(number: int) -> list[float]:
+            await asyncio.sleep(arrivals[number])
+            prompt, num_tokens = lengths[number]
+            return await times_of(engine, some_tokens(prompt, number), num_tokens)
+
+        return await asyncio.gather(*map(one, range(len(lengths))))
+
+    def served(mode: Mode, arrivals: np.ndarray) -> tuple[list[list[float]], float]:
+        with Engine(runner, mode=mode, prefix_cache=False) as engine:
+            started = time.perf_counter()
+            return asyncio.run(load(engine, arrivals)), time.perf_counter() - started
+
+    _, seconds = min(
+        (served("interleaved", np.zeros(len(lengths))) for _ in range(2)), key=lambda one: one[1]
+    )
+    arrivals = np.cumsum(random.exponential(seconds / len(lengths), len(lengths)))
+    with Engine(runner, prefix_cache=False) as engine:
+        alone = asyncio.run(times_of(engine, some_tokens(144), 32))
+    ttft, tpot = 10 * alone[0], 4 * float(np.median(np.diff(alone)))
+
+    def goodput(mode: Mode) -> float:
+        times, seconds = served(mode, arrivals)
+        good = [one for one in times if one[0] <= ttft and np.mean(np.diff(one)) <= tpot]
+        return max(len(good), 1) / seconds
+
+    names = ("interleaved_requests_per_second", "batched_requests_per_second")
+    found = paired(rounds, lambda: goodput("interleaved"), lambda: goodput("batched"), names)
+    return found | {"ttft_target_seconds": ttft, "tpot_target_seconds": tpot}
+
+
+def host(rounds: int) -> Row:
+    runner, num_streams = new_runner(64, 128), 64
+    used: dict[int, float] = {}
+    reads = runner.run
+
+    def run_timed(batch: Any) -> Any:
+        used[threading.get_ident()] = time.thread_time()
+        return reads(batch)
+
+    runner.run = run_timed
+
+    def both() -> tuple[float, float]:
+        """Seconds of Python's two threads, and of the wall, of the steps that generate."""
+
+        async def timed(engine: Engine) -> tuple[float, float]:
+            task = asyncio.create_task(streams(engine, num_streams, 32, 48))
+            while engine.metrics.generated_tokens._value.get() < 8 * num_streams:
+                await asyncio.sleep(0.005)
+            before, wall, own = dict(used), time.perf_counter(), time.thread_time()
+            await task
+            wall, own = time.perf_counter() - wall, time.thread_time() - own
+            return own + sum(used[thread] - before.get(thread, 0.0) for thread in used), wall
+
+        used.clear()
+        with Engine(runner, prefix_cache=False) as engine:
+            return asyncio.run(timed(engine))
+
+    pairs = [both() for _ in range(rounds + 1)][1:]
+    return {
+        "ratio": statistics.median(own / wall for own, wall in pairs),
+        "python_seconds": statistics.median(own for own, _ in pairs),
+        "seconds": statistics.median(wall for _, wall in pairs),
+    }
+
+
+def word_tokenizer(vocab_size: int) -> Tokenizer:
+    words = {f"w{number}": number for number in range(vocab_size)}
+    return Tokenizer(tokenizers.Tokenizer(models.WordLevel(words, unk_token="w0")))
+
+
+# A client in a process of its own that does nothing but read: what it is sent in, and how long that takes.
+_CLIENT = """
+import asyncio, json, sys, time
+async def one(host, port, body):
+    reader, writer = await asyncio.open_connection(host, port)
+    lines = ["POST /v1/completions HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]
+    writer.write("\\r\\n".join([*lines, "", ""]).encode() + body)
+    text = b""
+    while part := await reader.read(1 << 16): text += part
+    assert b" 200 " in text[:20] and b"[DONE]" in text, text[:500]
+    writer.close()
+async def main(host, port, bodies):
+    started = time.perf_counter()
+    await asyncio.gather(*(one(host, port, body.encode()) for body in bodies))
+    print(time.perf_counter() - started)
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), json.load(sys.stdin)))
+"""
+
+
+def http(rounds: int) -> Row:
+    runner, num_streams, num_tokens = new_runner(64, 128), 64, 48
+    prompts = [some_tokens(32, seed) for seed in range(num_streams)]
+    common = {"model": "m", "max_tokens": num_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+    bodies = json.dumps([json.dumps({**common, "prompt": list(prompt)}) for prompt in prompts])
+
+    def alone() -> float:
+        with Engine(runner, prefix_cache=False) as engine:
+            started = time.perf_counter()
+            asyncio.run(streams(engine, num_streams, 32, num_tokens))
+            return time.perf_counter() - started
+
+    with Engine(runner, prefix_cache=False) as served:
+        listener: socket.socket = bind("127.0.0.1", 0)
+        app, ready = create_app(served, word_tokenizer(CONFIG.vocab_size), "m"), threading.Event()
+        threading.Thread(target=run, args=(app, listener, lambda _: ready.set()), daemon=True).start()
+        ready.wait()
+        where = [str(one) for one in listener.getsockname()[:2]]
+
+        def over_http() -> float:
+            command = [sys.executable, "-c", _CLIENT, *where]
+            done = subprocess.run(command, input=bodies, capture_output=True, text=True, check=True)
+            return float(done.stdout)
+
+        return paired(rounds, over_http, alone, ("seconds", "seconds_of_the_engine"))
+
+
+def long_prompt(rounds: int, chunk: int) -> Row:
+    runner = new_runner(5, 32_768, SMALL, "f32", chunk=chunk, num_pages=600)
+    app_tokenizer, found = word_tokenizer(SMALL.vocab_size), []
+
+    async def gaps(engine: Engine) -> tuple[float, float, float, float]:
+        """(the worst, the median while the prompt is prefilled, the median before, the prompt's seconds)."""
+        tokens: list[float] = []
+        done = asyncio.Event()
+
+        async def stream(seed: int) -> None:
+            last = 0.0
+            with engine.submit(Request(some_tokens(32, seed), 1500, GREEDY)) as events:
+                async for _ in events:
+                    now = time.perf_counter()
+                    if last:
+                        tokens.append(now - last)
+                    last = now
+                    if done.is_set():
+                        return
+
+        transport = httpx.ASGITransport(create_app(engine, app_tokenizer, "m"))
+        tasks = [asyncio.create_task(stream(seed)) for seed in range(4)]
+        await asyncio.sleep(2)
+        before, tokens[:] = list(tokens), []
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            prompt = asyncio.create_task(times_of(engine, some_tokens(30_000), 1))
+            refused = await client.post("/v1/completions", json={"model": "m", "prompt": "w1 " * 3_500_000})
+            assert refused.status_code == 400, refused.text
+            [prompt_seconds] = await prompt
+        during = list(tokens)
+        done.set()
+        await asyncio.gather(*tasks)
+        return max(during), statistics.median(during), statistics.median(before[8:]), prompt_seconds
+
+    for _ in range(rounds):
+        with Engine(runner, prefix_cache=False) as engine:
+            found.append(asyncio.run(gaps(engine)))
+    return {
+        "ratio": statistics.median(one[0] / one[1] for one in found),
+        "ratio_to_steps_without": statistics.median(one[0] / one[2] for one in found),
+        "worst_seconds": statistics.median(one[0] for one in found),
+        "median_seconds": statistics.median(one[1] for one in found),
+        "median_seconds_without": statistics.median(one[2] for one in found),
+        "prompt_seconds": statistics.median(one[3] for one in found),
+        "chunk": chunk,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    rows: dict[str, Callable[[int], Row]] = {
+        "chat": chat,
+        "slots": slots,
+        "capacity": capacity,
+        "modes": modes,
+        "host": host,
+        "http": http,
+        "long_prompt": lambda rounds: long_prompt(rounds, 512),
+    }
+    parser.add_argument("--rows", default=",".join(rows))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("-o", "--output", type=Path)
+    asked = parser.parse_args()
+    keep_compiled()
+    results: dict[str, Row] = {}
+    if asked.output and asked.output.exists():  # of rows that are not asked for now
+        results = json.loads(asked.output.read_text(encoding="utf-8"))["results"]
+    for name in asked.rows.split(","):
+        results[name] = rows[name](asked.rounds)
+        print(name, results[name], flush=True)
+        command = f"python benchmarks/engine.py --rows {asked.rows} --rounds {asked.rounds}"
+        document = {"benchmark": "engine", "machine": machine(), "command": command, "results": results}
+        if asked.output:
+            asked.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
