@@ -27,18 +27,22 @@ MEANINGS = {
     "remat": "What the backward pass recomputes: nothing, attention's scores, all but matmuls, every second "
     "matmul too, or the whole block.",
     "offload": "Whether saved activations wait in the host's memory.",
+    "offload_optimizer": "Whether the optimizer's state and float32 weights wait in the host's memory.",
     "capacity": "The most tokens of an expert, in times its even share; without it, all that choose it.",
+    "grouped": "Whether experts multiply the rows of the tokens that choose them alone, sorted by expert.",
     "weights_dtype": "Stored weights; narrower than bf16 only in inference.",
     "compute_dtype": "Activations and gathers.",
-    "matmul_dtype": "Operands of matmuls, where they differ from `compute_dtype`.",
-    "gradients_dtype": "Gradients, where they differ from `weights_dtype`.",
+    "matmul_dtype": "Operands of matmuls, where they differ from `compute_dtype`. Training has fp8 and int8, "
+    "with a scale for each row and column of a device's block; CPUs emulate fp8.",
+    "gradients_dtype": "Gradients as they are summed over devices and microbatches; by default the sums over "
+    "devices are in `compute_dtype`, those over microbatches in `weights_dtype`.",
     "optimizer": "The rule that updates the weights.",
     "optimizer_dtype": "The optimizer's state, such as Adam's two moments.",
     "master_weights": "Whether a float32 copy lies beside the weights.",
     "kv_dtype": "The cache of keys and values in inference.",
 }
 _FREE = {"microbatches": "1, 2, ...", "interleave": "1, 2, ...", "capacity": "a number above 0, such as 1.25"}
-_FLAGS = {"offload", "master_weights"}
+_FLAGS = {"offload", "offload_optimizer", "grouped", "master_weights"}
 
 
 def text() -> str:

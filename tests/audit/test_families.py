@@ -43,6 +43,8 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
         (LATENT, "fsdp=2,tensor=4"),
         # With room for an even share alone what is multiplied and sent is what is planned.
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,capacity=1"),
+        (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true"),
+        (MIXTURE, "data=2,fsdp=4,expert=2,grouped=true"),
         pytest.param(
             OSS,
             "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1",

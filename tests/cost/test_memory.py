@@ -277,6 +277,17 @@ def test_what_is_offloaded_waits_on_the_host() -> None:
     assert kept.host == 0 and "host" not in kept.to_dict()
 
 
+def test_the_optimizers_state_and_master_copy_wait_on_the_host() -> None:
+    plain = Layout.of(master_weights=True)
+    kept, sent = _memory(plain), _memory(plain.replace(offload_optimizer=True))
+    weights = count_params(SMALL).total
+    assert (sent.optimizer, sent.host) == (0, (8 + 4) * weights)
+    assert kept.total - sent.total == sent.host
+    assert _memory(Layout.of(offload=True, offload_optimizer=True)).host == (
+        8 * weights + _memory(Layout.of(offload=True)).host
+    )
+
+
 def test_llama_2_13b_does_not_fit_under_data_parallelism() -> None:
     """130 GB at 10 bytes a parameter (How to Scale Your Model, "Training"); gradients make 156 of 96."""
     config, layout = load_model("llama-2-13b"), Layout.of(data=4096)

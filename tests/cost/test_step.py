@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cost.recorded import moves, record
+from tests.cost.recorded import SMALL, moves, record
 
 from meshwright.cost.collectives import collective_seconds
+from meshwright.cost.memory import offloaded_bytes
 from meshwright.cost.ops import record_loss
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
@@ -16,6 +17,7 @@ from meshwright.hardware.catalog import load
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
 from meshwright.notation.mesh import Mesh
 
@@ -287,3 +289,29 @@ def test_a_scatter_over_several_dimensions_of_a_torus_is_priced_as_the_sum_that_
             for placement in (at_rates, ideal)
         )
         assert one * share == pytest.approx(passes * other)
+
+
+def _slow_link(bytes_per_second: float) -> Hardware:
+    return replace(EIGHT, chip=replace(EIGHT.chip, host_link_bytes_per_second=bytes_per_second))
+
+
+def test_an_offloaded_optimizer_comes_and_goes_once_an_update() -> None:
+    layout = Layout.of(fsdp=8, microbatches=2)
+    kept, sent = _cost(layout), _cost(layout.replace(offload_optimizer=True))
+    # Eight bytes of moments a parameter, of which each chip has an eighth, there and back.
+    expected = 2 * count_params(SMALL).total / EIGHT.chip.host_link_bytes_per_second
+    assert sent.seconds - kept.seconds == pytest.approx(expected, rel=0.02)  # vectors are whole on each
+    assert [term.bound for term in sent.terms if "host" in term.name] == ["host_link"]
+
+
+def test_activations_go_to_the_host_beside_compute_and_hold_it_up_where_they_take_longer() -> None:
+    layout = Layout.of(fsdp=8)
+    fast, slow = 1e15, 1e6
+    kept, hidden = (_cost(layout.replace(offload=offload), _slow_link(fast)) for offload in (False, True))
+    assert hidden.seconds == kept.seconds
+    waits = _cost(layout.replace(offload=True), _slow_link(slow))
+    (term,) = [one for one in waits.terms if one.bound == "host_link"]
+    of_layers = sum(s.count * offloaded_bytes(s, layout.remat) for s in record(layout).segments if s.source)
+    # Written in the forward pass and read in the backward one, but for what they compute meanwhile.
+    assert term.seconds == pytest.approx(2 * of_layers / slow, rel=0.01)
+    assert waits.bound == "host_link"

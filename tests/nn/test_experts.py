@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from meshwright.layout import Layout
+from meshwright.layout.grouped import blocks_of
 from meshwright.models.config import MoE
 from meshwright.nn.experts import combine, dispatch, gates_of, router_losses, rows_of
-from meshwright.nn.mesh import device_mesh
+from meshwright.nn.grouped import grouped_product, routes_of, rows_of_tokens, tokens_of_rows
+from meshwright.nn.mesh import device_mesh, partition_spec
 
 B, T, D, E = 2, 6, 4, 8
 LOGITS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
@@ -97,3 +99,43 @@ def test_each_expert_takes_the_first_tokens_that_chose_it(capacity: float | None
             left[expert] += 1
     assert (left > room).any() == (capacity in (1.0, 0.5))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("popular", [False, True])
+def test_grouped_products_are_those_of_a_loop_over_tokens_and_their_experts(popular: bool) -> None:
+    """On one device; popular: all tokens choose the same two experts, and six have no row."""
+    moe, layout = MoE(E, 2, 3), Layout.of(weights_dtype="f32", compute_dtype="f32", grouped=True)
+    logits = np.where(np.arange(E) < 2, 10.0, 0.0) + 0 * LOGITS if popular else LOGITS
+    gates = np.array(
+        [[by_hand(logits[b, t], 0 * CHOICE, moe) for t in range(T)] for b in range(B)], np.float32
+    )
+    weights = np.random.default_rng(3).normal(size=(E, D, D)).astype(np.float32)
+    blocks = blocks_of(B * T, moe, E)
+
+    def through(x: jax.Array, gates: jax.Array, w: jax.Array) -> jax.Array:
+        routes = routes_of(gates, layout, moe)
+        rows = rows_of_tokens(x, routes, layout)
+        assert rows.shape == (1, blocks.most * blocks.rows, D)
+        out = partition_spec(layout.activation("y", "ECD"))
+        return tokens_of_rows(grouped_product(rows, w, routes, out), routes, layout)
+
+    def by_loop(x: jax.Array, gates: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.einsum("BTE,BTED->BTD", gates, jnp.einsum("BTD,EDM->BTEM", x, w))
+
+    def both(f: object) -> tuple:
+        target = np.cos(np.arange(B * T * D)).reshape(B, T, D).astype(np.float32)
+
+        def loss(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
+            out = f(*given)  # pyright: ignore[reportCallIssue]
+            return jnp.sum(out * target), out
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(X, gates, weights)
+
+    with jax.set_mesh(device_mesh(layout)):
+        (_, found), gradients = both(through)
+        (_, expected), expected_gradients = both(by_loop)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=1e-5)
+    for name, one, other in zip("xgw", gradients, expected_gradients, strict=True):
+        # A gate of zero chose no expert: what the expert would have made of the token is not computed.
+        wanted = np.where(gates > 0, np.asarray(other), 0) if name == "g" else np.asarray(other)
+        np.testing.assert_allclose(np.asarray(one), wanted, rtol=0, atol=1e-5, err_msg=name)

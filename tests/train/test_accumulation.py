@@ -28,16 +28,13 @@ TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, (16, 17), dtype=n
 NO_LOSSES = (0.0, 0.0)
 
 
+OPTIMIZER = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=2, total_steps=100)
+
+
 def compiled_step(
     config: ModelConfig, layout: Layout, losses: tuple[float, float] = NO_LOSSES
 ) -> CompiledStep:
-    optimizer = OptimizerConfig(
-        peak_learning_rate=1e-3,
-        warmup_steps=2,
-        total_steps=100,
-        balance_loss=losses[0],
-        router_z_loss=losses[1],
-    )
+    optimizer = replace(OPTIMIZER, balance_loss=losses[0], router_z_loss=losses[1])
     layout = layout.replace(weights_dtype="f32", compute_dtype="f32")
     return CompiledStep(config, layout, Workload(16, 16), optimizer, chip_flops_per_second=1e11)
 
@@ -139,3 +136,65 @@ def test_what_is_offloaded_comes_back(remat: str) -> None:
 @pytest.mark.parametrize("remat", ["attention", "alternate"])
 def test_every_policy_of_recomputing_agrees(remat: str) -> None:
     assert_agrees(TINY, f"data=2,fsdp=2,tensor=2,remat={remat}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data=2,fsdp=2,tensor=2,microbatches=2",
+        pytest.param("data=4,tensor=2,zero=2,microbatches=2,sequence_parallel=true", marks=pytest.mark.slow),
+        pytest.param("data=2,fsdp=2,pipe=2,microbatches=4,schedule=lanes", marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_of_bfloat16_weights_are_summed_in_float32(text: str) -> None:
+    """They keep more digits than bfloat16 has, which one that was rounded on its way would have lost.
+
+    What is summed was computed in bfloat16: a gradient's direction is that of float32 within 2%.
+    """
+    layout = Layout.parse(text).replace(weights_dtype="bf16", compute_dtype="bf16", gradients_dtype="f32")
+    _, gradients = _gradients(
+        CompiledStep(TINY, layout, Workload(16, 16), OPTIMIZER, chip_flops_per_second=1e11)
+    )
+    _, expected = _one_device(TINY, NO_LOSSES)
+    for path, gradient in gradients.items():
+        assert gradient.dtype == np.float32
+        found = np.asarray(gradient)
+        a, b = found.ravel(), expected[path].ravel()
+        assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.98, path
+        if found.ndim > 1 and "norm" not in path:
+            rounded = found.astype(jax.numpy.bfloat16).astype(np.float32)
+            assert np.mean(found != rounded) > 0.5, path
+
+
+@pytest.mark.slow
+def test_gradients_of_float32_weights_may_be_summed_in_bfloat16() -> None:
+    """Each sum of two rounds to 8 bits: 2% of a tensor's largest entry at most, after some such sums."""
+    layout = Layout.parse("data=2,fsdp=2,tensor=2,microbatches=2").replace(gradients_dtype="bf16")
+    _, gradients = _gradients(compiled_step(TINY, layout))
+    _, expected = _one_device(TINY, NO_LOSSES)
+    for path, gradient in gradients.items():
+        assert gradient.dtype == jax.numpy.bfloat16
+        found, scale = np.asarray(gradient, np.float32), np.abs(expected[path]).max()
+        np.testing.assert_allclose(found, expected[path], rtol=0, atol=0.02 * scale, err_msg=path)
+        assert np.abs(found - expected[path]).max() > 1e-4 * scale, f"{path} was not rounded"
+
+
+def test_an_optimizer_that_waits_on_the_host_makes_the_same_updates() -> None:
+    """XLA for CPU has one memory, and moves nothing between the two that it knows by name."""
+    after = []
+    for text in ("fsdp=2", "fsdp=2,offload_optimizer=true"):
+        step = compiled_step(TINY, Layout.parse(text))
+        state = step.init(0)
+        kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim}
+        assert kinds == {"pinned_host" if "offload" in text else "device"}
+        for _ in range(2):
+            state, metrics = step.step(state, TOKENS)
+        wanted = jax.tree.map(lambda leaf: leaf.sharding, step.abstract_state().opt_state)
+        found = jax.tree.map(lambda leaf: leaf.sharding, state.opt_state)
+        assert jax.tree.leaves(found) == jax.tree.leaves(wanted)
+        assert step.num_compiled == 1
+        after.append((float(metrics["loss"]), flatten(state.params)))
+    (loss, params), (other_loss, others) = after
+    assert loss == other_loss
+    for path, weight in params.items():
+        np.testing.assert_array_equal(np.asarray(weight), np.asarray(others[path]), err_msg=path)

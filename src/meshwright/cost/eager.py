@@ -18,11 +18,19 @@ memory of FSDP's streams), torch/distributed/fsdp (the root's weights are not re
 pass); PyTorch's notes on CUDA, "Memory management".
 """
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import Graph, Segment, kept_with, saved_values
-from meshwright.cost.memory import Memory, gathered_weights_bytes, held_bytes, state_bytes, train_memory
+from meshwright.cost.memory import (
+    Memory,
+    gathered_weights_bytes,
+    held_bytes,
+    host_state_bytes,
+    state_bytes,
+    train_memory,
+)
 from meshwright.cost.stages import Counts, alive_microbatches, different_stages, stage_counts
 from meshwright.hardware.software import Software
 from meshwright.layout import Layout
@@ -47,7 +55,11 @@ def eager_memory(graph: Graph, layout: Layout) -> Memory:
     for stage in different_stages(graph, schedule, pipe, interleave):
         alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, stage)
         states = state_bytes(graph, layout, stage, reduced_at_once=False)
-        found += eager_phases(graph, counts[stage], states, alive, layout)
+        phases, host = (
+            eager_phases(graph, counts[stage], states, alive, layout),
+            host_state_bytes(graph, layout, stage),
+        )
+        found += [replace(phase, host=phase.host + host) for phase in phases]
     return max(found, key=lambda memory: memory.total)
 
 

@@ -284,6 +284,8 @@ class Passes:
             return prices[key](transfer.gathered_bytes) + chip.step.collective_seconds
 
         dtypes = Dtypes.of(self.layout)
-        timed = timed_passes(self.graph, "none", dtypes, chip, lambda one: TimedPass(one, seconds_of, chip))
+        timed = timed_passes(
+            self.graph, self.layout, "none", dtypes, chip, lambda one: TimedPass(one, seconds_of, chip)
+        )
         [counts] = depth_counts(self.graph, "1f1b", 1, 1)
         return stage_times(timed, counts)[0] + chip.step.launch_seconds + 0 * self.batches

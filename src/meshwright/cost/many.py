@@ -36,6 +36,7 @@ from meshwright.cost.step import (
     done_once,
     exposed_share,
     hop_transfer,
+    host_update_seconds,
     lost_at_nodes,
     norm_transfer,
     stage_times,
@@ -155,6 +156,7 @@ class Family:
         if key not in self._states:
             layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
             update = seconds_of(update_work(self.graph, layout), "update", self.dtypes, self.chip)
+            update = update + host_update_seconds(self.graph, layout, self.chip)
             different = different_stages(self.graph, schedule, pipe, interleave)
             at_once = layout.microbatches == 1 and not self.eager
             stages = {
@@ -174,7 +176,7 @@ class Family:
     def segments(self, remat: str) -> "_SegmentSeconds":
         """What one run of every segment takes, for all members."""
         if remat not in self._segments:
-            timed = timed_passes(self.graph, remat, self.dtypes, self.chip, self._timed_pass)
+            timed = timed_passes(self.graph, self.layout, remat, self.dtypes, self.chip, self._timed_pass)
             alone: list[Counts] = [tuple(row) for row in np.eye(len(timed)).tolist()]
             once = [
                 [done_once(timed, one, direction) for one in alone] for direction in ("forward", "backward")

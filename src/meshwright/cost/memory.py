@@ -2,7 +2,8 @@
 
     weights      stored shards, and a float32 master copy where the layout keeps one
     gradients    as they accumulate: sharded from ZeRO 2 on, and from ZeRO 1 on if there is one microbatch
-    optimizer    its state, such as Adam's two moments: sharded from ZeRO 1 on
+    optimizer    its state, such as Adam's two moments: sharded from ZeRO 1 on; none where it waits on the
+                 host, with the master copy
     activations  what the layers of this stage save for the backward pass, for every microbatch that is
                  in flight, and the head's inputs and logits
     buffers      what else the largest of three phases has at once
@@ -26,7 +27,7 @@ operation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from meshwright.cost.figures import ceiling, larger, largest, smaller
@@ -122,7 +123,8 @@ def _stage_memory(graph: Graph, layout: Layout, index: int) -> Memory:
         layout.schedule.pipeline, layout.pipe, layout.microbatches, layout.interleave, index
     )
     states = state_bytes(graph, layout, index, reduced_at_once=layout.microbatches == 1)
-    return peak(states, held, alive, layout.microbatches, layout)
+    found = peak(states, held, alive, layout.microbatches, layout)
+    return replace(found, host=found.host + host_state_bytes(graph, layout, index))
 
 
 def peak(
@@ -145,13 +147,26 @@ def state_bytes(graph: Graph, layout: Layout, stage: int, *, reduced_at_once: bo
     reduced_at_once: whether gradients are reduced where they are made, to the shards of the optimizer.
     """
     stored = stored_parameters(graph, layout, stage)
-    master = stored.updated * dtype_bytes("f32") if layout.master_weights else 0
+    master, optimizer = (0, 0) if layout.offload_optimizer else _of_the_optimizer(stored, layout)
     gradients = stored.updated if reduced_at_once else stored.gradients
     return (
         whole(stored.weights * dtype_bytes(layout.weights_dtype) + master),
         whole(gradients * dtype_bytes(layout.gradients_dtype or layout.weights_dtype)),
-        whole(stored.optimizer * dtype_bytes(layout.optimizer_dtype)),
+        whole(optimizer),
     )
+
+
+def host_state_bytes(graph: Graph, layout: Layout, stage: int = 0) -> Any:
+    """Bytes that the optimizer has in the host's memory for one chip of a stage."""
+    if not layout.offload_optimizer:
+        return 0
+    return whole(sum(_of_the_optimizer(stored_parameters(graph, layout, stage), layout)))
+
+
+def _of_the_optimizer(stored: Stored, layout: Layout) -> tuple[Any, Any]:
+    """Bytes of (float32 weights beside those that are multiplied, state)."""
+    master = stored.updated * dtype_bytes("f32") if layout.master_weights else 0
+    return master, stored.optimizer * dtype_bytes(layout.optimizer_dtype)
 
 
 class HeldBytes(NamedTuple):
@@ -218,6 +233,11 @@ def _saved(segment: Segment, remat: str) -> int:
     """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer."""
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
     return _bytes([value for value in saved_values(segment, remat) if id(value) not in weights])
+
+
+def offloaded_bytes(segment: Segment, remat: str) -> int:
+    """Bytes of activations of one run that go to the host's memory, where they do."""
+    return _saved(segment, remat)
 
 
 @kept_with

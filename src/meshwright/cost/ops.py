@@ -55,6 +55,7 @@ class SymbolicOps(Recorder):
         self.flash_attention, self.scores_dtype = flash_attention, scores_dtype
         self.head_by_chunks = head_by_chunks
         self._quantised: dict[int, Value] = {}
+        self._own_gates: Value | None = None  # of the layer that is being recorded
 
     # Embedding, norms and what is elementwise
 
@@ -153,8 +154,9 @@ class SymbolicOps(Recorder):
 
     def bias(self, name: str, y: Value, b: Value) -> Value:
         """Fused with the product; its gradient is one more sum."""
-        operation = placed((y.array, b.array), y.array, wanted=True)
-        self.sum_gradient(name, b, operation.reshards[1].yielded)
+        whole_rows, partial = y.array.replace(unreduced=()), y.array.unreduced
+        yielded = placed((whole_rows, b.array), whole_rows, wanted=True).reshards[1].yielded
+        self.sum_gradient(name, b, yielded.replace(unreduced=(*yielded.unreduced, *partial)))
         return y
 
     # Contractions
@@ -173,10 +175,14 @@ class SymbolicOps(Recorder):
         partial = self.value(plan.product, dtype)
         self._quantise(name, x, w, partial)
         rows, inner, columns, batch = self._product_shape(plan, x, w)
-        read = self.read_share(plan)
+        read, taken = self.read_share(plan), 1.0
         kernels = -(-batch * read // 1)  # one of each expert here
-        flops = plan.flops_per_device(self.mesh, self.sizes)
-        traffic = x.bytes_per_device + w.bytes_per_device * read + partial.bytes_per_device
+        if self.blocks and "C" in plan.einsum.letters:
+            # A product for each block of rows, which reads its expert's weights.
+            taken, read = self.multiplied_rows, self.blocks.even / batch
+            rows, kernels, batch = self.blocks.rows, self.blocks.even, self.blocks.even
+        flops = plan.flops_per_device(self.mesh, self.sizes) * taken
+        traffic = (x.bytes_per_device + partial.bytes_per_device) * taken + w.bytes_per_device * read
         widened = dtype_bytes(w.dtype) < dtype_bytes(self.layout.matmul_dtype or dtype)
         self.add(
             Node(
@@ -383,13 +389,29 @@ class SymbolicOps(Recorder):
         return self.elementwise("top_k", (scores,), self.value(scores.array, "f32"), (scores,))
 
     def dispatch(self, name: str, x: Value, gates: Value) -> Value:
-        """d[E, C, D]: each device sorts its tokens by expert and sends them to the experts' devices."""
+        """d[E, C, D]: each device sorts its tokens by expert and sends them to the experts' devices.
+
+        For grouped products the tokens go to all devices of a group of experts, and are sorted there.
+        """
+        if self.layout.schedule.grouped:
+            met = self._exchange(name, x, self.layout.tokens_to_experts("x"))
+            here = self.layout.gates_to_experts("gates")
+            self._own_gates = self.reshard(
+                "gates", "exchange", gates, here, gates.dtype, critical=True, what="tokens"
+            )
+            rows = self.value(self.layout.activation("d", "ECD"), x.dtype)
+            return self.elementwise(f"{name}_sort", (met, self._own_gates), rows, (self._own_gates,))
         sorted_rows = self.value(self.layout.routed("d"), x.dtype)
         rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, (gates,))
         return self._exchange(name, rows, self.layout.to_experts("d"))
 
     def combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
-        """[B, T, D]: back to the tokens' devices, and summed by gate there."""
+        """[B, T, D]: back to the tokens' devices, and summed by gate there; or summed before, if grouped."""
+        if self.layout.schedule.grouped:
+            back = self.layout.tokens_from_experts("y")
+            parts, own = self.value(back.given, y.dtype), self._own_gates
+            assert own is not None, "experts are combined after their dispatch"
+            return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, (y, own)), back)
         rows = self._exchange(name, y, self.layout.from_experts("y"))
         out = self.value(like.array, like.dtype)
         return self.elementwise(f"{name}_sum", (rows, gates), out, (rows, gates))

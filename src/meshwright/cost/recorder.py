@@ -18,8 +18,9 @@ from meshwright.cost.graph import (
     Work,
 )
 from meshwright.layout import Layout
+from meshwright.layout.grouped import Blocks, blocks_of
 from meshwright.layout.optimizers import state_elements, update_flops
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.parameters import Param, dimensions
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, reshard
@@ -77,7 +78,12 @@ class Recorder:
             "T": shape.query_len,
             "S": shape.key_len,
         }
-        if moe := config.moe:
+        # Of the rows of experts that there is room for, the share that is multiplied.
+        self.multiplied_rows: Any = 1.0
+        self.blocks: Blocks | None = None
+        if config.moe and layout.schedule.grouped:
+            self._group_rows(config.moe)
+        elif moe := config.moe:
             routed = moe.experts_per_token * shape.num_sequences * shape.query_len
             self.sizes["C"] = routed / moe.num_experts * (layout.schedule.capacity or 1)
         self.segments: list[Segment] = []
@@ -86,6 +92,15 @@ class Recorder:
         self._used: set[int] = set()
         self._used_here: list[int] = []
         self._stored: dict[str, StoredWeights] = {}
+
+    def _group_rows(self, moe: MoE) -> None:
+        """C as there is room for rows: nearly all tokens, where few experts are on a device."""
+        size = self.mesh.size
+        over = size(self.layout.activation("d", "ECD").axes_of("C"))
+        own = moe.num_experts / size(self.layout.expert_axes)
+        self.blocks = blocks_of(self.sizes["B"] * self.sizes["T"] / over, moe, own)
+        self.sizes["C"] = self.blocks.most * self.blocks.rows / own * over
+        self.multiplied_rows = self.blocks.even / self.blocks.most
 
     def graph(self) -> Graph:
         """What was recorded, the nodes since the layers as the last segment."""

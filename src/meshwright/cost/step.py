@@ -18,6 +18,7 @@ a message.
 """
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -26,7 +27,7 @@ from typing import Any
 from meshwright.cost.collectives import CollectivePrice, collective_seconds
 from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer
-from meshwright.cost.memory import update_work
+from meshwright.cost.memory import host_state_bytes, offloaded_bytes, update_work
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops
 from meshwright.cost.priced import PricedCollective
@@ -37,13 +38,18 @@ from meshwright.layout import Layout
 from meshwright.notation.array import Axes
 from meshwright.units import format_seconds
 
+# What the terms of transfers between chip and host are bound by.
+HOST = "host_link"
 # Shorter than anything that is priced, and no zero to divide by.
 _AN_INSTANT = 1e-30
 
 
 @dataclass(frozen=True)
 class Term:
-    """A share of the step. bound: what would have to be faster: compute, hbm, ici, dcn, bubble or launch."""
+    """A share of the step.
+
+    bound: what would have to be faster: compute, hbm, ici, dcn, host_link, bubble or launch.
+    """
 
     name: str
     seconds: float
@@ -157,7 +163,7 @@ class StepPricer:
         def timed(one: SegmentPass) -> TimedPass:
             return TimedPass(one, lambda transfer: self._price(transfer).seconds, self.chip)
 
-        return timed_passes(self.graph, self.layout.remat, self.dtypes, self.chip, timed)
+        return timed_passes(self.graph, self.layout, self.layout.remat, self.dtypes, self.chip, timed)
 
     def _add_once(self, sums: "_Sums", timed: "list[list[TimedPass]]", counts: Counts) -> None:
         """What a step does once hides under what one microbatch's passes leave.
@@ -212,10 +218,23 @@ class StepPricer:
         layout, launch = self.layout, self.chip.step.launch_seconds
         update = work_seconds(update_work(self.graph, layout), "update", self.dtypes, self.chip)
         sums.add("optimizer", *update)
+        sums.add(
+            "optimizer state from and to the host", host_update_seconds(self.graph, layout, self.chip), HOST
+        )
         if layout.weight_axes:
             sums.add_transfer(norm_transfer(layout.weight_axes), "update", 1, 1.0)
         if launch:
             sums.add("launch", launch * layout.microbatches, "launch")
+
+
+def host_update_seconds(graph: Graph, layout: Layout, chip: Chip) -> Any:
+    """Seconds in which the optimizer's state comes from the host for an update, and goes back after it."""
+    return 2 * host_seconds(host_state_bytes(graph, layout), chip)
+
+
+def host_seconds(num_bytes: Any, chip: Chip) -> Any:
+    """Seconds of a transfer between chip and host, one way. A CPU's memory is the host's."""
+    return 0.0 * num_bytes if chip.kind == "cpu" else num_bytes / chip.host_link_bytes_per_second
 
 
 def norm_transfer(axes: Axes) -> Transfer:
@@ -273,8 +292,8 @@ class TimedPass:
     seconds_of: of one run of a transfer; arrays where the pass is one of many layouts. each, once: a
     transfer with the seconds of its runs in a row. exposed: the share of its hideable transfers that does
     not hide, waiting: of those that compute needs at once. prefetched: seconds of reading weights that were
-    read ahead. room: seconds that could hide more. held_up:
-    seconds that the chip waits for the host to launch the pass.
+    read ahead. room: seconds that could hide more. held_up: seconds that the chip waits for the host to
+    launch the pass. for_host: that it waits for activations on their way between chip and host.
     """
 
     def __init__(self, work: SegmentPass, seconds_of: Callable[[Transfer], Any], chip: Chip) -> None:
@@ -294,10 +313,18 @@ class TimedPass:
         self.seconds = larger(busy, launches)
         self.held_up = self.seconds - busy
         self.room = work.seconds - covered + self.held_up
+        self.for_host: Any = 0.0
 
     @property
     def exposed(self) -> float:
         return 1 - self._hidden / self._behind if self._behind else 0.0
+
+    def beside(self, transfer_seconds: Any) -> "TimedPass":
+        """This pass beside a transfer between chip and host, which it is not shorter than."""
+        found = copy(self)
+        found.seconds = larger(self.seconds, transfer_seconds)
+        found.for_host = found.seconds - self.seconds
+        return found
 
 
 _SENT_TOGETHER = ("weights", "gradients", "updated weights")
@@ -327,12 +354,28 @@ def _sent_together(
 
 
 def timed_passes(
-    graph: Graph, remat: str, dtypes: Dtypes, chip: Chip, timed: Callable[[SegmentPass], TimedPass]
+    graph: Graph,
+    layout: Layout,
+    remat: str,
+    dtypes: Dtypes,
+    chip: Chip,
+    timed: Callable[[SegmentPass], TimedPass],
 ) -> list[list[TimedPass]]:
-    """For each segment its pass in each of the graph's directions, `timed`."""
-    return [
-        list(map(timed, passes(segment, graph.directions, remat, dtypes, chip))) for segment in graph.segments
-    ]
+    """For each segment its pass in each of the graph's directions, `timed`.
+
+    Where activations are offloaded, those of a layer go while the next layer's are made, and come back before
+    its backward pass: each of the two passes takes at least as long as that transfer.
+    """
+    found = []
+    for segment in graph.segments:
+        of_segment = list(map(timed, passes(segment, graph.directions, remat, dtypes, chip)))
+        if layout.offload and segment.source:
+            sent = host_seconds(offloaded_bytes(segment, remat), chip)
+            of_segment = [
+                one if one.work.direction == "recompute" else one.beside(sent) for one in of_segment
+            ]
+        found.append(of_segment)
+    return found
 
 
 def stage_times(timed: list[list[TimedPass]], counts: Counts) -> tuple[Any, Any, Any]:
@@ -401,6 +444,7 @@ class _Sums:
             share = one.waiting if transfer.critical else one.exposed
             self.add_transfer(transfer, one.work.direction, times * idle, share / idle, seconds)
         self.add("host launches", one.held_up * times, "launch")
+        self.add("activations to and from the host", one.for_host * times, HOST)
 
     def add_transfer(
         self,

@@ -34,6 +34,7 @@ from meshwright.layout.rules import (
     gathered_positions,
     planned_contraction,
     shared_by_heads,
+    summed_by_token,
 )
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.short import (
@@ -53,7 +54,7 @@ from meshwright.layout.short import (
 )
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.einsum import Contraction, Reshard
+from meshwright.notation.einsum import Contraction, Reshard, cotangent
 from meshwright.notation.mesh import Mesh
 
 
@@ -82,6 +83,13 @@ class Layout:
             raise LayoutError(
                 f"layout: interleave = {self.schedule.interleave} chunks a stage with pipe = 1; "
                 "fits: pipe above 1"
+            )
+        rows, columns = self.table.axes_of("C"), self.table.axes_of("M")
+        if self.schedule.grouped and set(rows) & set(columns):
+            raise LayoutError(
+                f"layout.rules.activations: C = {list(rows)} with M = {list(columns)}: grouped products need "
+                "all rows where the columns of an expert are split; fits: C without "
+                + ", ".join(sorted(set(rows) & set(columns)))
             )
 
     # The short form
@@ -145,7 +153,8 @@ class Layout:
         form, schedule, precision = parted(words)
         mesh, rules, known = self.mesh, self.rules, self._known_form
         new_schedule = replace(self.schedule, **schedule) if schedule else self.schedule
-        if self.pipe > 1 and new_schedule.is_alike != self.schedule.is_alike:
+        alike = self.pipe == 1 or new_schedule.is_alike == self.schedule.is_alike
+        if not alike or (new_schedule.grouped != self.schedule.grouped and self.form):
             form = {**form, "pipe": form.get("pipe", self.pipe)}  # the rules follow from both
         if form:
             if self.form is None:
@@ -270,6 +279,10 @@ class Layout:
         return self.schedule.offload
 
     @property
+    def offload_optimizer(self) -> bool:
+        return self.schedule.offload_optimizer
+
+    @property
     def weights_dtype(self) -> str:
         return self.precision.weights_dtype
 
@@ -385,6 +398,35 @@ class Layout:
         """The way back of `to_experts`."""
         return both_ways(self.activation(name, "ECD"), self.routed(name))
 
+    def tokens_to_experts(self, name: str) -> Reshard:
+        """From x[B, T, D] to the tokens that the experts of a device meet, for grouped products.
+
+        Every device of a group of experts reads all of the group's tokens, and adds to their cotangents.
+
+        >>> print(*Layout.of(fsdp=4, expert=2, grouped=True).tokens_to_experts("x").forward)
+        AllGather_{expert} x[B_{fsdp,expert}, T, D] -> x[B_fsdp, T, D]
+        """
+        tokens, rows = self.activation(name, "BTD"), self.activation(name, "ECD")
+        met = {letter: _among(tokens.axes_of(letter), rows.axes_of("C")) for letter in "BT"}
+        used = tokens.replace(axes={**met, "D": rows.axes_of("D")})
+        return Reshard(tokens, used, cotangent(used).replace(unreduced=(*self.expert_axes, *self._parts)))
+
+    def gates_to_experts(self, name: str) -> Reshard:
+        """From gates[B, T, E] to those that a device's own experts have for the tokens that they meet."""
+        gates, met = self.activation(name, "BTE"), self.tokens_to_experts(name).used
+        used = gates.replace(axes={"B": met.axes_of("B"), "T": met.axes_of("T"), "E": self.expert_axes})
+        return Reshard(gates, used, cotangent(used).replace(unreduced=self._parts))
+
+    def tokens_from_experts(self, name: str) -> Reshard:
+        """From what each device's experts, and its columns of them, add to the tokens to x[B, T, D]."""
+        there = self.tokens_to_experts(name)
+        return both_ways(there.used.replace(unreduced=there.yielded.unreduced), there.given)
+
+    @cached_property
+    def _parts(self) -> Axes:
+        """The axes that split the columns of an expert."""
+        return self.activation("h", "ECM").axes_of("M")
+
     def tokens(self, name: str) -> ShardedArray:
         """The sharding of tokens, targets and positions: x[B, T]'s, but whole over axes that split heads."""
         array = self.activation(name, "BT")
@@ -436,7 +478,8 @@ class Layout:
         >>> print(*Layout.of(fsdp=4).contraction("wq", "BTD,DNH->BTNH").steps)
         AllGather_{fsdp} wq[D_fsdp, N, H] -> wq[D, N, H]
         """
-        return planned_contraction(self.rules, self.table, name, spec)
+        plan = summed_by_token if self.schedule.grouped and "C" in spec else planned_contraction
+        return plan(self.rules, self.table, name, spec)
 
     def contractions(self, specs: Mapping[str, str]) -> list[tuple[Reshard, dict[str, Contraction]]]:
         """Contractions of one input by the names of their weights, grouped by how the input moves to them.
@@ -467,6 +510,10 @@ class Layout:
         check_batch(self, num_sequences, seq_len)
         if self.phase == "generate" and num_sequences is not None:
             check_cache(self, config, num_sequences)
+
+
+def _among(axes: Axes, some: Axes) -> Axes:
+    return tuple(axis for axis in axes if axis in some)
 
 
 def _table(name: str, values: object) -> dict:

@@ -18,7 +18,8 @@ class Precision:
 
     weights_dtype: stored weights; narrower than bf16 only where nothing is trained. kv_dtype: the cache of
     keys and values in inference (None: compute_dtype). compute_dtype: activations and gathers. matmul_dtype:
-    the operands of matmuls alone (None: compute_dtype). gradients_dtype: gradients (None: weights_dtype).
+    the operands of matmuls alone (None: compute_dtype). gradients_dtype: gradients, as they are
+    summed over devices (None: compute_dtype) and over microbatches (None: weights_dtype).
     optimizer: of OPTIMIZERS; optimizer_dtype: of its state, such as Adam's two moments. master_weights:
     whether a float32 copy lies beside the weights.
     """

@@ -11,13 +11,13 @@ no name: a weight split over another of its dimensions, heads replicated, a cach
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.einsum import Contraction, Reshard, Roles, contraction, cotangent
+from meshwright.notation.einsum import ChosenSteps, Contraction, Reshard, Roles, contraction, cotangent
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.operation import placed
 
@@ -244,6 +244,18 @@ def planned_contraction(rules: Rules, activations: Table, name: str, spec: str) 
     elected: Roles = placed((given, used), product, wanted=True, stored=frozenset({name})).roles
     fixed = {axis: dim for dim, axes in zip(used.dims, used.axes, strict=True) for axis in axes}
     return contraction(spec, given, weight, product, {**elected, **fixed})
+
+
+@lru_cache(maxsize=4096)
+def summed_by_token(rules: Rules, activations: Table, name: str, spec: str) -> Contraction:
+    """A contraction of an expert's rows whose partial sums over M are left to the tokens, which are fewer.
+
+    That is y[E, C, D] forward, and the cotangent of d[E, C, D].
+    """
+    plan = planned_contraction(rules, activations, name, spec)
+    if plan.einsum.contracted == "M":
+        return replace(plan, out=plan.product)
+    return replace(plan, lhs_chosen=ChosenSteps(backward=()))
 
 
 @lru_cache(maxsize=8192)

@@ -59,10 +59,12 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     features = {
         f"offload=true with pipe={layout.pipe}": schedule.offload and layout.pipe > 1,
         "offload=true": schedule.offload and is_inference,
+        "offload_optimizer=true": schedule.offload_optimizer and is_inference,
+        "grouped=true": schedule.grouped and is_inference,
+        f"grouped=true with matmul_dtype={precision.matmul_dtype}": schedule.grouped
+        and precision.matmul_dtype not in (None, precision.compute_dtype),
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
-        not in (None, precision.compute_dtype, *(["int8"] if is_inference else [])),
-        f"gradients_dtype={precision.gradients_dtype}": not is_inference
-        and precision.gradients_dtype not in (None, precision.weights_dtype),
+        not in (None, precision.compute_dtype, "int8", *([] if is_inference else ["fp8"])),
         f"optimizer_dtype={precision.optimizer_dtype}": not is_inference
         and precision.optimizer_dtype not in DTYPES,
         f"weights_dtype={precision.weights_dtype}": not is_inference

@@ -15,9 +15,10 @@ class Schedule:
     microbatches: of one step; without stages they accumulate gradients. pipeline: the order of passes over
     the stages (layout/pipeline/). interleave: chunks of layers a stage. remat: what the backward pass
     recomputes ("none", the scores of "attention", all but "matmuls" and attention, "alternate" ones of these
-    matmuls as well, the "full" block). offload: saved activations wait in the host's memory. capacity: how
+    matmuls as well, the "full" block). offload: saved activations wait in the host's memory.
+    offload_optimizer: so do the optimizer's state and float32 weights between updates. capacity: how
     many times its even share of a device's tokens an expert takes at most, the others going past it (None:
-    all that choose it).
+    all that choose it). grouped: rows are sorted by expert and only those are multiplied (layout/grouped.py).
     """
 
     microbatches: int = 1
@@ -25,7 +26,9 @@ class Schedule:
     interleave: int = 1
     remat: str = "none"
     offload: bool = False
+    offload_optimizer: bool = False
     capacity: float | None = None
+    grouped: bool = False
 
     def __post_init__(self) -> None:
         for name in ("microbatches", "interleave"):
@@ -33,6 +36,11 @@ class Schedule:
         if self.capacity is not None and not (isinstance(self.capacity, int | float) and self.capacity > 0):
             raise LayoutError(
                 f"layout: capacity = {self.capacity!r}; it must be a number above 0, such as 1.25"
+            )
+        if self.grouped and self.capacity is not None:
+            raise LayoutError(
+                f"layout: capacity = {self.capacity} with grouped = true, under which experts take all the "
+                "tokens that choose them; fits: one of the two"
             )
         for name, value, known in (("remat", self.remat, REMATS), ("schedule", self.pipeline, SCHEDULES)):
             if value not in known:

@@ -50,6 +50,15 @@ def at_most(num_trips: int) -> str:
     return f"at_most_{num_trips}_trips"
 
 
+def by_even_load(num_trips: int) -> str:
+    """The scope of a loop over the rows of experts that runs so many times where all get as much.
+
+    >>> by_even_load(64)
+    'by_even_load_64_trips'
+    """
+    return f"by_even_load_{num_trips}_trips"
+
+
 class Ops(Protocol):
     """What every reader of the forward pass offers. Values are its own (arrays or symbols).
 

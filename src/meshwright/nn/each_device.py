@@ -50,7 +50,8 @@ def with_gradient(
 ) -> Callable[..., Array]:
     """`each_device`, differentiated in its first arguments by what `local` saves, each device its own.
 
-    Cotangents are sums over the axes that split the result and not the argument. kept: the name, for remat
+    Cotangents are sums over the axes that split the result and not the argument, and stay partial over those
+    that the argument is typed `reduced` over. kept: the name, for remat
     policies, of the result and of what is saved beside it and the arguments. constants: makes what `local`
     takes after the blocks, anew in each pass: no pass saves it for another.
     """
@@ -91,8 +92,9 @@ def with_gradient(
 
     def backward(residuals: Any, d_out: Array) -> tuple[Array | None, ...]:
         arrays, saved = residuals
-        specs = (*given, out_spec), [own] * len(saved), out_spec
-        found = each_device(pulled_back, specs, given[:num_differentiated])(arrays, saved, d_out)
+        specs = (*given, out_spec), [own] * len(saved), of_cotangent(out_spec)
+        taken = tuple(of_cotangent(spec) for spec in given[:num_differentiated])
+        found = each_device(pulled_back, specs, taken)(arrays, saved, d_out)
         return (*found, *[None] * (len(given) - num_differentiated))
 
     @jax.custom_vjp
@@ -103,14 +105,31 @@ def with_gradient(
     return run
 
 
+def of_cotangent(spec: PartitionSpec) -> PartitionSpec:
+    """The sharding of a cotangent: partial where the array is typed `reduced`, and the other way round."""
+    return PartitionSpec(*spec.partitions, unreduced=spec.reduced, reduced=spec.unreduced)
+
+
+def spec_of(x: Array) -> PartitionSpec:
+    """The sharding of every dimension of x."""
+    spec = jax.typeof(x).sharding.spec
+    parts = (*spec.partitions, *[None] * (x.ndim - len(spec.partitions)))
+    return PartitionSpec(*parts, unreduced=spec.unreduced, reduced=spec.reduced)
+
+
 def _summed(cotangent: Array, spec: PartitionSpec, out_spec: PartitionSpec) -> Array:
-    axes = tuple(axis for axis in _axes(out_spec) if axis not in _axes(spec))
+    known = {*_axes(spec), *spec.reduced, *spec.unreduced}
+    axes = tuple(axis for axis in (*_axes(out_spec), *out_spec.unreduced) if axis not in known)
     return lax.psum(cotangent, axes) if axes else cotangent
 
 
 def _axes(spec: PartitionSpec) -> Axes:
-    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec.partitions]
-    return tuple(axis for entry in entries for axis in entry)
+    return tuple(axis for entry in spec.partitions for axis in axes_of(entry))
+
+
+def axes_of(entry: Any) -> Axes:
+    """The axes that one entry of a PartitionSpec names."""
+    return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def _mapped(local: Callable[..., Any], given: Sequence[PartitionSpec], taken: Any) -> Callable[..., Any]:
@@ -139,4 +158,4 @@ def _mapped(local: Callable[..., Any], given: Sequence[PartitionSpec], taken: An
 
 
 def _over_stages(spec: PartitionSpec) -> PartitionSpec:
-    return PartitionSpec(_STAGES, *spec)
+    return PartitionSpec(_STAGES, *spec.partitions, unreduced=spec.unreduced, reduced=spec.reduced)

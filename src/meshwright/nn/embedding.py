@@ -13,23 +13,52 @@ from jax import Array, lax
 from jax.sharding import reshard
 
 from meshwright.layout import Layout
+from meshwright.nn.execute import SentIn
 from meshwright.nn.mesh import partition_spec, reduced_axes
 from meshwright.notation.array import ShardedArray
 
 
-def embed_positions(positions: Array, table: Array, layout: Layout) -> Array:
-    """x[B, T, D] of positions[B, T] and table[W, D_fsdp]: gathered over fsdp, each device its own rows."""
+def embed_positions(positions: Array, table: Array, layout: Layout, sent_in: SentIn | None = None) -> Array:
+    """x[B, T, D] of positions[B, T] and table[W, D_fsdp]: gathered over fsdp, each device its own rows.
+
+    x has the type that the table is sent in, by default its own.
+    """
+    sent_in = sent_in or SentIn(table.dtype, table.dtype)
     stored, out = layout.weight("positions", "WD"), layout.activation("x", "BTD")
     used = stored.replace(axes={"W": (), "D": out.axes_of("D")})
     mine = ShardedArray("positions", ("B", "T"), out.axes[:2])
 
     def local(positions_local: Array, table_local: Array) -> Array:
-        return _gathered(_own(table_local, stored, mine), stored, used, mine)[positions_local]
+        table_local = _fetched(table_local, stored, used, mine, sent_in)
+        return table_local[positions_local].astype(sent_in.forward)
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)
     specs = (partition_spec(mine), partition_spec(stored, kept))
     looked_up = jax.shard_map(local, in_specs=specs, out_specs=partition_spec(out))
     return looked_up(reshard(positions, specs[0]), table)
+
+
+def _fetched(
+    table_local: Array, stored: ShardedArray, used: ShardedArray, looked_up: ShardedArray, sent_in: SentIn
+) -> Array:
+    """A table's shard as it is used, in the wider of both types; its gradient is summed in its own."""
+
+    def gathered(table_local: Array) -> Array:
+        return _gathered(_own(table_local, stored, looked_up), stored, used, looked_up)
+
+    if sent_in.forward == sent_in.backward:
+        return gathered(table_local.astype(sent_in.forward))
+
+    @jax.custom_vjp
+    def fetched(table_local: Array) -> Array:
+        return gathered(table_local.astype(sent_in.forward)).astype(sent_in.wider)
+
+    def backward(table_local: Array, d_used: Array) -> tuple[Array]:
+        _, pull_back = jax.vjp(gathered, table_local.astype(sent_in.backward))
+        return (pull_back(d_used.astype(sent_in.backward))[0].astype(table_local.dtype),)
+
+    fetched.defvjp(lambda table_local: (fetched(table_local), table_local), backward)
+    return fetched(table_local)
 
 
 def _own(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> Array:
@@ -60,8 +89,14 @@ def _gathered(table_local: Array, stored: ShardedArray, used: ShardedArray, look
     return table_local
 
 
-def embed(tokens: Array, table: Array, layout: Layout, *, is_column: bool = False) -> Array:
-    """x[B, T, D] of tokens[B, T]; is_column: of a table[V_tensor, 1], of which no axis splits D."""
+def embed(
+    tokens: Array, table: Array, layout: Layout, sent_in: SentIn | None = None, *, is_column: bool = False
+) -> Array:
+    """x[B, T, D] of tokens[B, T]; is_column: of a table[V_tensor, 1], of which no axis splits D.
+
+    x has the type that the table is sent in, by default its own.
+    """
+    sent_in = sent_in or SentIn(table.dtype, table.dtype)
     stored = layout.weight("embed", "VD")
     out = layout.activation("x", "BTD")
     used, ids = layout.contraction("embed", "BTV,VD->BTD").rhs_computed, layout.tokens("tokens")
@@ -73,12 +108,12 @@ def embed(tokens: Array, table: Array, layout: Layout, *, is_column: bool = Fals
     summed = tuple(axis for axis in split_vocab if axis not in scattered)
 
     def local(tokens_local: Array, table_local: Array) -> Array:
-        table_local = _gathered(_own(table_local, stored, ids), stored, used, ids)
+        table_local = _fetched(table_local, stored, used, ids, sent_in)
         if not split_vocab:
-            return table_local[tokens_local]
+            return table_local[tokens_local].astype(sent_in.forward)
         rows = tokens_local - lax.axis_index(split_vocab) * table_local.shape[0]
         mine = (rows >= 0) & (rows < table_local.shape[0])
-        x_local = jnp.where(mine[..., None], table_local[jnp.where(mine, rows, 0)], 0)
+        x_local = jnp.where(mine[..., None], table_local[jnp.where(mine, rows, 0)], 0).astype(sent_in.forward)
         if summed:
             x_local = lax.psum(x_local, summed)
         if scattered:

@@ -8,9 +8,10 @@ what uses it more than once shares the one reduction.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import reshard
 
@@ -30,10 +31,23 @@ def contract(plan: Contraction, dtype: Any, lhs: Array, rhs: Array) -> Array:
     return apply_reshard(plan.out_reshard, local_product(plan, dtype, lhs, rhs))
 
 
-def apply_reshard(reshard: Reshard, x: Array) -> Array:
+class SentIn(NamedTuple):
+    """The types in which an array and its cotangent travel, where these are not those that they have."""
+
+    forward: Any
+    backward: Any
+
+    @property
+    def wider(self) -> Any:
+        """The type of what arrives, which a cotangent in either has room in."""
+        return jnp.promote_types(self.forward, self.backward)
+
+
+def apply_reshard(reshard: Reshard, x: Array, sent_in: SentIn | None = None) -> Array:
     """`x`, sharded as `reshard.given`, as `reshard.used`; its cotangent comes from `reshard.yielded`.
 
-    Where `x` is typed `reduced` its cotangent stays a partial sum over those axes.
+    Where `x` is typed `reduced` its cotangent stays a partial sum over those axes. sent_in: what arrives is
+    rounded to its `forward`, and has the type of the wider of both.
     """
     if reshard.given.same_layout(reshard.used) and not reshard.yielded.unreduced:
         return x
@@ -43,10 +57,15 @@ def apply_reshard(reshard: Reshard, x: Array) -> Array:
 
     @jax.custom_vjp
     def moved(x: Array) -> Array:
-        return run_to(x, reshard.forward, reshard.used, reshard.yielded.unreduced)
+        if sent_in:
+            x = x.astype(sent_in.forward)
+        used = run_to(x, reshard.forward, reshard.used, reshard.yielded.unreduced)
+        return used.astype(sent_in.wider) if sent_in else used
 
     def backward(_: None, d_used: Array) -> tuple[Array]:
-        return (run_to(d_used, steps_home, home, reshard.given.unreduced),)
+        if sent_in:
+            d_used = d_used.astype(sent_in.backward)
+        return (run_to(d_used, steps_home, home, reshard.given.unreduced).astype(x.dtype),)
 
     moved.defvjp(lambda x: (moved(x), None), backward)
     return moved(x)

@@ -5,6 +5,8 @@ that stays a partial sum over them: every device adds up its own over the microb
 reduces them once a step. ZeRO 1 and 2 keep weights whole whose gradients are scattered, which no type of
 the weight can say: there the shard of the weight that a device updates is differentiated instead, and
 `Scattered` carries both into the layers, so that each layer's gradient is scattered where it is made.
+So it is where gradients have another type than weights (`gradients_dtype`), in which they are summed and
+added up: the shard has that type then.
 """
 
 from collections.abc import Callable
@@ -19,9 +21,9 @@ from jax.sharding import PartitionSpec
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param
-from meshwright.nn.execute import run_steps
+from meshwright.nn.execute import SentIn, run_steps
 from meshwright.nn.mesh import partition_spec, reduced_axes
-from meshwright.nn.params import build, flatten, joined, trained
+from meshwright.nn.params import JAX_DTYPES, build, flatten, joined, trained
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import cotangent
@@ -67,9 +69,8 @@ def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
 
     def leaf(path: str, letters: str, weight: Array) -> Array:
         gradient = accumulated(layout, path, letters)
-        return jax.sharding.reshard(
-            weight, partition_spec(gradient.replace(unreduced=()), gradient.unreduced)
-        )
+        spec = partition_spec(gradient.replace(unreduced=()), gradient.unreduced)
+        return jax.sharding.reshard(weight, spec).astype(JAX_DTYPES[_added_in(layout)])
 
     return _mapped(config, leaf, params)
 
@@ -81,7 +82,7 @@ def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> An
     """
 
     def leaf(path: str, letters: str, weight: Array, differentiated: Array) -> Array | Scattered:
-        if _is_scattered(layout, path, letters):
+        if _is_scattered(layout, path, letters) or _added_in(layout) != layout.weights_dtype:
             return Scattered(weight, differentiated, letters.lstrip("L"))
         return differentiated
 
@@ -90,7 +91,11 @@ def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> An
 
 
 def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
-    """The whole weight in `dtype`, in which its gradient then travels."""
+    """The weight, whose gradient is that of its shard; where that is scattered, in `dtype` and sent so."""
+    shard_dtype = weight.shard.dtype
+    if not _is_scattered(layout, name, weight.letters):
+        return _retyped(weight)
+    sent_in = sent_types(layout, dtype) or SentIn(dtype, dtype)
     own = layout.weight(name, weight.letters)
     yielded = cotangent(own).replace(unreduced=summed_over(layout, weight.letters))
     kept = reduced_axes(jax.typeof(weight.shard).sharding.spec)
@@ -98,18 +103,46 @@ def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
 
     @jax.custom_vjp
     def whole(weight: Array, shard: Array) -> Array:
-        return jax.sharding.reshard(weight.astype(dtype), partition_spec(own, yielded.unreduced))
+        used = jax.sharding.reshard(weight.astype(dtype), partition_spec(own, yielded.unreduced))
+        return used.astype(sent_in.wider)
 
     def forward(weight: Array, shard: Array) -> tuple[Array, None]:
         return whole(weight, shard), None
 
     def backward(_: None, d_weight: Array) -> tuple[None, Array]:
-        return None, run_steps(d_weight, reshard(yielded, home)).astype(shard_dtype)
+        return None, run_steps(d_weight.astype(sent_in.backward), reshard(yielded, home)).astype(shard_dtype)
 
-    shard_dtype = weight.shard.dtype
     whole.defvjp(forward, backward)
     with jax.named_scope(name):
         return whole(weight.weight, weight.shard)
+
+
+def _retyped(weight: Scattered) -> Array:
+    """The weight, whose cotangent has the type of its shard, and lies as it."""
+    spec, wider = jax.typeof(weight.shard).sharding.spec, weight.weight.dtype
+    wider = jnp.promote_types(wider, weight.shard.dtype)
+
+    @jax.custom_vjp
+    def whole(weight: Array, shard: Array) -> Array:
+        return jax.sharding.reshard(weight, spec).astype(wider)
+
+    def forward(weight: Array, shard: Array) -> tuple[Array, None]:
+        return whole(weight, shard), None
+
+    shard_dtype = weight.shard.dtype
+    whole.defvjp(forward, lambda _, d_weight: (None, d_weight.astype(shard_dtype)))
+    return whole(weight.weight, weight.shard)
+
+
+def sent_types(layout: Layout, dtype: Any) -> SentIn | None:
+    """How weights in `dtype` and their gradients travel in training; None where both do in that."""
+    name = layout.gradients_dtype if layout.phase == "train" else None
+    return None if name is None or JAX_DTYPES[name] == dtype else SentIn(dtype, JAX_DTYPES[name])
+
+
+def _added_in(layout: Layout) -> str:
+    """The type in which the gradients of microbatches are added up, and the optimizer gets them."""
+    return layout.gradients_dtype or layout.weights_dtype
 
 
 def zeros(config: ModelConfig, layout: Layout, leaves: Any) -> Any:

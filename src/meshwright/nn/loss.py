@@ -74,7 +74,7 @@ def loss_by_chunks(
 
     def of_chunk(x: Array, targets: Array, w: Array) -> tuple[Array, Any]:
         with jax.named_scope(names.product):
-            logits = local_einsum(plan, x, w, jnp.float32)
+            logits = local_einsum(plan, x, w.astype(dtype), jnp.float32)
         with jax.named_scope(names.loss):
             return jax.vjp(lambda logits: nats(logits, targets), logits)
 
@@ -96,7 +96,7 @@ def loss_by_chunks(
                 (d_logits,) = pull_back(jnp.full_like(found, 1 / targets.size))
             with jax.named_scope(BACKWARD), jax.named_scope(names.product):
                 d_logits = d_logits.astype(dtype)
-                d_x = local_einsum(plan.lhs_gradient, d_logits, w, dtype)
+                d_x = local_einsum(plan.lhs_gradient, d_logits, w.astype(dtype), dtype)
                 return d_w + local_einsum(by_rows, own[0], d_logits, jnp.float32), (found, d_x)
 
         by_rows = _states_first(plan.rhs_gradient)
@@ -104,7 +104,7 @@ def loss_by_chunks(
         nothing = jnp.zeros(shape, jnp.float32, out_sharding=partition_spec(by_rows.product))
         d_w, (found, d_x) = lax.scan(chunk, nothing, (_cut(x, count), _cut(targets, count)))
         with jax.named_scope(BACKWARD), jax.named_scope(names.product):
-            d_w = (d_w if by_rows is plan.rhs_gradient else d_w.T).astype(dtype)
+            d_w = (d_w if by_rows is plan.rhs_gradient else d_w.T).astype(w.dtype)
         return mean(found), (_joined(d_x), d_w)
 
     def backward(gradients: tuple[Array, Array], d_loss: Array) -> tuple[Array, ...]:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
-from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.config import Layer, ModelConfig, MoE
 from meshwright.models.count import cache_arrays
 from meshwright.models.transformer import Places, input_of, spelt_out
 from meshwright.nn.attention import (
@@ -38,9 +38,18 @@ from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import apply_reshard
 from meshwright.nn.experts import combine, dispatch, gates_of, router_losses
 from meshwright.nn.flash import flash_kernels
-from meshwright.nn.gradients import Scattered, read
+from meshwright.nn.gradients import Scattered, read, sent_types
+from meshwright.nn.grouped import (
+    Routes,
+    biased_rows,
+    grouped_product,
+    routes_of,
+    rows_of_tokens,
+    tokens_of_rows,
+)
 from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
 from meshwright.nn.mesh import partition_spec
+from meshwright.nn.narrow import narrow_product
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
 from meshwright.nn.stack import KindInLoop, run_layers, run_stage
@@ -98,7 +107,11 @@ class JaxOps:
         self.router_losses = router_losses
         self._of_routers: list[Array] = []  # of the layer that is being traced
         self.dtype = JAX_DTYPES[layout.compute_dtype]
+        self._sent_in = sent_types(layout, self.dtype)
+        narrow = layout.matmul_dtype if layout.phase == "train" else None
+        self._narrow = None if narrow == layout.compute_dtype else narrow
         self._num_products = 0  # of the layer that is being traced
+        self._routes: Routes | None = None  # of the experts that are being traced, if grouped
         self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
 
     def of_validation(self) -> "JaxOps":
@@ -122,13 +135,16 @@ class JaxOps:
 
     def embed(self, name: str, tokens: Array, table: Array) -> Array:
         with jax.named_scope(name):
-            return embed(tokens, table.astype(self.dtype), self.layout)
+            return embed(tokens, self._table(table), self.layout, self._sent_in)
 
     def add_positions(self, name: str, x: Array, places: Places, table: Array) -> Array:
         with jax.named_scope(name):
-            return checkpoint_name(
-                x + embed_positions(places.positions, table.astype(self.dtype), self.layout), OPERATION
-            )
+            rows = embed_positions(places.positions, self._table(table), self.layout, self._sent_in)
+            return checkpoint_name(x + rows, OPERATION)
+
+    def _table(self, table: Array) -> Array:
+        """A table as its rows are looked up: in the type that it travels in, if its gradient has no other."""
+        return table if self._sent_in else table.astype(self.dtype)
 
     def scale(self, name: str, x: Array, factor: float) -> Array:
         with jax.named_scope(name):
@@ -154,9 +170,20 @@ class JaxOps:
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
         with jax.named_scope(name):
-            w = apply_reshard(plan.rhs_reshard, weight.astype(self.dtype))
-            y = apply_reshard(plan.out_reshard, local_product(plan, self.dtype, x, w))
-            return checkpoint_name(y, self._kind_of_product(plan))
+            w = self._fetched(plan, weight)
+            if self._routes and "C" in plan.einsum.letters:
+                y = grouped_product(x, w, self._routes, partition_spec(plan.product), plan.out.unreduced)
+            elif self._narrow:
+                y = narrow_product(plan, self.dtype, self._narrow, x, w)
+            else:
+                y = local_product(plan, self.dtype, x, w)
+            return checkpoint_name(apply_reshard(plan.out_reshard, y), self._kind_of_product(plan))
+
+    def _fetched(self, plan: Contraction, weight: Array) -> Array:
+        """A weight as its product reads it, whose gradient is summed in the type that the Layout says."""
+        if self._sent_in is None:
+            return apply_reshard(plan.rhs_reshard, weight.astype(self.dtype))
+        return apply_reshard(plan.rhs_reshard, weight, self._sent_in)
 
     def _kind_of_product(self, plan: Contraction) -> str:
         """MATMUL, or SECOND for every second product of a layer; sums of several devices are all kept."""
@@ -166,12 +193,13 @@ class JaxOps:
 
     def bias(self, name: str, y: Array, b: Array) -> Array:
         """y plus b, which has the last dimensions of y, or of y[E, C, M] the first and the last."""
-        is_of_experts = (y.ndim, b.ndim) == (3, 2)
-        dims = (0, 2) if is_of_experts else tuple(range(y.ndim - b.ndim, y.ndim))
+        is_of_experts = (y.ndim, b.ndim) == (3, 2) or bool(self._routes)
+        dims = (y.ndim - 3, y.ndim - 1) if is_of_experts else tuple(range(y.ndim - b.ndim, y.ndim))
         with jax.named_scope(name):
-            return checkpoint_name(
-                y + along(y, self._split_as(y, dims, b.astype(self.dtype)), dims), OPERATION
-            )
+            split = self._split_as(y, dims, b.astype(self.dtype))
+            if is_of_experts and self._routes:
+                return checkpoint_name(biased_rows(y, split, self._routes), OPERATION)
+            return checkpoint_name(y + along(y, split, dims), OPERATION)
 
     def _split_as(self, x: Array, dims: Sequence[int], vector: Array) -> Array:
         """A small weight split as the dimensions of x that it has."""
@@ -302,12 +330,28 @@ class JaxOps:
 
     def dispatch(self, name: str, x: Array, gates: Array) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has experts"
+        if self.layout.schedule.grouped:
+            return self._dispatch_groups(name, x, gates, self.config.moe)
         with jax.named_scope(name):
             rows = checkpoint_name(dispatch(x, gates, self.layout, self.config.moe), OPERATION)
             return checkpoint_name(apply_reshard(self.layout.to_experts("d"), rows), MATMUL)
 
+    def _dispatch_groups(self, name: str, x: Array, gates: Array, moe: MoE) -> Array:
+        """d[E, C, D] for grouped products: the tokens that a device's experts meet, sorted where they are."""
+        with jax.named_scope("gates"):
+            gates = checkpoint_name(apply_reshard(self.layout.gates_to_experts("gates"), gates), MATMUL)
+        with jax.named_scope(name):
+            x = checkpoint_name(apply_reshard(self.layout.tokens_to_experts("x"), x), MATMUL)
+            self._routes = routes_of(gates, self.layout, moe)
+            return checkpoint_name(rows_of_tokens(x, self._routes, self.layout), OPERATION)
+
     def combine(self, name: str, y: Array, gates: Array, like: Array) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has experts"
+        if self._routes:
+            with jax.named_scope(name):
+                total = tokens_of_rows(y, self._routes, self.layout)
+                self._routes = None
+                return checkpoint_name(apply_reshard(self.layout.tokens_from_experts("y"), total), MATMUL)
         with jax.named_scope(name):
             rows = checkpoint_name(apply_reshard(self.layout.from_experts("y"), y), MATMUL)
             return checkpoint_name(combine(rows, gates, self.layout, self.config.moe), OPERATION)
@@ -412,9 +456,9 @@ class JaxOps:
             return nats_of(capped, targets, masked=self.masked, z_loss=self.z_loss)
 
         count = num_chunks(plan, moved, targets.shape, self.layout.num_batch_shards)
-        if count > 1:
+        if count > 1 and not self._narrow:
             with jax.named_scope(weight):
-                w = apply_reshard(plan.rhs_reshard, weights[weight].astype(self.dtype))
+                w = self._fetched(plan, weights[weight])
             return loss_by_chunks(plan, self.dtype, x, w, targets, nats, count, Names(weight, name))
         (logits,) = self.einsums(x, weights, **head)
         if cap:

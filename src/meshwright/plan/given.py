@@ -12,6 +12,8 @@ from meshwright.layout import Layout
 NOT_SEARCHED = (
     "context_method",
     "offload",
+    "offload_optimizer",
+    "grouped",
     "matmul_dtype",
     "gradients_dtype",
     "optimizer",

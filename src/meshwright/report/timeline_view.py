@@ -28,6 +28,7 @@ _WORK = {
     "launch": ("rest", "launches"),
 }
 _WAITING, _BUBBLE = ("waiting", "waiting for links"), ("bubble", "pipeline bubble")
+_HOST = ("waiting", "waiting for the host's memory")
 _CARRIED = {"weights": "fsdp", "gradients": "gradients", "updated weights": "fsdp"}
 _OTHER = "exposed"
 _WIDTH, _LABELS, _ROW, _GAP, _TOP = 1060.0, 130.0, 26, 12, 62
@@ -111,6 +112,9 @@ def _idle(candidate: Candidate) -> Iterator[tuple[float, tuple[str, str]]]:
     bubble = sum(term.seconds for term in terms if term.bound == "bubble")
     if bubble > 0:
         yield bubble, _BUBBLE
+    host = sum(term.seconds for term in terms if term.bound == "host_link")
+    if host > 0:
+        yield host, _HOST
     links = sum(term.seconds for term in terms if term.bound in ("ici", "dcn"))
     rest = links - sum(one.exposed_seconds for one in candidate.cost.collectives)
     if rest > 1e-9 * candidate.step_seconds:

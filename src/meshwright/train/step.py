@@ -121,7 +121,11 @@ class CompiledStep:
                 fresh = init_params(self.config, self.layout, self.mesh, seed, only=adapters)
                 params = joined(self.config, params, fresh)
         with jax.set_mesh(self.mesh):
-            return jax.jit(self._with_moments)(params)
+            return jax.jit(self._first_state)(params)
+
+    def _first_state(self, params: Any) -> TrainState:
+        state = self._with_moments(params)
+        return replace(state, opt_state=self._waiting(state.opt_state))
 
     def _with_moments(self, params: Any) -> TrainState:
         mine = shards(self.config, self.layout, params)
@@ -136,11 +140,18 @@ class CompiledStep:
         params = abstract_params(self.config, self.layout, self.mesh)
         with jax.set_mesh(self.mesh):
             shapes = jax.eval_shape(self._with_moments, params)
-        return jax.tree.map(self._placed, shapes)
+        state = jax.tree.map(self._placed, shapes)
+        if not self.layout.offload_optimizer:
+            return state
+        return replace(state, opt_state=jax.tree.map(_on_the_host, state.opt_state))
 
     def _placed(self, leaf: Any) -> jax.ShapeDtypeStruct:
         spec = leaf.sharding.spec if leaf.sharding is not None else PartitionSpec()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec))
+
+    def _waiting(self, opt_state: Any) -> Any:
+        """The optimizer's state where it waits for the next update; its counters stay on the device."""
+        return _moved(opt_state, jax.memory.Space.Host) if self.layout.offload_optimizer else opt_state
 
     # Batches
 
@@ -175,9 +186,12 @@ class CompiledStep:
     @cached_property
     def jitted(self) -> Any:
         """The jitted step: (state, tokens[B, T+1]) -> (state, metrics). Call under the mesh."""
-        return jax.jit(
-            self._step, donate_argnums=0, compiler_options=compiler_options(self.mesh, self.options)
-        )
+        options = compiler_options(self.mesh, self.options)
+        if not self.layout.offload_optimizer:
+            return jax.jit(self._step, donate_argnums=0, compiler_options=options)
+        # Said, since XLA gives up donated memory of the host otherwise.
+        where = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
+        return jax.jit(self._step, donate_argnums=0, out_shardings=(where, None), compiler_options=options)
 
     @property
     def num_compiled(self) -> int:
@@ -248,7 +262,10 @@ class CompiledStep:
     def _step(self, state: TrainState, rows: Array) -> tuple[TrainState, dict[str, Array]]:
         (loss, of_routers), grads = self._losses_and_gradients(state.params, rows)
         with jax.named_scope("update"):
+            if self.layout.offload_optimizer:
+                state = replace(state, opt_state=_moved(state.opt_state, jax.memory.Space.Device))
             mine, opt_state = self._updated(state, grads)
+            opt_state = self._waiting(opt_state)
             params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
             metrics = {
                 "loss": loss,
@@ -310,6 +327,19 @@ class CompiledStep:
         zero = ((jnp.zeros(()), none_yet), zeros(config, layout, leaves))
         losses, grads = lax.scan(add, zero, jnp.arange(count))[0]
         return losses, summed(config, layout, grads)
+
+
+def _moved(tree: Any, space: Any) -> Any:
+    """Arrays of a pytree in another memory; single numbers stay where they are."""
+    return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, tree)
+
+
+def _on_the_host(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The type of an array in the host's memory, to which devices have access; numbers stay as they are."""
+    if not leaf.shape:
+        return leaf
+    sharding = leaf.sharding.with_memory_kind("pinned_host")
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _router_weights(config: ModelConfig, optimizer: OptimizerConfig) -> np.ndarray | None:

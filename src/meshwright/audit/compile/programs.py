@@ -57,6 +57,8 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
     if workload.phase == "train":
         candidate = price(plan.model, hardware, workload, layout)
         cost, memory = candidate.cost, candidate.memory
+        if by_cpu and layout.offload_optimizer:  # XLA:CPU counts what waits on the host among the rest
+            memory = price(plan.model, hardware, workload, layout.replace(offload_optimizer=False)).memory
         sequences = workload.num_sequences / layout.microbatches
         graph = record(plan.model, compiled, layout, sequences, workload.seq_len)
     else:

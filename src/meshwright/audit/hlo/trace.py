@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
-from meshwright.models.transformer import at_most
+from meshwright.models.transformer import at_most, by_even_load
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
 SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
@@ -16,7 +16,7 @@ _CALLS = frozenset({"fusion", "call", "async-start"})
 _CALLED = (
     "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
 )  # fmt: skip
-_AT_MOST = re.compile(at_most(0).replace("0", r"(\d+)"))
+_SAID = re.compile(rf"(?:{at_most(0)}|{by_even_load(0)})".replace("0", r"(\d+)"))
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
 
@@ -106,13 +106,13 @@ def run_count(program: Program, place: CallPath) -> int | None:
 def trip_count(program: Program, loop: TracedValue) -> int | None:
     """Iterations of a while: XLA's own figure, else from `i < bound`, `i = start`, `i += step`.
 
-    Where data say how many there are, the most that the loop's scope names (`at_most`).
+    Where data say how many there are, what the loop's scope names (`at_most`, `by_even_load`).
     """
     known = _KNOWN_TRIPS.search(loop.instruction.attributes.get("backend_config", ""))
     if known:
         return int(known[1])
-    if most := _AT_MOST.findall(loop.instruction.op_name):
-        return int(most[-1])
+    if said := _SAID.findall(loop.instruction.op_name):
+        return int("".join(said[-1]))
     named = loop.instruction.attributes
     condition = loop.place.enter(loop.instruction, program.computations[named["condition"].lstrip("%")])
     body = loop.place.enter(loop.instruction, program.computations[named["body"].lstrip("%")])

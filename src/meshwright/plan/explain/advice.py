@@ -23,6 +23,8 @@ _ADVICE = {
     "ici": "A larger batch gives more compute per gathered weight, a smaller tensor degree moves fewer "
     "activations, and fewer chips for the same batch wait less.",
     "dcn": "A larger batch per slice or node, or fewer of them, hides more of the slow links' time.",
+    "host_link": "More shards, narrower moments or a larger batch for each update shorten it, or keeping "
+    "on the chip what there is room for.",
     "bubble": "More microbatches, more chunks a stage (interleave), a zero-bubble schedule or fewer stages "
     "make the bubble smaller.",
     "launch": "Larger microbatches launch fewer kernels for the same work.",

@@ -12,6 +12,7 @@ RESOURCES = {
     "hbm": "memory traffic",
     "ici": "links between chips",
     "dcn": "links between slices",
+    "host_link": "the link to the host's memory",
     "bubble": "idle pipeline stages",
     "launch": "launches",
 }

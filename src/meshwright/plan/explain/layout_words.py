@@ -69,6 +69,8 @@ def describe(config: ModelConfig, workload: Workload, candidate: Candidate) -> I
     yield _REMATS.get(layout.remat, f"remat={layout.remat}.") + (
         " What is kept is offloaded to the host's memory." if layout.offload else ""
     )
+    if layout.offload_optimizer:
+        yield "The optimizer's state waits in the host's memory, and comes to the chips for each update."
 
 
 def _notation(config: ModelConfig, layout: Layout) -> str:

@@ -1,0 +1,64 @@
+"""Blocks of the rows of experts against counting, for the loads that tokens may make."""
+
+import numpy as np
+import pytest
+
+from meshwright.errors import LayoutError
+from meshwright.layout import Layout
+from meshwright.layout.grouped import blocks_of
+from meshwright.models.config import MoE
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 64, 1000, 4096])
+@pytest.mark.parametrize(("num_experts", "top_k", "own"), [(8, 2, 8), (8, 2, 1), (128, 8, 16), (4, 4, 2)])
+def test_no_load_makes_more_blocks_than_there_is_room_for(
+    num_tokens: int, num_experts: int, top_k: int, own: int
+) -> None:
+    moe, random = MoE(num_experts, top_k, 16), np.random.default_rng(num_tokens)
+    blocks = blocks_of(num_tokens, moe, own)
+    loads = []
+    for skew in (0.0, 2.0, 20.0):
+        scores = random.gumbel(size=(num_tokens, num_experts)) - skew * np.arange(num_experts)
+        chosen = np.argsort(-scores, axis=1)[:, :top_k]
+        loads.append([np.sum(chosen == expert) for expert in range(own)])
+    assert max(sum(-(-load // blocks.rows) for load in each) for each in loads) <= blocks.most
+    even = [top_k * num_tokens / num_experts] * own
+    assert blocks.even == min(sum(-(-load // blocks.rows) for load in even), blocks.most)
+
+
+def test_many_layouts_have_the_blocks_of_each() -> None:
+    moe, tokens = MoE(64, 4, 16), np.array([8.0, 500.0, 4096.0, 1e6])
+    found = blocks_of(tokens, moe, np.array([64, 32, 16, 8]))
+    for place, (num, own) in enumerate(zip(tokens, (64, 32, 16, 8), strict=True)):
+        one = blocks_of(float(num), moe, own)
+        assert [figure[place] for figure in found] == [one.rows, one.most, one.even]
+
+
+def test_few_rows_are_filled_up_where_experts_have_many() -> None:
+    """At an even load of 64 rows and more each, at most an eighth of the blocks' rows is filled up."""
+    moe = MoE(16, 2, 16)
+    for num_tokens in range(512, 9000, 8):
+        blocks = blocks_of(num_tokens, moe, 16)
+        assert 1 <= blocks.even * blocks.rows / (2 * num_tokens) <= 1.25
+
+
+def test_what_grouped_products_cannot_be_combined_with_is_said() -> None:
+    with pytest.raises(LayoutError, match=r"capacity = 1.25 with grouped = true.*fits: one of the two"):
+        Layout.parse("fsdp=2,grouped=true,capacity=1.25")
+    text = "fsdp=2,tensor=2,sequence_parallel=true"
+    values = Layout.parse(text).to_dict()
+    values["schedule"]["grouped"] = True
+    with pytest.raises(
+        LayoutError, match=r"C = \['fsdp', 'tensor'\] with M = \['tensor'\].*C without tensor"
+    ):
+        Layout.from_dict(values)
+
+
+def test_the_short_form_keeps_the_word_and_its_rules() -> None:
+    text = "fsdp=2,tensor=2,sequence_parallel=true,grouped=true,remat=none"
+    layout = Layout.parse(text)
+    assert str(layout) == text
+    assert Layout.from_dict(layout.to_dict()).form == layout.form
+    plain = Layout.parse("fsdp=2,tensor=2,sequence_parallel=true")
+    assert plain.replace(grouped=True) == layout
+    assert layout.replace(grouped=False) == plain

@@ -1,0 +1,52 @@
+"""Products of fp8 and int8 against the same in numpy, number by number."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from meshwright.layout import Layout
+from meshwright.nn.mesh import device_mesh
+from meshwright.nn.narrow import narrow_product
+
+LAYOUT = Layout.of(weights_dtype="f32", compute_dtype="f32")
+PLAN = LAYOUT.contraction("wq", "BTD,DNH->BTNH")
+RANDOM = np.random.default_rng(0)
+X, W = RANDOM.normal(size=(2, 3, 16)).astype(np.float32), RANDOM.normal(size=(16, 2, 5)).astype(np.float32)
+
+
+def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
+    """What is left of x where each line along `axes` is scaled to the type's largest number."""
+    largest = {"fp8": 448.0, "int8": 127.0}[kind]
+    scale = np.abs(x).max(axis=axes, keepdims=True) / largest
+    values = x / scale
+    return scale * (
+        np.round(values) if kind == "int8" else values.astype(ml_dtypes.float8_e4m3fn).astype("f4")
+    )
+
+
+@pytest.mark.parametrize(("kind", "far"), [("fp8", 0.1), ("int8", 0.02)])
+def test_each_operand_is_scaled_along_what_is_summed_over(kind: str, far: float) -> None:
+    d_y = np.cos(np.arange(2 * 3 * 2 * 5)).reshape(2, 3, 2, 5).astype(np.float32)
+
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        return narrow_product(PLAN, jnp.float32, kind, x, w)
+
+    def both(x: jax.Array, w: jax.Array) -> tuple:
+        y, pull_back = jax.vjp(product, x, w)
+        return y, *pull_back(jnp.asarray(d_y))
+
+    with jax.set_mesh(device_mesh(LAYOUT)):
+        found = jax.jit(both)(X, W)
+    parts = [
+        ("btd,dnh->btnh", (X, (2,)), (W, (0,))),
+        ("btnh,dnh->btd", (d_y, (2, 3)), (W, (1, 2))),
+        ("btd,btnh->dnh", (X, (0, 1)), (d_y, (0, 1))),
+    ]
+    for one, (spec, lhs, rhs) in zip(found, parts, strict=True):
+        expected = np.einsum(spec, rounded(lhs[0], lhs[1], kind), rounded(rhs[0], rhs[1], kind))
+        np.testing.assert_allclose(np.asarray(one), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+        plain = np.einsum(spec, lhs[0], rhs[0])
+        error = np.abs(np.asarray(one) - plain).max() / np.abs(plain).max()
+        assert 1e-4 < error < far
