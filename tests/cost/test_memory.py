@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, B, D, F, H, K, L, N, T, V, record
 
-from meshwright.cost.graph import saved_values
+from meshwright.cost.graph import recomputed_nodes, saved_values
 from meshwright.cost.memory import (
     HeldBytes,
     Memory,
@@ -24,7 +24,7 @@ from meshwright.cost.recorder import Shape
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import MLA, ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
 from meshwright.plan.train import price
@@ -64,6 +64,20 @@ def test_one_device(remat: str) -> None:
     assert memory.total == sum(
         (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.buffers)
     )
+
+
+def test_latents_are_kept_and_not_what_is_made_of_them() -> None:
+    """Queries of J + A numbers, keys of J, values of O for each head (DeepSeek-V3, 2024, section 3.2.3)."""
+    mla = MLA(kv_rank=16, nope_dim=8, rope_dim=4, value_dim=6, q_rank=24)
+    config = replace(SMALL, num_kv_heads=N, d_head=12, mla=mla)
+    matmuls, latents = (_memory(Layout.of(remat=remat), config) for remat in ("matmuls", "latents"))
+    assert matmuls.activations - latents.activations == BF16 * L * TOKENS * N * ((8 + 4) + 8 + 6)
+    graph = record(Layout.of(), config)
+    [layer] = [segment for segment in graph.segments if segment.source]
+    again = {node.name for node in recomputed_nodes(layer, "latents")} - {
+        node.name for node in recomputed_nodes(layer, "matmuls")
+    }
+    assert again == {"wq_up", "wk_up", "wv_up"}
 
 
 def test_float32_doubles_weights_and_keeps_the_moments() -> None:

@@ -246,7 +246,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (OSS, "fsdp=8,expert=8"),
                 (OSS, "fsdp=4,tensor=2,sequence_parallel=true,expert=4"),
                 (LATENT, "context=2,fsdp=2,tensor=2,remat=full"),
-                (LATENT, "fsdp=8"),
+                (LATENT, "fsdp=8,remat=latents"),
                 (ALIBI, "context=2,fsdp=2,tensor=2"),
                 (ALIBI, "context=2,fsdp=2,tensor=2,context_method=ring"),
                 (OSS, "context=2,fsdp=2,tensor=2,context_method=ring,remat=full"),

@@ -12,6 +12,7 @@ from functools import cached_property, wraps
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from meshwright.cost.collectives import Op
+from meshwright.models.parameters import is_latent
 from meshwright.notation.array import ShardedArray
 
 Direction = Literal["forward", "recompute", "backward", "update"]
@@ -228,8 +229,9 @@ def saved_values(segment: Segment, remat: str) -> list[Value]:
 
     none: everything it reads but gathered arrays, which are gathered again. attention: all of that but
     the scores between its products. matmuls: the results of matmuls, of attention and of exchanges.
-    alternate: the same but for the second, the fourth, ... of the products. full: only the segment's
-    input. A value that nothing needs is not counted.
+    latents: of these not what is made of latents. alternate: the results of matmuls but for the second,
+    the fourth, ... of the products. full: only the segment's input. A value that nothing needs is not
+    counted.
     """
     kept = {id(segment.source)}
     for node in segment.nodes:
@@ -239,16 +241,19 @@ def saved_values(segment: Segment, remat: str) -> list[Value]:
             kept |= {id(value) for value in node.outputs}
         if remat == "attention" and node.kind not in ("gather", "move", "softmax"):
             kept |= {id(value) for value in node.outputs}
-        if remat in ("matmuls", "alternate") and node.kind in _KEPT_AS_MATMULS:
+        if remat in ("matmuls", "latents", "alternate") and node.kind in _KEPT_AS_MATMULS:
             kept |= {id(value) for value in node.outputs}
     if remat == "alternate" and segment.source:
-        kept -= {id(value) for node in _every_second_product(segment) for value in node.outputs}
+        kept -= {id(value) for node in _products(segment)[1::2] for value in node.outputs}
+    if remat == "latents":
+        made = [node for node in _products(segment) if is_latent(node.inputs[0].array.dims)]
+        kept -= {id(value) for node in made for value in node.outputs}
     read = {id(value): value for value in _read_by_backward(segment, kept)}
     return [value for key, value in read.items() if key in kept]
 
 
-def _every_second_product(segment: Segment) -> list[Node]:
-    return [node for node in segment.nodes if node.kind == "matmul"][1::2]
+def _products(segment: Segment) -> list[Node]:
+    return [node for node in segment.nodes if node.kind == "matmul"]
 
 
 @kept_with

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.pipeline import SCHEDULES
 
-REMATS = ("none", "attention", "matmuls", "alternate", "full")
+REMATS = ("none", "attention", "matmuls", "latents", "alternate", "full")
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,12 @@ class Schedule:
 
     microbatches: of one step; without stages they accumulate gradients. pipeline: the order of passes over
     the stages (layout/pipeline/). interleave: chunks of layers a stage. remat: what the backward pass
-    recomputes ("none", the scores of "attention", all but "matmuls" and attention, "alternate" ones of these
-    matmuls as well, the "full" block). offload: saved activations wait in the host's memory.
-    offload_optimizer: so do the optimizer's state and float32 weights between updates. capacity: how
-    many times its even share of a device's tokens an expert takes at most, the others going past it (None:
-    all that choose it). grouped: rows are sorted by expert and only those are multiplied (layout/grouped.py).
+    recomputes ("none", the scores of "attention", all but "matmuls" and attention, also what is made of
+    "latents", "alternate" ones of the matmuls as well, the "full" block). offload: saved activations wait in
+    the host's memory. offload_optimizer: so do the optimizer's state and float32 weights between updates.
+    capacity: how many times its even share of a device's tokens an expert takes at most, the others going
+    past it (None: all that choose it). grouped: rows are sorted by expert and only those are multiplied
+    (layout/grouped.py).
     """
 
     microbatches: int = 1

@@ -3,7 +3,7 @@
 The letters are those of `models/transformer.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -51,6 +51,15 @@ def dimensions(config: ModelConfig) -> Mapping[str, int]:
         sizes |= {"R": mla.kv_rank, "J": mla.nope_dim, "A": mla.rope_dim, "O": mla.value_dim}
         sizes |= {"Q": mla.q_rank} if mla.q_rank else {}
     return MappingProxyType(sizes)
+
+
+def is_latent(letters: Sequence[str]) -> bool:
+    """Whether an activation of these letters is a latent, of which larger arrays are made.
+
+    >>> is_latent("BTR"), is_latent("BTD")
+    (True, False)
+    """
+    return letters[-1] in "QR"
 
 
 @lru_cache(maxsize=256)

@@ -19,6 +19,7 @@ from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import Layer, ModelConfig, MoE
 from meshwright.models.count import cache_arrays
+from meshwright.models.parameters import is_latent
 from meshwright.models.transformer import Places, input_of, spelt_out
 from meshwright.nn.attention import (
     Scores,
@@ -58,15 +59,18 @@ from meshwright.notation.einsum import Contraction, Reshard
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
 MATMUL, SECOND, OPERATION = "matmul", "second matmul", "operation"
+# Such products of a latent: queries, keys and values, larger than what they are made of.
+OF_LATENT = {MATMUL: "matmul of a latent", SECOND: "second matmul of a latent"}
 # What enters a layer, by this name where it is offloaded: without one it stays on the device.
 INPUT = "input"
 _NO_WINDOW = 1 << 30
 
 _SAVED = {
-    "none": (MATMUL, SECOND, OPERATION, KEPT),
-    "attention": (MATMUL, SECOND, OPERATION, KEPT),  # scores are within an operation
-    "matmuls": (MATMUL, SECOND, KEPT),
-    "alternate": (MATMUL, KEPT),
+    "none": (MATMUL, SECOND, *OF_LATENT.values(), OPERATION, KEPT),
+    "attention": (MATMUL, SECOND, *OF_LATENT.values(), OPERATION, KEPT),  # scores are within an operation
+    "matmuls": (MATMUL, SECOND, *OF_LATENT.values(), KEPT),
+    "latents": (MATMUL, SECOND, KEPT),
+    "alternate": (MATMUL, OF_LATENT[MATMUL], KEPT),
     "full": (),
 }
 
@@ -189,7 +193,8 @@ class JaxOps:
         """MATMUL, or SECOND for every second product of a layer; sums of several devices are all kept."""
         number, self._num_products = self._num_products, self._num_products + 1
         is_sum = plan.out_reshard.forward or plan.out_reshard.backward
-        return MATMUL if number % 2 == 0 or is_sum else SECOND
+        kind = MATMUL if number % 2 == 0 or is_sum else SECOND
+        return OF_LATENT[kind] if is_latent(plan.einsum.lhs) else kind
 
     def bias(self, name: str, y: Array, b: Array) -> Array:
         """y plus b, which has the last dimensions of y, or of y[E, C, M] the first and the last."""

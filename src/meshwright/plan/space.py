@@ -33,7 +33,7 @@ from meshwright.plan.given import Condition
 _MAX_PASS_TOKENS = 65_536
 # The remat policies that a search tries, what recomputes least first. "alternate", which PyTorch's programs
 # have, is priced where it is asked for.
-SEARCHED_REMATS = ("none", "attention", "matmuls", "full")
+SEARCHED_REMATS = ("none", "attention", "matmuls", "latents", "full")
 # Axes whose degrees multiply to the chips; `expert` is cut out of the data ranks.
 _MULTIPLIED = tuple(axis for axis in DEGREES if axis != "expert")
 # Fields of a layout that are not of its mesh.
@@ -250,7 +250,7 @@ class Space:
         conditions = [one for one in self._of_schedule if one.field == "remat"]
         asked = [str(one.value) for one in conditions if one.comparison == "="]
         tried = [remat for remat in asked or SEARCHED_REMATS if self._meets("remat", remat)]
-        return tried if asked else remats_of(self.hardware, tried)
+        return tried if asked else remats_of(self.config, self.hardware, tried)
 
     def _meets(self, field: str, value: object) -> bool:
         return all(one.holds(value) for one in self._of_schedule if one.field == field)
@@ -293,9 +293,14 @@ class Group:
         return self.family.members[self.family.rows[self.pipe][place]]
 
 
-def remats_of(hardware: Hardware, remats: Sequence[str]) -> list[str]:
-    """Of remat policies those that differ there: where attention saves no scores, `attention` is `none`."""
-    return [remat for remat in remats if remat != "attention" or not runs_flash(hardware)]
+def remats_of(config: ModelConfig, hardware: Hardware, remats: Sequence[str] = SEARCHED_REMATS) -> list[str]:
+    """Of remat policies those that differ there.
+
+    Where attention saves no scores `attention` is `none`, and without latents `latents` is `matmuls`.
+    """
+    alike = {"attention"} if runs_flash(hardware) else set()
+    alike |= set() if config.mla else {"latents"}
+    return [remat for remat in remats if remat not in alike]
 
 
 def tries_next(choice: Considered, usable: float) -> bool:

@@ -21,7 +21,7 @@ _ZERO_STAGES = (0, 1, 2)
 
 def remats(plan: Plan) -> Iterator[Plan]:
     """The plan under each of the other remat policies that run and make another program."""
-    for remat in remats_of(load(plan.hardware), REMATS):
+    for remat in remats_of(plan.model, load(plan.hardware), REMATS):
         layout = plan.layout.replace(remat=remat)
         if remat != plan.layout.remat and why_not(plan.model, layout) is None:
             yield replace(plan, layout=layout)
@@ -48,7 +48,7 @@ def neighbours(plan: Plan) -> list[Plan]:
 def _fastest(plan: Plan, layout: Layout) -> Candidate | None:
     """The layout in the remat policy in which it is fastest by the plan; None where it fits in none."""
     hardware, found = load(plan.hardware), []
-    for remat in REMATS:
+    for remat in remats_of(plan.model, hardware, REMATS):
         one = layout.replace(remat=remat)
         try:
             if why_not(plan.model, one) is None:

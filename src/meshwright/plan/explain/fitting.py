@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
-from meshwright.layout import Layout
+from meshwright.layout import REMATS, Layout
 from meshwright.layout.runs import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.rank import TIE
-from meshwright.plan.space import SEARCHED_REMATS
+from meshwright.plan.space import remats_of
 from meshwright.plan.train import price
 from meshwright.units import format_bytes, format_seconds
 
@@ -46,7 +46,10 @@ def cheapest_fit(
     First other layouts of the same work, then narrower moments of the optimizer, then fewer tokens. None
     where nothing that was tried fits.
     """
-    priced = [nearest, *_priced(config, hardware, workload, _same_work(config, workload, nearest.layout))]
+    priced = [
+        nearest,
+        *_priced(config, hardware, workload, _same_work(config, hardware, workload, nearest.layout)),
+    ]
     leanest = min(priced, key=lambda candidate: candidate.memory.total).layout
     narrower = [leanest.replace(optimizer_dtype="bf16")]
     for tried in (priced, list(_priced(config, hardware, workload, narrower))):
@@ -63,10 +66,12 @@ def _priced(
             yield price(config, hardware, workload, layout)
 
 
-def _same_work(config: ModelConfig, workload: Workload, layout: Layout) -> Iterator[Layout]:
+def _same_work(
+    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
+) -> Iterator[Layout]:
     """Layouts near `layout` that may need less memory: they share more, recompute more, take more passes."""
-    known = layout.remat in SEARCHED_REMATS
-    stronger = SEARCHED_REMATS[1 + SEARCHED_REMATS.index(layout.remat) :] if known else ()
+    place = REMATS.index(layout.remat)
+    stronger = [remat for remat in remats_of(config, hardware) if REMATS.index(remat) > place]
     for mesh in (layout, *_shared_further(layout)):
         share = workload.num_sequences // mesh.num_batch_shards
         numbers = [n for n in (mesh.microbatches * 2**n for n in range(share.bit_length())) if share % n == 0]

@@ -17,6 +17,8 @@ _REMATS = {
     "attention": "The backward pass recomputes attention's scores and keeps the rest (remat=attention).",
     "matmuls": "The forward pass keeps the results of matmuls and of attention; the rest is "
     "recomputed (remat=matmuls).",
+    "latents": "The forward pass keeps the results of matmuls and of attention, but of queries, keys and "
+    "values their latents; the rest is recomputed (remat=latents).",
     "alternate": "The forward pass keeps attention and every second matmul; the rest is "
     "recomputed (remat=alternate).",
     "full": "Each layer keeps its input alone, and the backward pass runs the layer again: a third more "
