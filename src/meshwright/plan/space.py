@@ -30,7 +30,7 @@ from meshwright.plan.batch import nearest_multiple
 from meshwright.plan.given import Condition
 
 # So many tokens fill a chip's matrix units: a larger pass saves little and holds more.
-_MAX_PASS_TOKENS = 65_536
+_MAX_PASS_TOKENS = 131_072
 # The remat policies that a search tries, what recomputes least first. "alternate", which PyTorch's programs
 # have, is priced where it is asked for.
 SEARCHED_REMATS = ("none", "attention", "matmuls", "latents", "full")
