@@ -147,7 +147,7 @@ def _attention(m: _Maker) -> _Case:
         mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         probabilities = jax.nn.softmax(jnp.where(mask, scores, -1e9).astype(jnp.float32))
         out = jnp.einsum("bhts,bshd->bthd", probabilities.astype(v.dtype), v).reshape(x.shape)
-        return (x + out @ wo).astype(jnp.float32).mean()
+        return ((x + out @ wo).astype(jnp.float32) ** 2).mean()
 
     shapes = (m.width, 3 * m.width), (m.width, m.width), (m.batch, 16, m.width)
     args = tuple(_array(*shape, dtype=m.dtype) for shape in shapes)

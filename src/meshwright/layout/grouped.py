@@ -32,7 +32,7 @@ def blocks_of(num_tokens: Any, moe: MoE, own_experts: Any) -> Blocks:
     has a row for k of the experts at most.
 
     >>> blocks_of(4096, MoE(8, 2, 64), own_experts=8)
-    Blocks(rows=128, most=71, even=64)
+    Blocks(rows=256, most=39, even=32.0)
     """
     share = moe.experts_per_token * num_tokens / moe.num_experts
     doublings = sum(share >= 8 * rows for rows in _SIZES[:-1])

@@ -204,7 +204,7 @@ def test_zero_groups_are_fsdp_and_the_rest_data():
 
 def test_an_empty_remat_is_the_least_that_fits():
     remats = [group[0].remat for group in reproduce(replace(LLAMA, remat=None)).layouts]
-    assert remats[:4] == ["none", "attention", "matmuls", "full"]
+    assert list(dict.fromkeys(remats)) == ["none", "matmuls", "full"]
     dtypes = [group[0].gradients_dtype for group in reproduce(replace(LLAMA, remat=None, zero=1)).layouts]
     assert dtypes[:4] == ["f32", "bf16", "f32", "bf16"]
     assert only(replace(LLAMA, remat="selective+offload")).offload

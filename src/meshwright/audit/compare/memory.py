@@ -8,10 +8,11 @@ from meshwright.units import format_bytes
 
 # Weights, moments and caches are counted, so that they agree but for the tiles that a compiler fills.
 STATE_TOLERANCE = 0.03
-# What XLA holds beside its state depends on its schedule. XLA:CPU widens 16-bit numbers, and sets no store by
-# memory: of it only what is out of all proportion is noticed.
+# What XLA holds beside its state depends on its schedule. XLA:CPU widens 16-bit numbers and orders operations
+# without regard to memory, where a plan has the order of the other compilers: unbroken steps of small models
+# take 2.2 times as much there. Of it only what is out of all proportion is noticed.
 TOTAL_TOLERANCE = 0.35
-CPU_TOTAL_TOLERANCE = 1.0
+CPU_TOTAL_TOLERANCE = 1.5
 
 
 def compare_memory(

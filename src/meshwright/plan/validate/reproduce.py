@@ -15,7 +15,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.space import SEARCHED_REMATS
+from meshwright.plan.space import remats_of
 from meshwright.plan.validate.published import PublishedRow, Row
 from meshwright.plan.validate.shape_guess import model_of
 from meshwright.units import DTYPE_BYTES
@@ -72,7 +72,9 @@ def reproduce(row: PublishedRow) -> Case:
     if hardware.num_chips != row.chips:
         raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
     workload = Workload(row.global_batch_sequences, row.seq_len)
-    groups = tuple(tuple(_layouts(row, config, hardware, *choice)) for choice in _preferences(row))
+    groups = tuple(
+        tuple(_layouts(row, config, hardware, *choice)) for choice in _preferences(row, config, hardware)
+    )
     groups = tuple(group for group in groups if group)
     return Case(_as_run(config, groups[0][0]), hardware, workload, groups)
 
@@ -101,10 +103,12 @@ def machine_of_row(row: Row) -> Hardware:
     return machine
 
 
-def _preferences(row: PublishedRow) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _preferences(
+    row: PublishedRow, config: ModelConfig, hardware: Hardware
+) -> Iterator[tuple[str, Mapping[str, object]]]:
     """(remat policy, dtypes of the parameters' states), what costs least time first."""
     asked, _, _ = (row.remat or "").partition("+")
-    remats = _REMATS.get(asked) if asked else SEARCHED_REMATS
+    remats = _REMATS.get(asked) if asked else remats_of(config, hardware)
     if asked == "selective":
         remats = (_SELECTIVE.get(row.software or "xla", _SELECTIVE_OF_MEGATRON),)
     if remats is None:
