@@ -8,6 +8,7 @@ as little (see `choose`).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
 from meshwright.errors import LayoutError
 from meshwright.hardware import catalog
@@ -88,13 +89,19 @@ def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
 
 
 def machine_of_row(row: Row) -> Hardware:
-    """The row's hardware with its software, and the figures that the source gives of its own machine."""
+    """The row's hardware with its software, and the figures that the source gives of its own machine.
+
+    Sources that offload send a choice of activations to the host, which they do not tell, so that nothing
+    waits; our layouts send all that is kept. Such rows have a link to the host that takes no time.
+    """
     gigabits = row.nic_gbit_per_gpu
     machine = catalog.load(row.hardware).with_figures(
         nic_bytes_per_second=gigabits * 1e9 / 8 if gigabits else None,
         hbm_bytes_per_second=row.hbm_bytes_per_second,
         power_watts=row.power_watts,
     )
+    if isinstance(row, PublishedRow) and (row.remat or "").endswith("+offload"):
+        machine = replace(machine, chip=replace(machine.chip, host_link_bytes_per_second=inf))
     if not isinstance(row, PublishedRow) or row.software is None:
         return machine
     machine = machine.running(row.software)
