@@ -124,23 +124,20 @@ def chat(rounds: int) -> Row:
 
 
 def slots(rounds: int) -> Row:
-    many, one = new_runner(16, 256), new_runner(1, 256)
-    return paired(
-        rounds,
-        lambda: token_seconds(many, 1, 64, 32),
-        lambda: token_seconds(one, 1, 64, 32),
-        ("seconds_of_16_slots", "seconds_of_1_slot"),
-    )
+    names = "seconds_of_16_slots", "seconds_of_1_slot"
+    return of_two_runners(rounds, new_runner(16, 256), new_runner(1, 256), (1, 64, 32), names)
 
 
 def capacity(rounds: int) -> Row:
-    long, short = new_runner(16, 2048), new_runner(16, 128)
-    return paired(
-        rounds,
-        lambda: token_seconds(long, 16, 80, 32),
-        lambda: token_seconds(short, 16, 80, 32),
-        ("seconds_of_2048_positions", "seconds_of_128_positions"),
-    )
+    names = "seconds_of_2048_positions", "seconds_of_128_positions"
+    return of_two_runners(rounds, new_runner(16, 2048), new_runner(16, 128), (16, 80, 32), names)
+
+
+def of_two_runners(
+    rounds: int, one: JaxRunner, other: JaxRunner, load: tuple[int, int, int], names: tuple[str, str]
+) -> Row:
+    """The seconds of a token of one runner beside another's, under one load of `token_seconds`."""
+    return paired(rounds, lambda: token_seconds(one, *load), lambda: token_seconds(other, *load), names)
 
 
 def modes(rounds: int) -> Row:

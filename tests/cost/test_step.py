@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.cost.recorded import SMALL, moves, record
 
 from meshwright.cost.collectives import collective_seconds
-from meshwright.cost.memory import offloaded_bytes
+from meshwright.cost.memory import saved_bytes
 from meshwright.cost.ops import record_loss
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
@@ -311,7 +311,7 @@ def test_activations_go_to_the_host_beside_compute_and_hold_it_up_where_they_tak
     assert hidden.seconds == kept.seconds
     waits = _cost(layout.replace(offload=True), _slow_link(slow))
     (term,) = [one for one in waits.terms if one.bound == "host_link"]
-    of_layers = sum(s.count * offloaded_bytes(s, layout.remat) for s in record(layout).segments if s.source)
+    of_layers = sum(s.count * saved_bytes(s, layout.remat) for s in record(layout).segments if s.source)
     # Written in the forward pass and read in the backward one, but for what they compute meanwhile.
     assert term.seconds == pytest.approx(2 * of_layers / slow, rel=0.01)
     assert waits.bound == "host_link"

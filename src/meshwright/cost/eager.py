@@ -55,10 +55,8 @@ def eager_memory(graph: Graph, layout: Layout) -> Memory:
     for stage in different_stages(graph, schedule, pipe, interleave):
         alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, stage)
         states = state_bytes(graph, layout, stage, reduced_at_once=False)
-        phases, host = (
-            eager_phases(graph, counts[stage], states, alive, layout),
-            host_state_bytes(graph, layout, stage),
-        )
+        host = host_state_bytes(graph, layout, stage)
+        phases = eager_phases(graph, counts[stage], states, alive, layout)
         found += [replace(phase, host=phase.host + host) for phase in phases]
     return max(found, key=lambda memory: memory.total)
 

@@ -212,14 +212,14 @@ def held_bytes(graph: Graph, counts: Counts, remat: str) -> HeldBytes:
     layers = [(segment, count) for segment, count in here if segment.source]
     ends = [segment for segment, _ in here if not segment.source]
     last = layers[-1][0].source if layers else None  # a stage may hold the embedding or the head alone
-    once = sum(segment.count * _saved(segment, remat) for segment in ends)
+    once = sum(segment.count * saved_bytes(segment, remat) for segment in ends)
     once += last.memory_bytes if last else 0
     head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
     waits = head_gradient - once
     return HeldBytes(
-        a_microbatch=sum(count * _saved(segment, remat) for segment, count in layers),
+        a_microbatch=sum(count * saved_bytes(segment, remat) for segment, count in layers),
         once=once,
-        on_chip=sum(_LAYERS_NOT_OFFLOADED * _saved(segment, remat) for segment, _ in layers) + once,
+        on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
         layer=largest(_alive_in_backward(segment, remat) for segment, _ in layers),
         head=largest(map(_beside_saved, ends)),
         waits=larger(waits, 0) if graph.head_waits else waits,
@@ -229,15 +229,10 @@ def held_bytes(graph: Graph, counts: Counts, remat: str) -> HeldBytes:
 
 
 @kept_with
-def _saved(segment: Segment, remat: str) -> int:
+def saved_bytes(segment: Segment, remat: str) -> int:
     """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer."""
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
     return _bytes([value for value in saved_values(segment, remat) if id(value) not in weights])
-
-
-def offloaded_bytes(segment: Segment, remat: str) -> int:
-    """Bytes of activations of one run that go to the host's memory, where they do."""
-    return _saved(segment, remat)
 
 
 @kept_with

@@ -27,7 +27,7 @@ from typing import Any
 from meshwright.cost.collectives import CollectivePrice, collective_seconds
 from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer
-from meshwright.cost.memory import host_state_bytes, offloaded_bytes, update_work
+from meshwright.cost.memory import host_state_bytes, saved_bytes, update_work
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops
 from meshwright.cost.priced import PricedCollective
@@ -370,7 +370,7 @@ def timed_passes(
     for segment in graph.segments:
         of_segment = list(map(timed, passes(segment, graph.directions, remat, dtypes, chip)))
         if layout.offload and segment.source:
-            sent = host_seconds(offloaded_bytes(segment, remat), chip)
+            sent = host_seconds(saved_bytes(segment, remat), chip)
             of_segment = [
                 one if one.work.direction == "recompute" else one.beside(sent) for one in of_segment
             ]
