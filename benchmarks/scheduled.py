@@ -16,7 +16,7 @@ from statistics import median
 from meshwright.audit.audit import judged
 from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import choose_target
-from meshwright.audit.facts.timeline import TPU_SHARE
+from meshwright.audit.facts.schedule import TPU_SHARE
 from meshwright.files import write_whole
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout

@@ -6,7 +6,7 @@ import pytest
 from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from meshwright.audit.bounds import check_bounds, parse_bound
+from meshwright.audit.checks import check_bounds, parse_bound
 from meshwright.audit.foreign import read
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.errors import AuditError

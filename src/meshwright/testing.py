@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from meshwright.audit.bounds import check_bounds, parse_bound
-from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
+from meshwright.audit.checks import check_bounds, parse_bound
+from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.sent import Sent
-from meshwright.audit.foreign import machine_of, read
-from meshwright.audit.jitted import compiled_ahead, compiled_program
+from meshwright.audit.foreign import compiled_ahead, compiled_program, machine_of, read
 from meshwright.notation.collective import TITLES
 from meshwright.notation.mesh import Mesh
 
@@ -69,10 +67,10 @@ def _counted(expected: Mapping[str, int] | Iterable[str]) -> Counter[str]:
     return Counter({_normal(name): count for name, count in wanted.items() if count})
 
 
-def _not_expected(wanted: Counter[str], sent: Iterable[Sent], mesh: Mesh | None) -> list[str]:
+def _not_expected(wanted: Counter[str], sent: Iterable[Emitted], mesh: Mesh | None) -> list[str]:
     """The lines of both sides, if they differ. Raises ValueError for an axis that the mesh lacks."""
     _check_axes(wanted, mesh)
-    found: dict[str, list[Sent]] = {}
+    found: dict[str, list[Emitted]] = {}
     for one in sent:
         for name in _names(one):
             named = f"{name} {one.tensor}"
@@ -81,9 +79,9 @@ def _not_expected(wanted: Counter[str], sent: Iterable[Sent], mesh: Mesh | None)
     return [] if counts == wanted else _difference(wanted, counts, found)
 
 
-def _names(one: Sent) -> list[str]:
+def _names(one: Emitted) -> list[str]:
     """The collective in the notation; two where an all-reduce keeps the slices of some of its axes."""
-    e = one.emitted
+    e = one
     if e.op != "all_reduce" or not e.kept:
         return [_name(e.op, e.axes)]
     rest = [axis for axis in e.axes if axis not in e.kept]
@@ -117,7 +115,7 @@ def _check_axes(wanted: Iterable[str], mesh: Mesh | None) -> None:
                 raise ValueError(f"{name}: the mesh has no axis {axis!r}; it has {', '.join(mesh)}")
 
 
-def _difference(wanted: Counter[str], counts: Counter[str], found: Mapping[str, list[Sent]]) -> list[str]:
+def _difference(wanted: Counter[str], counts: Counter[str], found: Mapping[str, list[Emitted]]) -> list[str]:
     """Every line, those that differ marked: - expected, + emitted with the tensors that are sent."""
     lines = []
     for name in sorted({*wanted, *counts}):

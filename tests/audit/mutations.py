@@ -17,8 +17,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
-from meshwright.audit.compile.compile import UNOPTIMIZED, CompiledProgram, memory_by_cause
-from meshwright.audit.compile.printed import program_text
+from meshwright.audit.compile.compile import UNOPTIMIZED, CompiledProgram, memory_by_cause, program_text
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model

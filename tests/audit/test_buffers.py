@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.audit.compile.printed import program_text
+from meshwright.audit.compile.compile import program_text
 from meshwright.audit.facts.buffers import peak
 from meshwright.audit.hlo.parse import parse_hlo
 

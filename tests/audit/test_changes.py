@@ -4,7 +4,7 @@ import copy
 
 from tests.report.sample_run import audit_document
 
-from meshwright.audit.changes import changes
+from meshwright.audit.checks import changes
 
 
 def test_the_same_audit_changed_nothing() -> None:

@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from meshwright.audit.audit import audit_plan
-from meshwright.audit.compare.line_up import line_up
+from meshwright.audit.compare.line_up import line_up, weighed
 from meshwright.audit.compare.rules import Side
-from meshwright.audit.compare.weigh import weighed
 from meshwright.audit.facts.collectives import EmittedCollective
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.groups import DeviceGroups
 from meshwright.audit.facts.prices import step_prices
 from meshwright.audit.hlo.op_names import phase_of
+from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.audit.hlo.trace import CallPath, TracedValue
 from meshwright.cost.priced import PricedCollective
 from meshwright.errors import AuditError
 from meshwright.hardware.catalog import load
@@ -50,6 +51,7 @@ def _emitted(
         gathered_bytes=size,
         groups=DeviceGroups((tuple(range(MESH.size(tuple(axes.split())))),)),
         count=1,
+        value=NOWHERE,
         op_name=f"jit(step)/{scope}/{op}",
         phase=phase,  # pyright: ignore[reportArgumentType]
         scope=tuple(filter(None, scope.split("/"))),
@@ -62,6 +64,9 @@ def _emitted(
     return Emitted(collective, tuple(axes.split()), tuple(kept.split()), "", MESH)
 
 
+_ENTRY = parse_hlo("HloModule m\nENTRY %main {\n  ROOT %x = f32[] parameter(0)\n}\n").main
+# No instruction of these collectives stands anywhere.
+NOWHERE = TracedValue(_ENTRY.result, CallPath(_ENTRY))
 MESH = Mesh({"data": 8, "fsdp": 4, "tensor": 2})
 
 

@@ -157,8 +157,8 @@ def test_a_gradient_summed_whole_is_found_priced_and_mended() -> None:
     assert found.change.startswith("reshape the scattered dimension to [fsdp, rest]")
     assert (found.tensor, found.direction, found.where) == ("w_in", "backward", NAME)
     # An all-reduce passes on 2 V (n-1)/n bytes, a reduce-scatter half of that.
-    assert found.extra_bytes == 40 * 128 * 2 * 3 // 4
-    assert found.extra_seconds is not None and found.extra_seconds > 0
+    assert found.bytes == 40 * 128 * 2 * 3 // 4
+    assert found.seconds is not None and found.seconds > 0
 
 
 def test_a_sum_round_more_rings_than_a_reduce_scatter_has_no_cure() -> None:
@@ -190,14 +190,14 @@ def test_a_gather_written_as_a_sum_costs_what_the_sum_sends() -> None:
     rows = line_up([planned], [on_mesh(one, MESH) for one in _read(text)], Side(has_reduce_scatter=True))
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
     assert found.what.startswith("w_in: the all-gather over fsdp is compiled to an all-reduce")
-    assert found.extra_bytes == 40 * 128 * 2 * 3 // 4
+    assert found.bytes == 40 * 128 * 2 * 3 // 4
 
 
 def test_a_difference_over_no_mesh_axes_has_no_time() -> None:
     text = WHOLE.replace("{{0,1,2,3}}", "{{0,1},{2},{3}}")
     rows = line_up([], [on_mesh(one, MESH) for one in _read(text)], Side(has_reduce_scatter=True))
     (found,) = findings(rows, step_prices(load("v5e:2x2"), MESH))
-    assert found.extra_seconds is None
+    assert found.seconds is None
 
 
 @pytest.mark.parametrize("text", [PADDED, COMBINED, WHOLE])

@@ -31,7 +31,7 @@ def _compiler(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], dict[str,
         asked.append(str(plan.layout))
         return CompiledProgram("", 1.0, answer(len(asked) - 1))
 
-    monkeypatch.setattr("meshwright.audit.figures.compile_plan", compile_plan)
+    monkeypatch.setattr("meshwright.audit.second_opinion.compile_plan", compile_plan)
     return asked
 
 
@@ -92,7 +92,7 @@ def test_a_compile_that_runs_out_of_memory_tells_how_much_it_wanted(
     def compile_plan(plan: Plan, target: object, progress: object, *, use_cache: bool) -> CompiledProgram:
         raise refusal(str(plan.layout), f"jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: {message}", 1)
 
-    monkeypatch.setattr("meshwright.audit.figures.compile_plan", compile_plan)
+    monkeypatch.setattr("meshwright.audit.second_opinion.compile_plan", compile_plan)
     _, opinions = second_opinion(CONFIG, HARDWARE, found)
     assert opinions[0].compiled_bytes == round(21.5 * 2**30)
     assert message in opinions[0].reason

@@ -6,9 +6,8 @@ import pytest
 from tests.audit.proofs import MESH, SIZES, planned, random
 
 from meshwright.audit.shard.execution import emitted_by, execute
-from meshwright.audit.shard.job import ShardJob
 from meshwright.audit.shard.matching import derived, match
-from meshwright.audit.shard.run import run_contraction, run_reshard, run_strategy
+from meshwright.audit.shard.run import ShardJob, run_contraction, run_reshard, run_strategy
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import ContractionQuestion
 from meshwright.errors import AuditError

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.audit.facts.collectives import located
+from meshwright.audit.facts.collectives import collectives
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.prices import Prices, step_prices
-from meshwright.audit.facts.timeline import TPU_SHARE, StepTimeline, timeline
+from meshwright.audit.facts.schedule import TPU_SHARE, StepTimeline, timeline
 from meshwright.audit.facts.work import clock_hertz
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.hardware.catalog import load
@@ -51,12 +51,12 @@ SYNC = f"  %got = bf16[16384,4096]{{1,0:T(8,128)}} all-gather(%w), channel_id=1,
 def _walked(text: str) -> tuple[StepTimeline, float]:
     """The timeline before it is scaled, and the seconds of the program's one gather on the links."""
     program, prices = parse_hlo(text), step_prices(MACHINE, MESH)
-    found = [(value, on_mesh(one, MESH, widened=False)) for value, one in located(program)]
+    found = [on_mesh(one, MESH, widened=False) for one in collectives(program)]
     line = timeline(program, MACHINE.chip, prices, found)
     assert line
     whole = {key: seconds / TPU_SHARE for key, seconds in line.exposed.items()}
     line = StepTimeline(line.seconds / TPU_SHARE, line.compute_seconds / TPU_SHARE, whole)
-    return line, sum(prices.seconds(e) or 0.0 for _, e in found)
+    return line, sum(prices.seconds(e) or 0.0 for e in found)
 
 
 def test_the_clock_of_a_tpu_follows_from_its_peak() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from meshwright.audit.compare.memory import compare_memory
+from meshwright.audit.compare.findings import compare_memory
 from meshwright.audit.compare.products import compare_products
 from meshwright.audit.compile.programs import PlannedStep
 from meshwright.audit.facts.products import Product

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.audit.figures import Figures
+from meshwright.audit.second_opinion import Figures
+from meshwright.audit.tune import OPTIONS, neighbours, remats, tune
 from meshwright.audit.tune import tune as module
-from meshwright.audit.tune.neighbours import neighbours, remats
-from meshwright.audit.tune.options import OPTIONS
-from meshwright.audit.tune.tune import tune
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload

@@ -331,7 +331,7 @@ def test_the_compiler_is_asked_for_memory(monkeypatch: pytest.MonkeyPatch, capsy
 
     answers = iter([10**12, 10**6, 10**6])
     monkeypatch.setattr(
-        "meshwright.audit.figures.compile_plan",
+        "meshwright.audit.second_opinion.compile_plan",
         lambda plan, target, progress, use_cache: CompiledProgram("", 1.0, {"total": next(answers)}),
     )
     command = ["plan", "train", "--model", "tiny", "--hardware", "cpu:8", "--batch-tokens", "1Ki"]

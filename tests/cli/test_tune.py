@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.audit.figures import Figures
+from meshwright.audit.second_opinion import Figures
 from meshwright.cli.main import main
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -23,7 +23,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _compiler(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     monkeypatch.setattr(
-        "meshwright.audit.tune.tune.figures",
+        "meshwright.audit.tune.figures",
         lambda plan, *_, **__: Figures(num_bytes, None, program=str(plan.layout)),
     )
 

@@ -281,7 +281,7 @@ def audit(
     `mw audit --hlo --json`. A plan is audited by `PricedLayout.audit`. Raises AuditError with the compiler's
     message where it refuses.
     """
-    from meshwright.audit.jitted import audit as audit_jitted
+    from meshwright.audit.foreign import audit as audit_jitted
 
     return audit_jitted(jitted, *args, hardware=hardware, ahead_of_time=ahead_of_time, **kwargs)
 

@@ -1,12 +1,21 @@
-"""What the compiler makes of a program, beside what was planned.
+"""What the compiler makes of a program, beside what was planned. To read it, follow a plan:
 
-The package can be called: `meshwright.audit(jitted, *args, hardware="v5p:4x4x4")`; see `audit.jitted`.
-The audit of a plan, `audit.audit_plan`, goes through the rooms in this order:
+    plan       `audit.audit_plan` takes it, and makes the document of `mw audit` in the end
+    compile/   `programs`: its step as planned, and as JAX traces it; `targets`: whose compiler is asked;
+               `compile`: the step compiled in a process of its own; `cache`: what was compiled before
+    hlo/       the compiled text as data. `parse`: instructions; `trace`: where values come from and go to;
+               `op_names`: JAX's names of passes and scopes
+    facts/     what the program does. `collectives`, on a mesh `emitted`, each with its bytes, devices and
+               tensor; `products` with their FLOPs; `buffers` at the peak; `schedule`: what runs beside what,
+               and the step's time; `prices`: seconds on the links; `gaps`: what is not understood
+    compare/   those beside the plan's. `line_up`: rows of tensors, each with its status; `rules`: the forms
+               that mean the same; `products`; `findings`: what a difference costs
 
-    compile/   the step of a plan, traced and compiled for a TPU, GPU or CPU in a process of its own -> text
-    hlo/       that text as data: instructions, where a value comes from, JAX's names
-    facts/     what the program does: collectives on mesh axes, FLOPs, buffers at the peak, what overlaps
-    compare/   those beside the plan's: rows, each with its verdict, and what a difference costs
-    remarks/   without a plan: the usual accidents of sharded programs (`foreign` audits any program)
-    shard/     `mw shard --run`: contractions run on devices, their collectives beside the derived ones
+Without a plan, `foreign` audits any compiled text, or any jitted function: the package can be called,
+`meshwright.audit(jitted, *args, hardware="v5p:4x4x4")`. remarks/ has the usual accidents of sharded programs.
+Everything that an audit says is a `remark`.
+
+`checks` holds a program to bounds, `numerics` compares losses and gradients with one device's, `profile`
+measured seconds with planned ones; `second_opinion` and `tune` rank layouts by their compiled steps. shard/
+is `mw shard --run`: contractions run on devices, their collectives beside the derived ones.
 """

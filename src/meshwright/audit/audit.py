@@ -3,31 +3,30 @@
 from collections.abc import Callable, Sequence
 
 from meshwright.audit.compare.findings import (
-    Finding,
+    compare_memory,
     exposure_findings,
     findings,
     product_findings,
+    too_large,
     wide_findings,
 )
-from meshwright.audit.compare.line_up import Row, line_up
-from meshwright.audit.compare.memory import compare_memory, too_large
+from meshwright.audit.compare.line_up import Row, line_up, weighed
 from meshwright.audit.compare.products import compare_products, wider_products
 from meshwright.audit.compare.rules import Side
-from meshwright.audit.compare.weigh import weighed
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
-from meshwright.audit.compile.log import compiler_warnings, replicates
 from meshwright.audit.compile.programs import PlannedStep, planned_step
 from meshwright.audit.compile.targets import Target, choose_target
 from meshwright.audit.facts.buffers import input_bytes, peak
-from meshwright.audit.facts.collectives import is_differentiated, located
+from meshwright.audit.facts.collectives import collectives, is_differentiated
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.overlap import ProductSchedule, overlaps
 from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops, products
-from meshwright.audit.facts.timeline import StepTimeline, timeline
+from meshwright.audit.facts.schedule import Schedule, StepTimeline, overlaps, timeline
 from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
+from meshwright.audit.remark import Remark
+from meshwright.audit.remarks.compiler import compiler_warnings, replicates
 from meshwright.cost.priced import PricedCollective
 from meshwright.errors import OutOfMemoryError, PlanError
 from meshwright.hardware.catalog import load
@@ -66,9 +65,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     hardware, on_cpu = load(plan.hardware), target.name == "cpu"
     planned = planned_step(plan, hardware, by_cpu=on_cpu)
     program = parse_hlo(compiled.hlo)
-    found = [(value, on_mesh(one, plan.layout.mesh, widened=on_cpu)) for value, one in located(program)]
-    emitted = [one for _, one in found]
-    beside = overlaps(ProductSchedule(program), found, can_overlap=not on_cpu)
+    emitted = [on_mesh(one, plan.layout.mesh, widened=on_cpu) for one in collectives(program)]
+    beside = overlaps(Schedule(program), emitted, can_overlap=not on_cpu)
     prices = step_prices(hardware, plan.layout.mesh)
     side = Side(
         has_reduce_scatter=target.has_reduce_scatter,
@@ -83,7 +81,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         capacity = hardware.chip.program_bytes if target.name == hardware.chip.kind != "cpu" else None
         apart = input_bytes(program) + _logits_bytes(plan)
         differences += compare_memory(planned, compiled.memory_bytes, apart, capacity, on_cpu=on_cpu)
-    line = timeline(program, hardware.chip, prices, found) if target.name == hardware.chip.kind else None
+    line = timeline(program, hardware.chip, prices, emitted) if target.name == hardware.chip.kind else None
     differences += exposure_findings(rows, line, planned.seconds)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
@@ -96,9 +94,9 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         "layout": str(plan.layout),
         "compile_seconds": compiled.compile_seconds,
         "cached": compiled.cached,
-        "findings": [one.to_dict() for one in differences],
+        "findings": [one.of_plan() for one in differences],
         **({"numerics": checked} if checked else {}),
-        "compiler_warnings": [one.to_dict() for one in said],
+        "compiler_warnings": [one.of_compiler() for one in said],
         "planned": [p.to_dict() for row in rows for p in row.planned],
         "emitted": [
             e.to_dict(row.tensor)
@@ -141,7 +139,7 @@ def scheduled_seconds(plan: Plan, target: Target, compiled: CompiledProgram) -> 
     if target.name == "cpu" or target.name != hardware.chip.kind:
         return None
     program, mesh = parse_hlo(compiled.hlo), plan.layout.mesh
-    found = [(value, on_mesh(one, mesh, widened=False)) for value, one in located(program)]
+    found = [on_mesh(one, mesh, widened=False) for one in collectives(program)]
     line = timeline(program, hardware.chip, step_prices(hardware, mesh), found)
     return line and line.seconds
 
@@ -163,7 +161,7 @@ def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:
         "layout": str(plan.layout),
         "compile_seconds": None,
         "cached": False,
-        "findings": [what.to_dict()],
+        "findings": [what.of_plan()],
         "compiler_warnings": [],
         "planned": [p.to_dict() for p in planned.collectives],
         "emitted": [],
@@ -199,7 +197,7 @@ def _logits_bytes(plan: Plan) -> int:
 
 def _differences(
     planned: PlannedStep, program: Program, rows: Sequence[Row], prices: Prices, *, on_cpu: bool
-) -> list[Finding]:
+) -> list[Remark]:
     """The findings on collectives, products and their types, the costliest first."""
     computed = list(products(program))
     wide = wider_products(computed, program, planned.matmul_dtype, widened=on_cpu)
@@ -209,7 +207,7 @@ def _differences(
         *product_findings(different, prices, planned.matmul_dtype),
         *wide_findings(wide, planned.matmul_dtype, planned.flops, prices),
     ]
-    return sorted(found, key=lambda one: (-abs(one.extra_seconds or 0.0), -one.extra_bytes))
+    return sorted(found, key=lambda one: (-abs(one.seconds or 0.0), -(one.bytes or 0)))
 
 
 def _numerics(plan: Plan, progress: Callable[[str], None]) -> dict:

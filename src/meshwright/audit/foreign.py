@@ -1,29 +1,30 @@
-"""The audit of any compiled program: its collectives with their time, FLOPs, and the usual accidents.
+"""The audit of any program, compiled or to be compiled: its collectives, FLOPs, time and the usual accidents.
 
-No plan is compared. The verdict is `match` if every instruction was understood and no accident was
-found, else `differs`.
+`audit_file` takes the text of a compiled program; `audit` takes a function, which it compiles where its
+arguments are, or ahead of time for chips. No plan is compared. The verdict is `match` if every instruction
+was understood and no accident was found, else `differs`.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from meshwright.audit.compile.log import compiler_warnings, replicates
-from meshwright.audit.facts.branches import is_counted, smaller_branches
+from meshwright.audit.compile.compile import captured_stderr, program_text, warning_lines
+from meshwright.audit.compile.targets import Target, own_target, target_devices
 from meshwright.audit.facts.buffers import peak
-from meshwright.audit.facts.collectives import located
-from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.collectives import collectives
+from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
-from meshwright.audit.facts.overlap import ProductSchedule, overlaps
 from meshwright.audit.facts.prices import Prices, step_prices
-from meshwright.audit.facts.products import dot_flops
-from meshwright.audit.facts.sent import Sent
-from meshwright.audit.facts.timeline import timeline
+from meshwright.audit.facts.products import dot_flops, is_counted, smaller_branches
+from meshwright.audit.facts.schedule import Schedule, overlaps, timeline
 from meshwright.audit.hlo.parse import Program, check_complete, parse_hlo
 from meshwright.audit.remarks.accidents import accidents, at_the_root
-from meshwright.audit.remarks.repeated import repeated_products
-from meshwright.audit.remarks.replicas import replicated_state
+from meshwright.audit.remarks.compiler import compiler_warnings, replicates
+from meshwright.audit.remarks.replicas import repeated_products, replicated_state
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 from meshwright.hardware.catalog import load
@@ -31,13 +32,16 @@ from meshwright.hardware.topology import Hardware
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_mesh
 
+if TYPE_CHECKING:
+    import jax
+
 
 @dataclass(frozen=True)
 class Reading:
     """A program and its collectives on a mesh: the one given, or nameless axes that the groups span."""
 
     program: Program
-    sent: tuple[Sent, ...]
+    sent: tuple[Emitted, ...]
     prices: Prices
 
 
@@ -72,12 +76,11 @@ def audit_program(
     reading = read(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
-    largest, schedule = peak(program), ProductSchedule(program)
-    beside = overlaps(schedule, [(one.value, one.emitted) for one in reading.sent])
+    largest, schedule = peak(program), Schedule(program)
+    beside = overlaps(schedule, reading.sent)
     line = None
     if machine and machine.chip.kind == program.compiler:
-        found = [(one.value, one.emitted) for one in reading.sent]
-        line = timeline(program, machine.chip, step_prices(machine, prices.mesh), found)
+        line = timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
     warnings = at_the_root(
         [
             *accidents(schedule, reading.sent, prices),
@@ -85,7 +88,7 @@ def audit_program(
             *repeated_products(program, prices),
         ]
     )
-    warnings.sort(key=lambda one: (-(one.seconds or 0.0), -one.bytes))
+    warnings.sort(key=lambda one: (-(one.seconds or 0.0), -(one.bytes or 0)))
     said = None if compiler_log is None else compiler_warnings(compiler_log)
     smaller = smaller_branches(program)
     counted = [one for one in reading.sent if is_counted(one.value.place, smaller)]
@@ -99,20 +102,20 @@ def audit_program(
             _to_dict(one, reading.prices, named=mesh is not None)
             | {
                 "conditional": one.collective.conditional,
-                "overlaps": beside[id(one.emitted)],
-                "exposed_seconds": line and line.exposed[id(one.emitted)],
+                "overlaps": beside[id(one)],
+                "exposed_seconds": line and line.exposed[id(one)],
             }
             for one in reading.sent
         ],
-        "warnings": [one.to_dict() for one in warnings],
-        "compiler_warnings": None if said is None else [one.to_dict() for one in said],
+        "warnings": [one.of_program() for one in warnings],
+        "compiler_warnings": None if said is None else [one.of_compiler() for one in said],
         "not_understood": gaps,
         "branches": list(dict.fromkeys(smaller.values())),
         "step_seconds": {"planned": None, "scheduled": line and line.seconds},
-        "bytes": {"planned": None, "compiled": sum(one.emitted.bytes_per_step for one in counted)},
+        "bytes": {"planned": None, "compiled": sum(one.bytes_per_step for one in counted)},
         "flops": {"planned": None, "compiled": dot_flops(program)},
         "memory": {"planned": None, "compiled": None, "peak": largest and largest.to_dict()},
-        "seconds": _total(reading.prices.seconds(one.emitted) for one in counted),
+        "seconds": _total(reading.prices.seconds(one) for one in counted),
     }
 
 
@@ -124,10 +127,10 @@ def read(program: Program, machine: Hardware | None = None, mesh: Mesh | None = 
             f"the mesh {sizes} has {mesh.num_devices} devices and the program {program.num_devices}; "
             f"the axes must multiply to {program.num_devices}"
         )
-    found = list(located(program))
-    axes = mesh or inferred_mesh([c.groups for _, c in found], program.num_devices)
+    found = collectives(program)
+    axes = mesh or inferred_mesh([one.groups for one in found], program.num_devices)
     widened = program.compiler == "cpu"
-    sent = tuple(Sent(value, on_mesh(collective, axes, widened=widened)) for value, collective in found)
+    sent = tuple(on_mesh(one, axes, widened=widened) for one in found)
     return Reading(
         program, sent, Prices(axes, machine and machine.place(axes), machine and machine.chip, mesh)
     )
@@ -144,18 +147,129 @@ def machine_of(spec: str, num_devices: int) -> Hardware:
     return machine
 
 
-def _to_dict(one: Sent, prices: Prices, *, named: bool) -> dict:
+def _to_dict(one: Emitted, prices: Prices, *, named: bool) -> dict:
     """The keys of `emitted[]` in `mw audit`, and: dtype, group_size, seconds a step (None: unavailable)."""
-    emitted = one.emitted
-    found = emitted.to_dict(one.tensor)
+    found = one.to_dict(one.tensor)
     return found | {
         "axes": found["axes"] if named else [],
-        "group_size": emitted.collective.groups.size,
-        "seconds": prices.seconds(emitted),
-        "note": emitted.note if named else "",
+        "group_size": one.collective.groups.size,
+        "seconds": prices.seconds(one),
+        "note": one.note if named else "",
     }
 
 
 def _total(seconds: Iterable[float | None]) -> float | None:
     known = list(seconds)
     return None if None in known else sum(one for one in known if one is not None)
+
+
+def audit(
+    jitted: Callable[..., Any],
+    *args: Any,
+    hardware: str | None = None,
+    ahead_of_time: bool = False,
+    **kwargs: Any,
+) -> dict:
+    """The audit of `jitted(*args, **kwargs)`, which is compiled and not run.
+
+    args: arrays, or jax.ShapeDtypeStruct with a sharding; their mesh names the axes.
+    hardware: prices the collectives; `v5p:4x4x4`, or a chip alone for as many devices as the mesh has.
+    ahead_of_time: compile for that hardware, of which no chip need be attached (see `compiled_ahead`).
+    The document has the keys of `mw audit --hlo --json`: `verdict`, `emitted[]`, `warnings[]`,
+    `compiler_warnings[]`, `not_understood[]`, `bytes`, `flops`. Raises AuditError with the
+    compiler's message where it refuses.
+    """
+    if ahead_of_time and hardware is None:
+        raise AuditError("ahead_of_time=True needs hardware=, such as v5p:4x4x4")
+    with captured_stderr() as said:
+        if ahead_of_time and hardware:
+            program, mesh = compiled_ahead(jitted, hardware, *args, **kwargs)
+        else:
+            program, mesh = compiled_program(jitted, *args, **kwargs)
+        log = warning_lines(said())
+    return audit_program(program, hardware, mesh, log)
+
+
+def compiled_program(jitted: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Program, Mesh | None]:
+    """The optimised program, and the mesh of the first argument that has one, else that of jax.set_mesh."""
+    found = _mesh_of((args, kwargs))
+    program = _compiled(jitted, lambda jitted: jitted.lower(*args, **kwargs).compile())
+    return program, Mesh(dict(found.shape)) if found else None
+
+
+def compiled_ahead(
+    jitted: Callable[..., Any], hardware: str, *args: Any, **kwargs: Any
+) -> tuple[Program, Mesh]:
+    """The program as the compiler of `hardware` makes it, and its mesh.
+
+    The mesh is that of the arguments, or of jax.set_mesh, on the hardware's chips; arguments keep their
+    PartitionSpecs, and those without one are whole on every chip. A function that names the devices of
+    another mesh is refused: constrain by PartitionSpec, under jax.set_mesh. Raises AuditError where there is
+    no mesh, or the compiler refuses, DeviceError where it is not installed.
+    """
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    found = _mesh_of((args, kwargs))
+    if found is None:
+        raise AuditError(f"no argument has a mesh, which compiling for {hardware} needs; call jax.set_mesh")
+    target = own_target(machine_of(hardware, found.size))
+    mesh = _on_chips(found, target)
+
+    def placed(leaf: Any) -> Any:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            return leaf
+        sharding = getattr(leaf, "sharding", None)
+        spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    args, kwargs = jax.tree.map(placed, (args, kwargs))
+    # Without a GPU no kernel can be timed, so none is chosen by its time.
+    options = {"xla_gpu_autotune_level": 0} if target.name == "gpu" else None
+
+    def compile_for(jitted: Any) -> Any:
+        with jax.set_mesh(mesh):
+            lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(target.platform,))
+            return lowered.compile(compiler_options=options)
+
+    return _compiled(jitted, compile_for), Mesh(dict(found.shape))
+
+
+def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> Program:
+    import jax
+
+    if not hasattr(jitted, "lower"):
+        jitted = jax.jit(jitted)
+    try:
+        text = program_text(compile_it(jitted))
+    except Exception as error:
+        name = getattr(jitted, "__name__", "the function")
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise AuditError(f"{name} does not compile: {lines[0]}") from error
+    assert text, "XLA keeps the text of what it compiles"
+    return parse_hlo(text)
+
+
+def _on_chips(mesh: "jax.sharding.Mesh | jax.sharding.AbstractMesh", target: Target) -> "jax.sharding.Mesh":
+    """The mesh on a target's chips, its axes along the dimensions of their torus."""
+    import jax
+    import numpy as np
+
+    from meshwright.nn.mesh import device_grid
+
+    # The compiler is loaded into this process: others, each with its own, are no harm where no chip is held.
+    for name, value in {**target.environment, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():
+        if name != "JAX_PLATFORMS":
+            os.environ.setdefault(name, value)
+    devices, sizes = target_devices(target), tuple(mesh.shape.values())
+    grid = device_grid(devices, sizes) if target.name == "tpu" else np.asarray(devices).reshape(sizes)
+    return jax.sharding.Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def _mesh_of(arguments: Any) -> "jax.sharding.Mesh | jax.sharding.AbstractMesh | None":
+    import jax
+
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)]
+    named = [s.mesh for s in shardings if isinstance(s, jax.sharding.NamedSharding) and s.mesh.size > 1]
+    ambient = jax.sharding.get_abstract_mesh()
+    return named[0] if named else None if ambient.empty else ambient

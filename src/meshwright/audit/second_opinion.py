@@ -1,11 +1,12 @@
 """A search's best layouts, ranked again by what the hardware's own compiler makes of them."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
+from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import TARGETS, Target, choose_target
-from meshwright.audit.figures import figures
-from meshwright.errors import AuditError
+from meshwright.errors import AuditError, MeshwrightError, OutOfMemoryError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -13,6 +14,42 @@ from meshwright.plan.candidate import Candidate
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.rank import ranked
 from meshwright.plan.train import Search
+from meshwright.plan_file import Plan
+
+
+@dataclass(frozen=True)
+class Figures:
+    """compiled_bytes, scheduled_seconds: None where unavailable; reason: why there are no bytes, or "".
+
+    program: a hash of the compiled text, "" where nothing was compiled. is_final: whether to compile again
+    would say the same; False of a compile that took too long.
+    """
+
+    compiled_bytes: int | None
+    scheduled_seconds: float | None
+    reason: str = ""
+    program: str = ""
+    is_final: bool = True
+
+
+def figures(
+    plan: Plan, target: Target, progress: Callable[[str], None], *, use_cache: bool = True
+) -> Figures:
+    """The figures of `plan`, compiled by `target`. A refusal is a result: its message is the reason."""
+    from meshwright.audit.audit import scheduled_seconds  # reading programs is not needed to plan
+
+    try:
+        compiled = compile_plan(plan, target, progress, use_cache=use_cache)
+        program = hashlib.sha256(compiled.hlo.encode()).hexdigest()
+        scheduled = scheduled_seconds(plan, target, compiled)
+    except OutOfMemoryError as error:
+        return Figures(error.num_bytes, None, str(error))
+    except MeshwrightError as error:
+        return Figures(None, None, str(error), is_final=False)
+    memory = compiled.memory_bytes
+    reason = "" if memory else f"{target.compiler} gives no figure"
+    return Figures(memory["total"] if memory else None, scheduled, reason, program)
+
 
 # How many of the best are compiled, and how many more until one of them fits.
 NUM_AUDITED, MAX_AUDITED = 3, 6

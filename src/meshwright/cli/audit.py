@@ -111,7 +111,7 @@ def audit(
 def _finish(document: dict, output: Path | None, before: dict | None, *, as_json: bool) -> None:
     """Writes and shows an audit, or what it changed; exits 1 if it differs from its plan."""
     if before is not None:
-        from meshwright.audit.changes import changes
+        from meshwright.audit.checks import changes
 
         document = document | {"changes": changes(before, document)}
     if output:

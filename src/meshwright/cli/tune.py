@@ -44,7 +44,7 @@ def tune(
     require("run")
     asked = load_plan(plan)
     check_writable(output or plan)
-    from meshwright.audit.tune.tune import tune as tuned
+    from meshwright.audit.tune import tune as tuned
 
     with progress() as update:
         found = tuned(

@@ -1,17 +1,20 @@
-"""What each difference costs on the planned hardware, where in the model it arises, and what to change."""
+"""What differs from the plan: what it costs on the planned hardware, where it arises, and what to change.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+Collectives that differ, matmuls that the plan does not have or that run in a wider type, time for which the
+schedule waits longer than planned, and memory.
+"""
 
-from meshwright.audit.compare.line_up import DIFFERENT, Row
+from collections.abc import Iterable, Mapping, Sequence
+
+from meshwright.audit.compare.line_up import DIFFERENT, Row, extra_seconds, summed_whole
 from meshwright.audit.compare.products import ProductDifference
-from meshwright.audit.compare.weigh import extra_seconds
-from meshwright.audit.compare.words import summed_whole
-from meshwright.audit.facts.emitted import Emitted
+from meshwright.audit.compile.programs import PlannedStep
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
-from meshwright.audit.facts.timeline import StepTimeline
+from meshwright.audit.facts.schedule import StepTimeline
 from meshwright.audit.hlo.op_names import scope_of
+from meshwright.audit.remark import Remark
+from meshwright.units import format_bytes
 
 # Products in a wider type than planned are told of where they are more than this of all FLOPs.
 WIDE_SHARE = 0.01
@@ -20,45 +23,23 @@ WIDE_SHARE = 0.01
 EXPOSED_SHARE = 0.05
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A difference between plan and program. kind: collective, product, dtype, exposure or memory.
-
-    extra_bytes: bytes per device and step beyond the plan, sent, or held for kind memory. extra_seconds:
-    their time on the links, or that of extra matmuls, hidden or exposed; None for memory, and where the
-    collective's device groups follow no mesh axes. change: the remedy, "" where none is known.
-    """
-
-    kind: str
-    tensor: str
-    direction: str
-    what: str
-    where: str
-    change: str
-    extra_bytes: int
-    extra_seconds: float | None
-
-    def to_dict(self) -> dict:
-        return asdict(self)
-
-
-def findings(rows: Iterable[Row], prices: Prices) -> list[Finding]:
+def findings(rows: Iterable[Row], prices: Prices) -> list[Remark]:
     """A finding for each row that differs."""
     return [_of_row(row, prices) for row in rows if row.status in DIFFERENT]
 
 
-def product_findings(differences: Iterable[ProductDifference], prices: Prices, dtype: str) -> list[Finding]:
+def product_findings(differences: Iterable[ProductDifference], prices: Prices, dtype: str) -> list[Remark]:
     """A finding for each product that is not computed as often as planned; `dtype` gives its rate."""
     return [
-        Finding(
+        Remark(
             "product",
             one.tensor,
-            one.direction,
             one.what,
             one.where,
             _RECOMPUTED if one.direction == "backward" and one.planned < one.compiled else "",
             0,
             prices.product_seconds(one.extra_flops, dtype),
+            one.direction,
         )
         for one in differences
     ]
@@ -67,7 +48,7 @@ def product_findings(differences: Iterable[ProductDifference], prices: Prices, d
 _RECOMPUTED = "probably recomputed: compare the program's remat policy with the plan's"
 
 
-def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Prices) -> list[Finding]:
+def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Prices) -> list[Remark]:
     """One finding for all products in a wider type than planned, where they are many of all `total` FLOPs."""
     flops = sum(one.flops for one in wide)
     if flops <= WIDE_SHARE * total:
@@ -76,10 +57,9 @@ def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Pri
     scopes = scope_of(largest.op_name)
     slower, planned = prices.product_seconds(flops, "f32"), prices.product_seconds(flops, dtype)
     return [
-        Finding(
+        Remark(
             "dtype",
             scopes[-1] if scopes else "products",
-            "",
             f"{len(wide)} matmuls, {flops / total:.0%} of the FLOPs, run in a wider type than {dtype}",
             largest.op_name,
             f"cast both operands to {dtype} before the matmul",
@@ -89,20 +69,20 @@ def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Pri
     ]
 
 
-def exposure_findings(rows: Iterable[Row], line: StepTimeline | None, step_seconds: float) -> list[Finding]:
+def exposure_findings(rows: Iterable[Row], line: StepTimeline | None, step_seconds: float) -> list[Remark]:
     """A finding for each row for which the schedule waits much longer than planned."""
     if line is None:
         return []
     return [
-        Finding(
+        Remark(
             "exposure",
             row.tensor,
-            row.direction,
             f"{row.tensor}: {waits:.3g} s exposed, {planned:.3g} s planned",
-            _where(row.emitted[0]),
+            row.emitted[0].where,
             "start it earlier, or overlap it with a matmul step by step (nn/compiler.py has XLA's options)",
             0,
             waits - planned,
+            row.direction,
         )
         for row in rows
         if row.emitted
@@ -112,21 +92,82 @@ def exposure_findings(rows: Iterable[Row], line: StepTimeline | None, step_secon
     ]
 
 
-def _of_row(row: Row, prices: Prices) -> Finding:
+def _of_row(row: Row, prices: Prices) -> Remark:
     what, change = summed_whole(row) or (f"{row.tensor}: {row.note}", "")
-    return Finding(
+    return Remark(
         kind="collective",
         tensor=row.tensor,
         direction=row.direction,
         what=what,
-        where=next((_where(e) for e in row.emitted), ""),
+        where=next((e.where for e in row.emitted), ""),
         change=change,
-        extra_bytes=round(sum(map(prices.sent, row.emitted)) - sum(map(prices.planned_sent, row.planned))),
-        extra_seconds=extra_seconds(row, prices),
+        bytes=round(sum(map(prices.sent, row.emitted)) - sum(map(prices.planned_sent, row.planned))),
+        seconds=extra_seconds(row, prices),
     )
 
 
-def _where(e: Emitted) -> str:
-    c = e.collective
-    line = f" ({c.source_file}:{c.source_line})" if c.source_file and c.source_line else ""
-    return f"{c.op_name or c.name}{line}"
+# Weights, moments and caches are counted, so that they agree but for the tiles that a compiler fills.
+STATE_TOLERANCE = 0.03
+# What XLA holds beside its state depends on its schedule. XLA:CPU widens 16-bit numbers and orders operations
+# without regard to memory, where a plan has the order of the other compilers: unbroken steps of small models
+# take 2.2 times as much there. Of it only what is out of all proportion is noticed.
+TOTAL_TOLERANCE = 0.35
+CPU_TOTAL_TOLERANCE = 1.5
+
+
+def compare_memory(
+    planned: PlannedStep, compiled: Mapping[str, int], inputs: int, capacity: int | None, *, on_cpu: bool
+) -> list[Remark]:
+    """What of the compiled memory is not as planned.
+
+    compiled: `arguments`, `outputs` (those that reuse no argument), `temporaries` and their `total`. inputs:
+    bytes of arguments and results that are no state (tokens, logits). capacity: of the chip; None where
+    another is compiled for.
+    """
+    total, state = compiled["total"], planned.state_bytes
+    held = compiled["arguments"] + compiled["outputs"] - inputs
+    found = []
+    if abs(held - state) > STATE_TOLERANCE * state:
+        found.append(_state(held, state, compiled["outputs"]))
+    tolerance = CPU_TOTAL_TOLERANCE if on_cpu else TOTAL_TOLERANCE
+    if not 1 / (1 + tolerance) <= (total - held + state) / planned.memory_total <= 1 + tolerance:
+        found.append(
+            _finding(
+                "temporaries",
+                f"the program takes {format_bytes(total)}, {total / planned.memory_total:.2f} times the "
+                f"planned {format_bytes(planned.memory_total)}; its largest buffers are in memory.peak",
+                "",
+                total - planned.memory_total,
+            )
+        )
+    if capacity is not None and total > capacity:
+        found.append(too_large(total, capacity))
+    return found
+
+
+def too_large(total: int | None, capacity: int, said: str = "") -> Remark:
+    """A program that a chip has no room for; said: the compiler's own words, where it refused."""
+    needs = f"the program needs {format_bytes(total)};" if total else "the program does not fit:"
+    what = f"{needs} a chip has {format_bytes(capacity)}" + (f" ({said})" if said else "")
+    change = "shard more, recompute more (remat), or use more microbatches"
+    return _finding("memory", what, change, total - capacity if total else 0)
+
+
+def _state(held: int, state: int, outputs: int) -> Remark:
+    if outputs > STATE_TOLERANCE * state and held > state:
+        return _finding(
+            "state",
+            f"{format_bytes(outputs)} of new state is allocated beside the old, which is not donated",
+            "donate the state: jax.jit(step, donate_argnums=0)",
+            outputs,
+        )
+    return _finding(
+        "state",
+        f"weights, moments and caches take {format_bytes(held)}, planned {format_bytes(state)}",
+        "",
+        held - state,
+    )
+
+
+def _finding(tensor: str, what: str, change: str, extra_bytes: int) -> Remark:
+    return Remark("memory", tensor, what, "", change, extra_bytes)

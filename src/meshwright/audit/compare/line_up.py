@@ -3,15 +3,17 @@
 Both sides are joined per tensor and pass by what they mean: gathers over axes, or sums over axes. Each such
 row is a match if the bytes of a step are the same on every axis, and equivalent if they are what a named
 form of it sends (see `rules`). Bytes are summed over a step, so that combined or split instructions compare.
+Differences whose seconds in a step, over all runs, are too few to matter are negligible.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from meshwright.audit.compare.rules import RuleCase, Side, emitted_bytes, meets, planned_bytes, why_equivalent
 from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, UPDATE, Emitted, pass_of
+from meshwright.audit.facts.prices import Prices
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.cost.collectives import Op
 from meshwright.cost.priced import PricedCollective
@@ -217,3 +219,98 @@ def _unplanned_note(emitted: tuple[Emitted, ...]) -> str:
     first = emitted[0]
     where = first.collective.op_name or first.collective.name
     return f"{where}: {first.note}" if first.note else where
+
+
+def summed_whole(row: Row) -> tuple[str, str] | None:
+    """(what, change) where an all-reduce does the work of an all-gather or of a reduce-scatter; else None."""
+    sums = [e for e in row.emitted if e.collective.op == "all_reduce"]
+    gathered = {axis for e in sums if e.collective.gathers for axis in e.axes}
+    if gathered:
+        return (
+            f"{row.tensor}: the all-gather over {_joined(gathered)} is compiled to an all-reduce of "
+            "zero-padded shards, which sends twice the bytes",
+            "use a smaller fsdp axis beside a second axis (data=4,fsdp=16 in place of fsdp=64): there "
+            "XLA:TPU emits all-gathers",
+        )
+    planned = {axis for p in row.planned if p.op == "reduce_scatter" for axis in p.axes}
+    scattered = {axis for e in row.emitted if e.op == "reduce_scatter" for axis in e.axes}
+    whole = {axis for e in sums for axis in e.axes} & planned - scattered
+    if not whole:
+        return None
+    rings = _round_rings(e for e in sums if whole.intersection(e.axes))
+    cure = (
+        f"reshape the scattered dimension to [{_joined(whole)}, rest] before the sum, so that a device keeps "
+        "one index of it: XLA then emits a reduce-scatter"
+    )
+    return (
+        f"{row.tensor}: the plan has a reduce-scatter over {_joined(whole)}, the compiler emits an "
+        f"all-reduce of which each device keeps a slice: twice the bytes{rings}",
+        "" if rings else cure,
+    )
+
+
+def _round_rings(sums: Iterable[Emitted]) -> str:
+    """The rings that an all-reduce uses at once and its time; "" where the TPU's compiler names at most two.
+
+    An all-reduce of V bytes over k directed rings takes 2V / (k w), w a link's bytes/s one way. A
+    reduce-scatter of libtpu 0.0.42 uses one ring in both directions: V / (2 w).
+    """
+    rings = min((e.collective.num_rings or 1 for e in sums), default=1)
+    if rings <= 2:
+        return ""
+    return (
+        f", but over {rings} rings at once, in {4 / rings:.0%} of the time of a reduce-scatter over one ring"
+    )
+
+
+def _joined(axes: Iterable[str]) -> str:
+    return "·".join(sorted(axes))
+
+
+# Of the planned step, and at most: all negligible differences together.
+NEGLIGIBLE_SHARE = 1e-3
+NEGLIGIBLE_SECONDS = 5e-4
+
+
+def weighed(rows: Sequence[Row], prices: Prices, step_seconds: float) -> list[Row]:
+    """The rows, with `negligible` in place of differences that cost next to nothing.
+
+    What is summed over fewer axes than planned, or not at all, gives other numbers, and is never negligible
+    unless it is a single number, which compilers sum under another's name.
+    """
+    limit = min(NEGLIGIBLE_SHARE * step_seconds, NEGLIGIBLE_SECONDS)
+    small: dict[int, float] = {}
+    for seconds, i in sorted((_small(row, prices), i) for i, row in enumerate(rows)):
+        if sum(small.values()) + seconds <= limit:
+            small[i] = seconds
+    return [_negligible(row, small[i]) if i in small else row for i, row in enumerate(rows)]
+
+
+def extra_seconds(row: Row, prices: Prices) -> float | None:
+    """Seconds a step beyond the planned, hidden or not; None where the devices that talk follow no axes."""
+    known = [prices.seconds(e) for e in row.emitted]
+    if None in known:
+        return None
+    return sum(s for s in known if s is not None) - sum(p.step_seconds for p in row.planned)
+
+
+def _small(row: Row, prices: Prices) -> float:
+    """The seconds that a difference may be dismissed for; infinite where it may not."""
+    seconds = extra_seconds(row, prices) if row.status in DIFFERENT else None
+    if seconds is None:
+        return float("inf")
+    singles = all(p.gathered_bytes <= SINGLE_NUMBER for p in row.planned)
+    if not singles and not _axes(row.planned) <= _axes(row.emitted):
+        return float("inf")
+    return abs(seconds) if not (singles and not row.emitted) else 0.0
+
+
+def _axes(side: Iterable) -> set[str]:
+    return {axis for one in side for axis in one.axes}
+
+
+def _negligible(row: Row, seconds: float) -> Row:
+    what = summed_whole(row)
+    return replace(
+        row, status="negligible", note=f"{seconds * 1e6:.1f} us a step: {what[0] if what else row.note}"
+    )

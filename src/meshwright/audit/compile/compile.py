@@ -12,21 +12,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
-from meshwright.audit.compile.log import warning_lines
-from meshwright.audit.compile.printed import program_text
 from meshwright.audit.compile.programs import traced_step
 from meshwright.audit.compile.targets import Target, target_mesh
 from meshwright.errors import AuditError, OutOfMemoryError
 from meshwright.hardware.description import host_memory_bytes
 from meshwright.plan_file import Plan, load_plan, save_plan
 from meshwright.units import format_bytes
+
+if TYPE_CHECKING:
+    import jax
 
 TIMEOUT_SECONDS = 900
 # A compiler that takes more of the host than this is ended before the host swaps or kills others.
@@ -36,6 +37,11 @@ UNOPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 0}
 _POLL_SECONDS = 0.1
 _PROGRAM, _FIGURES, _TARGET, _PLAN, _LOG = "program.hlo", "figures.json", "target.json", "plan.toml", "log"
 _ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)")
+
+# Warnings and errors as XLA logs them, of the files that shard a program and fit it into memory.
+_LINE = re.compile(r"^[WE]\d{4} \S+ +\d+ (\w*(?:spmd|shard|remat|collective)\w*)\.cc:\d+\] (.*)")
+REPLICATED = re.compile(r"nvoluntary full rematerialization")
+OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,47 @@ def memory_by_cause(compiled: object, target: str) -> dict[str, int] | None:
         "temporaries": temporaries,
         "total": arguments + fresh_outputs + temporaries,
     }
+
+
+def program_text(compiled: "jax.stages.Compiled") -> str:
+    """The optimised HLO of `compiled`, as `as_text()` prints it but for constants, here in full."""
+    from jaxlib import _hlo as hlo  # pyright: ignore[reportAttributeAccessIssue]  # no public name for these options
+
+    options = hlo.HloPrintOptions()
+    options.print_large_constants = True
+    executable = compiled.runtime_executable()
+    assert executable is not None, "a compiled program has an executable"
+    return "\n\n".join(module.to_string(options) for module in executable.hlo_modules())
+
+
+def warning_lines(log: str) -> list[str]:
+    """The lines of a compiler's log that warn of a tensor's partitioning or of memory, each once.
+
+    What a pass says of itself, of every program, is no warning of this one.
+    """
+    found = (_LINE.match(line) for line in log.splitlines())
+    told = ((one[1], one[2]) for one in found if one)
+    return list(dict.fromkeys(f"{file}: {what}" for file, what in told if _is_of_program(file, what)))
+
+
+def _is_of_program(file: str, what: str) -> bool:
+    return bool(REPLICATED.search(what) or OPERATION.search(what)) or "remat" in file
+
+
+@contextmanager
+def captured_stderr() -> Iterator[Callable[[], str]]:
+    """What the process, C++ included, writes to stderr meanwhile; it is passed on at the end."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            os.write(2, file.read())
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def peak(program: Program) -> Peak | None:
     """What one device holds at once at most beside arguments and results; None without a schedule."""
     if not program.is_scheduled:
         return None
-    num_bytes, held = _Schedule(program).peak(CallPath(program.main))
+    num_bytes, held = _Liveness(program).peak(CallPath(program.main))
     found = sorted((_held(program, one) for one in held), key=lambda one: -one.num_bytes)
     return Peak(num_bytes, tuple(found))
 
@@ -78,7 +78,7 @@ def input_bytes(program: Program) -> int:
     return sum(shape.allocated_bytes for shape in shapes if re.match(r"[su](32|64)|pred", shape.dtype))
 
 
-class _Schedule:
+class _Liveness:
     def __init__(self, program: Program) -> None:
         self.program = program
         self._known: dict[str, tuple[int, list[_Buffer]]] = {}

@@ -2,15 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
-from meshwright.audit.facts.devices import Offsets, is_shard_in_zeros, kept_slices
-from meshwright.audit.facts.fused import FusedScatter, fused_scatter
 from meshwright.audit.facts.groups import DeviceGroups, parse_groups, parse_pairs
 from meshwright.audit.facts.naming import MOVED, laid_end_to_end, origin_name, reader_name, summed
-from meshwright.audit.facts.opcodes import op_of
-from meshwright.audit.facts.slices import crossing_groups, received
+from meshwright.audit.facts.opcodes import crossing_groups, op_of, received
+from meshwright.audit.facts.shards import FusedScatter, Offsets, fused_scatter, is_shard_in_zeros, kept_slices
 from meshwright.audit.hlo.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
 from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program, dtype_bits, leaves
 from meshwright.audit.hlo.trace import COPIES, CallPath, TracedValue, history, places, run_count
@@ -25,7 +23,7 @@ class EmittedCollective:
     """One tensor's communication; a combined instruction gives one for each of its tensors.
 
     name, index: the HLO instruction, and which of its operands, of which one may be several tensors laid
-    end to end.
+    end to end. value: the instruction where it stands.
     dtype: what travels; source_dtype: the narrowest type that the same numbers had before (bf16
     where XLA:CPU widened bf16 to f32 to send it). uncast_dtype: the same since the program's own last cast,
     so that what the program widens is not taken for the compiler's doing.
@@ -56,6 +54,7 @@ class EmittedCollective:
     gathered_bytes: int
     groups: DeviceGroups
     count: int | None
+    value: TracedValue = field(compare=False, repr=False)
     op_name: str
     phase: Phase
     scope: tuple[str, ...]
@@ -96,11 +95,10 @@ def collectives(program: Program) -> list[EmittedCollective]:
     A start and its done count once, and so do the pieces into which the TPU compiler cuts one
     collective to overlap it (same channel and chain_id). See `gaps.not_understood` for the rest.
     """
-    return [found for _, found in located(program)]
+    return list(_collectives(program))
 
 
-def located(program: Program) -> Iterator[tuple[TracedValue, EmittedCollective]]:
-    """The collectives of a program, each with its instruction where it stands."""
+def _collectives(program: Program) -> Iterator[EmittedCollective]:
     differentiated = is_differentiated(program)
     started = {chain[:2] for chain, place in _pieces(program) if is_start(place.computation)}
     chains: set[tuple[object, ...]] = set()
@@ -115,7 +113,7 @@ def located(program: Program) -> Iterator[tuple[TracedValue, EmittedCollective]]
             )
             if not again:
                 value = TracedValue(instruction, place)
-                yield from ((value, one) for one in _read(program, value, differentiated))
+                yield from _read(program, value, differentiated)
             chains |= {chain} if chain else set()
 
 
@@ -222,6 +220,7 @@ def _one(
         - padding,
         groups=groups,
         count=run_count(program, value.place),
+        value=value,
         op_name=op_name,
         phase=phase_of(op_name, differentiated),
         scope=scope_of(op_name),

@@ -1,10 +1,8 @@
 """The instructions of a program that the audit cannot count, so that nothing is dropped silently."""
 
 from meshwright.audit.facts.collectives import unreadable_groups
-from meshwright.audit.facts.flops import is_library_matmul, multiplies
-from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
-from meshwright.audit.facts.opcodes import op_of
-from meshwright.audit.facts.slices import crossing_op
+from meshwright.audit.facts.opcodes import crossing_op, op_of
+from meshwright.audit.facts.work import attention_flops, is_attention_kernel, is_library_matmul, multiplies
 from meshwright.audit.hlo.parse import Instruction, Program
 from meshwright.audit.hlo.trace import CallPath, TracedValue, places, run_count
 

@@ -6,9 +6,8 @@ sum into the next turn of a loop names none of these; what they sum has the name
 
 from collections.abc import Collection, Iterable, Iterator
 
-from meshwright.audit.facts.flops import multiplies
-from meshwright.audit.facts.opcodes import op_of
-from meshwright.audit.facts.slices import crossing_op, sent
+from meshwright.audit.facts.opcodes import crossing_op, op_of, sent
+from meshwright.audit.facts.work import multiplies
 from meshwright.audit.hlo.op_names import primitive_of, scope_of
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, called_by, history, readers

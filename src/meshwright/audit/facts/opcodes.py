@@ -1,8 +1,76 @@
-"""The instructions of a program that communicate."""
+"""The instructions of a program that communicate, also between the slices of TPUs.
 
-from meshwright.audit.facts.slices import crossing_op
-from meshwright.audit.hlo.parse import Instruction
+Between slices a collective is a send and a recv through each host, which name what they are. A program of
+several slices is compiled for one of them: its devices are numbered from 0, and what crosses to others is
+`send(...), is_host_transfer=true` with XLA's attributes `_xla_megascale_*`.
+"""
+
+import re
+
+from meshwright.audit.facts.groups import DeviceGroups
+from meshwright.audit.hlo.parse import Computation, Instruction
 from meshwright.cost.collectives import Op
+from meshwright.errors import AuditError
+
+_OPS: dict[str, Op] = {
+    "ALL_REDUCE": "all_reduce",
+    "ALL_GATHER": "all_gather",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "ALL_TO_ALL": "all_to_all",
+}
+
+
+def crossing_op(instruction: Instruction) -> Op | None:
+    """The collective that a send or recv between slices is a part of; None for others."""
+    if instruction.opcode not in ("send", "recv"):
+        return None
+    return _OPS.get(_attribute(instruction, "megascale_transfer_type"))
+
+
+def received(computation: Computation, send: Instruction) -> Instruction:
+    """The recv of the same collective."""
+    return _other_end(computation, send, "recv")
+
+
+def sent(computation: Computation, recv: Instruction) -> Instruction:
+    """The send of the same collective."""
+    return _other_end(computation, recv, "send")
+
+
+def _other_end(computation: Computation, one: Instruction, opcode: str) -> Instruction:
+    rendezvous = _attribute(one, "host_transfer_rendezvous")
+    for other in computation.instructions.values():
+        if other.opcode == opcode and _attribute(other, "host_transfer_rendezvous") == rendezvous:
+            return other
+    raise AuditError(f"{one.name}: no {opcode} of its collective {rendezvous!r} between slices")
+
+
+def crossing_groups(instruction: Instruction, num_partitions: int) -> DeviceGroups:
+    """One device of each slice, those with the same number in it; slices lie one after another.
+
+    Its target is written `{1,2}x{0:15}`: slices and their devices.
+    """
+    target = _attribute(instruction, "megascale_target")
+    slices = re.match(r"\{([\d,:]+)\}x", target)
+    if not slices:
+        raise AuditError(f"_xla_megascale_target={target!r}: this form is unknown")
+    count = sum(_count(part) for part in slices[1].split(","))
+    return DeviceGroups(
+        tuple(
+            tuple(number + num_partitions * each for each in range(count)) for number in range(num_partitions)
+        )
+    )
+
+
+def _count(part: str) -> int:
+    first, _, last = part.partition(":")
+    return int(last or first) - int(first) + 1
+
+
+def _attribute(instruction: Instruction, name: str) -> str:
+    found = re.search(f'_xla_{name}="([^"]*)"', instruction.attributes.get("frontend_attributes", ""))
+    return found[1] if found else ""
+
 
 OPS: dict[str, Op] = {
     "all-gather": "all_gather",

@@ -1,6 +1,10 @@
-"""Seconds that each instruction of a compiled program computes: the compiler's estimate or a roofline.
+"""The work of one instruction of a compiled program: its FLOPs, and the seconds for which it computes.
 
-XLA for TPU prints the cycles that it reckons with for each fusion:
+The FLOPs of a product follow from its shapes, those of an attention kernel, a custom call, from the part of
+the scores that it computes: splash attention (TPU) is told by a constant which blocks of keys each block of
+queries visits, cuDNN's call (GPU) carries the name of its mask and its window.
+
+XLA for TPU prints the cycles that it expects for each fusion:
 
     seconds = estimated_cycles / clock
 
@@ -12,12 +16,188 @@ reach of the chip's ratings (the chip's `[step]`):
 
 import re
 from collections.abc import Iterator, Mapping
+from math import prod
+from typing import NamedTuple
 
-from meshwright.audit.facts.flops import flops_of
-from meshwright.audit.facts.kernels import attention_flops, is_attention_kernel
 from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program
-from meshwright.audit.hlo.trace import TracedValue, called_by
+from meshwright.audit.hlo.trace import TracedValue, called_by, resolve
 from meshwright.hardware.chip import Chip
+
+_SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
+_CUDNN = "__cudnn$fmhaSoftmax"
+
+
+class _Products(NamedTuple):
+    """How many products a kernel makes over the head dimension of queries, and of values."""
+
+    queries: int
+    values: int
+
+
+# Forward q . k and p . v. Backward the scores again; dP = dO . v; dV, dK and dQ.
+_FORWARD, _BACKWARD = _Products(1, 1), _Products(3, 2)
+_SPLASH_PRODUCTS = {"fwd": _FORWARD, "dq": _Products(2, 1), "dkv": _Products(2, 2)}
+
+
+def is_attention_kernel(instruction: Instruction) -> bool:
+    """Whether a custom call is an attention kernel that this module knows."""
+    return bool(_splash_pass(instruction)) or _is_cudnn(instruction)
+
+
+def attention_flops(program: Program, call: TracedValue) -> int | None:
+    """FLOPs of one run of an attention kernel; None where the program does not say what it skips."""
+    flops = _cudnn if _is_cudnn(call.instruction) else _splash
+    return flops(program, call)
+
+
+def _splash_pass(instruction: Instruction) -> str:
+    """Which of its passes a kernel of splash attention is: fwd, dq or dkv; "" of others."""
+    target = instruction.attributes.get("custom_call_target", "")
+    found = _SPLASH.search(instruction.op_name) if target == '"tpu_custom_call"' else None
+    return found[1] if found else ""
+
+
+def _splash(program: Program, call: TracedValue) -> int | None:
+    """Operands: where to read next and which blocks to visit [heads or 1, rows, columns]; then q, k, v.
+
+    q[batch, N, T, H], without batch if there is none. A block is left out where its number is 0. The one
+    backward kernel, which is dkv with more to do, gives a dQ [batch, columns, N, T, H] of each column.
+    """
+    which = _splash_pass(call.instruction)
+    mask = resolve(program, call.operand(1)).instruction
+    numbers = re.findall(r"\d+", mask.literal)
+    sizes = _block_sizes(call.instruction)
+    if mask.opcode != "constant" or len(numbers) != mask.shapes[0].num_elements or not sizes:
+        return None
+    q, _, v = [shape for shape in _kernel_operands(call) if not shape.dtype.startswith("s")][:3]
+    suffix = "" if which == "fwd" else f"_{which}"
+    visited = sum(number != "0" for number in numbers) / mask.shapes[0].dims[0]
+    one_head = visited * sizes[f"block_q{suffix}"] * sizes[f"block_kv{suffix}"]
+    scores = round(one_head * q.num_elements / (q.dims[-2] * q.dims[-1]))
+    makes_dq = any(len(result.dims) > len(q.dims) for result in call.instruction.shapes)
+    products = _BACKWARD if which == "dkv" and makes_dq else _SPLASH_PRODUCTS[which]
+    return 2 * scores * (products.queries * q.dims[-1] + products.values * v.dims[-1])
+
+
+def _block_sizes(instruction: Instruction) -> dict[str, int]:
+    """Positions of a block of queries and of keys, as the kernel notes them."""
+    notes = instruction.attributes.get("frontend_attributes", "").replace("\\", "")
+    return {name: int(size) for name, size in re.findall(r'"(block_\w+)": (\d+)', notes)}
+
+
+def _is_cudnn(instruction: Instruction) -> bool:
+    return instruction.attributes.get("custom_call_target", "").strip('"').startswith(_CUDNN)
+
+
+def _cudnn(program: Program, call: TracedValue) -> int | None:
+    """Operands q[B, T, N, H], k and v[B, S, K, H]; the call notes the shape [B, N, T, S] of the scores."""
+    notes = call.instruction.attributes.get("backend_config", "")
+    shape = re.search(r'"intermediate_tensor_shape":\s*{.*?"dimensions":\s*\[([^\]]*)\]', notes)
+    mask = re.search(r'"mask_type":\s*"(\w+)"', notes)
+    if not shape or not mask or mask[1] not in ("CAUSAL", "NO_MASK"):
+        return None
+    batch, heads, queries, keys = (int(size) for size in re.findall(r"\d+", shape[1]))
+    window = re.search(r'"sliding_window_length":\s*"?(\d+)', notes)
+    seen = int(window[1]) if window and int(window[1]) else keys
+    pairs = queries * keys if mask[1] == "NO_MASK" else sum(min(t + 1, seen) for t in range(queries))
+    q, _, v = _kernel_operands(call)[:3]
+    products = _BACKWARD if "Backward" in call.instruction.attributes["custom_call_target"] else _FORWARD
+    return 2 * batch * heads * pairs * (products.queries * q.dims[-1] + products.values * v.dims[-1])
+
+
+def _kernel_operands(call: TracedValue) -> list[ArrayShape]:
+    instructions = call.place.computation.instructions
+    return [instructions[name].shapes[0] for name in call.instruction.operands]
+
+
+MATMUL_TARGETS = ("__onednn$matmul", "__cublas$gemm", "__cublas$lt$matmul")
+
+
+def multiplies(instruction: Instruction, computation: Computation) -> bool:
+    """Whether an instruction is a matrix product or a kernel of several."""
+    return is_attention_kernel(instruction) or flops_of(instruction, computation) > 0
+
+
+def flops_of(instruction: Instruction, computation: Computation) -> int:
+    """FLOPs of one instruction, 0 if it is not a matrix product."""
+    if instruction.opcode == "dot":
+        return _dot(instruction, computation)
+    if instruction.opcode == "ragged-dot":
+        return _ragged_dot(instruction, computation)
+    if instruction.opcode == "convolution":
+        return _convolution(instruction, computation)
+    return _library_matmul(instruction, computation) if is_library_matmul(instruction) else 0
+
+
+def is_library_matmul(instruction: Instruction) -> bool:
+    """Whether a custom call is a matrix product whose FLOPs its shapes tell."""
+    target = instruction.attributes.get("custom_call_target", "").strip('"')
+    return instruction.opcode == "custom-call" and target.startswith(MATMUL_TARGETS)
+
+
+def _operand(instruction: Instruction, computation: Computation, index: int) -> ArrayShape:
+    return computation.instructions[instruction.operands[index]].shapes[0]
+
+
+def _dot(instruction: Instruction, computation: Computation) -> int:
+    """2 * elements of the result * product of the contracting dimensions."""
+    left = _operand(instruction, computation, 0)
+    contracting = re.findall(r"\d+", instruction.attributes.get("lhs_contracting_dims", ""))
+    return 2 * instruction.shapes[0].num_elements * prod(left.dims[int(d)] for d in contracting)
+
+
+def _ragged_dot(instruction: Instruction, computation: Computation) -> int:
+    """FLOPs are those of a dot, since each row meets one group; where rows are summed, those of one group."""
+    flops, named = _dot(instruction, computation), instruction.attributes
+    summed = named.get("lhs_ragged_dims") == named.get("lhs_contracting_dims")
+    return flops // instruction.shapes[0].dims[0] if summed else flops
+
+
+def _library_matmul(instruction: Instruction, computation: Computation) -> int:
+    """2 m n k of each batch entry: k = lhs elements / (m * batch), m * batch = result elements / n."""
+    result, left, right = instruction.shapes[0], *(_operand(instruction, computation, i) for i in (0, 1))
+    n = result.dims[-1] if len(right.dims) > 1 and result.dims else 1
+    return 2 * left.num_elements * n
+
+
+def _convolution(instruction: Instruction, computation: Computation) -> int:
+    """2 * batch * output features * input features * (window positions that meet real input).
+
+    The TPU compiler writes every dot as a convolution, batch dimensions as padded and dilated
+    window dimensions; counting the padding would multiply their FLOPs.
+    """
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes["dim_labels"])
+    assert labels, instruction.attributes["dim_labels"]
+    source, kernel = (_operand(instruction, computation, i).dims for i in (0, 1))
+    result = instruction.shapes[0].dims
+    window = _window(instruction.attributes.get("window", ""))
+    num_spatial = sum(label.isdigit() for label in labels[1])
+    pairs = 1
+    for d in range(num_spatial):
+        at = str(d)
+        pairs *= _positions(
+            source[labels[1].index(at)], result[labels[3].index(at)], kernel[labels[2].index(at)], window, d
+        )
+    features = result[labels[3].index("f")] * kernel[labels[2].index("i")]
+    return 2 * result[labels[3].index("b")] * features * pairs
+
+
+def _window(text: str) -> dict[str, list[str]]:
+    return {key: value.split("x") for key, value in re.findall(r"(\w+)=([\w\-]+)", text)}
+
+
+def _positions(size: int, num_outputs: int, num_taps: int, window: dict[str, list[str]], dim: int) -> int:
+    """(output, tap) pairs along one dimension whose tap falls on an input element."""
+    names = ("stride", "lhs_dilate", "rhs_dilate")
+    stride, dilate, tap_dilate = (int(window[name][dim]) if name in window else 1 for name in names)
+    low = int(window["pad"][dim].split("_")[0]) if "pad" in window else 0
+    last = (size - 1) * dilate
+    return sum(
+        0 <= at <= last and at % dilate == 0
+        for o in range(num_outputs)
+        for at in range(o * stride - low, o * stride - low + num_taps * tap_dilate, tap_dilate)
+    )
+
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # XLA's word for "not known".

@@ -1,8 +1,8 @@
 """Optimised HLO text, as `jax.stages.Compiled.as_text()` prints it, read into plain data.
 
 One `Program` holds computations, one `Computation` holds instructions in printed order. Nothing is
-interpreted here: `trace` follows values and loops, `collectives` and `flops` count.
-Read against XLA of JAX 0.10.2 for CPU, TPU and GPU.
+interpreted here: `trace` follows values and loops, `facts` counts. Tables ahead of the computations have the
+source lines of instructions. Read against XLA of JAX 0.10.2 for CPU, TPU and GPU.
 """
 
 import re
@@ -12,8 +12,40 @@ from functools import cached_property
 from math import prod
 from typing import Literal, TypeAlias
 
-from meshwright.audit.hlo.stack_frames import StackFrames
 from meshwright.errors import AuditError
+
+
+class StackFrames:
+    """The tables FileNames, FileLocations and StackFrames ahead of the computations.
+
+    XLA before 2025 wrote source_file and source_line into each line; now a line names a stack frame.
+    """
+
+    def __init__(self, text: str) -> None:
+        head = text[: text.find("\n%")]
+        self.files = {
+            int(n): name for n, name in re.findall(r'^(\d+) "(.*)"$', _section(head, "FileNames"), re.M)
+        }
+        location = re.compile(r"^(\d+) \{file_name_id=(\d+).*?\bline=(\d+)", re.M)
+        found = location.findall(_section(head, "FileLocations"))
+        self.locations = {int(n): (int(file), int(line)) for n, file, line in found}
+        frame = re.compile(r"^(\d+) \{file_location_id=(\d+)", re.M)
+        self.frames = {int(n): int(place) for n, place in frame.findall(_section(head, "StackFrames"))}
+
+    def source(self, metadata: Mapping[str, str]) -> tuple[str, int | None]:
+        """(file, line) of an instruction's metadata; ("", None) where it has none."""
+        if "source_line" in metadata:
+            return metadata.get("source_file", ""), int(metadata["source_line"])
+        place = self.frames.get(int(metadata.get("stack_frame_id", -1)), -1)
+        file, line = self.locations.get(place, (-1, None))
+        return self.files.get(file, ""), line
+
+
+def _section(head: str, title: str) -> str:
+    """The lines of one table, up to the next blank line."""
+    found = re.search(rf"^{title}\n(.*?)(?:\n\n|\Z)", head, re.M | re.S)
+    return found[1] if found else ""
+
 
 _BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0, "tf32": 32}
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")

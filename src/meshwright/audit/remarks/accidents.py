@@ -4,46 +4,65 @@ Each rule looks at one collective in its program and reports a fault or nothing;
 is reported. Tensors are named as JAX names the program's inputs and its named scopes.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from meshwright.audit.facts.collectives import is_differentiated
-from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
-from meshwright.audit.facts.overlap import ProductSchedule
+from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
+from meshwright.audit.facts.groups import copied_over, tiles_of
 from meshwright.audit.facts.prices import Prices
-from meshwright.audit.facts.sent import Sent
-from meshwright.audit.remarks import activations, transfers, weights
-from meshwright.audit.remarks.accident import Accident
-from meshwright.audit.remarks.batch import batch_of
-from meshwright.audit.remarks.rules import Fault, ProgramContext, Rule
+from meshwright.audit.facts.schedule import Schedule
+from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
+from meshwright.audit.remark import Remark
+from meshwright.audit.remarks.rules import RULES, UNCONSTRAINED, Fault, ProgramContext, widened
+from meshwright.notation.mesh import Mesh
 
-# In order of precedence.
-_RULES: tuple[Rule, ...] = (
-    weights.table,
-    activations.over_the_batch,
-    weights.repeated,
-    activations.two_sides,
-    activations.sliced_again,
-    weights.moved_weight,
-    weights.for_few_tokens,
-    activations.batch_gathered,
-    activations.resharded,
-    transfers.summed_whole,
-    transfers.exposed,
-)
+_INTEGERS = re.compile(r"[su](8|16|32|64)$")
+
+
+class ProgramBatch(NamedTuple):
+    """fsdp_axes: mesh axes over which both the batch and weights are sharded.
+
+    elements: numbers of the batch on one device.
+    """
+
+    fsdp_axes: frozenset[str]
+    elements: int
+
+
+def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
+    """The batch is the integers that enter a program, tokens or labels; none where no array of them does."""
+    arrays = [
+        one for one in program.main.parameters if isinstance(one.shape, ArrayShape) and one.shapes[0].dims
+    ]
+    tokens = [one for one in arrays if _INTEGERS.match(one.shapes[0].dtype)]
+    weights = [one for one in arrays if one not in tokens and len(one.shapes[0].dims) > 1]
+    axes = [frozenset().union(*(_split_over(one, mesh) for one in some)) for some in (tokens, weights)]
+    elements = max((one.shapes[0].num_elements for one in tokens), default=0)
+    return ProgramBatch(axes[0] & axes[1], elements)
+
+
+def _split_over(one: Instruction, mesh: Mesh) -> frozenset[str]:
+    if tiles_of(one.attributes.get("sharding", "")) == 1:
+        return frozenset()
+    return frozenset(axis for axis, size in mesh.sizes.items() if size > 1) - set(copied_over(one, mesh))
+
+
 # A collective that sends less than this of what the program sends is not worth a word.
 _SHARE = 0.001
 
 
-def accidents(schedule: ProductSchedule, sent: Iterable[Sent], prices: Prices) -> list[Accident]:
+def accidents(schedule: Schedule, sent: Iterable[Emitted], prices: Prices) -> list[Remark]:
     """A warning for each tensor and kind of accident, in the program's order."""
     everyone, program = tuple(sent), schedule.program
     batch = batch_of(program, prices.mesh)
     context = ProgramContext(program, everyone, prices, is_differentiated(program), schedule, *batch)
-    least = _SHARE * sum(prices.sent(one.emitted) for one in everyone)
-    found: dict[tuple[str, str], Accident] = {}
+    least = _SHARE * sum(prices.sent(one) for one in everyone)
+    found: dict[tuple[str, str], Remark] = {}
     for one in everyone:
-        num_sent = prices.sent(one.emitted)
+        num_sent = prices.sent(one)
         if one.collective.gathered_bytes <= NEGLIGIBLE_BYTES or num_sent < least or not num_sent:
             continue
         for fault in _faults(one, context):
@@ -58,30 +77,32 @@ _FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_reshard
               "computed_repeatedly")  # fmt: skip
 
 
-def at_the_root(found: Iterable[Accident]) -> list[Accident]:
+def at_the_root(found: Iterable[Remark]) -> list[Remark]:
     """The accidents without those that follow from activations that no constraint holds; these as one."""
     found = list(found)
-    roots = [one for one in found if one.kind == activations.UNCONSTRAINED]
+    roots = [one for one in found if one.kind == UNCONSTRAINED]
     if not roots:
         return found
-    first, *others = sorted(roots, key=lambda one: -one.bytes)
+    first, *others = sorted(roots, key=lambda one: -(one.bytes or 0))
     for other in others:
         first = _joined(first, other)
     return [first, *(one for one in found if one not in roots and one.kind not in _FOLLOWING)]
 
 
-def _faults(one: Sent, context: ProgramContext) -> list[Fault]:
-    found = next((fault for rule in _RULES if (fault := rule(one, context))), None)
-    return [fault for fault in (found, transfers.widened(one, context)) if fault]
+def _faults(one: Emitted, context: ProgramContext) -> list[Fault]:
+    found = next((fault for rule in RULES if (fault := rule(one, context))), None)
+    return [fault for fault in (found, widened(one, context)) if fault]
 
 
-def _warning(fault: Fault, one: Sent, prices: Prices) -> Accident:
+def _warning(fault: Fault, one: Emitted, prices: Prices) -> Remark:
     kind, what, change = fault
-    bytes_sent, seconds = prices.sent(one.emitted), prices.seconds(one.emitted)
-    return Accident(kind, one.tensor, one.collective.name, what, one.where, change, bytes_sent, seconds)
+    bytes_sent, seconds = prices.sent(one), prices.seconds(one)
+    return Remark(
+        kind, one.tensor, what, one.where, change, bytes_sent, seconds, instruction=one.collective.name
+    )
 
 
-def _joined(first: Accident, other: Accident) -> Accident:
+def _joined(first: Remark, other: Remark) -> Remark:
     known = first.seconds is not None and other.seconds is not None
     seconds = (first.seconds or 0.0) + (other.seconds or 0.0) if known else None
-    return replace(first, bytes=first.bytes + other.bytes, seconds=seconds)
+    return replace(first, bytes=(first.bytes or 0) + (other.bytes or 0), seconds=seconds)

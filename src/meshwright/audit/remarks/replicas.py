@@ -1,24 +1,42 @@
-"""State that every device holds whole: moments of the optimizer, caches of keys and values."""
+"""What several devices hold or compute alike: state that is not sharded, products that share no work.
+
+State is the optimizer's moments, and caches of keys and values.
+
+A value differs over a mesh axis if it is computed from an input that is sharded over it, or from the
+device's number, and no collective over that axis came between. A product of values that do not
+differ over an axis is computed as often as the axis is long.
+"""
 
 import re
+from collections import deque
+from dataclasses import dataclass, field
 
-from meshwright.audit.facts.collectives import is_differentiated
+from meshwright.audit.facts.collectives import (
+    groups_of,
+    is_differentiated,
+    narrowest_dtype,
+    unreadable_groups,
+)
+from meshwright.audit.facts.groups import changes_along, copied_over, copies_of, group_axes
+from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.prices import Prices
-from meshwright.audit.hlo.dependence import entered_as
-from meshwright.audit.hlo.op_names import phase_of
+from meshwright.audit.facts.products import Product, products
+from meshwright.audit.facts.shards import device_values
+from meshwright.audit.facts.work import is_attention_kernel
+from meshwright.audit.hlo.op_names import phase_of, primitive_of, scope_of
 from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
-from meshwright.audit.hlo.shardings import copied_over, copies_of
-from meshwright.audit.hlo.trace import CallPath, TracedValue, places, readers
-from meshwright.audit.remarks.accident import Accident
+from meshwright.audit.hlo.trace import CallPath, TracedValue, entered_as, places, readers, sources, value_key
+from meshwright.audit.remark import Remark
+from meshwright.notation.mesh import Mesh
 
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
 _MOMENT = re.compile(r"opt_state|optimizer|momentum|moments|(?:^|[^a-z])(?:mu|nu)(?:$|[^a-z])")
 _WRITES = ("dynamic-update-slice", "scatter", "select")
 # Tensors that are less of a state than this are not worth sharding.
-_SHARE = 0.01
+_STATE_SHARE = 0.01
 
 
-def replicated_state(program: Program, prices: Prices) -> list[Accident]:
+def replicated_state(program: Program, prices: Prices) -> list[Remark]:
     """A warning for the optimizer's state, in training, or for the caches, else; none if all are sharded."""
     training = is_differentiated(program)
     chosen = _moments(program) if training else _caches(program)
@@ -26,11 +44,12 @@ def replicated_state(program: Program, prices: Prices) -> list[Accident]:
     found = [
         (one, copies)
         for one in chosen
-        if (copies := copies_of(one, program.num_devices)) > 1 and one.shapes[0].num_bytes >= _SHARE * total
+        if (copies := copies_of(one, program.num_devices)) > 1
+        and one.shapes[0].num_bytes >= _STATE_SHARE * total
     ]
     if not found:
         return []
-    return [_warning(found, program, prices, training=training)]
+    return [_of_state(found, program, prices, training=training)]
 
 
 def _moments(program: Program) -> list[Instruction]:
@@ -67,9 +86,9 @@ def _arrays(program: Program) -> list[Instruction]:
     ]
 
 
-def _warning(
+def _of_state(
     found: list[tuple[Instruction, int]], program: Program, prices: Prices, *, training: bool
-) -> Accident:
+) -> Remark:
     largest, copies = max(found, key=lambda pair: pair[0].shapes[0].num_bytes)
     name = largest.op_name or largest.name
     excess = round(sum(one.shapes[0].num_bytes * (1 - 1 / count) for one, count in found))
@@ -80,4 +99,124 @@ def _warning(
         kind, change = "replicated_optimizer_state", f"shard the optimizer state over {over} too (ZeRO-1)"
     else:
         kind, change = "replicated_cache", f"shard the cache over {over} too: by sequence, head or position"
-    return Accident(kind, name, largest.name, what, "", change, excess, prices.read_seconds(excess))
+    seconds = prices.read_seconds(excess)
+    return Remark(kind, name, what, "", change, excess, seconds, instruction=largest.name)
+
+
+# Products alike on several devices are told of where they are more than this of the program's FLOPs:
+# a router, or heads of which there are fewer than devices, is meant to be.
+_PRODUCT_SHARE = 0.05
+_SAME_ON_ALL = ("all_gather", "all_reduce")
+
+
+@dataclass(frozen=True)
+class Alike:
+    """A product of which `copies` devices, over `axes`, compute the same."""
+
+    product: Product
+    axes: tuple[str, ...]
+    copies: int
+
+    @property
+    def excess_flops(self) -> float:
+        return self.product.flops * (1 - 1 / self.copies)
+
+
+def repeated_products(program: Program, prices: Prices) -> list[Remark]:
+    """A warning for each set of axes over which a good part of the program's products is alike."""
+    found, total = _alike(program, prices.mesh)
+    by_axes: dict[tuple[str, ...], list[Alike]] = {}
+    for one in found:
+        by_axes.setdefault(one.axes, []).append(one)
+    return [
+        _of_products(alike, program, prices)
+        for alike in by_axes.values()
+        if sum(one.excess_flops for one in alike) > _PRODUCT_SHARE * total
+    ]
+
+
+def _alike(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
+    """The products that devices compute alike, and the FLOPs of all products of one device."""
+    axes = tuple(axis for axis, size in mesh.sizes.items() if size > 1)
+    differing = [_Differing(program, mesh, axis) for axis in axes]
+    found, total = [], 0.0
+    for product in products(program):
+        if is_attention_kernel(product.value.instruction):
+            continue
+        value, total = product.value, total + product.flops
+        operands = [value.operand(index) for index in range(len(value.instruction.operands))]
+        alike = tuple(one.axis for one in differing if not any(map(one.differs, operands)))
+        if alike:
+            found.append(Alike(product, alike, mesh.size(alike)))
+    return found, total
+
+
+@dataclass
+class _Differing:
+    """Whether values differ over `axis`; where that cannot be told they do."""
+
+    program: Program
+    mesh: Mesh
+    axis: str
+    _same: set[tuple[object, ...]] = field(default_factory=set)
+
+    def differs(self, value: TracedValue) -> bool:
+        seen, left = {value_key(value)}, deque([value])
+        while left:
+            one = left.popleft()
+            began = self._begins(one)
+            if began:
+                return True
+            if began is None:
+                fresh = [s for s in sources(self.program, one) if value_key(s) not in seen | self._same]
+                seen |= {value_key(source) for source in fresh}
+                left += fresh
+        self._same |= seen
+        return False
+
+    def _begins(self, value: TracedValue) -> bool | None:
+        """Whether a value differs whatever it is computed from; None where it depends on that."""
+        instruction = value.instruction
+        if instruction.opcode == "parameter" and not value.place.frames:
+            return self.axis not in copied_over(instruction, self.mesh)
+        if instruction.opcode in ("partition-id", "replica-id", "infeed", "recv"):
+            return True
+        if op := op_of(instruction):
+            return self._after(value, op)
+        shape = instruction.shapes[0] if instruction.shapes else None
+        if shape and not shape.dims and shape.dtype in ("s32", "u32", "s64", "u64") and not value.path:
+            values = device_values(self.program, value)
+            return None if values is None else changes_along(self.axis, values, self.mesh)
+        return None
+
+    def _after(self, value: TracedValue, op: str) -> bool | None:
+        """What `_begins` says of a collective."""
+        if unreadable_groups(value.instruction, self.program.num_devices):
+            return True
+        groups = groups_of(value.instruction, self.program.num_devices)
+        joined = group_axes(groups, self.mesh)
+        if joined.axes is None or self.axis not in joined.axes:
+            return True if joined.axes is None else None
+        return not (op in _SAME_ON_ALL and not joined.note)
+
+
+def _of_products(alike: list[Alike], program: Program, prices: Prices) -> Remark:
+    largest = max(alike, key=lambda one: one.excess_flops)
+    instruction = largest.product.value.instruction
+    scope = scope_of(instruction.op_name)
+    name = scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name
+    over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in alike)
+    others = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+    dtype = narrowest_dtype(program, largest.product.value.operand(0))
+    return Remark(
+        "computed_repeatedly",
+        name,
+        f"the matmul `{name}`{others}: {largest.copies} devices over {over} compute the same values, "
+        f"{excess:.3g} FLOPs per device more than if they shared the work",
+        instruction.op_name,
+        f"shard an operand over {over} too: constrain the activations to keep their batch sharded "
+        "(with_sharding_constraint), also after a reshape",
+        0,
+        prices.product_seconds(excess, dtype),
+        instruction=instruction.name,
+    )

@@ -12,8 +12,8 @@ from jax import Array
 from meshwright.audit.facts.collectives import collectives
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.hlo.parse import parse_hlo
-from meshwright.audit.shard.job import ShardJob
 from meshwright.audit.shard.matching import Derived, Pair, derived, gathered_of_emitted, match
+from meshwright.audit.shard.run import ShardJob
 from meshwright.audit.shard.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.execute import contract, run_steps

@@ -1,23 +1,27 @@
-"""What a program may move at most, in words that a test states.
+"""What tests and pull requests ask of an audit: bounds on what a program may move, and what changed.
+
+A bound is a line of words:
 
     at most 100 MB over data      bytes that each device sends in a step, over this axis, alone or with others
     nothing over dcn              between the slices of the hardware; `network`: between its nodes
     no gather of w_*              of tensors, by the name that JAX gives the input, or by the named scope
 
-Each form may name tensors (`of w_*`), axes (`over data·fsdp`: any of them) or both.
+Each form may name tensors (`of w_*`), axes (`over data·fsdp`: any of them) or both. What differs between two
+audits is told as the lines of a diff.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 
+from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.prices import Prices
-from meshwright.audit.facts.sent import Sent
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError, nearest
-from meshwright.units import format_bytes
+from meshwright.units import format_bytes, format_count, format_seconds
 
 # Words for what lies between slices of TPUs, and between nodes of GPUs.
 OUTER = ("dcn", "network")
@@ -51,19 +55,19 @@ class Bound:
     tensors: str | None
     axes: tuple[str, ...] | None
 
-    def is_of(self, one: Sent, crosses: bool) -> bool:
+    def is_of(self, one: Emitted, crosses: bool) -> bool:
         """Whether the bound speaks of a collective. crosses: it goes between slices."""
         return (
-            (self.op is None or self.op in (one.emitted.op, *_kept(one)))
+            (self.op is None or self.op in (one.op, *_kept(one)))
             and (self.tensors is None or any(fnmatchcase(name, self.tensors) for name in _names(one)))
             and (self.axes is None or self._is_over(one, crosses))
         )
 
-    def _is_over(self, one: Sent, crosses: bool) -> bool:
+    def _is_over(self, one: Emitted, crosses: bool) -> bool:
         # Devices that follow no axes may be on any.
-        strays = not one.emitted.axes and one.collective.groups.size != 1
+        strays = not one.axes and one.collective.groups.size != 1
         asked = set(self.axes or ())
-        return strays or bool(asked & set(one.emitted.axes)) or (crosses and bool(asked & set(OUTER)))
+        return strays or bool(asked & set(one.axes)) or (crosses and bool(asked & set(OUTER)))
 
 
 def parse_bound(text: str) -> Bound:
@@ -85,7 +89,7 @@ def parse_bound(text: str) -> Bound:
     return Bound(text, most, op, found["tensors"], axes)
 
 
-def check_bounds(bounds: Iterable[Bound], sent: Sequence[Sent], prices: Prices) -> list[str]:
+def check_bounds(bounds: Iterable[Bound], sent: Sequence[Emitted], prices: Prices) -> list[str]:
     """A line for each bound that the program breaks, with what it sends.
 
     Raises AuditError for an axis that the mesh lacks, and for `dcn` or `network` where no hardware of several
@@ -95,19 +99,19 @@ def check_bounds(bounds: Iterable[Bound], sent: Sequence[Sent], prices: Prices) 
     for bound in bounds:
         _check_axes(bound, prices)
         found = [one for one in sent if bound.is_of(one, _crosses(one, prices))]
-        total = sum(prices.sent(one.emitted) for one in found)
+        total = sum(prices.sent(one) for one in found)
         if total > bound.most_bytes:
-            names = ", ".join(dict.fromkeys(f"{one.emitted.op} {one.tensor}" for one in found))
+            names = ", ".join(dict.fromkeys(f"{one.op} {one.tensor}" for one in found))
             broken.append(f"{bound.text}: {format_bytes(total)} a device and step ({names})")
     return broken
 
 
-def _kept(one: Sent) -> tuple[Op, ...]:
+def _kept(one: Emitted) -> tuple[Op, ...]:
     """A sum of which each device keeps a slice is a reduce-scatter too."""
-    return ("reduce_scatter",) if one.emitted.kept else ()
+    return ("reduce_scatter",) if one.kept else ()
 
 
-def _names(one: Sent) -> tuple[str, ...]:
+def _names(one: Emitted) -> tuple[str, ...]:
     """A tensor's name, the last key of it (`w_in` of `params['w_in']`), and its named scopes."""
     keys = re.findall(r"\w+", one.tensor)
     return (one.tensor, *keys[-1:], *one.collective.scope)
@@ -131,7 +135,64 @@ def _num_blocks(prices: Prices) -> int:
     return prod(link.size for link in links if link.is_outer)
 
 
-def _crosses(one: Sent, prices: Prices) -> bool:
+def _crosses(one: Emitted, prices: Prices) -> bool:
     """Whether devices of different slices, which are numbered one slice after another, talk."""
     block = prices.mesh.num_devices // _num_blocks(prices)
     return any(len({device // block for device in group}) > 1 for group in one.collective.groups.members)
+
+
+# Totals, and how they are written.
+_TOTALS = {
+    "bytes": ("bytes moved", format_bytes),
+    "sent": ("bytes sent", format_bytes),
+    "flops": ("FLOPs", format_count),
+    "memory": ("memory per device", format_bytes),
+    "step_seconds": ("step, as scheduled", format_seconds),
+}
+# A total that moved by less is the same.
+_SHARE = 1e-3
+
+
+def changes(before: Mapping, after: Mapping) -> list[str]:
+    """The collectives and totals that differ, - before and + after; one line where none does.
+
+    before, after: documents of `mw audit`, of plans or of programs.
+    """
+    lines = []
+    if before["verdict"] != after["verdict"]:
+        lines += [f"- verdict: {before['verdict']}", f"+ verdict: {after['verdict']}"]
+    old, new = _collectives(before), _collectives(after)
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            lines += [f"- {name}: {old[name]}"] if name in old else []
+            lines += [f"+ {name}: {new[name]}"] if name in new else []
+    for key in _TOTALS:
+        lines += _total(key, before, after)
+    return lines or ["nothing changed: the same collectives, FLOPs, memory and time"]
+
+
+def _collectives(document: Mapping) -> dict[str, str]:
+    """Times a step and bytes of each, by tensor, pass, operation and axes."""
+    found: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for one in document["emitted"]:
+        over = "·".join(one["axes"]) or "no axes"
+        name = f"{one['tensor']} {one['direction']} {one['op']} over {over}"
+        found[name][one["bytes"]] += one["count"] or 1
+    return {
+        name: ", ".join(f"{count:,} x {format_bytes(size)}" for size, count in sorted(sizes.items()))
+        for name, sizes in found.items()
+    }
+
+
+def _total(key: str, before: Mapping, after: Mapping) -> list[str]:
+    title, write = _TOTALS[key]
+    old, new = (_figure(one.get(key)) for one in (before, after))
+    if old == new or (old and new and abs(new - old) <= _SHARE * old):
+        return []
+    share = f" ({new / old - 1:+.1%})" if old and new else ""
+    texts = ["unavailable" if value is None else write(value) for value in (old, new)]
+    return [f"- {title}: {texts[0]}", f"+ {title}: {texts[1]}{share}"]
+
+
+def _figure(sides: Mapping | None) -> float | None:
+    return None if sides is None else sides.get("compiled", sides.get("scheduled"))
