@@ -8,7 +8,6 @@ import pytest
 
 from meshwright.audit.second_opinion import Figures
 from meshwright.audit.tune import OPTIONS, neighbours, remats, tune
-from meshwright.audit.tune import tune as module
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -36,7 +35,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Answe
             asked.append(plan)
             return answer(plan)
 
-        monkeypatch.setattr(module, "figures", figures)
+        monkeypatch.setattr("meshwright.audit.tune.figures", figures)
         return asked
 
     return answers
