@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.bench import calibrate, matmul, step, timing
+from meshwright.bench import calibrate, inference, matmul, step, timing
 from meshwright.bench.devices import local_hardware
 from meshwright.bench.fit import fit_line
 from meshwright.errors import DeviceError
 from meshwright.hardware.catalog import dump_toml, load
-from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory, Switch
+from meshwright.hardware.chip import COLLECTIVES, LinearCost, SharedMemory, StepEfficiency, Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -26,6 +26,7 @@ QUICK = calibrate.Sizes(
     matmuls=(matmul.MatmulShape(64, 64, 64),),
     arrays=(65_536,),
     model=replace(load_model("tiny"), max_seq_len=32),
+    served=inference.no_model(),
 )
 
 
@@ -96,6 +97,41 @@ def test_a_step_faster_than_its_price_streams() -> None:
     )
     chip = step.with_effective_memory([fast], _with_memory(1e10)).chip
     assert chip.hbm_bytes_per_second == pytest.approx(1e10)
+
+
+def _with_inference(launch: float = 0.0, memory: float = 1.0, cache: float = 1.0) -> Hardware:
+    """A host whose steps of a server reach these figures, and whose products reach 20 GFLOP/s."""
+    hardware = load("cpu:1")
+    rates = {"f32": ((1e6, 2e10), (1e9, 2e10))}
+    reached = StepEfficiency(overlap=0.0, launch_seconds=launch, memory=memory, cache=cache)
+    chip = replace(hardware.chip, hbm_bytes_per_second=1e10, matmul_rates=rates, inference=reached)
+    return replace(hardware, chip=chip)
+
+
+@pytest.mark.parametrize(
+    ("launch", "memory", "cache"), [(1e-4, 0.9, 0.8), (5e-3, 0.2, 0.05), (4e-3, 0.5, 0.5)]
+)
+def test_what_steps_of_a_server_reach_is_found_again(launch: float, memory: float, cache: float) -> None:
+    """Prices of a machine stand for times: the fitted one has the same, and trains as before."""
+    true = _with_inference(launch, memory, cache)
+    config, layout = inference.served_model(), Layout.of(weights_dtype="f32", compute_dtype="f32")
+    asked = inference.MeasuredSteps(config, layout, launch, 0.0, 0.0, 0.0)
+    points = {"one": (1, 16), "many": (8, 16), "long": (8, 448)}
+    timed = replace(asked, **{name: asked.price(true, *point) for name, point in points.items()})
+    found = inference.with_inference(timed, _with_inference())
+    for name, point in points.items():
+        assert timed.price(found, *point) == pytest.approx(getattr(timed, name), rel=0.01)
+    reaches = found.chip.hbm_bytes_per_second * found.chip.step.memory
+    assert reaches == pytest.approx(1e10)
+
+
+@pytest.mark.slow  # compiles the steps of two servers
+def test_of_one_device_the_steps_of_a_server_are_measured() -> None:
+    chip = calibrate.measure("cpu:1", QUICK).hardware.chip
+    assert chip.inference is not None
+    assert 0 < chip.inference.launch_seconds < 1
+    assert 0 < chip.inference.memory <= 1
+    assert set(chip.inference.sources) == {"memory", "cache", "launch_seconds"}
 
 
 def test_programs_prepared_together_keep_their_own_timings() -> None:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import jax
 
-from meshwright.bench import collectives, matmul, memory, step
+from meshwright.bench import collectives, inference, matmul, memory, step
 from meshwright.bench.devices import Operand, bench_of, local_hardware
 from meshwright.bench.model import with_collectives
 from meshwright.bench.sizes import CALIBRATION, group_mesh
@@ -27,12 +27,13 @@ _NUM_LAUNCHES = 50
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: collectives by V and arrays streamed, in bytes; matmuls; a model's step."""
+    """What is measured: collectives by V and arrays streamed, in bytes; matmuls; steps of models."""
 
     collectives: tuple[int, ...] = CALIBRATION
     matmuls: tuple[matmul.MatmulShape, ...] = matmul.SHAPES
     arrays: tuple[int, ...] = memory.SIZES
     model: ModelConfig = field(default_factory=step.sample_model)
+    served: ModelConfig = field(default_factory=inference.served_model)
 
 
 ACCELERATOR_SIZES = Sizes(
@@ -106,10 +107,10 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         memory.prepare(num_devices, progress, sizes.arrays),
         _launches(num_devices),
         step.prepare(num_devices, progress, sizes.model),
-        *_exchanges(num_devices, progress, sizes),
+        *_alone_or_together(num_devices, progress, sizes),
     ]
     report(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
-    matmuls, streams, (launch,), steps, *exchanged = run_together(prepared)
+    matmuls, streams, (launch,), steps, others = run_together(prepared)
     streaming = memory.streaming_bytes_per_second(streams)
     chip = replace(
         host.chip,
@@ -122,9 +123,20 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         sources=_host_sources(num_devices),
     )
     hardware = replace(host, chip=chip)
-    hardware = with_collectives(hardware, exchanged[0]) if exchanged else hardware
-    hardware = step.with_effective_memory(steps, hardware)
-    return Calibration(hardware, matmuls, streams, exchanged[0] if exchanged else [], steps)
+    if num_devices == 1:
+        hardware = inference.with_inference(others[0], step.with_effective_memory(steps, hardware))
+        return Calibration(hardware, matmuls, streams, [], steps)
+    hardware = step.with_effective_memory(steps, with_collectives(hardware, others))
+    return Calibration(hardware, matmuls, streams, others, steps)
+
+
+def _alone_or_together(
+    num_devices: int, progress: Callable[[str], None] | None, sizes: Sizes
+) -> list[Prepared]:
+    """The collectives; of a host's one device, which has none, the steps of a server, which uses one."""
+    return _exchanges(num_devices, progress, sizes) or [
+        inference.prepare(progress, sizes.served, inference.no_model())
+    ]
 
 
 def _exchanges(num_devices: int, progress: Callable[[str], None] | None, sizes: Sizes) -> list[Prepared]:
