@@ -120,9 +120,10 @@ class Generation:
 
     async def _next_event(self) -> Event | None:
         """The next event, None behind the last. Raises RequestError where the time is up."""
-        left = None if self._deadline is None else self._deadline - time.monotonic()
+        if self._deadline is None:
+            return await anext(self._stream, None)
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(self._deadline - time.monotonic()):
                 return await anext(self._stream, None)
         except TimeoutError:
             raise RequestError(

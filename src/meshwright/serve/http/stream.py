@@ -59,19 +59,21 @@ class EventStream(StreamingResponse):
         super().__init__(self._events(), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Where a send takes so long, the server's buffer is full: the client reads nothing, and its tokens
+        # would pile up for ever. One timeout is moved from send to send, since there is one a token.
+        now, stalled = asyncio.get_running_loop().time, asyncio.timeout(None)
+
         async def bounded_send(message: Message) -> None:
-            # The server's buffer is full: the client reads nothing, and its tokens would pile up for ever.
-            try:
-                async with asyncio.timeout(self._stalled_seconds):
-                    await send(message)
-            except TimeoutError:
-                raise ClientDisconnect from None
+            stalled.reschedule(now() + self._stalled_seconds)
+            await send(message)
+            stalled.reschedule(None)
 
         # The slots are free again when the response is over, however it ended.
         with self._generation:
             try:
-                await super().__call__(scope, receive, bounded_send)
-            except ClientDisconnect:
+                async with stalled:
+                    await super().__call__(scope, receive, bounded_send)
+            except (ClientDisconnect, TimeoutError):
                 logger.info("a client stopped reading its stream and was left")
 
     async def _events(self) -> AsyncIterator[str]:
@@ -106,10 +108,13 @@ class EventStream(StreamingResponse):
         return {"usage": self._usage() if self._options.continuous_usage_stats else None}
 
 
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def event(content: Json) -> str:
     """One server-sent event; with its name where the content has a type, as /v1/responses does."""
     name = f"event: {content['type']}\n" if "type" in content else ""
-    return f"{name}data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"{name}data: {_to_json(content)}\n\n"
 
 
 T = TypeVar("T")
