@@ -130,12 +130,14 @@ def _ray_service(command: list[str], name: str | None, image: str, volume: str |
     if command[:2] != ["mw", "serve"]:
         raise MeshwrightError(f"--serve is for mw serve, not for {' '.join(command[:2])!r}")
     asked = get_command(serve_app).make_context("mw serve", command[2:]).params
-    settings = autoscaling_settings(asked["autoscaling"])
-    least, most = (settings.get(key, str(asked["replicas"])) for key in ("min_replicas", "max_replicas"))
+    least = most = 0
+    for pool, number in (("autoscaling", "replicas"), ("prefill_autoscaling", "prefill_replicas")):
+        settings = autoscaling_settings(asked[pool])
+        always = str(asked[number])
+        least += int(settings.get("min_replicas", always))
+        most += int(settings.get("max_replicas", always))
     job = cluster_job(command, name, 0, resumes=False)
-    return ray_service(
-        job, image=image, volume=volume, replicas=int(least), most=int(most), port=asked["port"]
-    )
+    return ray_service(job, image=image, volume=volume, replicas=least, most=most, port=asked["port"])
 
 
 def _write(text: str, output: Path | None) -> None:

@@ -27,7 +27,7 @@ from meshwright.serve.batch import DEFAULT_CHUNK
 from meshwright.serve.folder import check_model_folder
 
 if TYPE_CHECKING:
-    from meshwright.cli.served import Served
+    from meshwright.cli.served import Replicas, Served
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -114,6 +114,18 @@ def serve(
         list[str] | None,
         typer.Option(metavar="K=V", help="A setting of Ray Serve's: max_replicas=8; may repeat. [none]"),
     ] = None,
+    prefill_replicas: Annotated[
+        int,
+        whole_option(
+            "--prefill-replicas",
+            least=0,
+            help="Servers that prefill for the --replicas, which generate; 0: each does both.",
+        ),
+    ] = 0,
+    prefill_autoscaling: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="As --autoscaling, of the --prefill-replicas. [none]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve a checkpoint with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models.
@@ -130,10 +142,17 @@ def serve(
         check_model_folder(draft_checkpoint)
         if not drafts:
             raise typer.BadParameter("--draft-checkpoint guesses nothing with --drafts 0; give 1 to 15")
+    if prefill_autoscaling and not prefill_replicas:
+        raise typer.BadParameter("--prefill-autoscaling scales nothing without --prefill-replicas 1 or more")
+    if prefill_replicas and mode != "interleaved":
+        raise typer.BadParameter(
+            f"--prefill-replicas and --mode {mode} exclude one another; leave out one of them"
+        )
     settings = autoscaling_settings(autoscaling)
+    prefill_settings = autoscaling_settings(prefill_autoscaling, "--prefill-autoscaling")
     if otlp_endpoint is not None:
         require("otel")
-    from meshwright.cli.served import Served, Serving, open_app
+    from meshwright.cli.served import Replicas, Served, Serving, open_app
     from meshwright.serve.http.limits import ClientLimits
 
     asked = Serving(
@@ -152,6 +171,7 @@ def serve(
         strict=strict,
         draft_checkpoint=draft_checkpoint,
         host_cache_bytes=host_cache_bytes or 0,
+        has_pools=prefill_replicas > 0,
     )
     limits = ClientLimits(
         max_body_bytes=max_body_bytes,
@@ -161,11 +181,12 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
     )
     served = Served(checkpoint, asked, limits, log_json, otlp_endpoint)
+    servers = Replicas(replicas, settings, prefill_replicas, prefill_settings)
     if command.obj is not None:  # a RayService asks what to start
-        command.obj(served, replicas, settings)
+        command.obj(served, servers)
         return
-    if replicas > 1 or settings:
-        _serve_replicas(served, replicas, settings, host, port, as_json)
+    if not servers.are_one:
+        _serve_replicas(served, servers, host, port, as_json)
         return
     from meshwright.serve.http.server import bind, run
 
@@ -177,10 +198,8 @@ def serve(
         run(api, listener, lambda address: _announce(address, name, as_json))
 
 
-def _serve_replicas(
-    served: "Served", num_replicas: int, autoscaling: dict[str, str], host: str, port: int, as_json: bool
-) -> None:
-    from meshwright.cli.replicas import replicas, scale_of
+def _serve_replicas(served: "Served", servers: "Replicas", host: str, port: int, as_json: bool) -> None:
+    from meshwright.cli.replicas import application_of, scales
     from meshwright.models.files import read_model
     from meshwright.serve.http.server import address, bind
     from meshwright.serve.replicas.deployment import cluster, run
@@ -188,21 +207,23 @@ def _serve_replicas(
     name = read_model(served.checkpoint).name
     with bind(host, port) as listener:  # to be told now that it is taken; Ray binds it again
         where, port = address(listener), listener.getsockname()[1]
-    note(f"starting {num_replicas} {'replica' if num_replicas == 1 else 'replicas'}")
-    scale = scale_of(served, num_replicas, autoscaling)
-    with cluster(scale.most_servers):
-        run(replicas(served, scale), host, port, lambda: _announce(where, name, as_json))
+    besides = f", and {servers.num_prefills} that prefill" if servers.num_prefills else ""
+    note(f"starting {servers.num_servers} {'replica' if servers.num_servers == 1 else 'replicas'}{besides}")
+    scale, prefills = scales(served, servers)
+    with cluster(scale.most_servers + (prefills.most_servers if prefills else 0)):
+        made = application_of(served, scale, prefills)
+        run(made, host, port, lambda: _announce(where, name, as_json))
 
 
-def autoscaling_settings(words: Sequence[str] | None) -> dict[str, str]:
-    """The settings of --autoscaling by name; MeshwrightError for what is not NAME=VALUE or is repeated."""
+def autoscaling_settings(words: Sequence[str] | None, option: str = "--autoscaling") -> dict[str, str]:
+    """The settings of `option` by name; MeshwrightError for what is not NAME=VALUE or is repeated."""
     settings: dict[str, str] = {}
     for text in words or ():
         name, equals, value = text.partition("=")
         if not (name and equals and value) or name in settings:
-            raise MeshwrightError(f"--autoscaling {text!r}: each is NAME=VALUE, once, such as max_replicas=8")
+            raise MeshwrightError(f"{option} {text!r}: each is NAME=VALUE, once, such as max_replicas=8")
         if name.endswith("_replicas") and not value.isdecimal():
-            raise MeshwrightError(f"--autoscaling {text!r}: {value!r} is not a number of replicas")
+            raise MeshwrightError(f"{option} {text!r}: {value!r} is not a number of replicas")
         settings[name] = value
     return settings
 

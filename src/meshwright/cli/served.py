@@ -1,8 +1,8 @@
 """What a server is asked for: known before JAX is imported, here or in the process of a replica."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,9 @@ from meshwright.serve.scheduler import DISAGGREGATED
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from meshwright.cli.serving import Service
+    from meshwright.serve.prefill_pool import PrefilledElsewhere
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -23,7 +26,8 @@ class Serving:
 
     plan: whose layout, dtypes, sequences and context are taken. dtype: of weights and products; None takes
     bf16, f32 on CPUs that do not multiply it. mode: interleaved, batched or disaggregated. chunk: most prompt
-    tokens of a step. host_cache_bytes: for pages that are evicted from the cache. weights_dtype: of stored
+    tokens of a step. host_cache_bytes: for pages that are evicted from the cache. has_pools: some servers
+    prefill for others, which generate. weights_dtype: of stored
     weights alone; kv_dtype: of the cache. num_drafts: most guessed tokens of a sequence a step; 0 guesses
     none.
     """
@@ -43,6 +47,7 @@ class Serving:
     strict: bool = False
     draft_checkpoint: Path | None = None
     host_cache_bytes: int = 0
+    has_pools: bool = False
 
     def use_devices(self) -> None:
         """Makes JAX see the devices that are asked for. Call it before JAX is imported."""
@@ -55,6 +60,11 @@ class Serving:
     def num_devices(self) -> int:
         """Devices of a layout over `tensor` alone; disaggregated, prefill and generation have their own."""
         return self.tensor * (2 if self.mode == DISAGGREGATED else 1)
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether pages of one cache are copied to another's."""
+        return self.mode == DISAGGREGATED or self.has_pools
 
     @property
     def slots(self) -> int:
@@ -76,11 +86,32 @@ class Served:
     otlp_endpoint: str | None = None
 
 
+@dataclass(frozen=True)
+class Replicas:
+    """How many servers there are, and how many besides that prefill for them; 0: each prefills for itself.
+
+    autoscaling, prefill_autoscaling: settings of Ray Serve by name, of the ones and of the others.
+    """
+
+    num_servers: int = 1
+    autoscaling: Mapping[str, str] = field(default_factory=dict)
+    num_prefills: int = 0
+    prefill_autoscaling: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def are_one(self) -> bool:
+        """Whether one process is the server."""
+        return self == Replicas()
+
+
 @contextmanager
-def open_app(served: Served, report: Progress) -> Iterator[tuple["Starlette", str]]:
+def open_app(
+    served: Served, report: Progress, prefilled: "Callable[[Service], PrefilledElsewhere] | None" = None
+) -> Iterator[tuple["Starlette", str]]:
     """The application and the name of its model, compiled and running until the block ends.
 
-    Raises what `open_service` does. Call `use_devices` first.
+    prefilled: makes what asks other servers to prefill for the service. Raises what `open_service` does. Call
+    `use_devices` first.
     """
     from meshwright.cli.serving import open_service
     from meshwright.serve.http.app import create_app
@@ -95,7 +126,12 @@ def open_app(served: Served, report: Progress) -> Iterator[tuple["Starlette", st
             tracing = stack.enter_context(Tracing(served.otlp_endpoint, service.name))
         if served.log_json:
             log_as_json()
-        yield (
-            create_app(service.engine, service.tokenizer, service.name, served.limits, tracing),
+        app = create_app(
+            service.engine,
+            service.tokenizer,
             service.name,
+            served.limits,
+            tracing,
+            prefilled(service) if prefilled else None,
         )
+        yield app, service.name

@@ -1,10 +1,11 @@
 """A checkpoint behind a running engine, for `mw serve` and `mw generate`. Imports JAX."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -36,11 +37,15 @@ _DEFAULT_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Service:
-    """A running engine, its tokenizer, and the name that the model is served by."""
+    """A running engine, its tokenizer, and the name that the model is served by.
+
+    page_types: the types and shardings of so many pages that are handed over.
+    """
 
     engine: Engine
     tokenizer: Tokenizer
     name: str
+    page_types: Callable[[int], Any]
 
 
 @contextmanager
@@ -77,7 +82,7 @@ def open_service(checkpoint: Path, asked: Serving, report: Progress) -> Iterator
     with made as engine:
         planned = None if asked.plan is None else asked.plan.planned_step_seconds
         engine.metrics.planned_step.set(math.nan if planned is None else planned)
-        yield Service(engine, tokenizer, folder.config.name)
+        yield Service(engine, tokenizer, folder.config.name, runner.exported)
 
 
 def _drafter(runner: JaxRunner, asked: Serving, report: Progress) -> Drafter:
@@ -132,7 +137,7 @@ def _runner(
     check_serves(config, layout, num_slots, context)
     if asked.host_cache_bytes and not asked.prefix_cache:
         raise PlanError("--host-cache-bytes keeps evicted pages, which --no-prefix-cache forgets")
-    _check_disaggregated(config, asked, layout)
+    _check_hands_over(config, asked, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)
     runner = JaxRunner(
@@ -148,28 +153,29 @@ def _runner(
         num_drafts=asked.num_drafts,
         strict=asked.strict,
         # Pages that are handed over are those of all layers.
-        keeps_windows=keeps_windows and asked.mode != DISAGGREGATED,
-        shares_pages=asked.mode == DISAGGREGATED,
+        keeps_windows=keeps_windows and not asked.hands_over,
+        shares_pages=asked.hands_over,
         # Prefill and generation on their own devices have a half each.
         host_bytes=asked.host_cache_bytes // (2 if asked.mode == DISAGGREGATED else 1),
     )
     return runner, layout
 
 
-def _check_disaggregated(config: ModelConfig, asked: Serving, layout: Layout) -> None:
+def _check_hands_over(config: ModelConfig, asked: Serving, layout: Layout) -> None:
     """Raises PlanError where prefill and generation cannot be apart."""
-    if asked.mode != DISAGGREGATED:
+    if not asked.hands_over:
         return
+    option = f"--mode {DISAGGREGATED}" if asked.mode == DISAGGREGATED else "--prefill-replicas"
     if not asked.prefix_cache:
-        raise PlanError(f"--mode {DISAGGREGATED} hands over pages, which --no-prefix-cache forgets")
+        raise PlanError(f"{option} hands over pages, which --no-prefix-cache forgets")
     if (shards := num_replicas(config, layout.at("generate"))) > 1:
         raise PlanError(
-            f"--mode {DISAGGREGATED} hands over pages of one cache, and {layout} splits its sequences over "
+            f"{option} hands over pages of one cache, and {layout} splits its sequences over "
             f"{shards}; fits: a layout without data, fsdp and cache=batch"
         )
-    if len(jax.devices()) < 2 * layout.num_chips:
+    if asked.mode == DISAGGREGATED and len(jax.devices()) < 2 * layout.num_chips:
         raise PlanError(
-            f"--mode {DISAGGREGATED} runs {layout} twice, on {2 * layout.num_chips} devices, and JAX sees "
+            f"{option} runs {layout} twice, on {2 * layout.num_chips} devices, and JAX sees "
             f"{len(jax.devices())}; fits: a plan for half of them"
         )
 

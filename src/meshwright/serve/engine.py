@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.errors import RequestError
@@ -60,6 +61,7 @@ class Engine:
             first_only=generator is not None,
         )
         self._handed_over: list[tuple[Sequence, int, object]] = []  # to this engine, with their pages
+        self._arrived: list[tuple[Ordered[int], object]] = []  # pages of prompts that another process filled
         self._changed = threading.Condition()
         self._stopped: str | None = "the engine has not started"
         self._read_seconds = 0.0  # when the tokens of a step were last read
@@ -81,6 +83,11 @@ class Engine:
     def context(self) -> int:
         """Most tokens of a prompt and its answer together."""
         return self._runner.limits.context
+
+    @property
+    def page_size(self) -> int:
+        """Positions of a page of the cache."""
+        return self._runner.limits.page_size
 
     @property
     def num_cached_pages(self) -> int:
@@ -135,6 +142,17 @@ class Engine:
             self._scheduler.add(sequences, self._generator._num_waiting if self._generator else 0)
             self._changed.notify()
         return stream
+
+    def num_unknown_pages(self, prompt: Ordered[int]) -> int:
+        """Full pages of a prompt, whose last token is always computed, that the cache does not hold."""
+        with self._changed:
+            known = self._scheduler.num_known_pages(prompt[:-1])
+        return (len(prompt) - 1) // self.page_size - known
+
+    def take_pages(self, tokens: Ordered[int], exported: object) -> None:
+        """Caches full pages of a prompt that another engine has exported; requests from now on find them."""
+        with self._changed:
+            self._arrived.append((tokens, exported))
 
     def prepare_scores(self, num_tokens: int) -> None:
         """Compile what a request with `scores_prompt` needs, which would else hold up everyone's steps."""
@@ -241,12 +259,18 @@ class Engine:
             generator._changed.notify()
 
     def _adopt(self) -> None:
-        """Queues what was handed over to this engine, with its pages as far as there is room."""
+        """Queues what was handed over to this engine; writes the pages that came, as far as there is room."""
+        while self._arrived:
+            tokens, exported = self._arrived.pop(0)
+            self._write(self._scheduler.keep_copied(tokens), exported)
         while self._handed_over:
             sequence, num_pages, exported = self._handed_over.pop(0)
-            if places := self._scheduler.adopt(sequence, num_pages):
-                self._runner.move(self._scheduler.take_moves())  # out of the pages that are written next
-                self._runner.accept(places, exported)
+            self._write(self._scheduler.adopt(sequence, num_pages), exported)
+
+    def _write(self, places: list[int], exported: object) -> None:
+        if places:
+            self._runner.move(self._scheduler.take_moves())  # out of the pages that are written next
+            self._runner.accept(places, exported)
 
     def _append(self, sequence: Sequence, token: TokenScore) -> None:
         if not math.isfinite(token.logprob):  # its neighbours' logits are their own, so only this one fails
@@ -257,9 +281,17 @@ class Engine:
         self.metrics.generated_tokens.inc()
         if sequence.num_generated == 1:
             self.metrics.prefilled(sequence)
+        if sequence.request.exports_pages and event.finish_reason:
+            event = replace(event, pages=self._exported(sequence))
         if event.finish_reason:
             self._finish(sequence, event.finish_reason)
         sequence.emit(event)
+
+    def _exported(self, sequence: Sequence) -> object:
+        """The full pages of its prompt; None where it has none, or has lost them."""
+        count = sequence.num_prompt // self.page_size
+        pages = sequence.pages.whole[:count]
+        return self._runner.export(pages) if pages and len(pages) == count else None
 
     def _release(self, sequence: Sequence, reason: FinishReason) -> None:
         with self._changed:

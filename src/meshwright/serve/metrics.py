@@ -77,6 +77,11 @@ class Metrics:
         self._moved = self._counter(
             "moved_pages", "Pages copied between the cache and the host's memory: out or in", "direction"
         )
+        self.fetched_prompts = self._counter(
+            "fetched_prompts",
+            "Prompts whose pages servers that prefill were asked for: fetched or failed",
+            "result",
+        )
         self._drafts = self._counter("draft_tokens", "Draft tokens verified")
         self._accepted = self._counter("accepted_draft_tokens", "Draft tokens that were right")
         self._bytes = self._counter(

@@ -282,6 +282,10 @@ class JaxRunner:
         """Dispatches a copy of what stands in these pages, for another runner of the same model."""
         return self._exported([pages])
 
+    def exported(self, num_pages: int) -> Any:
+        """The types and shardings of what `export` gives of so many pages."""
+        return self._programs.exported(self._size_for([range(num_pages)]))
+
     def accept(self, pages: Sequence[int], exported: Any) -> None:
         """Dispatches writing what another runner exported to these pages, but those ALREADY_THERE."""
         no_page = self.limits.num_pages

@@ -207,8 +207,17 @@ class Scheduler:
         stands for each that is known here. None at all where there is no room for them.
         """
         self._enqueue(sequence)
+        return self.keep_copied(sequence.tokens[: num_pages * self.limits.page_size])
+
+    def keep_copied(self, tokens: Ordered[int]) -> list[int]:
+        """Cached pages for tokens that were computed elsewhere, as `adopt` gives them out."""
         [replica] = self.replicas
-        return replica.keep_copied(sequence.tokens[: num_pages * self.limits.page_size]) or []
+        return replica.keep_copied(tokens) or []
+
+    def num_known_pages(self, tokens: Ordered[int]) -> int:
+        """Cached pages that `tokens` begin with."""
+        caches = [replica.prefixes for replica in self.replicas]
+        return max(0 if cache is None else cache.num_known(tokens) for cache in caches)
 
     def schedule(self) -> Batch | None:
         """The next step, whose pages are now given out; None where there is nothing to do yet."""

@@ -60,6 +60,7 @@ class Request:
     priority: requests of a lower number go first, and keep their pages when these run out.
     new_constraint: makes what says, token by token, which may come next (see `logit_edits.Constraint`).
     scores_prompt: report the log-probabilities of the prompt's tokens with the first event.
+    exports_pages: hand out what stands in the prompt's full pages with the last event, for another engine.
     """
 
     prompt: tuple[int, ...] | Text
@@ -68,6 +69,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     new_constraint: Callable[[], Any] | None = None
     scores_prompt: bool = False
+    exports_pages: bool = False
     priority: int = 0
 
     @property
@@ -93,13 +95,14 @@ class Event:
 
     finish_reason: set on the last event: `stop` (the token is one of stop_ids and not part of the
     answer) or `length`. prompt: with the first event, the scores of the prompt's tokens but the first,
-    if they were asked for.
+    if they were asked for. pages: with the last event, as the runner exports them, where they were asked for.
     """
 
     index: int
     score: TokenScore
     finish_reason: FinishReason | None = None
     prompt: tuple[TokenScore, ...] = ()
+    pages: object = None
 
     @property
     def token(self) -> int:

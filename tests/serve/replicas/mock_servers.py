@@ -16,6 +16,7 @@ from meshwright.serve.batch import Batch
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.limits import ClientLimits
+from meshwright.serve.prefill_pool import Prefills
 from meshwright.serve.replicas.deployment import ServerScale, application, cluster, run
 
 
@@ -28,7 +29,7 @@ class SlowRunner(MockRunner):
 
 
 @contextmanager
-def open_mock(limits: ClientLimits) -> Iterator[Starlette]:
+def open_mock(limits: ClientLimits, _: Prefills | None) -> Iterator[Starlette]:
     with Engine(SlowRunner(answer, num_slots=4, context=20_000)) as engine:
         yield create_app(engine, byte_tokenizer(), MODEL, limits)
 

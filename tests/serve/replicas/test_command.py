@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.serve.mock import byte_tokenizer
+from tests.serve.replicas.processes import save_checkpoint
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 pytestmark = pytest.mark.slow
@@ -16,22 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LLaMA of two small layers that knows bytes."""
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("torch", reason="torch writes the checkpoint")
-    folder = tmp_path_factory.mktemp("checkpoints") / "small"
-    config = transformers.LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    byte_tokenizer().tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoints") / "small")
 
 
 def test_replicas_of_a_checkpoint_answer_alike(checkpoint: Path):

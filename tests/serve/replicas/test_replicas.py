@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 import pytest
 from tests.serve.http.client import MODEL, events
 from tests.serve.http.mock_server import ANSWER
+from tests.serve.replicas.processes import server_pids, until
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 pytestmark = pytest.mark.slow
@@ -44,28 +44,6 @@ def servers() -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield found
 
 
-def is_below(pid: int, ancestor: int) -> bool:
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        pid = int(re.findall(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
-    return False
-
-
-def server_pids(process: subprocess.Popen[str]) -> list[int]:
-    """The processes of the servers, which Ray names."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            name = (folder / "cmdline").read_bytes()
-            is_server = name.startswith(b"ray::ServeReplica:meshwright:servers")
-            if is_server and is_below(int(folder.name), process.pid):
-                found.append(int(folder.name))
-        except OSError:  # it has just ended
-            continue
-    return found
-
-
 def running(url: str) -> dict[str, float]:
     """Requests under way by replica."""
     text = httpx.get(f"{url}/metrics", timeout=20).text
@@ -73,13 +51,6 @@ def running(url: str) -> dict[str, float]:
         name: float(value)
         for name, value in re.findall(r'^meshwright_running_requests\{replica="(\S+)"\} (\S+)$', text, re.M)
     }
-
-
-def until(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come to pass"
-        time.sleep(0.1)
 
 
 def test_a_request_is_checked_once_and_answered(servers):

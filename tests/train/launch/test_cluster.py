@@ -227,6 +227,14 @@ def test_a_ray_service_scales_as_ray_serve_is_told(tmp_path):
     assert (workers["replicas"], workers["maxReplicas"], cluster["enableInTreeAutoscaling"]) == (2, 6, True)
 
 
+def test_a_ray_service_has_pods_for_those_that_prefill(tmp_path):
+    manifest = served(
+        tmp_path, "--replicas", "2", "--prefill-replicas", "3", "--prefill-autoscaling", "max_replicas=5"
+    )
+    (workers,) = manifest["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert (workers["replicas"], workers["maxReplicas"]) == (5, 7)
+
+
 def test_ray_reads_the_configuration_of_a_ray_service(tmp_path):
     schema = pytest.importorskip("ray.serve.schema", reason="the extra [ray] is not installed")
     manifest = served(tmp_path)

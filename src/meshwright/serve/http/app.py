@@ -36,6 +36,7 @@ from meshwright.serve.http.protocol import (
 from meshwright.serve.http.responses import ResponsesForm, ResponsesRequest
 from meshwright.serve.http.stream import EventStream, unless_disconnected, whole_body
 from meshwright.serve.metrics import Metrics
+from meshwright.serve.prefill_pool import PrefilledElsewhere
 from meshwright.serve.sequence import EngineError
 from meshwright.serve.tokenizer import Tokenizer
 
@@ -52,11 +53,12 @@ def create_app(
     model_name: str,
     limits: ClientLimits | None = None,
     tracing: "Tracing | None" = None,
+    prefilled: PrefilledElsewhere | None = None,
 ) -> Starlette:
     """The application that serves `engine` under `model_name` within `limits`.
 
-    tracing: what takes spans of the requests. Raises CheckpointError if the tokenizer knows tokens that the
-    model does not.
+    tracing: what takes spans of the requests. prefilled: asks the servers that prefill for this one, if any.
+    Raises CheckpointError if the tokenizer knows tokens that the model does not.
     """
     if tokenizer.vocab_size > engine.vocab_size:
         raise CheckpointError(
@@ -64,7 +66,7 @@ def create_app(
             f"{engine.vocab_size}; they belong to different models"
         )
     limits = limits or ClientLimits()
-    api = _Api(Asking(engine, tokenizer), model_name, limits, tracing)
+    api = _Api(Asking(engine, tokenizer), model_name, limits, tracing, prefilled)
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
@@ -127,6 +129,7 @@ class _Api:
     model_name: str
     limits: ClientLimits
     tracing: "Tracing | None" = None
+    prefilled: PrefilledElsewhere | None = None
 
     @property
     def engine(self) -> Engine:
@@ -185,6 +188,8 @@ class _Api:
         form: Form,
     ) -> Response:
         requests = await self.asking.requests(asked, prompts, max_tokens)
+        if self.prefilled is not None:
+            await unless_disconnected(request, self.prefilled.fetch(prompts))
         # Marks of tools may be special tokens, which are left out of a text otherwise.
         keeps_special = not asked.skip_special_tokens or getattr(form, "tools", None) is not None
         generation = Generation(

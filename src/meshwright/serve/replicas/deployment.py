@@ -3,30 +3,35 @@
 import asyncio
 import logging
 import os
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray  # pyright: ignore[reportMissingImports]
 from pydantic import ValidationError
 from ray import serve  # pyright: ignore[reportMissingImports]
+from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
 from ray.serve.config import (  # pyright: ignore[reportMissingImports]
     AutoscalingConfig,
     HTTPOptions,
     RequestRouterConfig,
 )
+from ray.serve.handle import DeploymentHandle  # pyright: ignore[reportMissingImports]
 from starlette.applications import Starlette
 from starlette.types import Message
 
 from meshwright.errors import DeviceError, MeshwrightError, PlanError
 from meshwright.serve.http.limits import ClientLimits
-from meshwright.serve.replicas.forwarded import Forwarded
+from meshwright.serve.prefill_pool import Offer, Prefiller, Prefills, Tokens
+from meshwright.serve.replicas.forwarded import ROUTES, Forwarded
 from meshwright.serve.replicas.front import front_app
 from meshwright.serve.replicas.router import PrefixRouter
+from meshwright.serve.replicas.routes import Beginning, beginning_of
 from meshwright.signals import end_event
 
-APPLICATION, _SERVERS = "meshwright", "servers"
+APPLICATION, _SERVERS, _PREFILLS = "meshwright", "servers", "prefills"
 # How long answers may go on once a server is to end; as long as of a server alone.
 _SHUTDOWN_SECONDS = 20.0
 _HEALTH_SECONDS = 5.0
@@ -34,7 +39,8 @@ _HEALTH_SECONDS = 5.0
 _MOST_REQUESTS = 10_000
 _OBJECT_STORE_BYTES = 256 * 2**20
 
-OpenApp = Callable[[], AbstractContextManager[Starlette]]
+OpenApp = Callable[[Prefills | None], AbstractContextManager[Starlette]]
+OpenPrefiller = Callable[[str], AbstractContextManager[Prefiller]]
 
 
 @dataclass(frozen=True)
@@ -92,11 +98,14 @@ class ServerScale:
 
 
 class ReplicaServer:
-    """One server: an application over an engine of its own, in a process of its own."""
+    """One server: an application over an engine of its own, in a process of its own.
 
-    def __init__(self, open_app: OpenApp) -> None:
+    prefills: the servers that prefill for it.
+    """
+
+    def __init__(self, open_app: OpenApp, prefills: DeploymentHandle | None = None) -> None:
         self._stack = ExitStack()
-        self._app = self._stack.enter_context(open_app())
+        self._app = self._stack.enter_context(open_app(RayPrefills(prefills) if prefills else None))
 
     async def answer(self, forwarded: Forwarded) -> AsyncIterator[Message]:
         """The application's answer to a request, as the messages of ASGI."""
@@ -134,6 +143,60 @@ class ReplicaServer:
             self._stack.close()
 
 
+class PrefillServer:
+    """One server that prefills for others, in a process of its own."""
+
+    def __init__(self, open_prefiller: OpenPrefiller) -> None:
+        self._stack = ExitStack()
+        name = serve.get_replica_context().replica_id.unique_id
+        self._prefiller = self._stack.enter_context(open_prefiller(name))
+
+    async def prefill(self, _: Forwarded, prompt: Tokens) -> Offer | None:
+        return await self._prefiller.prefill(prompt)
+
+    async def pulled(self, _: Forwarded, number: int) -> None:
+        self._prefiller.pulled(number)
+
+    async def check_health(self) -> None:
+        """As of ReplicaServer."""
+        if self._prefiller.engine.stopped:
+            raise RuntimeError("the engine has stopped")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stack"):
+            self._stack.close()
+
+
+@dataclass(frozen=True)
+class RayPrefills:
+    """The servers that prefill, asked by one that generates.
+
+    A prompt goes where one that begins alike went before, as clients' requests do.
+    """
+
+    handle: DeploymentHandle
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        return (RayActorError,)
+
+    async def prefill(self, prompt: Tokens) -> Offer | None:
+        name, beginning = uuid.uuid4().hex, beginning_of({"prompt": list(prompt)})
+        ROUTES.open(name)
+        try:
+            return await self.handle.prefill.remote(_own(name, beginning), prompt)
+        finally:
+            ROUTES.end(name)
+
+    async def pulled(self, offer: Offer) -> None:
+        await self.handle.pulled.remote(replace(_own(""), server=offer.server), offer.number)
+
+
+def _own(name: str, beginning: Beginning = ()) -> Forwarded:
+    """A request between servers, as the router reads it."""
+    return Forwarded(name, "", "", b"", (), b"", beginning)
+
+
 def _scope(forwarded: Forwarded) -> dict[str, Any]:
     return {
         "type": "http",
@@ -150,24 +213,27 @@ def _scope(forwarded: Forwarded) -> dict[str, Any]:
     }
 
 
-def application(open_app: OpenApp, limits: ClientLimits, scale: ServerScale) -> serve.Application:
+@dataclass(frozen=True)
+class PrefillPool:
+    """Servers that prefill for the others. open_prefiller: opens one, of a name, in its own process."""
+
+    open_prefiller: OpenPrefiller
+    scale: ServerScale
+
+
+def application(
+    open_app: OpenApp, limits: ClientLimits, scale: ServerScale, pool: PrefillPool | None = None
+) -> serve.Application:
     """The servers behind a front, for `serve.run` or a RayService.
 
-    open_app: opens a server's application in its own process. limits: what the front lets through.
+    open_app: opens a server's application in its own process, with those that prefill for it if there is a
+    pool of them. limits: what the front lets through.
     """
-    servers = serve.deployment(
-        ReplicaServer,
-        name=_SERVERS,
-        max_ongoing_requests=_MOST_REQUESTS,
-        graceful_shutdown_timeout_s=_SHUTDOWN_SECONDS,
-        health_check_period_s=_HEALTH_SECONDS,
-        ray_actor_options=scale.needs(),
-        request_router_config=RequestRouterConfig(
-            request_router_class=PrefixRouter,
-            request_router_kwargs={"most_ahead": max(scale.num_slots // 2, 1)},
-        ),
-        **scale.options(),
-    ).bind(open_app)
+    if pool is None:
+        servers = _deployed(ReplicaServer, _SERVERS, scale).bind(open_app)
+    else:
+        prefills = _deployed(PrefillServer, _PREFILLS, pool.scale).bind(pool.open_prefiller)
+        servers = _deployed(ReplicaServer, _SERVERS, scale).bind(open_app, prefills)
 
     def front() -> Starlette:
         return front_app(serve.get_deployment_handle(_SERVERS, app_name=APPLICATION), limits)
@@ -179,6 +245,23 @@ def application(open_app: OpenApp, limits: ClientLimits, scale: ServerScale) -> 
         graceful_shutdown_timeout_s=_SHUTDOWN_SECONDS,
         ray_actor_options={"num_cpus": 0},
     ).bind(servers)
+
+
+def _deployed(server: type, name: str, scale: ServerScale) -> serve.Deployment:
+    """Servers of one kind, each with devices of its own."""
+    return serve.deployment(
+        server,
+        name=name,
+        max_ongoing_requests=_MOST_REQUESTS,
+        graceful_shutdown_timeout_s=_SHUTDOWN_SECONDS,
+        health_check_period_s=_HEALTH_SECONDS,
+        ray_actor_options=scale.needs(),
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter,
+            request_router_kwargs={"most_ahead": max(scale.num_slots // 2, 1)},
+        ),
+        **scale.options(),
+    )
 
 
 @contextmanager
