@@ -33,7 +33,10 @@ MEANINGS = {
     "weights_dtype": "Stored weights; narrower than bf16 only in inference.",
     "compute_dtype": "Activations and gathers.",
     "matmul_dtype": "Operands of matmuls, where they differ from `compute_dtype`. Training has fp8 and int8, "
-    "with a scale for each row and column of a device's block; CPUs emulate fp8.",
+    "with scales; CPUs emulate fp8.",
+    "matmul_scales": "What a scale of fp8 and int8 operands is of, in training: a row or column of a "
+    "device's block, or a tile of 128 numbers of an activation and of 128 x 128 of a weight, as DeepSeek-V3 "
+    "was trained. Plans price both alike.",
     "gradients_dtype": "Gradients as they are summed over devices and microbatches; by default the sums over "
     "devices are in `compute_dtype`, those over microbatches in `weights_dtype`.",
     "optimizer": "The rule that updates the weights.",

@@ -329,20 +329,28 @@ def test_an_untrained_model_knows_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("matmul_dtype", "text"),
+    ("config", "matmul_dtype", "text"),
     [
-        ("fp8", "fsdp=2,data=2,tensor=2,sequence_parallel=true"),
-        pytest.param("int8", "fsdp=2,tensor=2,tensor2=2", marks=pytest.mark.slow),
+        (TINY, "fp8", "fsdp=2,data=2,tensor=2,sequence_parallel=true"),
+        *(
+            pytest.param(config, matmul_dtype, text, marks=pytest.mark.slow)
+            for config, matmul_dtype, text in [
+                (TINY, "int8", "fsdp=2,tensor=2,tensor2=2"),
+                (TINY, "fp8", "fsdp=4,tensor=2,matmul_scales=tiles"),
+                (TINY, "int8", "fsdp=2,tensor=2,tensor2=2,matmul_scales=tiles"),
+                (MIXTURE, "fp8", "fsdp=4,expert=4,tensor=2,matmul_scales=tiles"),
+            ]
+        ),
     ],
 )
-def test_narrow_products_are_near(matmul_dtype: str, text: str) -> None:
+def test_narrow_products_are_near(config: ModelConfig, matmul_dtype: str, text: str) -> None:
     """fp8 keeps 3 bits, 6% a rounding: the loss within 2%, a gradient's direction within 5%.
 
     That a layout splits the rows that a scale is of changes less than the rounding does.
     """
     layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32", matmul_dtype=matmul_dtype)
-    loss, gradients = Step(TINY, layout)()
-    expected_loss, expected = _one_device(TINY)
+    loss, gradients = Step(config, layout)()
+    expected_loss, expected = _one_device(config)
     assert loss == pytest.approx(expected_loss, rel=0.02) and loss != expected_loss
     for path, gradient in gradients.items():
         a, b = gradient.ravel(), expected[path].ravel()

@@ -8,6 +8,8 @@ from meshwright.layout.optimizers import OPTIMIZERS
 DTYPES = ("f32", "bf16")
 # Of weights that no gradient changes, and of caches.
 STORED_DTYPES = (*DTYPES, "fp8", "int8", "int4")
+# What a scale of a narrow operand is of (nn/narrow.py).
+MATMUL_SCALES, SCALED_DTYPES = ("rows", "tiles"), ("fp8", "int8")
 MATMUL_DTYPES = ("f32", "bf16", "f16", "fp8", "int8", "fp4")
 OPTIMIZER_DTYPES = (*DTYPES, "fp8", "int8")
 
@@ -18,10 +20,11 @@ class Precision:
 
     weights_dtype: stored weights; narrower than bf16 only where nothing is trained. kv_dtype: the cache of
     keys and values in inference (None: compute_dtype). compute_dtype: activations and gathers. matmul_dtype:
-    the operands of matmuls alone (None: compute_dtype). gradients_dtype: gradients, as they are
-    summed over devices (None: compute_dtype) and over microbatches (None: weights_dtype).
-    optimizer: of OPTIMIZERS; optimizer_dtype: of its state, such as Adam's two moments. master_weights:
-    whether a float32 copy lies beside the weights.
+    the operands of matmuls alone (None: compute_dtype). matmul_scales: whether operands of fp8 or int8 have
+    a scale for each of their "rows" (None) or of their "tiles" of 128 numbers, in training. gradients_dtype:
+    gradients, as they are summed over devices (None: compute_dtype) and over microbatches (None:
+    weights_dtype). optimizer: of OPTIMIZERS; optimizer_dtype: of its state, such as Adam's two moments.
+    master_weights: whether a float32 copy lies beside the weights.
     """
 
     weights_dtype: str = "bf16"
@@ -32,6 +35,7 @@ class Precision:
     master_weights: bool = False
     kv_dtype: str | None = None
     optimizer: str = "adamw"
+    matmul_scales: str | None = None
 
     def __post_init__(self) -> None:
         for name, fits in FITS.items():
@@ -47,7 +51,7 @@ class Precision:
             )
 
 
-_MAY_BE_NONE = ("matmul_dtype", "gradients_dtype", "kv_dtype")
+_MAY_BE_NONE = ("matmul_dtype", "matmul_scales", "gradients_dtype", "kv_dtype")
 FITS = {
     "weights_dtype": STORED_DTYPES,
     "kv_dtype": STORED_DTYPES,
@@ -56,6 +60,7 @@ FITS = {
     "gradients_dtype": DTYPES,
     "optimizer_dtype": OPTIMIZER_DTYPES,
     "optimizer": OPTIMIZERS,
+    "matmul_scales": MATMUL_SCALES,
 }
 
 

@@ -5,7 +5,7 @@ Everything can be planned. What nn/ does not run yet is named here, feature by f
 
 from meshwright.errors import LayoutError, ModelError
 from meshwright.layout.axes import AXES
-from meshwright.layout.fit import check_stages, check_updates, check_weights
+from meshwright.layout.fit import check_fields, check_stages, check_updates, check_weights
 from meshwright.layout.layout import Layout
 from meshwright.layout.precision import DTYPES
 from meshwright.models.config import ModelConfig
@@ -65,6 +65,7 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         and precision.matmul_dtype not in (None, precision.compute_dtype),
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
         not in (None, precision.compute_dtype, "int8", *([] if is_inference else ["fp8"])),
+        f"matmul_scales={precision.matmul_scales}": precision.matmul_scales is not None and is_inference,
         f"optimizer_dtype={precision.optimizer_dtype}": not is_inference
         and precision.optimizer_dtype not in DTYPES,
         f"weights_dtype={precision.weights_dtype}": not is_inference
@@ -92,6 +93,7 @@ def _positions_split(layout: Layout) -> str | None:
 
 def _does_not_divide(config: ModelConfig, layout: Layout) -> str | None:
     try:
+        check_fields(layout, config)
         check_stages(layout, config)
         check_weights(layout, config, padded=False)
         check_updates(layout, config)

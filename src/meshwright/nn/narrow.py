@@ -1,15 +1,19 @@
-"""Products in training whose operands are fp8 or int8, with a scale for each row and each column.
+"""Products in training whose operands are fp8 or int8, with scales for rows and columns or for tiles.
 
-    y[i, j] = s[i] t[j] sum_k x[i, k] w[k, j]      s[i] = max_k |x[i, k]| / largest
+    rows    y[i, j] = s[i] t[j] sum_k x[i, k] w[k, j]              s[i] = max_k |x[i, k]| / largest
+    tiles   y[i, j] = sum_b s[i, b] t[b, j / 128] sum_k x[i, k] w[k, j]      k of the 128 of block b
 
 Of every product, forward and backward, each operand is scaled along what is summed over, by a device on its
-own block: no scale travels, and a scale is of as many numbers as a device's share of the sum has. Sums are
-float32 (of int8 int32). The largest number of fp8 (e4m3, Micikevicius et al., arXiv:2209.05433) is 448.
+own block: no scale travels. With rows a scale is of as many numbers as a device's share of the sum has. With
+tiles it is of 128 numbers of an activation or a gradient, and of 128 x 128 of a weight (DeepSeek-V3,
+arXiv:2412.19437, section 3.3.2); the sums of 128 products are scaled and added in float32. Sums are float32
+(of int8 int32). The largest number of fp8 (e4m3, Micikevicius et al., arXiv:2209.05433) is 448.
 
 CPUs have no products of fp8: there its values, which the type of activations holds exactly, are multiplied in
 that. Chips without units for a type do as their compiler does.
 """
 
+from math import prod
 from typing import Any
 
 import jax
@@ -22,20 +26,32 @@ from meshwright.nn.mesh import partition_spec, platform
 from meshwright.notation.einsum import Contraction, Einsum
 
 _TYPES: dict[str, tuple[Any, float]] = {"fp8": (jnp.float8_e4m3fn, 448.0), "int8": (jnp.int8, 127.0)}
+# Numbers of a tile, along each of its dimensions.
+_TILE = 128
 
 
-def narrow_product(plan: Contraction, dtype: Any, narrow: str, x: Array, w: Array) -> Array:
-    """`local_product` of operands in the type `narrow`, in `dtype`; cotangents have the operands' types."""
+def narrow_product(
+    plan: Contraction, dtype: Any, narrow: str, x: Array, w: Array, scales: str = "rows"
+) -> Array:
+    """`local_product` of operands in the type `narrow`, in `dtype`; cotangents have the operands' types.
+
+    scales: of "rows" and columns, or of "tiles".
+    """
     of_x, of_w, of_y = spec_of(x), spec_of(w), partition_spec(plan.product)
     emulated = dtype if platform() == "cpu" and narrow == "fp8" else None
     forward_sum, x_sum, w_sum = plan.einsum, plan.lhs_gradient.einsum, plan.rhs_gradient.einsum
 
+    def multiplied(einsum: Einsum, one: Array, other: Array, *, is_weight: bool) -> Array:
+        if scales == "tiles":
+            return _tiled_product(einsum, one, other, narrow, emulated, is_weight=is_weight)
+        return _product(einsum, one, other, narrow, emulated)
+
     def local(x: Array, w: Array) -> Array:
-        return _product(forward_sum, x, w, narrow, emulated).astype(dtype)
+        return multiplied(forward_sum, x, w, is_weight=True).astype(dtype)
 
     def local_backward(x: Array, w: Array, d_y: Array) -> tuple[Array, Array]:
-        d_x = _product(x_sum, d_y, w, narrow, emulated).astype(x.dtype)
-        d_w = _product(w_sum, x, d_y, narrow, emulated).astype(w.dtype)
+        d_x = multiplied(x_sum, d_y, w, is_weight=True).astype(x.dtype)
+        d_w = multiplied(w_sum, x, d_y, is_weight=False).astype(w.dtype)
         return _summed(d_x, of_x, (of_w, of_y)), _summed(d_w, of_w, (of_x, of_y))
 
     @jax.custom_vjp
@@ -64,17 +80,80 @@ def _product(einsum: Einsum, one: Array, other: Array, narrow: str, emulated: An
 
 def _scaled(x: Array, letters: str, einsum: Einsum, narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and its scales as they multiply the product."""
-    kind, largest = _TYPES[narrow]
-    wide = x.astype(jnp.float32)
     along = tuple(dim for dim, letter in enumerate(letters) if letter in einsum.contracted)
-    # Of a row of zeros any scale will do.
-    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=along, keepdims=True), 1e-30) / largest
-    values = wide / scale
-    values = (jnp.round(values) if narrow == "int8" else values).astype(kind)
+    values, scale = _rounded(x, along, narrow)
     kept = [letter for letter in letters if letter not in einsum.contracted]
     sizes = dict(zip(letters, x.shape, strict=True))
     turned = lax.transpose(jnp.squeeze(scale, along), [kept.index(one) for one in einsum.out if one in kept])
     return values, jnp.reshape(turned, [sizes[one] if one in kept else 1 for one in einsum.out])
+
+
+def _rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
+    """x in the narrow type, and the scales of its lines or tiles, which have one number along them."""
+    kind, largest = _TYPES[narrow]
+    wide = x.astype(jnp.float32)
+    # Of zeros any scale will do.
+    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=along, keepdims=True), 1e-30) / largest
+    values = wide / scale
+    return (jnp.round(values) if narrow == "int8" else values).astype(kind), scale
+
+
+def _tiled_product(
+    einsum: Einsum, one: Array, other: Array, narrow: str, emulated: Any, *, is_weight: bool
+) -> Array:
+    """`_product` with scales of tiles; is_weight: whether `other` is one, and has square tiles."""
+    sum_type = jnp.int32 if narrow == "int8" else jnp.float32
+    first = _tiles(one, einsum.lhs, einsum, narrow, square=False)
+    second = _tiles(other, einsum.rhs, einsum, narrow, square=is_weight)
+
+    def add(total: Array, block: Any) -> tuple[Array, None]:
+        (x, s), (w, t) = block
+        x, w = (value if emulated is None else value.astype(emulated) for value in (x, w))
+        summed = jnp.einsum("erk,esk->ers", x, w, preferred_element_type=sum_type).astype(jnp.float32)
+        return total + summed * s[:, :, None] * t[:, None, :], None
+
+    rows, columns = first[0].shape[2], second[0].shape[2]
+    nothing = jnp.zeros((first[0].shape[1], rows, columns), jnp.float32)
+    total, _ = lax.scan(add, nothing, (first, second))
+    sizes = dict(zip(einsum.lhs + einsum.rhs, (*one.shape, *other.shape), strict=True))
+    shared, own, others = _shared(einsum.lhs, einsum), _free(einsum.lhs, einsum), _free(einsum.rhs, einsum)
+    made = shared + own + others
+    return jnp.transpose(
+        jnp.reshape(total, [sizes[letter] for letter in made]), [made.index(one) for one in einsum.out]
+    )
+
+
+def _tiles(x: Array, letters: str, einsum: Einsum, narrow: str, *, square: bool) -> tuple[Array, Array]:
+    """(values[b, e, r, 128], scales[b, e, r]) of x as matrices [e, r, 128 b], filled up with zeros.
+
+    e: letters of both operands and the product; r: of this operand and the product; b: blocks of the sum.
+    """
+    sizes = dict(zip(letters, x.shape, strict=True))
+    parts = _shared(letters, einsum), _free(letters, einsum), einsum.contracted
+    ordered = jnp.transpose(x, [letters.index(letter) for part in parts for letter in part])
+    num, rows, length = (prod(sizes[letter] for letter in part) for part in parts)
+    high = _TILE if square else 1
+    filled = jnp.pad(
+        jnp.reshape(ordered, (num, rows, length)), ((0, 0), (0, -rows % high), (0, -length % _TILE))
+    )
+    tiles = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, _TILE))
+    values, scale = _rounded(tiles, (2, 4), narrow)
+    of_rows = jnp.broadcast_to(scale, (*tiles.shape[:4], 1))
+    values, of_rows = (
+        jnp.reshape(jnp.moveaxis(found, 3, 0), (tiles.shape[3], num, -1, found.shape[-1]))[:, :, :rows]
+        for found in (values, of_rows)
+    )
+    return values, of_rows[..., 0]
+
+
+def _shared(letters: str, einsum: Einsum) -> str:
+    """The letters of an operand that the other and the product have, too."""
+    return "".join(one for one in letters if one in einsum.lhs and one in einsum.rhs and one in einsum.out)
+
+
+def _free(letters: str, einsum: Einsum) -> str:
+    """The letters of an operand that the other has not."""
+    return "".join(one for one in letters if not (one in einsum.lhs and one in einsum.rhs))
 
 
 def _summed(cotangent: Array, spec: PartitionSpec, others: tuple[PartitionSpec, ...]) -> Array:

@@ -178,7 +178,8 @@ class JaxOps:
             if self._routes and "C" in plan.einsum.letters:
                 y = grouped_product(x, w, self._routes, partition_spec(plan.product), plan.out.unreduced)
             elif self._narrow:
-                y = narrow_product(plan, self.dtype, self._narrow, x, w)
+                scales = self.layout.precision.matmul_scales or "rows"
+                y = narrow_product(plan, self.dtype, self._narrow, x, w, scales)
             else:
                 y = local_product(plan, self.dtype, x, w)
             return checkpoint_name(apply_reshard(plan.out_reshard, y), self._kind_of_product(plan))
