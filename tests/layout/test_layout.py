@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import LayoutError
 from meshwright.layout import REMATS, Layout
+from meshwright.layout.runs import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.models.presets import load_model
@@ -153,7 +154,7 @@ class TestText:
         assert Layout.parse("") == Layout.parse("data=1") == Layout.of()
         assert Layout.parse(" fsdp = 4 , tensor=2,") == Layout.of(fsdp=4, tensor=2)
         for yes in ("true", "1", "on"):
-            assert Layout.parse(f"sequence_parallel={yes}").word("sequence_parallel")
+            assert Layout.parse(f"tensor=2,sequence_parallel={yes}").word("sequence_parallel")
         assert not Layout.parse("sequence_parallel=false").word("sequence_parallel")
 
     @pytest.mark.parametrize(
@@ -165,6 +166,23 @@ class TestText:
             ("tensor=two", "layout: tensor = 'two'; it must be a positive integer"),
             ("tensor=-2", "layout: tensor = '-2'; it must be a positive integer"),
             ("remat=ful", "layout: remat = 'ful'; did you mean full?"),
+            (
+                "data=8,sequence_parallel=true",
+                "layout: sequence_parallel = true changes nothing with tensor = 1; "
+                "fits: tensor or kv_replicas above 1",
+            ),
+            (
+                "data=8,context_method=ring",
+                "layout: context_method = ring changes nothing with context = 1; fits: context above 1",
+            ),
+            (
+                "fsdp=8,schedule=lanes",
+                "layout: schedule = lanes changes nothing with pipe = 1; fits: pipe above 1",
+            ),
+            (
+                "tensor=8,zero=1",
+                "layout: zero = 1 changes nothing with data = 1; fits: data or fsdp or context above 1",
+            ),
             ("weights_dtype=int3", "layout: weights_dtype = 'int3'; fits: f32, bf16, fp8, int8, int4"),
         ],
     )
@@ -274,6 +292,21 @@ class TestCheck:
             layout.check(LLAMA)
         assert str(caught.value) == message
 
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("grouped=true", "llama-3-8b has no experts (E) for grouped = true; leave out grouped"),
+            ("capacity=1.25", "llama-3-8b has no experts (E) for capacity = 1.25; leave out capacity"),
+            ("data=2,expert=2", "llama-3-8b has no experts (E) for expert = 2; fits: expert in {1}"),
+            ("remat=latents", "llama-3-8b has no latents (R) for remat = latents; fits: remat = matmuls"),
+        ],
+    )
+    def test_what_the_model_has_not(self, text: str, message: str) -> None:
+        with pytest.raises(LayoutError) as caught:
+            Layout.parse(text).check(LLAMA)
+        assert str(caught.value) == message
+        assert message.startswith(why_not(LLAMA, Layout.parse(text)) or "runs")
+
     def test_a_batch_that_does_not_divide(self) -> None:
         layout = Layout.of(data=2, fsdp=4, microbatches=2)
         with pytest.raises(LayoutError) as caught:
@@ -296,6 +329,7 @@ class TestCheck:
     @given(LAYOUTS, st.sampled_from([1, 2, 6, 8]), st.sampled_from([8, 12, 24]))
     def test_what_passes_has_local_shapes(self, layout: Layout, kv_heads: int, d_head: int) -> None:
         """check() refuses exactly the layouts under which some array has no local shape."""
+        layout = layout.replace(remat="none")  # remat=latents is refused, too
         config = ModelConfig(
             name="any", num_layers=1, d_model=48, d_ff=96, num_heads=24, num_kv_heads=kv_heads,
             d_head=d_head, vocab_size=192, max_seq_len=64,

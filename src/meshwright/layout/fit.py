@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from meshwright.errors import LayoutError
 from meshwright.layout.axes import AXES
 from meshwright.layout.axes.fsdp import MOST_PADDING
+from meshwright.layout.precision import SCALED_DTYPES
 from meshwright.layout.rules import Rules
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
@@ -102,6 +103,23 @@ def check_cache(layout: "Layout", config: ModelConfig, num_sequences: int) -> No
             f"{cache}: {num_sequences} sequences (B) do not divide over {'·'.join(axes)} = {shards}; "
             f"fits: {max(1, round(num_sequences / shards)) * shards} sequences"
         )
+
+
+def check_fields(layout: "Layout", config: ModelConfig) -> None:
+    """Raises LayoutError for a field that says something of what the model, or the layout, has not."""
+    schedule, precision = layout.schedule, layout.precision
+    if precision.matmul_scales and precision.matmul_dtype not in SCALED_DTYPES:
+        raise LayoutError(
+            f"layout: matmul_scales = {precision.matmul_scales} with matmul_dtype = "
+            f"{precision.matmul_dtype or precision.compute_dtype}, which has no scales; "
+            f"fits: matmul_dtype in {{{', '.join(SCALED_DTYPES)}}}"
+        )
+    of_experts = {"grouped": "true" if schedule.grouped else None, "capacity": schedule.capacity}
+    for name, value in of_experts.items():
+        if value is not None and config.moe is None:
+            raise LayoutError(f"{config.name} has no experts (E) for {name} = {value}; leave out {name}")
+    if schedule.remat == "latents" and config.mla is None:
+        raise LayoutError(f"{config.name} has no latents (R) for remat = latents; fits: remat = matmuls")
 
 
 def check_stages(layout: "Layout", config: ModelConfig) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes.axis import ATTENTION
-from meshwright.layout.fit import check_batch, check_cache, check_stages, check_weights
+from meshwright.layout.fit import check_batch, check_cache, check_fields, check_stages, check_weights
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
@@ -43,6 +43,7 @@ from meshwright.layout.short import (
     OPTIONS,
     WORD_OF_FIELD,
     Form,
+    check_company,
     clean_words,
     expand,
     forms_of,
@@ -113,7 +114,10 @@ class Layout:
         >>> Layout.parse("fsdp=64,tensor=8").mesh.num_devices
         512
         """
-        return cls.of(**clean_words(defaults | read_words(text)))
+        words = clean_words(read_words(text))
+        layout = cls.of(**clean_words(defaults) | words)
+        check_company(words)
+        return layout
 
     @cached_property
     def form(self) -> Form | None:
@@ -503,8 +507,10 @@ class Layout:
     ) -> None:
         """Raises LayoutError where the model's dimensions, the batch or the sequence do not divide.
 
-        padded: V and D may be padded to a multiple, as a planner may assume and a run may not.
+        So it does for a field of what the model has not, such as experts. padded: V and D may be padded to a
+        multiple, as a planner may assume and a run may not.
         """
+        check_fields(self, config)
         check_weights(self, config, padded=padded)
         check_stages(self, config)
         check_batch(self, num_sequences, seq_len)

@@ -78,6 +78,29 @@ def clean_words(values: Mapping[str, object]) -> dict[str, Any]:
     return clean
 
 
+def check_company(words: Mapping[str, object]) -> None:
+    """Raises LayoutError for a word that changes nothing without a degree above 1 that these words lack."""
+    for name, value in words.items():
+        if not changes(name, value, {**_DEFAULTS, **words}):
+            one, *others = _needs(name)
+            also = "".join(f" or {other}" for other in others)
+            raise LayoutError(
+                f"layout: {name} = {str(value).lower()} changes nothing with {one} = 1; fits: {one}{also} "
+                "above 1"
+            )
+
+
+def changes(name: str, value: object, form: Form) -> bool:
+    """Whether a word is its default, or has the degrees in a form without which it changes nothing."""
+    needs = _needs(name)
+    default = Schedule.pipeline if name == "schedule" else _DEFAULTS.get(name)
+    return not needs or value == default or any(form[degree] != 1 for degree in needs)
+
+
+def _needs(name: str) -> tuple[str, ...]:
+    return OPTIONS[name].needs if name in OPTIONS else ("pipe",) if name == "schedule" else ()
+
+
 def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Clean words as those of (axes, Schedule, Precision), under the names that they have there."""
     form = {name: value for name, value in words.items() if name in _DEFAULTS}
@@ -142,7 +165,11 @@ def forms_of(mesh: Mesh) -> Iterator[Form]:
 def written(form: Form, schedule: Schedule, precision: Precision) -> dict[str, object]:
     """The words of the short form that are not the defaults, and `remat`; dtypes are left out."""
     degrees = {name: form[name] for name in DEGREES if form[name] > 1} or {"data": 1}
-    options = {name: form[name] for name in OPTIONS if form[name] != OPTIONS[name].default}
+    options = {
+        name: form[name]
+        for name, option in OPTIONS.items()
+        if form[name] != option.default and changes(name, form[name], form)
+    }
     copies: dict[str, object] = {"master_weights": True} if precision.master_weights else {}
     copies |= {"optimizer": precision.optimizer} if precision.optimizer != Precision.optimizer else {}
     return degrees | options | copies | _written_schedule(schedule, form["pipe"])
@@ -158,6 +185,7 @@ def _written_schedule(schedule: Schedule, num_stages: int) -> dict[str, object]:
     words, plain = {}, Schedule()
     for name, field in FIELD_OF_WORD.items():
         value = getattr(schedule, field)
-        if name == "remat" or value != getattr(plain, field) or (name == "schedule" and num_stages > 1):
+        said = num_stages > 1 if name == "schedule" else name == "remat" or value != getattr(plain, field)
+        if said:
             words[name] = value
     return words | {"remat": words.pop("remat")}

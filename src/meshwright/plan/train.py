@@ -18,6 +18,7 @@ from meshwright.cost.graph import Graph
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
+from meshwright.layout.fit import check_fields
 from meshwright.layout.runs import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -238,6 +239,7 @@ class _Scout:
         self._config, self._hardware, self._on_progress = config, hardware, on_progress
         fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
         base = Layout.of(weights_dtype=weights_dtype).replace(**fixed)
+        check_fields(base, config)
         base.precision.check_trains()
         self._bases = [base.replace(compute_dtype=dtype) for dtype in compute_dtypes]
         self._given = tuple(one for one in given if one.field not in NOT_SEARCHED)

@@ -28,9 +28,13 @@ _ORDER = "LE" + WIDE_LETTERS + "GDQRBTSC"
 
 @dataclass(frozen=True)
 class Option:
-    """A word of the short form beside the degrees. fits: the values it may have, the default first."""
+    """A word of the short form beside the degrees. fits: the values it may have, the default first.
+
+    needs: the degrees of which one must be above 1 for any other value to change something.
+    """
 
     fits: tuple[object, ...]
+    needs: tuple[str, ...]
 
     @property
     def default(self) -> object:
@@ -135,7 +139,7 @@ class Axis:
         """Adds the rules of the axis."""
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
-        """The words that a search tries; form: those of the axes before."""
+        """The words that a search tries, of the form or `grouped`; form: those of the axes before."""
         yield {}
 
     def fit(self, config: ModelConfig, layout: "Layout") -> None:

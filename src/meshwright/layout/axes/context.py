@@ -77,4 +77,5 @@ def splits(seq_len: int, context: int) -> bool:
     return seq_len % context == 0 and context <= min(MAX_CONTEXT, seq_len // _MIN_POSITIONS)
 
 
-CONTEXT = Context("context", {"context_method": Option(("allgather", "ring", "ulysses"))}, always=True)
+_METHODS = Option(("allgather", "ring", "ulysses"), ("context",))
+CONTEXT = Context("context", {"context_method": _METHODS}, always=True)

@@ -31,11 +31,19 @@ class Expert(Axis):
             tables.add("stored used gradients updated activations", "E", "tensor")
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
-        num_experts = ask.config.moe.num_experts if ask.config.moe else 1
+        """The degrees, and grouped products where a token's row travels no farther for them.
+
+        They send it to all devices of a group, others to those of k experts. Past k devices grouped products
+        are tried only where a condition names them.
+        """
+        moe = ask.config.moe
+        num_experts = moe.num_experts if moe else 1
         tried = [1] if form["tensor2"] > 1 else _usual(divisors(num_experts))
         for expert in tried:
             if _home(expert, form) is not None:
                 yield {"expert": expert}
+                if moe and (expert <= moe.experts_per_token or "grouped" in ask.conditions):
+                    yield {"expert": expert, "grouped": True}
 
     def fit(self, config: ModelConfig, layout: "Layout") -> None:
         num_experts, over = config.moe.num_experts if config.moe else 1, layout.mesh.size(layout.expert_axes)
@@ -50,9 +58,15 @@ class Expert(Axis):
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         home = "fsdp" if layout.fsdp > 1 else "data"
+        travel = (
+            "all of them read the tokens of the group (AllGather), and what their experts make of these is "
+            "summed where the tokens are (ReduceScatter)"
+            if layout.schedule.grouped
+            else "tokens travel to their experts and back (AllToAll)"
+        )
         return (
-            f"the experts are shared out over {layout.degree('expert')} chips; tokens travel to their "
-            f"experts and back (AllToAll). In the notation their axis is cut out of {home}"
+            f"the experts are shared out over {layout.degree('expert')} chips; {travel}. In the notation "
+            f"their axis is cut out of {home}"
         )
 
 

@@ -102,4 +102,6 @@ def _padding(size: int, shards: int) -> float:
     return -size % shards / size
 
 
-FSDP = Fsdp("fsdp", {"zero": Option((None, 0, 1, 2, 3)), "zero_context": Option((False, True))}, always=True)
+_ZERO = Option((None, 0, 1, 2, 3), ("data", "fsdp", "context"))
+_OPTIONS = {"zero": _ZERO, "zero_context": Option((False, True), ("context",))}
+FSDP = Fsdp("fsdp", _OPTIONS, always=True)

@@ -76,4 +76,5 @@ class KvReplicas(Axis):
         )
 
 
-KV_REPLICAS = KvReplicas("kv_replicas", {"cache": Option(("copies", "batch", "sequence"))})
+_CACHE = Option(("copies", "batch", "sequence"), ("tensor", "kv_replicas"))
+KV_REPLICAS = KvReplicas("kv_replicas", {"cache": _CACHE})

@@ -87,5 +87,6 @@ class Tensor2(Axis):
         return f"the model dimension of weights and activations is split over {over} chips (2D tensor)"
 
 
-TENSOR = Tensor("tensor", {"sequence_parallel": Option((False, True))}, always=True)
+_SEQUENCE_PARALLEL = Option((False, True), ("tensor", "kv_replicas"))
+TENSOR = Tensor("tensor", {"sequence_parallel": _SEQUENCE_PARALLEL}, always=True)
 TENSOR2 = Tensor2("tensor2")
