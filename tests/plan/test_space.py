@@ -89,6 +89,20 @@ def test_meshes_give_the_same_choices_together_and_alone() -> None:
     assert all(seconds == pytest.approx(alone[layout], rel=_ROUNDING) for layout, seconds in together.items())
 
 
+def test_grouped_products_are_tried_where_rows_travel_no_farther() -> None:
+    config, machine, workload = load_model("mixtral-8x7b"), load("h100:1x8"), Workload(64, 4096)
+
+    def degrees(given: str) -> dict[bool, set[int]]:
+        space, found = Space(config, machine, workload, Layout.of(), given=parse_conditions(given)), {}
+        for mesh in space.meshes():
+            found.setdefault(mesh.schedule.grouped, set()).add(mesh.degree("expert"))
+        return found
+
+    assert degrees("") == {False: {1, 2, 4, 8}, True: {1, 2}}
+    assert degrees("grouped=false") == {False: {1, 2, 4, 8}}
+    assert degrees("grouped=true") == {True: {1, 2, 4, 8}}
+
+
 @pytest.mark.parametrize(
     ("model", "hardware"),
     [("llama-3-8b", "h100:1x8"), pytest.param("gemma-2-9b", "v5p:2x2x4", marks=pytest.mark.slow)],

@@ -82,15 +82,15 @@ def _value(choice: Considered, field: str) -> object:
     """What a layout has of a field that a search chooses."""
     if field == "zero":
         return choice.mesh.zero_stage
-    return getattr(choice, field) if hasattr(choice, field) else getattr(choice.mesh, field)
+    return getattr(choice, field) if hasattr(choice, field) else choice.mesh.word(field)
 
 
 def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: Condition) -> str | None:
-    """Why no layout has a degree, where the degree alone tells."""
+    """Why no layout has a degree, or the model not what a field is of, where this alone tells."""
     chips, degree = hardware.num_chips, one.value
-    if one.field not in DEGREES or one.comparison != "=" or not isinstance(degree, int):
+    if one.field not in (*DEGREES, "grouped", "remat") or one.comparison != "=":
         return None
-    if one.field != "expert" and chips % degree:
+    if isinstance(degree, int) and one.field in DEGREES and one.field != "expert" and chips % degree:
         return f"{chips} chips do not divide over {one.field} = {degree}"
     try:
         beside: dict[str, object] = {"data": degree} if one.field == "expert" else {}
@@ -98,7 +98,7 @@ def _why_none(config: ModelConfig, hardware: Hardware, workload: Workload, one: 
         alone.check(config, None, workload.seq_len, padded=True)
     except LayoutError as error:
         return str(error).partition(";")[0]
-    if one.field in ("data", "fsdp") and degree > workload.num_sequences:
+    if one.field in ("data", "fsdp") and isinstance(degree, int) and degree > workload.num_sequences:
         return f"{degree} ranks are more than the {workload.num_sequences} sequences"
     return None
 

@@ -47,6 +47,7 @@ def plainness(layout: Layout) -> tuple[int, ...]:
         layout.zero_stage,
         layout.word("zero_context"),
         layout.word("sequence_parallel"),
+        layout.schedule.grouped,
         layout.microbatches,
         REMATS.index(layout.remat),
     )

@@ -113,12 +113,22 @@ class Space:
 
         running: without the schedules that do not run.
         """
-        plain = {axis.name: 1 for axis in AXES} | {"zero": None}
+        plain = {axis.name: 1 for axis in AXES} | {"zero": None, "grouped": self.base.schedule.grouped}
         for words in self._chosen(SEARCHED, plain | {name: self.base.word(name) for name in OPTIONS}):
+            form = {name: value for name, value in words.items() if name != "grouped"}
             for base in self._orders(words["pipe"], running):
-                mesh = base.with_form(words)
+                if words["grouped"] and base.schedule.capacity is not None:
+                    continue
+                mesh = (self._as_grouped[base.schedule.is_alike] if words["grouped"] else base).with_form(
+                    form
+                )
                 if self._is_given(mesh):
                     yield mesh
+
+    @cached_property
+    def _as_grouped(self) -> Mapping[bool, Layout]:
+        """The bases with grouped products of experts, by whether their stages are alike."""
+        return {base.schedule.is_alike: base.replace(grouped=True) for base in (self._of_lanes, self.base)}
 
     def _orders(self, pipe: int, running: bool) -> Iterator[Layout]:
         """The base with each set of rules: stages that are alike split what others do not.
@@ -170,12 +180,13 @@ class Space:
     def groups(self, meshes: Iterable[Layout]) -> Iterator["Group"]:
         """The meshes by microbatches, those together that are priced at once and have as many stages."""
         families: dict[tuple, list[Member]] = {}
-        patterns: dict[Rules, Rules] = {}
+        patterns: dict[tuple[Rules, bool], Rules] = {}
         for mesh in meshes:
-            if mesh.rules not in patterns:
-                patterns[mesh.rules] = pattern(mesh, self.config, self.hardware).rules
+            program = mesh.rules, mesh.schedule.grouped
+            if program not in patterns:
+                patterns[program] = pattern(mesh, self.config, self.hardware).rules
             for microbatches, num_sequences in self._microbatches(mesh):
-                key = (patterns[mesh.rules], microbatches == 1)
+                key = (patterns[program], mesh.schedule.grouped, microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
         seq_len = self.workload.seq_len
         for members in families.values():
