@@ -6,7 +6,8 @@ the log-sum-exp of each query are kept, and scores are computed again (FlashAtte
 
 Where keys are split by position over n devices they go round them (ring attention, Liu et al., 2023): n - 1
 transfers forward, each under the product with the block before; backward as many again, and as many of the
-gradients of keys and values, which begin at their neighbour and end at home.
+gradients of keys and values, which begin at their neighbour and end at home. They go in loops: of steps in a
+row a compiler sends the keys of all at once, and a device then holds all keys.
 """
 
 from functools import partial
@@ -127,10 +128,18 @@ def _forward(
     else:
         peak, total = _by_group(sinks, k.shape[2]), jnp.ones(shape)
     running = _Running(peak, total, jnp.zeros((*shape, v.shape[-1])))
-    for step in range(_size(ring)):
-        if step:
-            k, v = _from_the_one_before((k, v), ring)
-        running = _meet(grouped, k, v, running, _of_block(seen, k.shape[1], step, ring), how)
+
+    def met(step: Any, kv: tuple[Array, ...], running: _Running) -> _Running:
+        return _meet(grouped, kv[0], kv[1], running, _of_block(seen, k.shape[1], step, ring), how)
+
+    def sent_on(step: Array, state: Any) -> Any:
+        kv, running = state
+        return _from_the_one_before(kv, ring), met(step, kv, running)
+
+    last = _size(ring) - 1
+    state = (k, v), running
+    kv, running = lax.fori_loop(0, last, sent_on, state) if last else state
+    running = met(last, kv, running)
     out = running.out / running.total[..., None]
     log_sum = running.peak + jnp.log(running.total)
     return _flat(out).astype(q.dtype), log_sum
@@ -153,16 +162,33 @@ def _backward(
     num_kv, size = k.shape[2], _size(ring)
     grouped = _grouped(q, num_kv), _grouped(d_out, num_kv)
     delta = _by_group(jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1), num_kv)
-    d_q = jnp.zeros(grouped[0].shape, jnp.float32)
-    d_kv = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
     home = k, v
-    for step in range(1, size + 1):
-        # Those of neighbours first, a device's own last: then the last transfer brings gradients home.
-        k, v = home if step == size else _from_the_one_before((k, v), ring)
-        d_kv = d_kv if step == 1 else _from_the_one_before(d_kv, ring)
-        here = _of_block(seen, k.shape[1], step % size, ring)
-        more_q, more_kv = _gradients(*grouped, k, v, log_sum, delta, here, how)
-        d_q, d_kv = d_q + more_q, tuple(a + b for a, b in zip(d_kv, more_kv, strict=True))
+
+    def met(step: Any, kv: tuple[Array, ...], found: Any) -> Any:
+        d_q, d_kv = found
+        here = _of_block(seen, k.shape[1], step, ring)
+        more_q, more_kv = _gradients(*grouped, kv[0], kv[1], log_sum, delta, here, how)
+        return d_q + more_q, tuple(a + b for a, b in zip(d_kv, more_kv, strict=True))
+
+    def arrived(found: Any) -> Any:
+        d_q, d_kv = found
+        return d_q, _from_the_one_before(d_kv, ring)
+
+    def sent_on(step: Any, state: Any) -> Any:
+        kv, found = state
+        return _from_the_one_before(kv, ring), met(step, kv, arrived(found))
+
+    found = jnp.zeros(grouped[0].shape, jnp.float32), tuple(jnp.zeros(x.shape, jnp.float32) for x in home)
+    # Blocks of neighbours first, a device's own last: then the last transfer brings gradients home. Neither
+    # the gradients of the first block nor the keys of the last are sent, so both stand beside the loop.
+    if size > 1:
+        kv = _from_the_one_before(home, ring)
+        if size > 2:
+            state = _from_the_one_before(kv, ring), met(1, kv, found)
+            kv, found = lax.fori_loop(2, size - 1, sent_on, state) if size > 3 else state
+            found = arrived(found)
+        found = arrived(met(size - 1, kv, found))
+    d_q, d_kv = met(size, home, found)
     d_sinks = None
     if sinks is not None:
         weight = jnp.exp(_by_group(sinks, num_kv) - log_sum)
