@@ -30,8 +30,12 @@ class Runs:
         for number in range(20):
             lines = (f"def f{number}_{line}(x):\n    return x + {line}\n" for line in range(40))
             (self.corpus / f"{number}.py").write_text("\n".join(lines))
+        self.write_plan(self.plan, hardware, layout)
+
+    def write_plan(self, path: Path, hardware: str, layout: str) -> None:
+        """Writes the plan of a layout of the tiny model for the corpus."""
         options = ["--model", "tiny", "--hardware", hardware, "--batch-tokens", "512", "--seq-len", "32"]
-        self.mw("plan", "train", *options, "--layout", layout, "-o", str(self.plan))
+        self.mw("plan", "train", *options, "--layout", layout, "-o", str(path))
 
     def begin(self, run: Path, *more: str) -> list[str]:
         """The arguments that begin a run; with --resume they may be repeated until it is done."""

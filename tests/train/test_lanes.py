@@ -50,8 +50,9 @@ def test_other_families(config: ModelConfig) -> None:
 
 
 @pytest.mark.slow
-def test_experts() -> None:
-    assert_agrees(MIXTURE, "pipe=2,fsdp=4,expert=4,microbatches=2,schedule=lanes")
+@pytest.mark.parametrize("grouped", ["false", "true"])
+def test_experts(grouped: str) -> None:
+    assert_agrees(MIXTURE, f"pipe=2,fsdp=4,expert=4,microbatches=2,schedule=lanes,grouped={grouped}")
 
 
 @pytest.mark.slow

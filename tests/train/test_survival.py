@@ -109,6 +109,26 @@ def test_a_refused_resume_writes_nothing(runs, run):
 
 
 @pytest.mark.slow
+def test_a_killed_run_whose_optimizer_waits_on_the_host_goes_on(tmp_path):
+    """Also with the optimizer on the devices from then on, and the other way round: the same numbers."""
+    layouts = {"host": "fsdp=2,offload_optimizer=true", "device": "fsdp=2"}
+    runs = Runs(tmp_path, "cpu:2", layouts["host"])
+    plans = {"host": runs.plan, "device": tmp_path / "device.toml"}
+    runs.write_plan(plans["device"], "cpu:2", layouts["device"])
+    runs.mw(*runs.begin(tmp_path / "whole", *OPTIONS))
+    for first, second in (("host", "host"), ("host", "device"), ("device", "host")):
+        run = tmp_path / f"{first}-{second}"
+        arguments = ("train", str(plans[first]), *runs.begin(run, *OPTIONS)[2:])
+        process = runs.start(*arguments)
+        until(process, lambda run=run: bool(steps(run / "checkpoints")))
+        process.kill()
+        process.communicate()
+        assert 0 < steps(run / "checkpoints")[-1] < NUM_STEPS
+        runs.mw("train", str(plans[second]), "--run", str(run), "--resume")
+        assert exact_lines(run) == exact_lines(tmp_path / "whole")
+
+
+@pytest.mark.slow
 def test_garbage_in_the_metrics_is_named_and_the_run_goes_on(runs, run):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([lines[0], "\x00garbage", *lines[1:]]) + "\n")
