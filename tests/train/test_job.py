@@ -165,3 +165,11 @@ def test_tensorboard_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MeshwrightError, match=r"pip install 'meshwright\[tensorboard\]'"):
         prepare_job(plan(), None, tmp_path / "run", {"data": "stdlib", "tensorboard": True}, resume=False)
+
+
+def test_products_that_the_machine_has_not_are_said(tmp_path: Path):
+    narrow = plan(Layout.of(data=1, matmul_dtype="fp8"))
+    job = prepare_job(narrow, None, tmp_path / "run", {"data": "stdlib", "steps": 20}, resume=False)
+    assert job.notes == [
+        "CPUs have no products of fp8: operands are rounded to it and multiplied in bf16, which saves no time"
+    ]

@@ -1,5 +1,6 @@
 """Master weights, and moments in bfloat16: what is kept between two updates, on many devices as on one."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -71,3 +72,22 @@ def test_master_weights_move_where_bfloat16_stands_still() -> None:
     state, _ = step.step(step.init(0), TOKENS)
     assert (np.asarray(state.params["final_norm"], np.float32) == 1).all()
     assert (np.asarray(state.opt_state.weights["final_norm"]) != 1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("matmul_dtype", ["fp8", "int8"])
+def test_tiles_of_narrow_operands_train_as_bfloat16_does(matmul_dtype: str) -> None:
+    """Within 2% of the loss of bfloat16 at every step: a model of two tiles along D and three along F."""
+    config = replace(TINY, d_model=256, d_ff=384)
+    losses = []
+    for words in ({}, {"matmul_dtype": matmul_dtype, "matmul_scales": "tiles"}):
+        layout = Layout.of(weights_dtype="f32", fsdp=2).replace(**words)
+        step = CompiledStep(config, layout, Workload(16, 16), OPTIMIZER, chip_flops_per_second=1e11)
+        state, found = step.init(0), []
+        for _ in range(20):
+            state, metrics = step.step(state, TOKENS)
+            found.append(float(metrics["loss"]))
+        losses.append(found)
+    plain, narrow = losses
+    assert plain[-1] < 0.8 * plain[0]
+    assert narrow == pytest.approx(plain, rel=0.02) and narrow != plain
