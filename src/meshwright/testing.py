@@ -1,4 +1,4 @@
-"""For tests of your own programs: their collectives, pinned in the notation.
+"""Assertions for tests of your own programs: their collectives, pinned in the notation.
 
 def test_the_layer_gathers_each_weight_once():
     assert_collectives(jax.jit(layer), weights, x, expected={"AllGather_fsdp": 2, "AllReduce_tensor": 1})

@@ -56,6 +56,7 @@ def test_it_is_attention_with_its_gradients(
         assert jnp.max(jnp.abs(one - other)) < 5e-6 * jnp.max(jnp.abs(other))
 
 
+@pytest.mark.slow
 def test_its_memory_is_linear_in_the_positions() -> None:
     """At T = 8192, forward and backward, under an eighth of the dense form, by the compiler's figures."""
     long = 8192

@@ -63,10 +63,10 @@ def _of_context(layout: Layout) -> Counter[str]:
     "text",
     [
         "data=2,fsdp=2,tensor=2",
-        "context=2,tensor=2,fsdp=2,sequence_parallel=true,remat=full",
         *(
             pytest.param(text, marks=pytest.mark.slow)
             for text in (
+                "context=2,tensor=2,fsdp=2,sequence_parallel=true,remat=full",
                 "fsdp=8",
                 "tensor=4,remat=full",
                 "data=8",

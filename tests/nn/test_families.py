@@ -1,5 +1,6 @@
 """Families besides LLaMA: transformers' logits, on any layout, written back, and what is refused."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,37 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", list(hf_models.FAMILIES))
+# Variants of another family here, or of its rotations: in `make nightly`.
+VARIANTS = {
+    "gemma",
+    "gemma2",
+    "local",
+    "linear",
+    "dynamic",
+    "partial",
+    "qwen2",
+    "qwen3_moe",
+    "short_longrope",
+}
+
+
+def kinds(names: Iterable[str], slow: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
+
+
+@pytest.mark.parametrize("kind", kinds(hf_models.FAMILIES, VARIANTS))
 def test_logits_equal_transformers(folders, kind):
     folder, expected = folders[kind]
     params, config = load(folder, f32())
     assert_close(logits(params, config, f32()), expected)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3", "phi3", "gpt2", "gpt_oss", "deepseek_v2"])
+@pytest.mark.parametrize(
+    "kind",
+    kinds(
+        ["gemma3", "deepseek_v2", "qwen3", "phi3", "gpt2", "gpt_oss"], ["qwen3", "phi3", "gpt2", "gpt_oss"]
+    ),
+)
 def test_a_split_model_gives_the_same_logits(folders, kind):
     """Heads over tensor, D over fsdp, and of fused tensors each device its own part."""
     folder, expected = folders[kind]

@@ -69,7 +69,10 @@ def test_a_kernel_is_taken_where_it_can_run(
     assert taken == [kernel]
 
 
-@pytest.mark.parametrize(("window", "how"), [(None, Scores(softcap=5.0, scale=0.3)), (100, Scores())])
+@pytest.mark.parametrize(
+    ("window", "how"),
+    [pytest.param(None, Scores(softcap=5.0, scale=0.3), marks=pytest.mark.slow), (100, Scores())],
+)
 def test_splash_is_attention_with_its_gradients(window: int | None, how: Scores) -> None:
     mesh = device_mesh(LAYOUT)
     arrays = [

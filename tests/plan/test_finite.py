@@ -118,7 +118,7 @@ def machine(spec: str, ideal: bool) -> Hardware:
 
 
 @given(configs(), layouts(), SIXTEEN, st.booleans(), SEQUENCES, st.sampled_from([64, 1000, 8192]))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_price_is_finite_or_refused_in_one_line(
     config: ModelConfig, layout: Layout, spec: str, ideal: bool, num_sequences: int, seq_len: int
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_price_is_finite_or_refused_in_one_line(
 
 
 @given(configs(), SIXTEEN, st.booleans(), st.integers(1, 64))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 def test_a_search_and_what_is_said_of_it_are_finite(
     config: ModelConfig, spec: str, ideal: bool, num_sequences: int
 ) -> None:

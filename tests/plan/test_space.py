@@ -41,7 +41,12 @@ def _sample(
         pytest.param("gemma-2-9b", "v5p:2x4x4", Workload(32, 8192), Layout.of(), id="windows and a torus"),
         pytest.param("mixtral-8x7b", "h100:2x8", Workload(64, 4096), Layout.of(), id="experts"),
         pytest.param(
-            "deepseek-v2-lite", "h100:1x8", Workload(32, 4096), Layout.of(), id="experts after dense layers"
+            "deepseek-v2-lite",
+            "h100:1x8",
+            Workload(32, 4096),
+            Layout.of(),
+            id="experts after dense layers",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "llama-3-8b", "cpu:8", Workload(16, 1024), Layout.of(compute_dtype="f32"), id="measured"

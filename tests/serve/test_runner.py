@@ -191,6 +191,7 @@ def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypa
     assert {(shape.generate, shape.pages) for shape in used if not shape.blocks} >= {(1, 2), (2, 0)}
 
 
+@pytest.mark.slow  # test_programs has the same cache, step by step
 def test_a_cache_split_by_sequences_gets_the_same_tokens(reference, answers):
     """Queries of eight devices go to the cache of a sequence and values come back; alone, and in company."""
     runner = make_runner(reference[0], 4, kv_replicas=2, cache="batch")

@@ -113,7 +113,7 @@ def _all_reduce(x: Array, axes: Axes, n: int) -> Array:
 
 
 def _reduce_scatter(x: Array, axes: Axes, n: int) -> Array:
-    """On CPU XLA turns the reshard of a partial sum into an all-reduce and a slice (JAX 0.10.2)."""
+    # On CPU XLA turns the reshard of a partial sum into an all-reduce and a slice (JAX 0.10.2).
     if jax.default_backend() != "cpu":
         return lax.psum_scatter(x, axes, tiled=True)
     size = len(x) // n

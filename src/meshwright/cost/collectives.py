@@ -195,7 +195,7 @@ class _Part(NamedTuple):
     link: LinkKind
 
     def bandwidth_seconds(self, gathered_bytes: float) -> float:
-        """At all of the links' bandwidth."""
+        """Seconds at the whole bandwidth of the links."""
         return self.passes * gathered_bytes * self.bytes_of_gathered * self.seconds_per_byte
 
 

@@ -102,7 +102,7 @@ class _CachedOps(SymbolicOps):
         kind: LayerKind,
         **how: object,
     ) -> tuple[Value, object]:
-        """In prefill as in training. A generate step reads what the cache keeps of every sequence.
+        """Attention of a pass: prefill as in training; a generate step reads each sequence's cache.
 
         From latents[B,S,R] and rotary keys[B,S,A] it reads them as one KV head: queries go through wk_up
         and sums of latents through wv_up (DeepSeek-V2, 2024), which are the FLOPs of the new position's keys

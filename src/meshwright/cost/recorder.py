@@ -354,7 +354,7 @@ def _reduced(yielded: ShardedArray, accumulated: ShardedArray) -> tuple[Collecti
 
 @lru_cache(maxsize=8192)
 def _adding(yielded: ShardedArray, home: ShardedArray) -> ShardedArray:
-    """Where microbatches add up what each yields: sharded as `home`, and partial as it was made."""
+    """The array in which microbatches add up what each yields: sharded as `home`, partial as it was made."""
     return home.replace(unreduced=tuple(axis for axis in yielded.unreduced if axis not in home.sharded_axes))
 
 

@@ -312,7 +312,7 @@ class Layout:
 
     @property
     def kv_dtype(self) -> str:
-        """Of the cache: compute_dtype where nothing else is said."""
+        """The dtype of the cache: compute_dtype where nothing else is said."""
         return self.precision.kv_dtype or self.precision.compute_dtype
 
     @property
@@ -395,7 +395,7 @@ class Layout:
         return ShardedArray(name, ("E", "C", "D"), ((), rows, tokens.axes[2]))
 
     def to_experts(self, name: str) -> Reshard:
-        """From the rows as their tokens' devices sorted them to d[E, C, D] on the experts' devices."""
+        """The reshard from rows, as their tokens' devices sorted them, to d[E, C, D] on the experts' own."""
         return both_ways(self.routed(name), self.activation(name, "ECD"))
 
     def from_experts(self, name: str) -> Reshard:
@@ -403,7 +403,7 @@ class Layout:
         return both_ways(self.activation(name, "ECD"), self.routed(name))
 
     def tokens_to_experts(self, name: str) -> Reshard:
-        """From x[B, T, D] to the tokens that the experts of a device meet, for grouped products.
+        """The reshard from x[B, T, D] to the tokens that the experts of a device meet, for grouped products.
 
         Every device of a group of experts reads all of the group's tokens, and adds to their cotangents.
 
@@ -416,13 +416,13 @@ class Layout:
         return Reshard(tokens, used, cotangent(used).replace(unreduced=(*self.expert_axes, *self._parts)))
 
     def gates_to_experts(self, name: str) -> Reshard:
-        """From gates[B, T, E] to those that a device's own experts have for the tokens that they meet."""
+        """The reshard from gates[B, T, E] to those of a device's experts for the tokens that they meet."""
         gates, met = self.activation(name, "BTE"), self.tokens_to_experts(name).used
         used = gates.replace(axes={"B": met.axes_of("B"), "T": met.axes_of("T"), "E": self.expert_axes})
         return Reshard(gates, used, cotangent(used).replace(unreduced=self._parts))
 
     def tokens_from_experts(self, name: str) -> Reshard:
-        """From what each device's experts, and its columns of them, add to the tokens to x[B, T, D]."""
+        """The reshard to x[B, T, D] of what each device's experts, or columns of them, add to tokens."""
         there = self.tokens_to_experts(name)
         return both_ways(there.used.replace(unreduced=there.yielded.unreduced), there.given)
 
@@ -444,7 +444,7 @@ class Layout:
         return gathered_positions(self.table, name, letters)
 
     def shared_by_heads(self, name: str) -> Reshard:
-        """From rope[B, T, A], as projected, to where each head's key of the same token lies.
+        """The reshard from rope[B, T, A], as projected, to where each head's key of the same token lies.
 
         Every head adds to its cotangent.
         """
@@ -459,7 +459,7 @@ class Layout:
         return replace(self, rules=replace(self.rules, activations=Table(own), own=()))
 
     def to_heads(self, name: str, letters: str) -> Reshard:
-        """From an array as it is projected to where queries meet keys: T_context to N_context.
+        """The reshard from an array as projected to where queries meet keys: T_context to N_context.
 
         >>> layout = Layout.of(context=4, context_method="ulysses")
         >>> print(*layout.to_heads("q", "BTNH").forward)

@@ -260,7 +260,7 @@ def summed_by_token(rules: Rules, activations: Table, name: str, spec: str) -> C
 
 @lru_cache(maxsize=8192)
 def gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
-    """From an activation's shards of T to T whole, to whose cotangent every shard of the queries adds.
+    """The reshard from an activation's shards of T to T whole, to whose cotangent every query shard adds.
 
     Queries are split by position, and by the axes of N beyond those of K, whose devices share KV heads.
     """

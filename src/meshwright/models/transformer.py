@@ -118,7 +118,7 @@ class Ops(Protocol):
 
 
 class LatentOps(Ops, Protocol):
-    """And of latent attention.
+    """What latent attention needs of an implementation, besides what every layer does.
 
     join_rope: k[B,T,N,J] and rope[B,T,A], alike in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O] of
     q[B,T,N,H] over latent[B,S,R] and rope[B,S,A], which are what a cache holds; w has wk_up and wv_up.
@@ -141,7 +141,7 @@ class LatentOps(Ops, Protocol):
 
 
 class ExpertOps(Ops, Protocol):
-    """And of a mixture of experts.
+    """What a mixture of experts needs of an implementation, besides what every layer does.
 
     router: gates[B, T, E], what each expert adds of a token, zero but for its k; choice[E] is added to the
     scores to choose them. dispatch: d[E, C, D] of x[B, T, D]. combine: back, like `like`, weighted by the

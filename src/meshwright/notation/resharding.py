@@ -349,7 +349,7 @@ class _Graph:
                     yield _Kind("all_to_all", axes, sharded), _Hand(kept, partial, axes, stay)
 
     def _add_permutes(self) -> None:
-        """Between all shardings that make as many shards of each dimension; axes: those that change."""
+        """The reshards between shardings with as many shards of each dimension; axes: those that change."""
         alike: dict[tuple, list[int]] = {}
         for number, node in enumerate(self._nodes):
             if isinstance(node, _Sharding):

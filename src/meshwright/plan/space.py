@@ -305,7 +305,7 @@ class Group:
 
 
 def remats_of(config: ModelConfig, hardware: Hardware, remats: Sequence[str] = SEARCHED_REMATS) -> list[str]:
-    """Of remat policies those that differ there.
+    """The remat policies that differ for this model on this machine.
 
     Where attention saves no scores `attention` is `none`, and without latents `latents` is `matmuls`.
     """

@@ -101,7 +101,7 @@ class Prefills(Protocol):
         ...
 
     async def prefill(self, prompt: Tokens) -> Offer | None:
-        """As one of them, `Prefiller.prefill`."""
+        """What the `prefill` of one of them gives (see Prefiller)."""
         ...
 
     async def pulled(self, offer: Offer) -> None:

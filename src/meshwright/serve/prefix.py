@@ -83,7 +83,7 @@ class PrefixTree:
         return Pages([node.page for node in nodes], [NO_PAGE] * unseen + seen)
 
     def _num_seen(self, count: int) -> int:
-        """Of `count` full pages, how many the token behind them sees through the window."""
+        """How many of `count` full pages the token behind them sees through the window."""
         return count - max(0, count * self._page_size - self._window + 1) // self._page_size
 
     def _seen_by_next(self, nodes: Sequence[_Node]) -> int:

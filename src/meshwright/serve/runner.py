@@ -66,7 +66,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 class _Shape(NamedTuple):
-    """Of a replica: rows that generate, rows that verify drafts, blocks of prompts, and of one prompt.
+    """What a step computes of a replica: rows that generate and verify, blocks of prompts, and of one prompt.
 
     pages: of the longest sequence; 0 for those of a whole context.
     """

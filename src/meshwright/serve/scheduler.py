@@ -375,7 +375,7 @@ class Scheduler:
         self._replica_of(sequence).leave(sequence)
 
     def accepted(self, work: Work, sampled: Ordered[TokenScore]) -> Ordered[TokenScore]:
-        """Of what a step sampled for one work, the tokens that follow; called once for each that samples.
+        """The tokens that follow, of what a step sampled for one work; called once for each that samples.
 
         A draft that was sampled too is right, and what was sampled behind it holds: so an answer is the same
         as without drafts. Of the first wrong one on, what was computed is written again.
@@ -463,7 +463,7 @@ class _Step:
         self.has_preempted = False
 
     def _time_of(self, start: int, count: int) -> float:
-        """Of so many tokens of a prompt from its position `start` on, in tokens without attention."""
+        """The time of so many tokens of a prompt from position `start` on, in tokens without attention."""
         return count * (1 + (start + count / 2) / self._even)
 
     def room_on(self, replica: Replica) -> int:

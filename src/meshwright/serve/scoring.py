@@ -22,7 +22,7 @@ _POSITIONS = 64  # of one product with the head
 
 
 class TokenScores(NamedTuple):
-    """Of each position but the last: logprobs f32[T - 1] of the token that follows, and the likeliest tokens.
+    """Scores of each position but the last: logprobs f32[T - 1] of the next token, and the likeliest tokens.
 
     top_ids int32[T - 1, NUM_TOP], top_logprobs f32[T - 1, NUM_TOP]: descending.
     """

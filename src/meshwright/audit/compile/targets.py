@@ -157,7 +157,7 @@ class Target:
 
     @property
     def xla_flags(self) -> str:
-        """Without a GPU no kernel can be timed, so none is chosen by its time."""
+        """The options of a compile without a GPU: no kernel can be timed, so none is chosen by its time."""
         return "--xla_gpu_autotune_level=0" if self.name == "gpu" else ""
 
 

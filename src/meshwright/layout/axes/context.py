@@ -43,7 +43,7 @@ class Context(Axis):
                 yield {"context": degree}
 
     def fit(self, config: ModelConfig, layout: "Layout") -> None:
-        """Where heads are exchanged for positions, each device needs whole heads of keys."""
+        """Raises LayoutError where Ulysses would leave a device without a whole head of keys."""
         attending = layout.attending
         heads = attending.activation("k", "BTKH")
         over = layout.mesh.size(heads.axes_of("K"))

@@ -158,7 +158,7 @@ class CriticalBatch:
 
 
 def critical_batch(workload: Workload, critical_tokens: int, found: BatchRange) -> CriticalBatch:
-    """Where `critical_tokens` stand to this workload and to the batches that its machine needs."""
+    """How `critical_tokens` compare with this workload and with the batches that its machine needs."""
     times, per_chip = workload.num_tokens / critical_tokens, found.tokens_per_chip
     return CriticalBatch(
         tokens=critical_tokens,

@@ -112,7 +112,7 @@ class Point:
 
     @cached_property
     def other_prefills(self) -> tuple[Way, ...]:
-        """In chunks as `mw serve` takes them, or whole where chunks were asked for; and split by position."""
+        """The other ways to prefill: in chunks, or whole where chunks were asked for, and by position."""
         flash, machine, requests = self.hardware.chip.kind != "cpu", self.hardware, self.requests
         chunk = None if requests.chunk else DEFAULT_CHUNK
         plain = prefilling(self.layout)

@@ -127,7 +127,7 @@ class StepBytes:
         self._cached: dict[int, float] = {}
 
     def cache(self, context: int) -> float:
-        """Of the keys and values of one sequence of up to `context` positions, in a mean over the chips.
+        """The bytes of keys and values of a sequence of up to `context` positions, in a mean over chips.
 
         Local layers read their window alone. Contexts are rounded up to multiples of 64.
         """

@@ -1,4 +1,4 @@
-"""From what a client asks to requests of the engine: prompts to tokens, fields to sampling parameters."""
+"""Makes requests of the engine from what a client asks: prompts to tokens, fields to sampling parameters."""
 
 import asyncio
 import secrets

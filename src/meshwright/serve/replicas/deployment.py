@@ -158,7 +158,7 @@ class PrefillServer:
         self._prefiller.pulled(number)
 
     async def check_health(self) -> None:
-        """As of ReplicaServer."""
+        """Raises RuntimeError once the engine has stopped, as a ReplicaServer does."""
         if self._prefiller.engine.stopped:
             raise RuntimeError("the engine has stopped")
 
