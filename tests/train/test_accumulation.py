@@ -73,8 +73,13 @@ def assert_agrees(config: ModelConfig, text: str, losses: tuple[float, float] = 
 @pytest.mark.parametrize(
     "text",
     [
-        "data=2,fsdp=2,tensor=2,microbatches=2,sequence_parallel=true",
-        pytest.param("data=4,tensor=2,zero=1,microbatches=2", marks=pytest.mark.slow),
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in (
+                "data=2,fsdp=2,tensor=2,microbatches=2,sequence_parallel=true",
+                "data=4,tensor=2,zero=1,microbatches=2",
+            )
+        ),
         "data=2,fsdp=2,tensor=2,zero=2,microbatches=4,remat=full",
     ],
 )
@@ -179,6 +184,7 @@ def test_gradients_of_float32_weights_may_be_summed_in_bfloat16() -> None:
         assert np.abs(found - expected[path]).max() > 1e-4 * scale, f"{path} was not rounded"
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_waits_on_the_host_makes_the_same_updates() -> None:
     """XLA for CPU has one memory, and moves nothing between the two that it knows by name."""
     after = []

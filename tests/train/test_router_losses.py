@@ -45,6 +45,7 @@ def test_in_a_pipeline_of_lanes() -> None:
         assert float(lanes[name]) == pytest.approx(float(alone[name]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_lowers_what_has_a_weight_and_reports_it() -> None:
     step = compiled_step(PLAIN, Layout.of(data=2), LOSSES)
     state, first = step.step(step.init(0), TOKENS)

@@ -76,6 +76,7 @@ def test_the_abstract_state_is_the_state() -> None:
         )
 
 
+@pytest.mark.slow  # as tests/nn/test_layouts.py has it of the loss
 def test_a_second_step_compiles_nothing() -> None:
     step = _step(fsdp=8)
     state, _ = step.step(step.init(0), _TOKENS)
