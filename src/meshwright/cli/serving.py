@@ -143,8 +143,7 @@ def _runner(
         layout = layout.replace(kv_dtype=asked.kv_dtype)
     context = context_of(asked, config)
     check_serves(config, layout, num_slots, context)
-    if asked.host_cache_bytes and not asked.prefix_cache:
-        raise PlanError("--host-cache-bytes keeps evicted pages, which --no-prefix-cache forgets")
+    asked.check_prefix_cache()
     _check_hands_over(config, asked, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)
@@ -173,9 +172,7 @@ def _check_hands_over(config: ModelConfig, asked: Serving, layout: Layout) -> No
     """Raises PlanError where prefill and generation cannot be apart."""
     if not asked.hands_over:
         return
-    option = f"--mode {DISAGGREGATED}" if asked.mode == DISAGGREGATED else "--prefill-replicas"
-    if not asked.prefix_cache:
-        raise PlanError(f"{option} hands over pages, which --no-prefix-cache forgets")
+    option = asked.hands_over_by
     if (shards := num_replicas(config, layout.at("generate"))) > 1:
         raise PlanError(
             f"{option} hands over pages of one cache, and {layout} splits its sequences over "
