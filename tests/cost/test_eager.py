@@ -9,10 +9,12 @@ from meshwright.cost.eager import eager_memory
 from meshwright.cost.memory import Memory, train_memory
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
+from meshwright.hardware.software import Software, software
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 
+EAGER = software("pytorch-eager")
 F32 = 4
 BTD, BTF = TOKENS * D, TOKENS * F
 # A vocabulary so large that the loss is the peak.
@@ -21,8 +23,8 @@ WIDE_LOGITS = TOKENS * 64_000
 PURE = Layout.of(optimizer_dtype="bf16")
 
 
-def _memory(layout: Layout, config: ModelConfig = SMALL) -> Memory:
-    return eager_memory(record(layout, config), layout)
+def _memory(layout: Layout, config: ModelConfig = SMALL, runs: Software = EAGER) -> Memory:
+    return eager_memory(record(layout, config), layout, runs)
 
 
 def _planned(layout: Layout, config: ModelConfig = SMALL) -> Memory:
@@ -37,6 +39,13 @@ def test_the_steps_of_an_operation_are_kept_where_it_runs_once() -> None:
     assert more["none"] == _planned(Layout.of()).activations + L * layer + last_norm
     for remat in ("matmuls", "full"):
         assert more[remat] == _planned(Layout.of(remat=remat)).activations + last_norm
+
+
+def test_a_kernel_that_fuses_the_steps_keeps_its_operands_alone() -> None:
+    every = replace(EAGER, fused=("norms", "gates", "keys"))
+    assert _memory(Layout.of(), runs=every).activations == _planned(Layout.of()).activations
+    gates = _memory(Layout.of(), runs=replace(EAGER, fused=("gates",))).activations
+    assert gates == _memory(Layout.of()).activations - L * BF16 * BTF
 
 
 def test_a_layer_norm_is_one_kernel_and_a_plain_activation_one_array() -> None:
@@ -73,6 +82,13 @@ class TestLoss:
         assert self._beside(PURE) == 3 * BF16 * WIDE_LOGITS
         assert self._beside(PURE.replace(master_weights=True)) == 3 * F32 * WIDE_LOGITS
 
+    def test_megatron_has_two_and_a_fused_one_the_cotangents(self) -> None:
+        plain = _memory(Layout.of(), WIDE).buffers
+        in_place = _memory(Layout.of(), WIDE, replace(EAGER, loss_arrays=2)).buffers
+        fused = _memory(Layout.of(), WIDE, replace(EAGER, fused_loss=True)).buffers
+        assert plain - in_place == F32 * WIDE_LOGITS
+        assert plain - fused == (3 * F32 - BF16) * WIDE_LOGITS
+
     def test_the_blocks_of_a_layer_stay_beside(self) -> None:
         """The most alive and not kept: q and k before they turn; else x, gate, up and their product."""
         loss = 3 * F32 * WIDE_LOGITS
@@ -95,7 +111,7 @@ class TestGradients:
         """Of a single token: the end of the backward pass is the peak, with all that is stored."""
         layout = Layout.of(remat="full")
         graph = record_loss(SMALL, layout, Shape(1, 1, 1), flash_attention=True)
-        few = eager_memory(graph, layout)
+        few = eager_memory(graph, layout, EAGER)
         assert (few.gradients, few.activations) == (BF16 * count_params(SMALL).total, 0)
 
 

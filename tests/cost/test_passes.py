@@ -28,6 +28,8 @@ def test_products_of_several_experts_reach_less() -> None:
     step = StepEfficiency(matmul={"bf16": 0.8}, experts=0.5)
     machine = replace(chip("h100"), step=step)
     whole = Work(flops=1e12, shape=(4096, 4096, 4096))
-    one, several = (compute_seconds(replace(whole, batch=n), "matmul", BF16, machine) for n in (1, 8))
+    one, several = (
+        compute_seconds(replace(whole, routed=it), "matmul", BF16, machine) for it in (False, True)
+    )
     assert one == pytest.approx(1e12 / (0.8 * machine.flops("bf16")))
     assert several == pytest.approx(one / 0.5)

@@ -17,6 +17,7 @@ from meshwright.hardware.catalog import load
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.models.config import MoE
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
 from meshwright.notation.mesh import Mesh
@@ -293,6 +294,21 @@ def test_a_scatter_over_several_dimensions_of_a_torus_is_priced_as_the_sum_that_
 
 def _slow_link(bytes_per_second: float) -> Hardware:
     return replace(EIGHT, chip=replace(EIGHT.chip, host_link_bytes_per_second=bytes_per_second))
+
+
+def test_exchanges_of_tokens_are_waited_for_but_beside_the_pass_of_another_microbatch() -> None:
+    """By `exchanging`, not `waiting`; DualPipe joins a forward and a backward pass, under which they hide."""
+    config = replace(SMALL, moe=MoE(num_experts=8, experts_per_token=2, d_ff=192))
+    step = StepEfficiency(exchanging=0.25, waiting=0.5, matmul={"bf16": 0.01})
+    machine = replace(EIGHT, chip=replace(EIGHT.chip, step=step))
+    staged = Layout.of(data=4, expert=4, pipe=2, microbatches=4)
+    for schedule, least, most in (("1f1b", 0.25, 0.25), ("dualpipe", 0.0, 0.24)):
+        layout = staged.replace(schedule=schedule)
+        found = StepPricer(record(layout, config), layout, machine).cost().collectives
+        sent = [one for one in found if one.op == "all_to_all"]
+        assert sent
+        shares = [one.exposed_seconds / (one.count * one.seconds) for one in sent]
+        assert all(least - 1e-9 <= share <= most + 1e-9 for share in shares)
 
 
 def test_an_offloaded_optimizer_comes_and_goes_once_an_update() -> None:

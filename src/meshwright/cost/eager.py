@@ -6,7 +6,8 @@ XLA plans the memory of a step as a whole (memory.py). Without that
                  float32 and over its size, the activated gate, keys and values for each head of the queries
     the loss     has the logits, and three arrays as large in float32: the logarithms of probabilities, their
                  cotangents and those of the logits. Where the vocabulary is split the exponentials are a
-                 fourth. A program without anything in float32 has them in the type of its activations
+                 fourth. A program without anything in float32 has them in the type of its activations.
+                 Megatron's, which works in place, has two; a fused one the cotangents alone
     weights      of the embedding and the head stay gathered until the backward pass has used them, beside
                  the flat array that they arrived in; of layers there are the last and the next
     gradients    that are scattered layer by layer come from the memory of another stream of kernels, which
@@ -32,7 +33,7 @@ from meshwright.cost.memory import (
     train_memory,
 )
 from meshwright.cost.stages import Counts, alive_microbatches, different_stages, stage_counts
-from meshwright.hardware.software import Software
+from meshwright.hardware.software import STEPS, Software
 from meshwright.layout import Layout
 from meshwright.units import dtype_bytes, whole
 
@@ -44,10 +45,10 @@ _RUN_ONCE = ("none", "attention")
 
 def step_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
     """The peak of a step as its software has it: of a program that is planned, or operation by operation."""
-    return eager_memory(graph, layout) if software.eager else train_memory(graph, layout)
+    return eager_memory(graph, layout, software) if software.eager else train_memory(graph, layout)
 
 
-def eager_memory(graph: Graph, layout: Layout) -> Memory:
+def eager_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
     schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
     counts = stage_counts(graph, schedule, pipe, interleave)
@@ -56,13 +57,18 @@ def eager_memory(graph: Graph, layout: Layout) -> Memory:
         alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, stage)
         states = state_bytes(graph, layout, stage, reduced_at_once=False)
         host = host_state_bytes(graph, layout, stage)
-        phases = eager_phases(graph, counts[stage], states, alive, layout)
+        phases = eager_phases(graph, counts[stage], states, alive, layout, software)
         found += [replace(phase, host=phase.host + host) for phase in phases]
     return max(found, key=lambda memory: memory.total)
 
 
 def eager_phases(
-    graph: Graph, counts: Counts, states: tuple[Any, Any, Any], alive: Any, layout: Layout
+    graph: Graph,
+    counts: Counts,
+    states: tuple[Any, Any, Any],
+    alive: Any,
+    layout: Layout,
+    software: Software,
 ) -> tuple[Memory, ...]:
     """The loss, the backward pass of the last layer and that of the first, on one stage.
 
@@ -76,17 +82,17 @@ def eager_phases(
     layers = [(segment, count) for segment, count in here if segment.source]
     ends = [segment for segment, _ in here if not segment.source]
 
-    saved = held.saved(alive) + sum(map(_unfused, ends))
+    saved = held.saved(alive) + sum(_unfused(segment, software) for segment in ends)
     if layout.remat in _RUN_ONCE:
-        saved += alive * sum(count * _unfused(segment) for segment, count in layers)
+        saved += alive * sum(count * _unfused(segment, software) for segment, count in layers)
     kept = whole(smaller(saved, held.on_chip) if layout.offload else saved)
     host = whole(saved - kept)
     gathered = (2 if layout.zero_stage == 3 else 1) * sum(map(gathered_weights_bytes, ends))
     layer = gathered + largest(_working_set(segment, layout.remat) for segment, _ in layers)
-    layer += largest(_unfused(segment) for segment, _ in layers)
+    layer += largest(_unfused(segment, software) for segment, _ in layers)
     blocks = largest(_forward_peak(segment, layout.remat) for segment, _ in layers)
     loss = gathered + 2 * largest(gathered_weights_bytes(segment) for segment, _ in layers) + blocks
-    loss += sum(_loss_bytes(segment, _loss_dtype(layout)) for segment in ends)
+    loss += sum(_loss_bytes(segment, layout, software) for segment in ends)
     return (
         Memory(weights, early, optimizer, kept, loss, host),
         Memory(weights, early, optimizer, kept, layer, host),
@@ -104,8 +110,9 @@ def _working_set(segment: Segment, remat: str) -> Any:
     return (2 if segment.count > 1 else 1) * gathered_weights_bytes(segment) + 2 * recomputed - kept
 
 
-def _unfused(segment: Segment) -> Any:
-    return sum(node.unfused_bytes for node in segment.nodes)
+def _unfused(segment: Segment, software: Software) -> Any:
+    kept = set(STEPS).difference(software.fused)
+    return sum(node.unfused_bytes for node in segment.nodes if node.steps in kept)
 
 
 @kept_with
@@ -125,15 +132,16 @@ def _forward_peak(segment: Segment, remat: str) -> Any:
     return peak
 
 
-def _loss_dtype(layout: Layout) -> str:
+def _loss_bytes(segment: Segment, layout: Layout, software: Software) -> Any:
+    """Bytes of the arrays that a loss has besides the logits."""
     wide = "f32" in (layout.weights_dtype, layout.optimizer_dtype) or layout.master_weights
-    return "f32" if wide else layout.compute_dtype
-
-
-def _loss_bytes(segment: Segment, dtype: str) -> Any:
-    """Bytes of the arrays that a loss keeps besides the logits."""
+    dtype = "f32" if wide else layout.compute_dtype
     found = 0
-    for logits in (value for node in segment.nodes if node.kind == "loss" for value in node.inputs):
-        arrays = _SPLIT_LOSS if logits.array.axes_of("V") else _WHOLE_LOSS
-        found += arrays * whole(logits.bytes_per_device / dtype_bytes(logits.dtype) * dtype_bytes(dtype))
+    for node in (node for node in segment.nodes if node.kind == "loss"):
+        logits = node.inputs[0]
+        split = logits.array.axes_of("V") and not software.whole_logits
+        arrays = software.loss_arrays or (_SPLIT_LOSS if split else _WHOLE_LOSS)
+        size = node.unfused_bytes if software.whole_logits else logits.bytes_per_device
+        wide_size = whole(size / dtype_bytes(logits.dtype) * dtype_bytes(dtype))
+        found += size if software.fused_loss else arrays * wide_size
     return found

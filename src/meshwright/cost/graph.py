@@ -89,8 +89,9 @@ class Work:
     """Compute on one device: FLOPs, bytes of HBM traffic, and the kernels that do it.
 
     shape: (rows, contracted, columns) of the product, where it is one, and (queries, head dimension, keys)
-    of attention. batch: such products at once. unfused_bytes: the traffic besides where no kernel fuses the
-    steps of the operation. widened: whether its weights are stored narrower than they are multiplied.
+    of attention. batch: such products at once. routed: whether their rows are what a router gave experts.
+    unfused_bytes: the traffic besides where no kernel fuses the steps of the operation. widened: whether its
+    weights are stored narrower than they are multiplied.
     """
 
     flops: float = 0.0
@@ -98,6 +99,7 @@ class Work:
     kernels: float = 1
     shape: tuple[float, float, float] | None = None
     batch: float = 1.0
+    routed: bool = False
     unfused_bytes: float = 0.0
     widened: bool = False
 
@@ -115,7 +117,9 @@ class Node:
     forward, backward: its pieces of work, one after another. weight_gradient: the piece of the backward
     pass that nothing in it waits for, which a zero-bubble schedule puts off.
     update_transfers: of the weight, after the optimizer (ZeRO 1 and 2 gather what they updated).
-    unfused_bytes: what its steps keep for the backward pass besides `needs`, where no compiler fuses them.
+    unfused_bytes: what its steps keep for the backward pass besides `needs`, where nothing fuses them; steps:
+    whose ("norms", "gates", "keys": see `Software.fused`). Of a loss ("logits") what the logits of the whole
+    vocabulary take.
     """
 
     name: str
@@ -130,6 +134,7 @@ class Node:
     backward_transfers: tuple[Transfer, ...] = ()
     update_transfers: tuple[Transfer, ...] = ()
     unfused_bytes: int = 0
+    steps: str = ""
 
 
 @dataclass(frozen=True, eq=False)

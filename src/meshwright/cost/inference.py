@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from math import comb
 from typing import Any
 
 from meshwright.cost.collectives import seconds_of_many
@@ -81,11 +82,18 @@ class _CachedOps(SymbolicOps):
         super()._quantise(name, x, x, product)
 
     def read_share(self, plan: Contraction) -> Any:
-        """The share of the experts' weights that some token chose: 1 - (1 - k/E)^tokens for even choices."""
-        if "E" not in plan.einsum.lhs or self.config.moe is None:
+        """The share of its experts' weights that the busiest device reads, where all choices are as likely.
+
+        Some token chose an expert with probability p = 1 - (1 - k/E)^tokens; see `most_of_any`.
+        """
+        moe = self.config.moe
+        if "E" not in plan.einsum.lhs or moe is None:
             return 1.0
         tokens = self.sizes["B"] * self.sizes["T"] / self.mesh.size(self._whole_experts_axes())
-        return 1 - (1 - self.config.moe.experts_per_token / self.config.moe.num_experts) ** tokens
+        chosen = 1 - (1 - moe.experts_per_token / moe.num_experts) ** tokens
+        devices = self.mesh.size(self.layout.expert_axes) if self.layout.expert_axes else 1
+        held = max(1, round(moe.num_experts / devices))
+        return most_of_any(held, devices, chosen) / held
 
     def _whole_experts_axes(self) -> tuple[str, ...]:
         """Axes that split the tokens and not the experts: each has its own copies of the experts."""
@@ -152,6 +160,21 @@ class _CachedOps(SymbolicOps):
             found[f"{name}_scales"] = self.value(scales, "f32")
         self.sizes = sizes
         return found
+
+
+def most_of_any(held: int, devices: int, chosen: Any) -> Any:
+    """The expected number of chosen experts on the device that has most, of `devices` with `held` each.
+
+        sum over j < held of 1 - P(at most j of held)^devices,    each chosen with probability `chosen`
+
+    >>> round(most_of_any(4, 1, 0.5), 3), round(most_of_any(4, 64, 1 / 32), 2)
+    (2.0, 1.26)
+    """
+    at_most, most = 0.0, 0.0
+    for count in range(held):
+        at_most = at_most + comb(held, count) * chosen**count * (1 - chosen) ** (held - count)
+        most = most + 1 - at_most**devices
+    return most
 
 
 def _at_cache(queries: ShardedArray, cache: ShardedArray) -> ShardedArray:

@@ -26,6 +26,7 @@ from meshwright.cost.stages import (
     alive_microbatches,
     depth_counts,
     different_stages,
+    joins_passes,
     stage_counts,
     stage_routes,
 )
@@ -104,7 +105,7 @@ class Family:
         members: Sequence[Member],
         seq_len: int,
     ) -> None:
-        self.chip, self.members, self.eager = hardware.chip, members, hardware.software.eager
+        self.chip, self.members, self.software = hardware.chip, members, hardware.software
         self.microbatches = np.array([member.microbatches for member in members])
         recorded = pattern(members[0].mesh, config, hardware)
         self.layout = layout = recorded.replace(microbatches=members[0].microbatches)
@@ -116,8 +117,8 @@ class Family:
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
         self.placements = [machine.place(member.mesh.mesh) for member in members]
         self._prices: dict[tuple, Any] = {}
-        self._timed: dict[SegmentPass, TimedPass] = {}
-        self._segments: dict[str, _SegmentSeconds] = {}
+        self._timed: dict[tuple[SegmentPass, bool], TimedPass] = {}
+        self._segments: dict[tuple[str, bool], _SegmentSeconds] = {}
         self._stages: dict[tuple[tuple[StageRoute, ...], str], Stages] = {}
         self._states: dict[tuple, _States] = {}
         self._norms: dict[int, Any] = {}
@@ -147,7 +148,8 @@ class Family:
         """
         [whole] = depth_counts(self.graph, "1f1b", 1, 1)
         rows = self.rows[pipe]
-        passes = self.segments("none").passes[..., rows].sum(axis=1)
+        passes = [self.segments("none", joined).passes[..., rows].sum(axis=1) for joined in (False, True)]
+        passes = np.minimum(*passes)
         microbatch = np.tensordot(np.array(whole), passes, 1) / pipe + self.chip.step.launch_seconds
         return microbatch * self.microbatches[rows]
 
@@ -159,7 +161,7 @@ class Family:
             update = seconds_of(update_work(self.graph, layout), "update", self.dtypes, self.chip)
             update = update + host_update_seconds(self.graph, layout, self.chip)
             different = different_stages(self.graph, schedule, pipe, interleave)
-            at_once = layout.microbatches == 1 and not self.eager
+            at_once = layout.microbatches == 1 and not self.software.eager
             stages = {
                 stage: state_bytes(self.graph, layout, stage, reduced_at_once=at_once) for stage in different
             }
@@ -174,27 +176,38 @@ class Family:
             self._norms[pipe] = seconds_of_many(norm.op, norm.axes, placements)(norm.gathered_bytes)
         return self._norms[pipe]
 
-    def segments(self, remat: str) -> "_SegmentSeconds":
-        """What one run of every segment takes, for all members."""
-        if remat not in self._segments:
-            timed = timed_passes(self.graph, self.layout, remat, self.dtypes, self.chip, self._timed_pass)
+    def segments(self, remat: str, joined: bool) -> "_SegmentSeconds":
+        """What one run of every segment takes, for all members; joined: as `TimedPass` has it."""
+        if joined and not self._exchanges:
+            return self.segments(remat, False)
+        if (remat, joined) not in self._segments:
+
+            def timed_pass(one: SegmentPass) -> TimedPass:
+                return self._timed_pass(one, joined)
+
+            timed = timed_passes(self.graph, self.layout, remat, self.dtypes, self.chip, timed_pass)
             alone: list[Counts] = [tuple(row) for row in np.eye(len(timed)).tolist()]
             once = [
                 [done_once(timed, one, direction) for one in alone] for direction in ("forward", "backward")
             ]
-            self._segments[remat] = _SegmentSeconds(
+            self._segments[remat, joined] = _SegmentSeconds(
                 np.array([[self._all(seconds) for seconds in stage_times(timed, one)] for one in alone]),
                 np.array([[[self._all(seconds) for seconds in pair] for pair in pairs] for pairs in once]),
             )
-        return self._segments[remat]
+        return self._segments[remat, joined]
 
     def _all(self, figure: Any) -> Any:
         return _at(np.arange(len(self.members)), figure)
 
-    def _timed_pass(self, one: SegmentPass) -> TimedPass:
-        if one not in self._timed:
-            self._timed[one] = TimedPass(one, self._seconds, self.chip)
-        return self._timed[one]
+    @cached_property
+    def _exchanges(self) -> bool:
+        """Whether tokens go to experts on other devices."""
+        return any(node.kind == "exchange" for _, node in self.graph.nodes())
+
+    def _timed_pass(self, one: SegmentPass, joined: bool) -> TimedPass:
+        if (one, joined) not in self._timed:
+            self._timed[one, joined] = TimedPass(one, self._seconds, self.chip, joined=joined)
+        return self._timed[one, joined]
 
     def _seconds(self, transfer: Transfer) -> Any:
         transfer = as_sent(transfer, self.layout, self.chip)
@@ -244,7 +257,8 @@ class Stages:
         by_depth = depth_counts(family.graph, schedule, pipe, interleave)
         chunks = list(dict.fromkeys(by_depth))
         self._chunk_at = [chunks.index(counts) for counts in by_depth]
-        passes, once = (seconds[..., self.rows] for seconds in family.segments(remat))
+        joined = joins_passes(schedule, pipe, interleave)
+        passes, once = (seconds[..., self.rows] for seconds in family.segments(remat, joined))
         self._microbatches = family.microbatches[self.rows]
         # Seconds by kind of pass and kind of chunk.
         self._chunk_seconds = np.tensordot(np.array(chunks), passes, 1).swapaxes(0, 1)
@@ -266,10 +280,11 @@ class Stages:
         for stage, parts in states.stages.items():
             alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
             alive = np.array(alive)[which]
-            if family.eager:
+            if family.software.eager:
                 of_all = np.zeros(len(family.members))
                 of_all[rows] = alive
-                phases = eager_phases(family.graph, self._counts[stage], parts, of_all, layout)
+                counts, software = self._counts[stage], family.software
+                phases = eager_phases(family.graph, counts, parts, of_all, layout, software)
                 totals += [_at(rows, np.asarray(phase.total)) for phase in phases]
                 continue
             weights, gradients, optimizer = (_at(rows, part) for part in parts)

@@ -114,7 +114,7 @@ class SymbolicOps(Recorder):
             sums = self.transfers("norm statistics", whole.forward, name, "f32", critical=True)
         out = self.value(x.array, x.dtype)
         # Steps of an RMS norm: x in float32, and divided by its size. Layer norms are one kernel anywhere.
-        steps = self.value(x.array, "f32").bytes_per_device + out.bytes_per_device if kind == "rms" else 0
+        kept = self.value(x.array, "f32").bytes_per_device + out.bytes_per_device if kind == "rms" else 0
         # As PyTorch's operations: a cast, a square, a mean, a product, a cast and a product cross memory with
         # 36 bytes an element, not 4; backwards with about twice that.
         traffic = 8 * self.value(x.array, "f32").bytes_per_device if kind == "rms" else 0
@@ -125,7 +125,8 @@ class SymbolicOps(Recorder):
             (x,),
             forward_transfers=sums,
             backward_transfers=sums,
-            unfused_bytes=steps,
+            unfused_bytes=kept,
+            steps="norms",
             unfused_traffic=traffic,
         )
 
@@ -143,7 +144,7 @@ class SymbolicOps(Recorder):
         inputs = (gate,) if up is None else (gate, up)
         factor = 0 if up is None else gate.bytes_per_device  # the activated gate, before the product with up
         out = self.value(gate.array, gate.dtype)
-        return self.elementwise(name, inputs, out, inputs, unfused_bytes=factor)
+        return self.elementwise(name, inputs, out, inputs, unfused_bytes=factor, steps="gates")
 
     def residual(self, name: str, x: Value, y: Value) -> Value:
         return self.elementwise(name, (x, y), self.value(x.array, x.dtype), ())
@@ -182,8 +183,10 @@ class SymbolicOps(Recorder):
             taken, read = self.multiplied_rows, self.blocks.even / batch
             rows, kernels, batch = self.blocks.rows, self.blocks.even, self.blocks.even
         flops = plan.flops_per_device(self.mesh, self.sizes) * taken
+        routed = "E" in plan.einsum.lhs and "E" in plan.einsum.rhs
         traffic = (x.bytes_per_device + partial.bytes_per_device) * taken + w.bytes_per_device * read
         widened = dtype_bytes(w.dtype) < dtype_bytes(self.layout.matmul_dtype or dtype)
+        product = Work(flops, traffic, kernels, (rows, inner, columns), batch, routed)
         self.add(
             Node(
                 name,
@@ -191,11 +194,9 @@ class SymbolicOps(Recorder):
                 (x, w),
                 (partial,),
                 (w,) if stored.frozen else (x, w),
-                forward=(Work(flops, traffic, kernels, (rows, inner, columns), batch, widened=widened),),
-                backward=(Work(flops, traffic, kernels, (rows, columns, inner), batch),),
-                weight_gradient=()
-                if stored.frozen
-                else (Work(flops, traffic, kernels, (inner, rows, columns), batch),),
+                forward=(replace(product, widened=widened),),
+                backward=(replace(product, shape=(rows, columns, inner)),),
+                weight_gradient=() if stored.frozen else (replace(product, shape=(inner, rows, columns)),),
             )
         )
         return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
@@ -333,6 +334,7 @@ class SymbolicOps(Recorder):
                 forward_transfers=forward_transfers,
                 backward_transfers=backward_transfers,
                 unfused_bytes=self._copies_of_keys(kept),
+                steps="keys",
             )
         )
 
@@ -419,12 +421,13 @@ class SymbolicOps(Recorder):
     def _exchange(self, name: str, rows: Value, reshard: Reshard) -> Value:
         """Rows of tokens to or from the experts' devices, k of each token.
 
-        With several microbatches one's rows travel beside another's compute (DeepSeek-V3, 2024).
+        Where a schedule joins the passes of two microbatches (DualPipe; DeepSeek-V3, 2024), one's rows travel
+        beside the other's compute (cost/step.py).
         """
-        moe, waits = self.config.moe, self.layout.microbatches == 1
+        moe = self.config.moe
         assert moe is not None, "only a mixture of experts has experts"
         before = len(self.nodes)
-        out = self.reshard(name, "exchange", rows, reshard, rows.dtype, critical=waits, what="tokens")
+        out = self.reshard(name, "exchange", rows, reshard, rows.dtype, critical=True, what="tokens")
         for place in range(before, len(self.nodes)):
             self.nodes[place] = _with_copies(self.nodes[place], moe.experts_per_token)
         return out
@@ -489,8 +492,16 @@ class SymbolicOps(Recorder):
         reduced = 3 * self.transfers("loss", over_vocabulary, name, "f32", critical=True)
         mean = self.transfers("loss", over_tokens, name, "f32", critical=True)
         read = (Work(hbm_bytes=2 * self.value(logits.array, logits.dtype).bytes_per_device),)
+        gathered = self.value(logits.array.replace(axes={"V": ()}), logits.dtype)
         node = Node(name, "loss", (logits,), (per_token, *wide), (logits,), read, read)
-        return self.add(replace(node, forward_transfers=(*reduced, *mean)))
+        return self.add(
+            replace(
+                node,
+                forward_transfers=(*reduced, *mean),
+                unfused_bytes=gathered.bytes_per_device,
+                steps="logits",
+            )
+        )
 
     def _held_logits(self, logits: Value, head: Mapping[str, str]) -> tuple[Value, tuple[Value, ...]]:
         """The logits that there are at once, of a chunk of tokens or of all, and their float32 copy."""

@@ -137,7 +137,7 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
     """Seconds of the FLOPs and of the bytes."""
     moved = work.hbm_bytes + (work.unfused_bytes if chip.step.unfused_norms else 0.0)
     hbm = moved / chip.memory_bytes_per_second(dtypes.compute)
-    if kind not in _STREAMED:
+    if kind not in (*_STREAMED, "softmax"):  # whose crossings of memory are counted one by one
         hbm /= chip.step.elementwise
     elif kind == "attention":
         hbm /= chip.step.cache
@@ -152,9 +152,9 @@ def _overhead(work: Work, chip: Chip) -> float:
 
 def _routing(work: Work, kind: str, chip: Chip) -> Any:
     """Seconds in which tokens are brought to the experts of a product."""
-    if kind != "matmul" or not chip.step.experts_seconds:
+    if kind != "matmul" or not work.routed:
         return 0.0
-    return chip.step.experts_seconds * each(lambda batch: 1.0 if batch > 1 else 0.0, work.batch)
+    return chip.step.experts_seconds
 
 
 def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
@@ -170,6 +170,6 @@ def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
     if dtypes.matmul in chip.matmul_rates:
         rates = chip.matmul_rates[dtypes.matmul]
         return work.flops / each(lambda flops: share_at(rates, flops), work.flops)
-    grouped = each(lambda batch: chip.step.experts if batch > 1 else 1.0, work.batch)
+    grouped = chip.step.experts if work.routed else 1.0
     rows, _, columns = work.shape or (inf, 0.0, inf)
     return work.flops / (chip.matmul_flops_per_second(dtypes.matmul, rows * columns * work.batch) * grouped)

@@ -255,11 +255,12 @@ class Recorder:
         forward_transfers: tuple[Transfer, ...] = (),
         backward_transfers: tuple[Transfer, ...] = (),
         unfused_bytes: int = 0,
+        steps: str = "",
         unfused_traffic: int = 0,
     ) -> Value:
         """A memory-bound operation: the backward reads the inputs and the cotangent and writes one.
 
-        unfused_bytes: what its steps keep where nothing fuses them. unfused_traffic: what they move then.
+        unfused_bytes: what its `steps` keep where nothing fuses them. unfused_traffic: what they move then.
         """
         moved = sum(value.bytes_per_device for value in inputs) + output.bytes_per_device
         return self.add(
@@ -276,6 +277,7 @@ class Recorder:
                 forward_transfers=forward_transfers,
                 backward_transfers=backward_transfers,
                 unfused_bytes=unfused_bytes,
+                steps=steps,
             )
         )
 

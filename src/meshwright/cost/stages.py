@@ -74,6 +74,15 @@ def stage_depths(schedule: str, pipe: int, interleave: int) -> tuple[tuple[int, 
     return tuple(map(tuple, own))
 
 
+def joins_passes(schedule: str, pipe: int, interleave: int) -> bool:
+    """Whether a stage runs the forward pass of one microbatch beside the backward pass of another.
+
+    >>> joins_passes("dualpipe", 4, 1), joins_passes("1f1b", 4, 1)
+    (True, False)
+    """
+    return len(stage_routes(schedule, pipe, interleave)) > 1
+
+
 def stage_layers(
     num_layers: int, schedule: str, pipe: int, interleave: int, stage: int, head_layers: float = 0.0
 ) -> list[int]:

@@ -6,15 +6,16 @@
              not hide under the last backward pass, the update, weights gathered after it
     pass   = at least what the host takes to launch its operations and collectives
 
-Critical transfers (a partial sum that the next operation reads) stop a pass, for the share `waiting` of
-their time. Meanwhile, and while kernels begin and end, weights of the next products are read, for the share
-`prefetch` of what memory bounds. The other transfers (weights gathered ahead, gradients reduced behind) hide
-under the work of the same pass. `overlap` is the share of what hides that costs nothing: a transfer takes
-memory bandwidth, power and, on GPUs, processors from the work beside it. The bubble and what hops add to it
-are those of a simulation of the schedule's table (cost/pipeline). Prefill and generate are the same sum over
-forward passes, without what is done once. Of one pass, weights that are gathered and gradients that are
-summed over the same axes travel together, as compilers and frameworks send them: they share the latency of
-a message.
+Critical transfers (a partial sum that the next operation reads) stop a pass, for the share `waiting` of their
+time; exchanges of tokens between experts for the share `exchanging`, but hide where the schedule joins the
+passes of two microbatches. Meanwhile, and while kernels begin and end, weights of the next products are read,
+for the share `prefetch` of what memory bounds. The other transfers (weights gathered ahead, gradients reduced
+behind) hide under the work of the same pass. `overlap` is the share of what hides that costs nothing: a
+transfer takes memory bandwidth, power and, on GPUs, processors from the work beside it. The bubble and what
+hops add to it are those of a simulation of the schedule's table (cost/pipeline). Prefill and generate are the
+same sum over forward passes, without what is done once. Of one pass, weights that are gathered and gradients
+that are summed over the same axes travel together, as compilers and frameworks send them: they share the
+latency of a message.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,7 +32,7 @@ from meshwright.cost.memory import host_state_bytes, saved_bytes, update_work
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops
 from meshwright.cost.priced import PricedCollective
-from meshwright.cost.stages import Counts, depth_counts, idle_runs, mean_runs, stage_counts
+from meshwright.cost.stages import Counts, depth_counts, idle_runs, joins_passes, mean_runs, stage_counts
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
@@ -159,9 +160,10 @@ class StepPricer:
 
     def _timed(self) -> "list[list[TimedPass]]":
         """The passes of every segment."""
+        joined = joins_passes(self.layout.schedule.pipeline, self.layout.pipe, self.layout.interleave)
 
         def timed(one: SegmentPass) -> TimedPass:
-            return TimedPass(one, lambda transfer: self._price(transfer).seconds, self.chip)
+            return TimedPass(one, lambda transfer: self._price(transfer).seconds, self.chip, joined=joined)
 
         return timed_passes(self.graph, self.layout, self.layout.remat, self.dtypes, self.chip, timed)
 
@@ -289,25 +291,27 @@ def at_step_rates(hardware: Hardware) -> Hardware:
 class TimedPass:
     """One pass with the seconds of its transfers: those of every microbatch, and those of a step.
 
+    joined: whether it runs beside a pass of another microbatch, under which its exchanges of tokens hide.
     seconds_of: of one run of a transfer; arrays where the pass is one of many layouts. each, once: a
-    transfer with the seconds of its runs in a row. exposed: the share of its hideable transfers that does
-    not hide, waiting: of those that compute needs at once. prefetched: seconds of reading weights that were
+    transfer with the seconds of its runs in a row. prefetched: seconds of reading weights that were
     read ahead. room: seconds that could hide more. held_up: seconds that the chip waits for the host to
     launch the pass. for_host: that it waits for activations on their way between chip and host.
     """
 
-    def __init__(self, work: SegmentPass, seconds_of: Callable[[Transfer], Any], chip: Chip) -> None:
-        self.work, self.waiting = work, chip.step.waiting
+    def __init__(
+        self, work: SegmentPass, seconds_of: Callable[[Transfer], Any], chip: Chip, *, joined: bool = False
+    ) -> None:
+        self.work, self._step, self._joined = work, chip.step, joined
         taken = _sent_together(work.transfers, seconds_of)
         self.each = [pair for pair in taken if not pair[0].once]
         self.once = [pair for pair in taken if pair[0].once]
-        self._behind = sum(seconds for transfer, seconds in self.each if not transfer.critical)
-        needed = sum(seconds for transfer, seconds in self.each if transfer.critical)
+        self._behind = sum(seconds for transfer, seconds in self.each if not self._is_awaited(transfer))
+        waited = sum(self._share(one) * seconds for one, seconds in self.each if self._is_awaited(one))
         covered = smaller(work.seconds, self._behind)
         self._hidden = chip.step.overlap * covered
-        gaps = work.idle + self.waiting * needed
+        gaps = work.idle + waited
         self.prefetched = chip.step.prefetch * smaller(work.streamed, gaps) if chip.step.prefetch else 0.0
-        busy = work.seconds + self.waiting * needed + self._behind - self._hidden - self.prefetched
+        busy = work.seconds + waited + self._behind - self._hidden - self.prefetched
         collectives = sum(transfer.repeat for transfer, _ in self.each)
         launches = chip.step.host_seconds * work.launches + chip.step.host_collective_seconds * collectives
         self.seconds = larger(busy, launches)
@@ -315,8 +319,16 @@ class TimedPass:
         self.room = work.seconds - covered + self.held_up
         self.for_host: Any = 0.0
 
-    @property
-    def exposed(self) -> float:
+    def _is_awaited(self, transfer: Transfer) -> bool:
+        return transfer.critical and not (self._joined and transfer.what == "tokens")
+
+    def _share(self, transfer: Transfer) -> float:
+        return self._step.exchanging if transfer.what == "tokens" else self._step.waiting
+
+    def exposed(self, transfer: Transfer) -> float:
+        """The share of a transfer's time for which compute waits."""
+        if self._is_awaited(transfer):
+            return self._share(transfer)
         return 1 - self._hidden / self._behind if self._behind else 0.0
 
     def beside(self, transfer_seconds: Any) -> "TimedPass":
@@ -441,8 +453,8 @@ class _Sums:
             self.add(name, seconds * times, bound)
         self.add(f"matmul ({one.work.direction})", -one.prefetched * times, "hbm")
         for transfer, seconds in one.each:
-            share = one.waiting if transfer.critical else one.exposed
-            self.add_transfer(transfer, one.work.direction, times * idle, share / idle, seconds)
+            share = one.exposed(transfer) / idle
+            self.add_transfer(transfer, one.work.direction, times * idle, share, seconds)
         self.add("host launches", one.held_up * times, "launch")
         self.add("activations to and from the host", one.for_host * times, HOST)
 

@@ -133,6 +133,8 @@ class StepEfficiency:
     what the transfer takes from that compute.
     waiting: the share of the time of critical transfers (activations of tensor parallelism) for which the
     next matmul waits; the rest is hidden where matmuls start on the blocks that have arrived.
+    exchanging: the share of the time of exchanges of tokens between experts for which the next product
+    waits.
     prefetch: the share of the time of kernels' fixed costs and of waiting for transfers in which weights of
     the next products are read, as far as these wait for memory (XLA:TPU reads them ahead; a GPU's kernels
     begin when those before them have ended).
@@ -167,6 +169,7 @@ class StepEfficiency:
     network_latency: float = 1.0
     overlap: float = 1.0
     waiting: float = 1.0
+    exchanging: float = 1.0
     prefetch: float = 0.0
     scatter_passes: int = 1
     kernel_seconds: float = 0.0

@@ -52,7 +52,8 @@ _SWITCH = (
 )
 _LINEAR_COST = ("latency_seconds", "bytes_per_second")
 _STEP_SHARES = (
-    "experts", "attention", "memory", "elementwise", "cache", "widened", "overlap", "waiting", "prefetch",
+    "experts", "attention", "memory", "elementwise", "cache", "widened", "overlap", "waiting", "exchanging",
+    "prefetch",
 )  # fmt: skip
 _STEP_SECONDS = (
     "kernel_seconds", "experts_seconds", "collective_seconds", "launch_seconds",

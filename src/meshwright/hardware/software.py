@@ -21,10 +21,12 @@ from meshwright.hardware.checked import CheckedToml
 from meshwright.hardware.chip import StepEfficiency
 
 DEFAULT = "xla"
-_ODDS = ("matmul", "experts", "attention", "memory", "elementwise", "overlap", "waiting")
+_ODDS = ("matmul", "experts", "attention", "memory", "elementwise", "overlap", "waiting", "exchanging")
 _SECONDS = ("kernel_seconds", "launch_seconds", "network_falloff")
 _HOST = ("host_seconds", "host_collective_seconds", "host_node_seconds")
-_FLAGS = ("whole_sums", "unfused_norms", "eager", "counts_head")
+_FLAGS = ("whole_sums", "unfused_norms", "eager", "counts_head", "whole_logits")
+# Operations of which PyTorch runs, and keeps for the backward pass, every step.
+STEPS = ("norms", "gates", "keys")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Software:
     odds, seconds: factors on figures of StepEfficiency, by name. host_*, whole_sums, unfused_norms: as there.
     eager: whether operations run one by one, each with memory of its own, or as a program that a compiler
     planned. flash_since: the year from which its attention keeps scores on the chip. flash: whether it does.
+    fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
+    and keep their operands alone, where others keep what their steps make. loss_arrays: float32 arrays as
+    large as the logits that a loss has besides; 0: PyTorch's. whole_logits: whether logits of a vocabulary
+    that is split are gathered before it. fused_loss: whether one kernel makes the cotangents of the logits,
+    as Flash Attention's and Liger's cross-entropy do.
     counts_head: whether stages are filled with whole layers until each is past its share of all parameters,
     the head's among them; else layers alone are dealt out.
     sources: where each figure comes from, by key.
@@ -49,9 +56,13 @@ class Software:
     whole_sums: bool = False
     unfused_norms: bool = False
     eager: bool = False
+    whole_logits: bool = False
     counts_head: bool = False
     flash_since: int = 0
     flash: bool = True
+    fused: tuple[str, ...] = ()
+    loss_arrays: int = 0
+    fused_loss: bool = False
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def applied(self, step: StepEfficiency) -> StepEfficiency:
@@ -108,7 +119,8 @@ def read_software(text: str, origin: str) -> Software:
     """The software that TOML `text` describes. Raises HardwareError naming file, line and key of a fault."""
     file = CheckedToml(origin, text)
     data = file.parse()
-    known_keys = ("name", "about", "odds", "seconds", "sources", "flash_since", *_HOST, *_FLAGS)
+    counts = ("flash_since", "loss_arrays")
+    known_keys = ("name", "about", "odds", "seconds", "sources", "fused", *counts, *_HOST, *_FLAGS)
     file.refuse_unknown(data, known_keys)
     factors: dict[str, dict[str, float]] = {}
     for key, known in (("odds", _ODDS), ("seconds", _SECONDS)):
@@ -119,6 +131,10 @@ def read_software(text: str, origin: str) -> Software:
     for key, value in flags.items():
         if not isinstance(value, bool):
             raise file.error(key, f"is {value!r}, not true or false")
+    numbers = {key: file.count(data, key) for key in counts if key in data}
+    fused = data.get("fused", [])
+    if not isinstance(fused, list) or not set(fused) <= set(STEPS):
+        raise file.error("fused", f"is {fused!r}; fits: a list of {', '.join(STEPS)}")
     return Software(
         name=file.string(data, "name"),
         about=file.string(data, "about"),
@@ -126,7 +142,9 @@ def read_software(text: str, origin: str) -> Software:
         seconds=factors["seconds"],
         **{key: file.figure(data, key) for key in _HOST if key in data},
         **flags,
-        flash_since=file.count(data, "flash_since") if "flash_since" in data else 0,
+        flash_since=numbers.get("flash_since", 0),
+        loss_arrays=numbers.get("loss_arrays", 0),
+        fused=tuple(fused),
         sources=file.strings(data, "sources"),
     )
 

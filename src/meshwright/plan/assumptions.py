@@ -167,6 +167,11 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
         f"a matmul waits for {step.waiting:.0%} of the time of the collectives that feed it",
         {"waiting": 0.0},
     )
+    yield (
+        "exchanging",
+        f"compute waits for {step.exchanging:.0%} of the time of exchanges of tokens between experts",
+        {"exchanging": 0.0},
+    )
     text = f"the host takes {format_seconds(step.host_seconds)} to launch an operation"
     yield "host_seconds", text, {"host_seconds": 0.0, "host_collective_seconds": 0.0}
     yield (
