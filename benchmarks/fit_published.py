@@ -104,6 +104,7 @@ _SHARED = {
     ),
     "overlap": Prior(0.80, 0.5, 0.2, 0.5, "collectives beside products take memory bandwidth and processors"),
     "waiting": Prior(0.80, 0.5, 0.2, 0.5, "tensor collectives in blocks beside products hide a part"),
+    "exchanging": Prior(0.90, 0.7, 0.1, 0.5, "an all-to-all between products; releases of 2025 hide a part"),
 }
 FIGURES: dict[str, dict[str, Prior]] = {
     "gpu": _SHARED
@@ -132,6 +133,16 @@ FIGURES: dict[str, dict[str, Prior]] = {
         "links.dcn": Prior(0.60, 0.5, 0.3, 0.0, "a share of a host's card"),
         "kernel_seconds": Prior(2e-6, 0.5, 0.3, 0.0, "profiles show gaps of 1 to 3 us"),
     },
+}
+# What is known of families without rows here: (figure, source).
+KNOWN = {
+    "mi300x": {
+        "matmul.bf16": (
+            0.47,
+            "Ambati et al. (October 2025): 45% of the MI300X's peak in bf16 and fp8; AMD, "
+            "Measuring Max-Achievable FLOPs (2025): 54% at the best shape",
+        )
+    }
 }
 # Figures of a software alone: (guess, spread), where it launches operations one by one.
 HOST = {
@@ -232,7 +243,7 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
         lost = lost_at_nodes(one, placement, chip)
         return along_lines(one.op, one.gathered_bytes, lines, adds=adds) + lost
 
-    timed = timed_passes(graph, layout.remat, dtypes, chip, lambda one: TimedPass(one, sent, chip))
+    timed = timed_passes(graph, layout, layout.remat, dtypes, chip, lambda one: TimedPass(one, sent, chip))
     for segment in graph.segments:  # prices of this chip, which nobody asks for again
         for key in [key for key in segment.memo if chip in key]:
             del segment.memo[key]
@@ -353,7 +364,9 @@ class Model:
 
     def figures(self, x: np.ndarray, kind: str, family: str, software: str) -> dict[str, float]:
         owners = (kind, family, f"software {software}")
-        return {n: float(_figure(n, self.free(x, owners, n))) for n in self.names(kind, software)}
+        found = {n: float(_figure(n, self.free(x, owners, n))) for n in self.names(kind, software)}
+        known = {} if family in self.families else KNOWN.get(family, {})
+        return found | {name: figure for name, (figure, _) in known.items()}
 
     def evaluate(self, row: Row, x: np.ndarray, *, slopes: bool) -> tuple[float, dict[str, float]]:
         """(log error, its derivative by each figure on its free axis)."""
@@ -479,8 +492,10 @@ def leave_out(model: Model, rows: Sequence[Row], x: np.ndarray, group_of: Callab
     return found
 
 
-def table_lines(figures: Mapping[str, float], kind: str, flops: Mapping[str, float], note: str) -> list[str]:
-    """The `[step]` table of a chip."""
+def table_lines(
+    figures: Mapping[str, float], kind: str, flops: Mapping[str, float], note: str, notes: Mapping[str, str]
+) -> list[str]:
+    """The `[step]` table of a chip. notes: for figures with a source of their own."""
     step = efficiency(figures, kind)
     matmul = {dtype: share for dtype, share in step.matmul.items() if dtype in flops}
     single = [n for n in figures if "." not in n and n not in ("fp8", "fp4", *HOST["megatron"])]
@@ -494,7 +509,7 @@ def table_lines(figures: Mapping[str, float], kind: str, flops: Mapping[str, flo
     lines += ["", "[step.matmul]", *(line(dtype, share) for dtype, share in matmul.items())]
     lines += ["", "[step.links]", *(line(link, share) for link, share in step.links.items())]
     keys = [*single, "matmul", "links"]
-    lines += ["", "[step.sources]", *(f'{key} = "{note}"' for key in keys)]
+    lines += ["", "[step.sources]", *(f'{key} = "{notes.get(key, note)}"' for key in keys)]
     if step.attention_half_keys:
         lines.append(
             'attention_half_keys = "FlashAttention-2 (Dao, 2023), figure 6: by length, head 128, causal"'
@@ -515,13 +530,17 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         figures = model.figures(x, chip.kind, family, DEFAULT)
         text = file.read_text(encoding="utf-8")
         kept = [line for line in text.splitlines() if line.startswith("scatter_passes")]
-        lines = table_lines(figures, chip.kind, chip.flops_per_second, note)
+        known = {} if count else KNOWN.get(family, {})
+        notes = {name.partition(".")[0]: source for name, (_, source) in known.items()}
+        lines = table_lines(figures, chip.kind, chip.flops_per_second, note, notes)
         if kept:  # what a compiler emits is no matter of the fit
             lines = ["[step]", kept[0], *lines[1:], kept[1]]
         table = "\n".join(lines)
-        text = re.sub(r"\[step\]\n.*?(?=^\[sources\])", "", text, flags=re.DOTALL | re.MULTILINE)
-        head, sources, tail = text.partition("[sources]\n")
-        file.write_text(f"{head}{table}\n\n{sources}{tail}", encoding="utf-8")
+        text = re.sub(
+            r"\[step\]\n.*?(?=^\[(?:inference|sources)\])", "", text, flags=re.DOTALL | re.MULTILINE
+        )
+        head, after, tail = text.partition("[inference]\n" if "[inference]\n" in text else "[sources]\n")
+        file.write_text(f"{head}{table}\n\n{after}{tail}", encoding="utf-8")
     for name in software_names():
         count = sum(row.software == name and row.kind == "gpu" for row in rows)
         if name != DEFAULT and count:

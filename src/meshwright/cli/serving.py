@@ -85,13 +85,6 @@ def open_service(checkpoint: Path, asked: Serving, report: Progress) -> Iterator
         yield Service(engine, tokenizer, folder.config.name, runner.exported)
 
 
-def context_of(asked: Serving, config: ModelConfig) -> int:
-    """Most tokens of a prompt and its answer: those asked for, the plan's, or what the model takes."""
-    if asked.context:
-        return asked.context
-    return min(config.max_seq_len, _DEFAULT_CONTEXT) if asked.plan is None else asked.plan.workload.seq_len
-
-
 def _drafter(runner: JaxRunner, asked: Serving, report: Progress) -> Drafter:
     if asked.draft_checkpoint is None:
         return NgramDrafter(asked.num_drafts, runner.cost_ratio)
@@ -127,13 +120,13 @@ def _runner(
     dtype = asked.dtype or ("f32" if is_slow else "bf16")
     if plan is None:
         layout = Layout.of(tensor=asked.tensor, weights_dtype=dtype, compute_dtype=dtype)
-        num_slots = asked.num_slots
+        num_slots, context = asked.num_slots, asked.context or min(config.max_seq_len, _DEFAULT_CONTEXT)
     else:
         _check_model(plan, config)
         layout = plan.layout.at("generate")
         if asked.dtype:
             layout = layout.replace(weights_dtype=dtype, compute_dtype=dtype)
-        num_slots = plan.workload.num_sequences
+        num_slots, context = plan.workload.num_sequences, asked.context or plan.workload.seq_len
     if asked.weights_dtype:
         layout = layout.replace(weights_dtype=asked.weights_dtype)
     if layout.matmul_dtype is None and (plan is None or asked.weights_dtype):
@@ -141,9 +134,9 @@ def _runner(
         layout = layout.replace(matmul_dtype=products)
     if asked.kv_dtype:
         layout = layout.replace(kv_dtype=asked.kv_dtype)
-    context = context_of(asked, config)
     check_serves(config, layout, num_slots, context)
-    asked.check_prefix_cache()
+    if asked.host_cache_bytes and not asked.prefix_cache:
+        raise PlanError("--host-cache-bytes keeps evicted pages, which --no-prefix-cache forgets")
     _check_hands_over(config, asked, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)
@@ -172,7 +165,9 @@ def _check_hands_over(config: ModelConfig, asked: Serving, layout: Layout) -> No
     """Raises PlanError where prefill and generation cannot be apart."""
     if not asked.hands_over:
         return
-    option = asked.hands_over_by
+    option = f"--mode {DISAGGREGATED}" if asked.mode == DISAGGREGATED else "--prefill-replicas"
+    if not asked.prefix_cache:
+        raise PlanError(f"{option} hands over pages, which --no-prefix-cache forgets")
     if (shards := num_replicas(config, layout.at("generate"))) > 1:
         raise PlanError(
             f"{option} hands over pages of one cache, and {layout} splits its sequences over "

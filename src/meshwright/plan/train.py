@@ -102,17 +102,24 @@ class Search:
 
 
 def price(
-    config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout, *, whole: bool = True
+    config: ModelConfig,
+    hardware: Hardware,
+    workload: Workload,
+    layout: Layout,
+    *,
+    whole: bool = True,
+    graph: Graph | None = None,
 ) -> Candidate:
     """One layout, priced, with its innermost axes on the innermost links.
 
     whole: refuse microbatches of part of a sequence, which no step takes; published rows may have them.
+    graph: of a microbatch, where it is recorded already.
     Raises LayoutError where the layout does not divide or has another chip count.
     """
     layout.precision.check_trains()
     check_enough(workload, layout)
     layout.check(config, workload.num_sequences if whole else None, seq_len=workload.seq_len, padded=True)
-    graph = _graph(config, hardware, workload, layout)
+    graph = graph or _graph(config, hardware, workload, layout)
     pricer = StepPricer(graph, layout, hardware)
     return Candidate(
         layout=layout,

@@ -1,13 +1,18 @@
 """Which of the layouts that a published row may mean is taken, from the memory that each needs.
 
 A policy that saves more than fits is mixed with full rematerialisation: so many layers keep what it
-saves as there is room for on the chip, and on the host where activations are offloaded.
+saves as there is room for on the chip, and on the host where activations are offloaded. Where PyTorch's
+own loss has no room, a fused one is taken before anything is given up.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from math import floor
 
 from meshwright.cost.eager import step_memory
+from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -16,14 +21,22 @@ from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan.validate.reproduce import Case
 
+# A layout is asked for its memory with each loss and in mixes, and then for its time.
+_kept_record = lru_cache(maxsize=32)(record)
+# The share of the layers is counted in so many parts, down.
+_PARTS = 1000
 # Of the host's memory, what saved activations may take.
 _HOST_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Layouts that differ in remat alone, each for a share of the layers. The first is what was asked for."""
+    """Layouts that differ in remat alone, each for a share of the layers. The first is what was asked for.
 
+    hardware: with the software that runs them.
+    """
+
+    hardware: Hardware
     parts: tuple[tuple[float, Layout], ...]
 
     @cached_property
@@ -60,9 +73,10 @@ def choose(case: Case) -> PricedMix:
 
 def _priced(case: Case, mix: Mix) -> PricedMix:
     candidates = (
-        price(case.config, case.hardware, case.workload, layout, whole=False) for _, layout in mix.parts
+        price(case.config, case.hardware, case.workload, layout, whole=False, graph=_graph(case, layout))
+        for _, layout in mix.parts
     )
-    total = sum(share * memory_of(case, part).total for share, part in mix.parts)
+    total = sum(share * memory_of(case, mix.hardware, part).total for share, part in mix.parts)
     return PricedMix(mix, tuple(candidates), total)
 
 
@@ -71,22 +85,33 @@ def mixes(case: Case) -> list[Mix]:
 
     Where more than full rematerialisation was open, so many layers keep matmuls as there is room for.
     """
-    nearest: tuple[float, Layout] | None = None
-    for group in case.layouts:
-        excess = [(_excess(case.hardware, memory_of(case, layout)), layout) for layout in group]
+    nearest: tuple[float, Hardware, Layout] | None = None
+    for group, hardware in product(case.layouts, _with_losses(case.hardware)):
+        excess = [(_excess(hardware, memory_of(case, hardware, layout)), layout) for layout in group]
         if fitting := [layout for over, layout in excess if over == 0]:
-            return [_less_than_full(case, layout) for layout in fitting]
-        closest = min(excess, key=lambda pair: pair[0])
-        nearest = closest if nearest is None or closest[0] < nearest[0] else nearest
+            return [_less_than_full(case, hardware, layout) for layout in fitting]
+        over, closest = min(excess, key=lambda pair: pair[0])
+        nearest = (over, hardware, closest) if nearest is None or over < nearest[0] else nearest
     assert nearest is not None, "a case has layouts"
-    return [_with_full(case, nearest[1])]
+    return [_with_full(case, *nearest[1:])]
 
 
-def memory_of(case: Case, layout: Layout) -> Memory:
+def _with_losses(hardware: Hardware) -> Iterator[Hardware]:
+    """The hardware with its software's loss, and with a fused one where the software is PyTorch's alone."""
+    yield hardware
+    software = hardware.software
+    if software.eager and not (software.loss_arrays or software.whole_logits):
+        yield replace(hardware, software=replace(software, fused_loss=True))
+
+
+def memory_of(case: Case, hardware: Hardware, layout: Layout) -> Memory:
     """What a layout needs on a chip: as most programs for GPUs run, or as XLA plans it."""
+    return step_memory(_graph(case, layout), layout, hardware.software)
+
+
+def _graph(case: Case, layout: Layout) -> Graph:
     sequences = case.workload.num_sequences / layout.microbatches
-    graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
-    return step_memory(graph, layout, case.hardware.software)
+    return _kept_record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
 
 
 def _excess(hardware: Hardware, memory: Memory) -> float:
@@ -98,22 +123,23 @@ def _host_bytes(hardware: Hardware) -> float:
     return hardware.chip.host_bytes / hardware.chip.chips_per_host * _HOST_SHARE
 
 
-def _less_than_full(case: Case, layout: Layout) -> Mix:
+def _less_than_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
     """`layout`, or with full rematerialisation for fewer layers where the source leaves it open."""
     less = layout.replace(remat="matmuls")
     if layout.remat == "full" and any(less in group for group in case.layouts):
-        return _with_full(case, less)
-    return Mix(((1.0, layout),))
+        return _with_full(case, hardware, less)
+    return Mix(hardware, ((1.0, layout),))
 
 
-def _with_full(case: Case, layout: Layout) -> Mix:
+def _with_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
     """`layout` for as many layers as there is room for, and full rematerialisation for the rest."""
     other = layout.replace(remat="full")
     if layout.remat in ("full", "none"):
-        return Mix(((1.0, layout),))
-    asked, least = memory_of(case, layout), memory_of(case, other)
-    room = max(0.0, case.hardware.chip.program_bytes - least.total)
+        return Mix(hardware, ((1.0, layout),))
+    asked, least = memory_of(case, hardware, layout), memory_of(case, hardware, other)
+    room = max(0.0, hardware.chip.program_bytes - least.total)
     if layout.offload:
-        room += max(0.0, _host_bytes(case.hardware) - least.host)
+        room += max(0.0, _host_bytes(hardware) - least.host)
     share = min(1.0, room / max(1.0, asked.total + asked.host - least.total - least.host))
-    return Mix(((share, layout), (1 - share, other)))
+    share = floor(share * _PARTS) / _PARTS
+    return Mix(hardware, ((share, layout), (1 - share, other)))

@@ -43,6 +43,8 @@ _SHARDED_F32: dict[str, object] = {"weights_dtype": "f32", "gradients_dtype": "f
 _MASTER_COPY: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "f32", "master_weights": True}
 _BF16_WEIGHTS: dict[str, object] = {"weights_dtype": "bf16", "gradients_dtype": "bf16"}
 _BF16: dict[str, object] = {**_BF16_WEIGHTS, "optimizer_dtype": "bf16"}
+# fp16 throughout but for a float32 copy: the loss is scaled so that gradients fit into fp16.
+_SCALED_LOSS: dict[str, object] = {**_BF16_WEIGHTS, "master_weights": True}
 
 _REMATS = {"none": ("none",), "full": ("full",)}
 # What `selective` keeps: JAX's programs the results of all products, PyTorch's of every second, Megatron all
@@ -131,16 +133,19 @@ def _states(row: PublishedRow) -> tuple[list[Mapping[str, object]], list[Mapping
 
     bf16 gradients are given up before anything is computed again.
 
-    What is sharded can afford float32 weights; one chip alone holds all states, so bf16 throughout is
-    what fine-tuning there uses. The stages of a pipeline keep the weights that they gathered, where there
+    What is sharded can afford float32 weights, and may be bf16 alone; optimizers that shard their states or
+    nothing have a float32 copy. One chip alone holds all states, so bf16 throughout is what fine-tuning
+    there uses. The stages of a pipeline keep the weights that they gathered, where there
     is room, since every microbatch would gather them again: in time and memory that is ZeRO 1.
     """
     if row.chips == 1:
         return [_BF16], []
     sharded = row.zero == 3 or (row.zero is None and (row.fsdp or 1) > 1)
     narrow: list[Mapping[str, object]] = [_BF16_WEIGHTS, _BF16]
+    if row.dtype in ("fp16", "f16"):
+        return [_SCALED_LOSS], []
     if not sharded:
-        return [_MASTER_COPY, _MASTER_COPY | {"gradients_dtype": "bf16"}], narrow
+        return [_MASTER_COPY, _MASTER_COPY | {"gradients_dtype": "bf16"}], []
     kept = [_MASTER_COPY | {"zero": 1}] if (row.pipe or 1) > 1 else []
     return [*kept, _SHARDED_F32], narrow
 
