@@ -104,6 +104,7 @@ def _with_losses(hardware: Hardware) -> Iterator[Hardware]:
         yield replace(hardware, software=replace(software, fused_loss=True))
 
 
+@lru_cache(maxsize=32)
 def memory_of(case: Case, hardware: Hardware, layout: Layout) -> Memory:
     """What a layout needs on a chip: as most programs for GPUs run, or as XLA plans it."""
     return step_memory(_graph(case, layout), layout, hardware.software)
