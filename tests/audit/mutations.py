@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.audit.compile.compile import UNOPTIMIZED, CompiledProgram, memory_by_cause, program_text
+from meshwright.audit.facts.groups import parse_groups
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
@@ -173,6 +175,9 @@ OTHER_PLANS: dict[str, Callable[[Plan], Plan | None]] = {
     "moments in bfloat16": _layout(optimizer_dtype="bf16"),
     "a float32 copy of the weights": _layout(master_weights=True),
     "one moment of two": _layout(optimizer="lion"),
+    "gradients in float32": _layout(gradients_dtype="f32"),
+    "biases of queries, keys and values": _model(qkv_bias=True),
+    "normed queries and keys": _model(qk_norm=True),
 }
 
 
@@ -304,6 +309,70 @@ def _called_back(step: Broken) -> CompiledProgram:
     return compiled(step, run)
 
 
+def _again_by_half(step: Broken, state: TrainState, rows: Array) -> Array:
+    """Gradients of half of the sequences once more."""
+    half = rows.shape[0] // 2
+    spec = jax.typeof(rows).sharding.spec
+    some = jnp.reshape(rows, (half, 2, rows.shape[1]), out_sharding=P(spec[0], None, None))[:, 0]
+    return optax.tree.norm(jax.grad(step.loss)(state.params, some))
+
+
+def _tokens_gathered(step: Broken, state: TrainState, rows: Array) -> Array:
+    """The whole batch of tokens on every device, many times."""
+
+    def one(total: Array, _: None) -> tuple[Array, None]:
+        there = reshard(jnp.sin(rows.astype(jnp.float32) + total), P(None, None))
+        return jnp.max(there), None
+
+    return lax.scan(one, jnp.float32(1), None, length=64)[0]
+
+
+def _not_clipped(step: Broken) -> CompiledProgram:
+    """No norm of the gradients: they are taken as they come, and none is told."""
+    plan = Plan(step.config, "cpu:8", step.workload, step.layout)
+    with (
+        patch("optax.clip_by_global_norm", lambda _: optax.identity()),
+        patch("optax.tree.norm", lambda _: jnp.float32(1)),
+    ):
+        return compiled(Broken(plan))
+
+
+def _moments_kept(step: Broken) -> CompiledProgram:
+    """The moments of before are handed on."""
+
+    def run(state: TrainState, rows: Array) -> Any:
+        after, metrics = step._step(state, rows)
+        return replace(after, opt_state=state.opt_state), metrics
+
+    return compiled(step, run)
+
+
+def _one_weight_kept(step: Broken) -> CompiledProgram:
+    """One weight is not updated."""
+
+    def run(state: TrainState, rows: Array) -> Any:
+        after, metrics = step._step(state, rows)
+        return replace(after, params=after.params | {"final_norm": state.params["final_norm"]}), metrics
+
+    return compiled(step, run)
+
+
+def _weights_alone_donated(step: Broken) -> CompiledProgram:
+    """Moments are new arrays."""
+
+    def run(params: Any, others: Any) -> Any:
+        opt_state, num_updates, rows = others
+        return step._step(TrainState(params, opt_state, num_updates), rows)
+
+    state = step.abstract_state()
+    with jax.set_mesh(step.mesh):
+        lowered = jax.jit(run, donate_argnums=0).lower(
+            state.params, (state.opt_state, state.num_updates, step.abstract_tokens())
+        )
+        program = lowered.compile(compiler_options=UNOPTIMIZED)
+    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program, "cpu"))
+
+
 def _weights_before(step: Broken, state: TrainState, rows: Array) -> Any:
     return state.params
 
@@ -322,6 +391,12 @@ STEPS: dict[str, Callable[[Broken], CompiledProgram]] = {
     "an update of whole arrays": _updated_whole,
     "a callback on the host": _called_back,
     "the old weights kept": _metric(_weights_before),
+    "half of the batch again": _metric(_again_by_half),
+    "all tokens on every device, 64 times": _metric(_tokens_gathered),
+    "gradients not clipped": _not_clipped,
+    "moments not updated": _moments_kept,
+    "one weight not updated": _one_weight_kept,
+    "moments not donated": _weights_alone_donated,
 }
 
 
@@ -509,6 +584,52 @@ class _GatheredTwice(JaxOps):
             return y + super()._einsum(name, plan, jnp.tanh(x), jnp.tanh(weight))
 
 
+class _NormDropped(JaxOps):
+    """A layer without its second norm."""
+
+    def norm(self, name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
+        return x if name == "mlp_norm" else super().norm(name, x, *args, **kwargs)
+
+
+class _WideAttention(JaxOps):
+    """Attention of float32 queries, keys and values."""
+
+    def attention(
+        self, name: str, q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
+    ) -> tuple[Array, Any]:
+        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+        out, cache = super().attention(name, q, k, v, *args, **kwargs)
+        return out.astype(self.dtype), cache
+
+
+class _WideHead(_Wide):
+    """The product with the head's weight in float32."""
+
+    def einsums(self, x: Array, weights: Any, **specs: str) -> tuple[Array, ...]:
+        return (_Wide if "unembed" in specs else JaxOps).einsums(self, x, weights, **specs)
+
+
+class _WeightExchanged(JaxOps):
+    """One weight, sharded by its other dimension for a moment: an all-to-all there and back."""
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+        spec = jax.typeof(weight).sharding.spec
+        if name == "w_in":
+            with jax.named_scope("exchanged"):
+                weight = _moved(weight, *reversed(spec.partitions))
+        return super()._einsum(name, plan, x, weight)
+
+
+class _SumsGathered(JaxOps):
+    """What enters each product, whole along its model dimension: after each sum, an exchange and a gather."""
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        there = jax.typeof(y).sharding.spec
+        with jax.named_scope("whole"):
+            y = _moved(_moved(y, None, None, there[0]), None, there[0], None)
+        return super().residual(name, x, y)
+
+
 OPERATIONS: dict[str, type[JaxOps]] = {
     "activations gathered": _Gathered,
     "activations exchanged": _Exchanged,
@@ -528,6 +649,11 @@ OPERATIONS: dict[str, type[JaxOps]] = {
     "a mask of dropout gathered": _MaskGathered,
     "one product recomputed": _Recomputed,
     "one weight gathered twice": _GatheredTwice,
+    "a norm dropped": _NormDropped,
+    "attention of float32": _WideAttention,
+    "the head of float32": _WideHead,
+    "a weight exchanged before its product": _WeightExchanged,
+    "activations exchanged twice": _SumsGathered,
 }
 
 
@@ -537,6 +663,8 @@ def _applies(kind: str, layout: Layout) -> bool:
         return layout.tensor > 1
     if kind in ("the table gathered", "one weight sent in float32"):
         return layout.fsdp > 1 or layout.tensor > 1
+    if kind == "a weight exchanged before its product":
+        return layout.fsdp > 1
     return kind != "one product recomputed" or layout.remat != "full"
 
 
@@ -598,6 +726,53 @@ def _unknown_call(text: str) -> str | None:
     return _edited(text, r"w_gate.*dot_general", r" dot\(", " custom-call(")
 
 
+def _half_of_the_axis(text: str) -> str | None:
+    """A gradient summed over half of the devices of its axes."""
+    groups = r"replica_groups=.+?(?=, use_global|, channel)"
+    wanted = r" all-reduce\(.*transpose\(jvp.*w_out"
+    line = next((line for line in text.splitlines() if re.search(wanted, line)), "")
+    found = re.search(groups, line)
+    if not found:
+        return None
+    members = parse_groups(found[0].removeprefix("replica_groups="), 8).members
+    halves = [half for group in members for half in (group[::2], group[1::2]) if len(group) > 1]
+    said = "{" + ",".join("{" + ",".join(map(str, half)) + "}" for half in halves) + "}"
+    return _edited(text, wanted, groups, f"replica_groups={said}")
+
+
+def _over_everybody(text: str) -> str | None:
+    """A gradient of a layer summed over all devices."""
+    everybody, wanted = "{{0,1,2,3,4,5,6,7}}", r"replica_groups=.+?(?=, use_global|, channel)"
+    edited = _edited(text, r" all-reduce\(.*jvp.*/wo/", wanted, f"replica_groups={everybody}")
+    return None if edited is None or _joined_by(edited, everybody) == _joined_by(text, everybody) else edited
+
+
+def _joined_by(text: str, everybody: str) -> int:
+    """How many collectives of a program join all devices, however their groups are written."""
+    found = re.findall(r"replica_groups=(.+?)(?=, use_global|, channel|, dimensions)", text)
+    return sum(parse_groups(groups, 8) == parse_groups(everybody, 8) for groups in found)
+
+
+def _exchanged(text: str) -> str | None:
+    return _edited(text, r" all-gather\(.*w_in", r" all-gather\(", " all-to-all(")
+
+
+def _gathered_by_sum(text: str) -> str | None:
+    return _edited(text, r" all-gather\(.*w_in", r" all-gather\(", " all-reduce(")
+
+
+def _largest(text: str) -> str | None:
+    """The largest part of a gradient in place of the sum of all."""
+    of_numbers = r"%?([\w.\-]+) \([^\n]*\) -> \w+\[\] \{\n(?:(?!\n\}).)*?ROOT [^\n]* maximum\("
+    largest = re.search(of_numbers, text, re.S)
+    wanted = r" all-reduce\(.*transpose\(jvp.*w_out"
+    return _edited(text, wanted, r"to_apply=%?[\w.\-]+", f"to_apply=%{largest[1]}") if largest else None
+
+
+def _microbatch_again(text: str) -> str | None:
+    return _edited(text, "known_trip_count", r'"known_trip_count":\{"n":"2"', '"known_trip_count":{"n":"3"')
+
+
 EDITS: dict[str, Callable[[str], str | None]] = {
     "half of the turns": _fewer_turns,
     "a gradient not summed": _not_summed,
@@ -608,6 +783,12 @@ EDITS: dict[str, Callable[[str], str | None]] = {
     "a product not summed": _product_not_summed,
     "twice the turns": _more_turns,
     "a gather over other devices": _gathered_elsewhere,
+    "a gradient summed over half of its devices": _half_of_the_axis,
+    "a sum over everybody": _over_everybody,
+    "an exchange in place of a gather": _exchanged,
+    "a sum in place of a gather": _gathered_by_sum,
+    "the largest part of a gradient": _largest,
+    "a microbatch again": _microbatch_again,
 }
 
 KINDS = (*OTHER_PLANS, *STEPS, *OPERATIONS, *EDITS)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.audit.audit import audit_plan
+from meshwright.audit.compare.findings import kept_findings
 from meshwright.audit.compare.line_up import line_up, weighed
 from meshwright.audit.compare.rules import Side
 from meshwright.audit.facts.collectives import EmittedCollective
@@ -216,6 +217,46 @@ def test_a_sum_over_fewer_axes_is_never_negligible() -> None:
     planned = [_planned("all_reduce", "data fsdp", size=512)]
     assert _weighed(planned, [_emitted("all_reduce", "data", size=512)], step_seconds=1e9) == ["differs"]
     assert _weighed(planned, [], step_seconds=1e9) == ["missing"]
+
+
+def test_other_numbers_are_never_negligible() -> None:
+    """Sums over more axes, of fewer numbers or by another operation, and exchanges in place of gathers."""
+    a_sum, gather = [_planned("all_reduce", "data", size=512)], [_planned("all_gather", "data", size=512)]
+    for wrong in (
+        _emitted("all_reduce", "data tensor", size=512),
+        _emitted("all_reduce", "data", size=256),
+        _emitted("all_reduce", "data", size=512, reduction="maximum"),
+    ):
+        assert _weighed(a_sum, [wrong], step_seconds=1e9) == ["differs"]
+    assert _weighed(gather, [_emitted("all_to_all", "data", size=64)], step_seconds=1e9) == ["differs"]
+    assert _weighed(gather, [_emitted("all_gather", "data", size=640)], step_seconds=1e9) == ["negligible"]
+
+
+def test_a_sum_of_a_number_is_missing_unless_another_is_made_in_its_place() -> None:
+    planned = [_planned("all_reduce", "data", "grad_norm", size=4, direction="update")]
+    loss = _planned("all_reduce", "data", "loss", size=4, direction="forward")
+    number = _emitted("all_reduce", "data", scope="loss", size=4, phase="forward")
+    assert _weighed([*planned, loss], [number], step_seconds=1e9) == ["missing", "match"]
+    assert _weighed([*planned, loss], [number] * 2, step_seconds=1e9) == ["negligible", "negligible"]
+
+
+STATE = """HloModule m
+ENTRY %main {
+  %w = f32[64] parameter(0), metadata={op_name="state.params['w']"}
+  %mu = f32[64] parameter(1), metadata={op_name="state.opt_state['w']"}
+  %one = f32[] constant(1)
+  %ones = f32[64] broadcast(%one), dimensions={}
+  %new = f32[64] add(%w, %ones)
+  %kept = f32[64] copy(%mu)
+  ROOT %out = (f32[64], f32[64]) tuple(%new, KEPT)
+}
+"""
+
+
+def test_state_that_is_given_back_as_it_came_is_not_updated() -> None:
+    (found,) = kept_findings(parse_hlo(STATE.replace("KEPT", "%kept")))
+    assert (found.kind, found.tensor) == ("state", "state.opt_state['w']")
+    assert kept_findings(parse_hlo(STATE.replace("KEPT", "%new"))) == []
 
 
 def test_too_little_differs_as_too_much_does() -> None:

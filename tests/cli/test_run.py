@@ -270,6 +270,23 @@ def test_what_cannot_be_disaggregated_is_refused(trained: Path, plan: Path):
             pass
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--prefill-replicas", "1", "--no-prefix-cache"],
+            "hands over pages, which --no-prefix-cache forgets",
+        ),
+        (["--prefill-replicas", "1", "--mode", "batched"], "--mode batched exclude one another"),
+        (["--prefill-autoscaling", "max_replicas=2"], "scales nothing without --prefill-replicas"),
+        (["--prefill-replicas", "1", "--prefill-autoscaling", "two"], "--prefill-autoscaling 'two': each is"),
+    ],
+)
+def test_pools_that_make_no_sense_are_refused(options: list[str], message: str, trained: Path, capsys):
+    assert main(["serve", "--checkpoint", str(trained), *options]) == 2
+    assert message in one_line(capsys)
+
+
 def silent(what: str, share: float | None) -> None:
     pass
 

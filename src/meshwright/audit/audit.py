@@ -6,6 +6,7 @@ from meshwright.audit.compare.findings import (
     compare_memory,
     exposure_findings,
     findings,
+    kept_findings,
     product_findings,
     too_large,
     wide_findings,
@@ -83,6 +84,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         differences += compare_memory(planned, compiled.memory_bytes, apart, capacity, on_cpu=on_cpu)
     line = timeline(program, hardware.chip, prices, emitted) if target.name == hardware.chip.kind else None
     differences += exposure_findings(rows, line, planned.seconds)
+    if plan.workload.phase == "train" and not plan.model.lora_rank:
+        differences += kept_findings(program)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
     bad = bool(differences or gaps) or replicates(said) or (checked is not None and not checked["agrees"])

@@ -58,23 +58,25 @@ def generate(
         raise typer.BadParameter("an empty --stop would stop everything")
     check_model_folder(checkpoint)
     split_host(tensor)
-    from meshwright.cli.serving import Serving, open_service
+    from meshwright.cli.serving import Serving, context_of, open_service
+    from meshwright.serve.load import load_model_folder
     from meshwright.serve.sequence import Request, SamplingParams
 
+    asked = Serving(
+        tensor=tensor, num_slots=1, context=context, prefix_cache=False, weights_dtype=weights_dtype
+    )
+    folder = load_model_folder(checkpoint)
+    tokens, longest = folder.tokenizer().encode(prompt), context_of(asked, folder.config)
+    room = longest - len(tokens)
+    if room < 1:  # before anything is compiled
+        raise RequestError(
+            f"the prompt has {len(tokens)} tokens, but the context holds {longest}; "
+            f"give at most {longest - 1}, or a longer --context"
+        )
     with ExitStack() as stack:
         with progress() as report:
-            asked = Serving(
-                tensor=tensor, num_slots=1, context=context, prefix_cache=False, weights_dtype=weights_dtype
-            )
             service = stack.enter_context(open_service(checkpoint, asked, report))
         sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
-        tokens = service.tokenizer.encode(prompt)
-        room = service.engine.context - len(tokens)
-        if room < 1:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens, but the context holds {service.engine.context}; "
-                f"give at most {service.engine.context - 1}, or a longer --context"
-            )
         request = Request(tokens, min(max_tokens, room), sampling, service.tokenizer.eos_ids)
         document = asyncio.run(_answer(service, request, stop or [], None if as_json else prompt))
     if as_json:

@@ -173,6 +173,7 @@ def serve(
         host_cache_bytes=host_cache_bytes or 0,
         has_pools=prefill_replicas > 0,
     )
+    asked.check_prefix_cache()
     limits = ClientLimits(
         max_body_bytes=max_body_bytes,
         api_keys=frozenset(api_key or ()),

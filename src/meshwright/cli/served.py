@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.cli.common import Progress, load_hardware
+from meshwright.errors import PlanError
 from meshwright.nn.devices import split_host, use_devices_of
 from meshwright.plan_file import Plan
 from meshwright.serve.batch import DEFAULT_CHUNK
@@ -65,6 +66,20 @@ class Serving:
     def hands_over(self) -> bool:
         """Whether pages of one cache are copied to another's."""
         return self.mode == DISAGGREGATED or self.has_pools
+
+    @property
+    def hands_over_by(self) -> str:
+        """The option that asks for it."""
+        return f"--mode {DISAGGREGATED}" if self.mode == DISAGGREGATED else "--prefill-replicas"
+
+    def check_prefix_cache(self) -> None:
+        """Raises PlanError where something is asked for that needs the prefix cache, and it is off."""
+        if self.prefix_cache:
+            return
+        if self.host_cache_bytes:
+            raise PlanError("--host-cache-bytes keeps evicted pages, which --no-prefix-cache forgets")
+        if self.hands_over:
+            raise PlanError(f"{self.hands_over_by} hands over pages, which --no-prefix-cache forgets")
 
     @property
     def slots(self) -> int:

@@ -85,6 +85,13 @@ def open_service(checkpoint: Path, asked: Serving, report: Progress) -> Iterator
         yield Service(engine, tokenizer, folder.config.name, runner.exported)
 
 
+def context_of(asked: Serving, config: ModelConfig) -> int:
+    """Most tokens of a prompt and its answer: those asked for, the plan's, or what the model takes."""
+    if asked.context:
+        return asked.context
+    return min(config.max_seq_len, _DEFAULT_CONTEXT) if asked.plan is None else asked.plan.workload.seq_len
+
+
 def _drafter(runner: JaxRunner, asked: Serving, report: Progress) -> Drafter:
     if asked.draft_checkpoint is None:
         return NgramDrafter(asked.num_drafts, runner.cost_ratio)
@@ -120,13 +127,13 @@ def _runner(
     dtype = asked.dtype or ("f32" if is_slow else "bf16")
     if plan is None:
         layout = Layout.of(tensor=asked.tensor, weights_dtype=dtype, compute_dtype=dtype)
-        num_slots, context = asked.num_slots, asked.context or min(config.max_seq_len, _DEFAULT_CONTEXT)
+        num_slots = asked.num_slots
     else:
         _check_model(plan, config)
         layout = plan.layout.at("generate")
         if asked.dtype:
             layout = layout.replace(weights_dtype=dtype, compute_dtype=dtype)
-        num_slots, context = plan.workload.num_sequences, asked.context or plan.workload.seq_len
+        num_slots = plan.workload.num_sequences
     if asked.weights_dtype:
         layout = layout.replace(weights_dtype=asked.weights_dtype)
     if layout.matmul_dtype is None and (plan is None or asked.weights_dtype):
@@ -134,9 +141,9 @@ def _runner(
         layout = layout.replace(matmul_dtype=products)
     if asked.kv_dtype:
         layout = layout.replace(kv_dtype=asked.kv_dtype)
+    context = context_of(asked, config)
     check_serves(config, layout, num_slots, context)
-    if asked.host_cache_bytes and not asked.prefix_cache:
-        raise PlanError("--host-cache-bytes keeps evicted pages, which --no-prefix-cache forgets")
+    asked.check_prefix_cache()
     _check_hands_over(config, asked, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)
@@ -165,9 +172,7 @@ def _check_hands_over(config: ModelConfig, asked: Serving, layout: Layout) -> No
     """Raises PlanError where prefill and generation cannot be apart."""
     if not asked.hands_over:
         return
-    option = f"--mode {DISAGGREGATED}" if asked.mode == DISAGGREGATED else "--prefill-replicas"
-    if not asked.prefix_cache:
-        raise PlanError(f"{option} hands over pages, which --no-prefix-cache forgets")
+    option = asked.hands_over_by
     if (shards := num_replicas(config, layout.at("generate"))) > 1:
         raise PlanError(
             f"{option} hands over pages of one cache, and {layout} splits its sequences over "

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshwright.audit.compare.line_up import DIFFERENT, Row, extra_seconds, summed_whole
 from meshwright.audit.compare.products import ProductDifference
 from meshwright.audit.compile.programs import PlannedStep
+from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
 from meshwright.audit.facts.schedule import StepTimeline
 from meshwright.audit.hlo.op_names import scope_of
+from meshwright.audit.hlo.parse import Instruction, Program, arrays
+from meshwright.audit.hlo.trace import CallPath, TracedValue, resolve
 from meshwright.audit.remark import Remark
 from meshwright.units import format_bytes
 
@@ -104,6 +107,25 @@ def _of_row(row: Row, prices: Prices) -> Remark:
         bytes=round(sum(map(prices.sent, row.emitted)) - sum(map(prices.planned_sent, row.planned))),
         seconds=extra_seconds(row, prices),
     )
+
+
+def kept_findings(program: Program) -> list[Remark]:
+    """One finding for the arrays that a training step gives back as they came: they are not updated."""
+    results = [one for path, _ in arrays(program.main.result.shape) if (one := _origin(program, path))]
+    kept = [one for one in results if one.shapes[0].num_bytes > NEGLIGIBLE_BYTES]
+    if not kept:
+        return []
+    largest = max(kept, key=lambda one: one.shapes[0].num_bytes)
+    name, others = largest.op_name or largest.name, f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+    num_bytes = sum(one.shapes[0].num_bytes for one in kept)
+    what = f"`{name}`{others}, {format_bytes(num_bytes)}: given back as it came, not updated"
+    return [Remark("state", name, what, "", "return what the optimizer makes of it", 0)]
+
+
+def _origin(program: Program, path: tuple[int, ...]) -> Instruction | None:
+    """The input that a result of the program is; None where it is computed."""
+    found = resolve(program, TracedValue(program.main.result, CallPath(program.main), path)).instruction
+    return found if found.opcode == "parameter" and found.name in program.main.instructions else None
 
 
 # Weights, moments and caches are counted, so that they agree but for the tiles that a compiler fills.

@@ -11,7 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwright.audit.compare.rules import RuleCase, Side, emitted_bytes, meets, planned_bytes, why_equivalent
+from meshwright.audit.compare.rules import (
+    TOLERANCE,
+    RuleCase,
+    Side,
+    emitted_bytes,
+    is_no_sum,
+    is_number,
+    meets,
+    planned_bytes,
+    why_equivalent,
+)
 from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, UPDATE, Emitted, pass_of
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.hlo.op_names import scope_of
@@ -19,6 +29,7 @@ from meshwright.cost.collectives import Op
 from meshwright.cost.priced import PricedCollective
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import Axes
+from meshwright.units import dtype_bytes
 
 # The statuses of a row that make the verdict `differs`.
 DIFFERENT = ("unplanned", "missing", "differs")
@@ -275,12 +286,13 @@ NEGLIGIBLE_SECONDS = 5e-4
 def weighed(rows: Sequence[Row], prices: Prices, step_seconds: float) -> list[Row]:
     """The rows, with `negligible` in place of differences that cost next to nothing.
 
-    What is summed over fewer axes than planned, or not at all, gives other numbers, and is never negligible
-    unless it is a single number, which compilers sum under another's name.
+    What is gathered over fewer axes than planned, summed over others, or not moved at all, gives other
+    numbers, and is never negligible unless it is a single number that the program sums under another's name.
     """
     limit = min(NEGLIGIBLE_SHARE * step_seconds, NEGLIGIBLE_SECONDS)
     small: dict[int, float] = {}
-    for seconds, i in sorted((_small(row, prices), i) for i, row in enumerate(rows)):
+    spare = _spare_axes(rows)
+    for seconds, i in sorted((_small(row, prices, spare), i) for i, row in enumerate(rows)):
         if sum(small.values()) + seconds <= limit:
             small[i] = seconds
     return [_negligible(row, small[i]) if i in small else row for i, row in enumerate(rows)]
@@ -294,15 +306,48 @@ def extra_seconds(row: Row, prices: Prices) -> float | None:
     return sum(s for s in known if s is not None) - sum(p.step_seconds for p in row.planned)
 
 
-def _small(row: Row, prices: Prices) -> float:
-    """The seconds that a difference may be dismissed for; infinite where it may not."""
+def _spare_axes(rows: Iterable[Row]) -> set[str]:
+    """The axes over which rows sum single numbers more often than they were planned to."""
+    spare: set[str] = set()
+    for row in rows:
+        sums = [e for e in row.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
+        planned = [p for p in row.planned if is_number(p)]
+        if sum(e.runs for e in sums) > sum(p.count for p in planned):
+            spare |= _axes(sums)
+    return spare
+
+
+def _small(row: Row, prices: Prices, spare: set[str]) -> float:
+    """The seconds that a difference may be dismissed for; infinite where it may not.
+
+    spare: axes over which other rows sum single numbers that nobody planned.
+    """
     seconds = extra_seconds(row, prices) if row.status in DIFFERENT else None
     if seconds is None:
         return float("inf")
-    singles = all(p.gathered_bytes <= SINGLE_NUMBER for p in row.planned)
-    if not singles and not _axes(row.planned) <= _axes(row.emitted):
-        return float("inf")
-    return abs(seconds) if not (singles and not row.emitted) else 0.0
+    planned, emitted = _axes(row.planned), _axes(row.emitted)
+    if all(map(is_number, row.planned)):  # also where nothing is planned
+        if not planned <= emitted | spare:
+            return float("inf")
+        return abs(seconds) if row.emitted else 0.0
+    sums = [e for e in row.emitted if e.reduces and not e.collective.follows_sum]
+    sums_others = bool(sums) and (
+        _axes(sums) != planned
+        or _numbers(sums) < _planned_numbers(row.planned)
+        or (bool(row.planned) and any(map(is_no_sum, sums)))
+    )
+    gathers = any(p.op == "all_gather" for p in row.planned)
+    gathered = any(e.op in ("all_gather", "permute") for e in row.emitted)
+    return float("inf") if sums_others or not planned <= emitted or gathers > gathered else abs(seconds)
+
+
+def _numbers(sums: Iterable[Emitted]) -> float:
+    """Numbers that are summed in a step."""
+    return sum(e.elements * e.runs for e in sums)
+
+
+def _planned_numbers(planned: Iterable[PricedCollective]) -> float:
+    return (1 - TOLERANCE) * sum(p.step_bytes / dtype_bytes(p.dtype) for p in planned)
 
 
 def _axes(side: Iterable) -> set[str]:

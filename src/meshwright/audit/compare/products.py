@@ -1,12 +1,13 @@
 """Planned products beside those that run: recomputation, a second forward pass, wider types."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 from meshwright.audit.facts.emitted import pass_of
 from meshwright.audit.facts.products import Product
+from meshwright.audit.facts.work import is_attention_kernel
 from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
 from meshwright.audit.hlo.parse import Program
 from meshwright.units import dtype_bytes
@@ -14,8 +15,9 @@ from meshwright.units import dtype_bytes
 # (tensor, pass) of a product; a pass is forward, recompute or backward.
 Key = tuple[str, str]
 
-# A product of one tensor in one pass may differ by this share of all planned FLOPs; so may attention, whose
-# kernels compute whole blocks of scores, by the share of its own.
+# A product of one tensor in one pass may differ by this share of all planned FLOPs. An attention kernel
+# computes whole blocks of scores and may differ by the share of its own; of attention without a kernel XLA
+# may leave out as much, since scores that two passes compute are the same.
 TOLERANCE = 0.005
 ATTENTION_TOLERANCE = 0.35
 _PASSES = {"remat": "recompute", "update": "backward"}
@@ -57,23 +59,26 @@ def compare_products(
     wanted = _by_pass(planned.items())
     compiled: dict[Key, float] = defaultdict(float)
     where: dict[Key, str] = {}
+    by_kernels: set[Key] = set()
     for product in found:
         key = _key(product, wanted, differentiated)
         compiled[key] += product.flops
         where.setdefault(key, product.op_name)
+        by_kernels |= {key} if is_attention_kernel(product.value.instruction) else set()
     keys = wanted.keys() | compiled.keys()
     differences = {key: compiled.get(key, 0.0) - wanted.get(key, 0.0) for key in keys}
     differing = [
         ProductDifference(*key, wanted.get(key, 0.0), compiled.get(key, 0.0), where.get(key, ""))
         for key, extra in _without_merged(differences).items()
-        if abs(extra) > _allowed(key, wanted, total)
+        if abs(extra)
+        > max(TOLERANCE * total, ATTENTION_TOLERANCE * _of_attention(key, wanted, extra, by_kernels))
     ]
     return sorted(differing, key=lambda one: -abs(one.extra_flops))
 
 
-def _allowed(key: Key, wanted: Mapping[Key, float], total: float) -> float:
-    of_attention = ATTENTION_TOLERANCE * wanted.get(key, 0.0) if key[0] == "attention" else 0.0
-    return max(TOLERANCE * total, of_attention)
+def _of_attention(key: Key, wanted: Mapping[Key, float], extra: float, by_kernels: Collection[Key]) -> float:
+    """Planned FLOPs of attention of which a share may differ; 0 of others."""
+    return wanted.get(key, 0.0) if key in by_kernels or (key[0] == "attention" and extra < 0) else 0.0
 
 
 def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
@@ -94,12 +99,20 @@ def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def wider_products(found: Iterable[Product], program: Program, dtype: str, *, widened: bool) -> list[Product]:
-    """The products whose operands are wider than `dtype`; attention has a type of its own."""
+    """The products whose operands are wider than `dtype`.
+
+    The gradients of scores may be float32. What attention multiplies forward is asked of XLA:CPU alone:
+    others leave out casts within a fusion, or run a kernel.
+    """
+
+    def may_be_wider(one: Product) -> bool:
+        is_forward = phase_of(one.op_name, differentiated=False) == "forward"
+        return "attention" in scope_of(one.op_name) and not (widened and is_forward)
+
     return [
         one
         for one in found
-        if "attention" not in scope_of(one.op_name)
-        and one.bits(program, widened=widened) > 8 * dtype_bytes(dtype)
+        if not may_be_wider(one) and one.bits(program, widened=widened) > 8 * dtype_bytes(dtype)
     ]
 
 

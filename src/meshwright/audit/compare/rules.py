@@ -95,6 +95,8 @@ def why_equivalent(question: RuleCase) -> str | None:
     """Why what was emitted does what was planned: "" where it is that itself, None where it does not."""
     if question.side.has_reduce_scatter and any(e.collective.gathers for e in question.emitted):
         return None  # twice the bytes of the gather that the compiler has
+    if any(p.what == "gradients" for p in question.planned) and any(map(is_no_sum, question.emitted)):
+        return None
     expected, found = planned_bytes(question.planned), emitted_bytes(question.emitted)
     notes = []
     for rule in RULES:
@@ -102,6 +104,11 @@ def why_equivalent(question: RuleCase) -> str | None:
             expected, note = rewritten
             notes.append(note)
     return "; ".join(filter(None, notes)) if meets(found, expected) and _joins_all(question) else None
+
+
+def is_no_sum(e: Emitted) -> bool:
+    """Whether it reduces by another operation than addition."""
+    return e.collective.reduction in ("maximum", "minimum", "multiply", "and", "or")
 
 
 def tied(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
@@ -166,7 +173,7 @@ def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     XLA:CPU sums the gradient of a norm or a bias over the axes of one dimension, then over those of the next.
     """
     rewritten, found = expected.copy(), emitted_bytes(q.emitted)
-    is_split = _is_number if q.side.has_reduce_scatter else _is_vector
+    is_split = is_number if q.side.has_reduce_scatter else _is_vector
     for p in filter(is_split, q.planned):
         key, size = (p.op, frozenset(p.axes)), round(p.step_bytes)
         parts = _partitions(key[1], p.op, found) if key not in found else []
@@ -174,7 +181,7 @@ def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
             rewritten[key] -= size
             for part in parts[0]:
                 rewritten[p.op, part] += size
-    what = "a scalar" if any(map(_is_number, q.planned)) else "a vector"
+    what = "a scalar" if any(map(is_number, q.planned)) else "a vector"
     return None if rewritten == expected else (rewritten, f"{what}, all-reduced over one axis after another")
 
 
@@ -252,11 +259,7 @@ def _is_lookup(e: Emitted) -> bool:
 def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """A sum of one number for each weight and axis, for the clipping and again for the metrics."""
     singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
-    if (
-        q.side.has_reduce_scatter
-        or len(singles) < len(q.emitted)
-        or not all(_is_number(p) for p in q.planned)
-    ):
+    if q.side.has_reduce_scatter or len(singles) < len(q.emitted) or not all(is_number(p) for p in q.planned):
         return None
     axes = {axis for p in q.planned for axis in p.axes}
     if (
@@ -267,13 +270,14 @@ def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     return emitted_bytes(singles), "one scalar per weight: XLA:CPU does not combine these all-reduces"
 
 
-def _is_number(p: PricedCollective) -> bool:
+def is_number(p: PricedCollective) -> bool:
+    """Whether it is a sum of a single number: of a loss, or of a norm."""
     return p.op == "all_reduce" and p.gathered_bytes <= SINGLE_NUMBER
 
 
 def _is_vector(p: PricedCollective) -> bool:
     """Whether it is a sum of a number, or of the gradient of a norm or a bias."""
-    return _is_number(p) or (p.op == "all_reduce" and ("norm" in p.tensor or p.tensor.endswith("bias")))
+    return is_number(p) or (p.op == "all_reduce" and ("norm" in p.tensor or p.tensor.endswith("bias")))
 
 
 def rings(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
