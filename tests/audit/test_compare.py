@@ -228,6 +228,8 @@ def test_other_numbers_are_never_negligible() -> None:
         _emitted("all_reduce", "data", size=512, reduction="maximum"),
     ):
         assert _weighed(a_sum, [wrong], step_seconds=1e9) == ["differs"]
+    largest = _emitted("all_reduce", "data", size=256, dtype="bf16", reduction="maximum")
+    assert _weighed([replace(a_sum[0], what="activations")], [largest], step_seconds=1e9) == ["negligible"]
     assert _weighed(gather, [_emitted("all_to_all", "data", size=64)], step_seconds=1e9) == ["differs"]
     assert _weighed(gather, [_emitted("all_gather", "data", size=640)], step_seconds=1e9) == ["negligible"]
 

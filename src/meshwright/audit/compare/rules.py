@@ -95,7 +95,7 @@ def why_equivalent(question: RuleCase) -> str | None:
     """Why what was emitted does what was planned: "" where it is that itself, None where it does not."""
     if question.side.has_reduce_scatter and any(e.collective.gathers for e in question.emitted):
         return None  # twice the bytes of the gather that the compiler has
-    if any(p.what == "gradients" for p in question.planned) and any(map(is_no_sum, question.emitted)):
+    if reduces_wrongly(question.planned, question.emitted):
         return None
     expected, found = planned_bytes(question.planned), emitted_bytes(question.emitted)
     notes = []
@@ -106,9 +106,10 @@ def why_equivalent(question: RuleCase) -> str | None:
     return "; ".join(filter(None, notes)) if meets(found, expected) and _joins_all(question) else None
 
 
-def is_no_sum(e: Emitted) -> bool:
-    """Whether it reduces by another operation than addition."""
-    return e.collective.reduction in ("maximum", "minimum", "multiply", "and", "or")
+def reduces_wrongly(planned: Iterable[PricedCollective], emitted: Iterable[Emitted]) -> bool:
+    """Whether gradients are reduced by another operation than addition, as the largest logits are."""
+    others = any(e.collective.reduction in ("maximum", "minimum", "multiply", "and", "or") for e in emitted)
+    return others and any(p.what == "gradients" for p in planned)
 
 
 def tied(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
