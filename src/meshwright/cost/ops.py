@@ -101,7 +101,8 @@ class SymbolicOps(Recorder):
     ) -> Value:
         """A norm over the last letter; its scale and bias are whole everywhere.
 
-        Where that letter is split (2D tensor parallelism) the sum of squares is one over its axes.
+        Where that letter is split (2D tensor parallelism) the sum of squares is one over its axes, and so is
+        a layer norm's sum before it.
         """
         letter, axes = x.array.dims[-1], x.array.axes[-1]
         for stored in (scale, *([bias] if bias else [])):
@@ -112,6 +113,7 @@ class SymbolicOps(Recorder):
             squares = ShardedArray(name, x.array.dims[:-1], x.array.axes[:-1], axes)
             whole = placed((squares,), squares.replace(unreduced=()), wanted=True).reshards[0]
             sums = self.transfers("norm statistics", whole.forward, name, "f32", critical=True)
+            sums *= 2 if kind == "layer" else 1
         out = self.value(x.array, x.dtype)
         # Steps of an RMS norm: x in float32, and divided by its size. Layer norms are one kernel anywhere.
         kept = self.value(x.array, "f32").bytes_per_device + out.bytes_per_device if kind == "rms" else 0

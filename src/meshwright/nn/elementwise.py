@@ -27,16 +27,28 @@ def log_sum_exp(x: Array) -> Array:
     return jnp.log(jnp.sum(jnp.exp(x - peak), axis=-1)) + peak[..., 0]
 
 
-def norm(x: Array, scale: Array, bias: Array | None, kind: str, config: ModelConfig) -> Array:
+def mean_of_last(x: Array) -> Array:
+    """The mean over the last dimension, which stays as one of size 1."""
+    return jnp.mean(x, axis=-1, keepdims=True)
+
+
+def norm(
+    x: Array,
+    scale: Array,
+    bias: Array | None,
+    kind: str,
+    config: ModelConfig,
+    mean: Callable[[Array], Array] = mean_of_last,
+) -> Array:
     """x / rms(x) * scale over the last dimension, from which a layer norm takes the mean first.
 
     Sums stay float32, since bfloat16 stops counting at 256. scale[D] (1 + scale with norm_offset) and
-    bias[D] are whole.
+    bias[D] are whole. mean: over that dimension, which stays as one of size 1.
     """
     wide = x.astype(jnp.float32)
     if kind == "layer":
-        wide -= jnp.mean(wide, axis=-1, keepdims=True)
-    inverse = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
+        wide -= mean(wide)
+    inverse = lax.rsqrt(mean(wide * wide) + config.norm_eps)
     if config.norm_offset:
         # 1 + scale is rounded to bfloat16 after the product, as Gemma does.
         return (wide * inverse * (1 + along(x, scale.astype(jnp.float32)))).astype(x.dtype)

@@ -34,7 +34,7 @@ from meshwright.nn.attention import (
 from meshwright.nn.blockwise import blockwise, by_blocks
 from meshwright.nn.contract import local_product
 from meshwright.nn.each_device import KEPT
-from meshwright.nn.elementwise import activate, along, norm, repeated, softcap
+from meshwright.nn.elementwise import activate, along, mean_of_last, norm, repeated, softcap
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.execute import apply_reshard
 from meshwright.nn.experts import combine, dispatch, gates_of, router_losses
@@ -88,6 +88,11 @@ def _policy(layout: Layout) -> Callable[..., Any]:
         offload_src="device",
         offload_dst="pinned_host",
     )
+
+
+def _kept_mean(x: Array) -> Array:
+    """The mean over the last dimension, which is split: kept, since to recompute it is another all-reduce."""
+    return checkpoint_name(mean_of_last(x), OPERATION)
 
 
 class JaxOps:
@@ -161,7 +166,9 @@ class JaxOps:
             last = (x.ndim - 1,)
             scale = self._split_as(x, last, scale)
             bias = None if bias is None else self._split_as(x, last, bias)
-            return checkpoint_name(norm(x, scale, bias, kind, self.config), OPERATION)
+            is_split = jax.typeof(x).sharding.spec.partitions[-1] is not None
+            mean = _kept_mean if is_split else mean_of_last
+            return checkpoint_name(norm(x, scale, bias, kind, self.config, mean), OPERATION)
 
     def einsums(self, x: Array, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
         """Several contractions of one input with the weights so named; the input is moved once."""
