@@ -1,6 +1,7 @@
 """Prefill in other processes: the same answers, pages fetched once, and no harm where nobody prefills."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -190,8 +191,10 @@ sys.stdin.read()
 
 def test_pages_come_from_another_process_onto_the_same_devices_and_a_dead_one_is_named():
     transfer = PageTransfer("127.0.0.1", lambda num_pages: [two_devices()])
+    # As many devices as here, whatever another test has left in the environment.
+    alike = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={len(jax.devices())}"}
     with subprocess.Popen(
-        [sys.executable, "-c", OFFERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OFFERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alike
     ) as other:
         assert other.stdout is not None and other.stdin is not None
         (address, number), (_, withdrawn) = (other.stdout.readline().split() for _ in range(2))

@@ -168,7 +168,7 @@ def most_of_any(held: int, devices: int, chosen: Any) -> Any:
         sum over j < held of 1 - P(at most j of held)^devices,    each chosen with probability `chosen`
 
     >>> round(most_of_any(4, 1, 0.5), 3), round(most_of_any(4, 64, 1 / 32), 2)
-    (2.0, 1.26)
+    (2.0, 1.31)
     """
     at_most, most = 0.0, 0.0
     for count in range(held):
