@@ -1,13 +1,13 @@
 """Measured times as a latency and a bandwidth, and as a bandwidth that depends on the size."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from meshwright.hardware.chip import LinearCost
 from meshwright.hardware.efficiency import Points
 
-_ROUNDS = 50
+_ROUNDS, _BISECTIONS = 50, 40
 _FLOOR = 1e-6  # keeps the weight of a point finite that the line hits
 # Times up to this multiple of the shortest are fitted by a line, whose intercept is the latency.
 _SMALL = 4.0
@@ -85,3 +85,17 @@ def rates(sizes: Sequence[float], per_second: Sequence[float]) -> Points:
     """Rates by size, several of one size as their median."""
     found = {size: [r for s, r in zip(sizes, per_second, strict=True) if s == size] for size in sizes}
     return monotone(((size, float(np.median(r))) for size, r in found.items()), most=float("inf"))
+
+
+def rate_of_time(price: Callable[[float], float], seconds: float, high: float, least_share: float) -> float:
+    """The rate, from least_share · high to high, at which the price is the time, by bisection.
+
+    price: falls as the rate grows; where it is no less than the time at `high`, the rate is `high`.
+    """
+    if price(high) >= seconds:
+        return high
+    low = least_share * high
+    for _ in range(_BISECTIONS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if price(middle) > seconds else (low, middle)
+    return high

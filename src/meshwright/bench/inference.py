@@ -10,7 +10,6 @@ small model, as the engine calls them, and fitted one by one:
     cache            the same over a long context
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 import jax
 
-from meshwright.bench.fit import monotone
+from meshwright.bench.fit import monotone, rate_of_time
 from meshwright.bench.timing import Prepared, Program, Progress, report
 from meshwright.cost.inference import pass_cost
 from meshwright.hardware.chip import StepEfficiency
@@ -29,13 +28,11 @@ from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
 from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_PAGE, Batch, Work
 from meshwright.serve.runner import JaxRunner
-from meshwright.serve.sequence import Request, SamplingParams, Sequence
+from meshwright.serve.sequence import GREEDY, Request, Sequence
 
 DTYPE = "f32"
 _SLOTS, _SHORT, _LONG, _CONTEXT = 8, 16, 448, 512
-_FITS, _BISECTIONS = 4, 30
-# As load tests ask: to sample from a vocabulary takes a CPU about as long as a small model.
-_GREEDY = SamplingParams(temperature=0.0)
+_FITS = 4
 # Steps in a row that are timed as one.
 _REPEATS = 4
 
@@ -105,7 +102,8 @@ def _steps(runner: JaxRunner, num_sequences: int, context: int) -> Program:
     pages = -(-context // DEFAULT_PAGE)
     works = tuple(
         Work(
-            Sequence(Request((1,) * context, sampling=_GREEDY), 1, 0, lambda _: None),
+            # As load tests ask: to sample from a vocabulary takes a CPU about as long as a small model.
+            Sequence(Request((1,) * context, sampling=GREEDY), 1, 0, lambda _: None),
             slot,
             context - 1,
             (1,),
@@ -152,7 +150,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
     ]
     for _ in range(_FITS):
         for name, high, step, time in told:
-            found = _fit(partial(seconds, name, figures, step), time, high)
+            found = rate_of_time(partial(seconds, name, figures, step), time, high, 1e-8)
             figures = figures._replace(**{name: found})
     found, bandwidth = priced(figures).chip, figures.bandwidth
     rating = max(bandwidth, chip.hbm_bytes_per_second)
@@ -172,17 +170,6 @@ def _small_product(config: ModelConfig) -> float:
     width = config.num_heads * config.d_head
     columns = [width, width, config.d_ff, config.d_ff, config.d_ff]
     return 2.0 * _SLOTS * config.d_model * median(columns)
-
-
-def _fit(price: Callable[[float], float], seconds: float, high: float) -> float:
-    """The figure, at most `high`, at which the price is the time, by bisection: it falls as that grows."""
-    if price(high) >= seconds:
-        return high
-    low = high / 1e8
-    for _ in range(_BISECTIONS):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if price(middle) > seconds else (low, middle)
-    return high
 
 
 def _sources() -> dict[str, str]:

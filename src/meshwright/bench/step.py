@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from meshwright.bench.fit import rate_of_time
 from meshwright.bench.timing import Prepared, Program, Progress, Timing, report
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
@@ -28,7 +29,6 @@ from meshwright.train.step import CompiledStep
 
 DTYPES = ("f32", "bf16")
 _SEQUENCES_PER_DEVICE = 2
-_BISECTIONS = 60
 
 
 def sample_model() -> ModelConfig:
@@ -117,18 +117,12 @@ def with_effective_memory(measured: Sequence[MeasuredStep], hardware: Hardware) 
 
 
 def _fit(measured: MeasuredStep, hardware: Hardware) -> float:
-    """The bandwidth at which the price is the time, by bisection: a price falls as memory gets faster."""
-    high = hardware.chip.hbm_bytes_per_second
-    if measured.price(_with_bandwidth(hardware, high)) >= measured.timing.seconds:
-        return high
-    low = high / 1000
-    for _ in range(_BISECTIONS):
-        middle = (low * high) ** 0.5
-        if measured.price(_with_bandwidth(hardware, middle)) > measured.timing.seconds:
-            low = middle
-        else:
-            high = middle
-    return high
+    """The bandwidth at which the price is the time."""
+
+    def price(bandwidth: float) -> float:
+        return measured.price(_with_bandwidth(hardware, bandwidth))
+
+    return rate_of_time(price, measured.timing.seconds, hardware.chip.hbm_bytes_per_second, 1e-3)
 
 
 def _with_bandwidth(hardware: Hardware, bytes_per_second: float) -> Hardware:

@@ -297,7 +297,7 @@ class _Scout:
     def _groups(
         self, workload: Workload, within: float, *, runs: bool | None, most_shards: float = inf
     ) -> Iterator[Group]:
-        """Those of meshes that run, that do not, or, where `runs` is None, of all."""
+        """The groups of meshes that run, that do not, or, where `runs` is None, of all."""
         for space in self.spaces(workload, within, self._given):
             meshes = (
                 mesh

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine import Engine
-from meshwright.serve.sequence import EngineError, Request, SamplingParams
+from meshwright.serve.sequence import GREEDY, EngineError, Request
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Offer:
     server: str = ""
 
 
-class Transfer(Protocol):
+class PageChannel(Protocol):
     """One process's end of transfers of pages: `page_transfer.PageTransfer`."""
 
     def offer(self, num_pages: int, exported: object, server: str = "") -> Offer: ...
@@ -52,9 +52,9 @@ class Prefiller:
     server: its name, by which those who have pulled pages find it again.
     """
 
-    def __init__(self, engine: Engine, transfer: Transfer, server: str = "") -> None:
+    def __init__(self, engine: Engine, channel: PageChannel, server: str = "") -> None:
         self.engine = engine
-        self._transfer, self._server = transfer, server
+        self._channel, self._server = channel, server
         self._room = asyncio.Semaphore(_MOST_OFFERS)
         self._waiting: dict[int, asyncio.TimerHandle] = {}
 
@@ -66,12 +66,12 @@ class Prefiller:
         await self._room.acquire()
         pages, offer = None, None
         try:
-            request = Request(prompt, 1, SamplingParams(temperature=0.0), exports_pages=True)
+            request = Request(prompt, 1, GREEDY, exports_pages=True)
             with self.engine.submit(request) as stream:
                 async for event in stream:
                     pages = event.pages
             if pages is not None:
-                offer = self._transfer.offer(len(prompt) // self.engine.page_size, pages, self._server)
+                offer = self._channel.offer(len(prompt) // self.engine.page_size, pages, self._server)
                 late = asyncio.get_running_loop().call_later(_OFFER_SECONDS, self._withdraw, offer)
                 self._waiting[offer.number] = late
         finally:
@@ -89,7 +89,7 @@ class Prefiller:
         logger.warning("%d pages were offered for %g s and not pulled", offer.num_pages, _OFFER_SECONDS)
         del self._waiting[offer.number]
         self._room.release()
-        self._transfer.withdraw(offer)
+        self._channel.withdraw(offer)
 
 
 class Prefills(Protocol):
@@ -112,8 +112,8 @@ class Prefills(Protocol):
 class PrefilledElsewhere:
     """Has prompts prefilled by other servers, in the process that generates."""
 
-    def __init__(self, engine: Engine, transfer: Transfer, servers: Prefills) -> None:
-        self._engine, self._transfer, self._servers = engine, transfer, servers
+    def __init__(self, engine: Engine, channel: PageChannel, servers: Prefills) -> None:
+        self._engine, self._channel, self._servers = engine, channel, servers
         self._failures = (EngineError, RequestError, TimeoutError, *servers.failures)
 
     async def fetch(self, prompts: Sequence[Tokens]) -> None:
@@ -129,7 +129,7 @@ class PrefilledElsewhere:
                 offer = await self._servers.prefill(prompt)
             if offer is None:
                 return
-            pages = await self._transfer.pull(offer, _PREFILL_SECONDS)
+            pages = await self._channel.pull(offer, _PREFILL_SECONDS)
             with suppress(*self._failures):  # it takes the offer back by itself
                 await self._servers.pulled(offer)
         except self._failures as error:

@@ -34,7 +34,7 @@ from meshwright.serve.logit_edits import batch_rows, no_edits
 from meshwright.serve.sampling import Edits, Sampled, sample
 from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import score
-from meshwright.serve.sequence import SamplingParams
+from meshwright.serve.sequence import GREEDY
 
 _TABLES = 3  # their number among the columns of a step
 
@@ -118,7 +118,7 @@ class InferencePrograms:
         num_logits: of each replica.
         """
         vocab_size, count = self.config.vocab_size, self.num_replicas * num_logits
-        greedy = batch_rows([SamplingParams(temperature=0.0)] * count, [0] * count)
+        greedy = batch_rows([GREEDY] * count, [0] * count)
         how = greedy, no_edits(count, vocab_size) if with_edits else None
         types = jax.tree.map(lambda x: self._split(*x.shape, dtype=x.dtype), how)
         arguments = self._split(self._num_last), self._split(count, vocab_size, dtype=np.float32)

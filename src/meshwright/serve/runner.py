@@ -57,12 +57,11 @@ from meshwright.serve.programs import (
 from meshwright.serve.sampling import Edits, Sampled
 from meshwright.serve.sampling import Rows as SampledRows
 from meshwright.serve.scoring import TokenScores
-from meshwright.serve.sequence import SamplingParams, TokenScore
+from meshwright.serve.sequence import GREEDY, TokenScore
 
 _SHORTEST_SCORED = 16
 _FEWEST_PAGES = 4  # that a program of its own is worth
 _ONE_PROGRAM = threading.Lock()  # of all runners of this process
-_GREEDY = SamplingParams(temperature=0.0)
 
 
 class _Shape(NamedTuple):
@@ -395,7 +394,7 @@ class _Inputs:
         self.heads = np.zeros(count * step.num_heads, np.int32)
         self.chosen_slots = np.full(num_logits, self._slots, np.int32)
         self.chosen_positions = np.zeros(num_logits, np.int32)
-        self._params = [_GREEDY] * num_logits
+        self._params = [GREEDY] * num_logits
         self._edits: list[LogitEdits | None] = [None] * num_logits
         self.sampled: list[range] = []
         self._num_sampled = [0] * count

@@ -51,6 +51,9 @@ class SamplingParams:
         return penalties or bool(self.logit_bias) or self.allowed_ids is not None or self.min_tokens > 0
 
 
+GREEDY = SamplingParams(temperature=0.0)
+
+
 @dataclass(frozen=True)
 class Request:
     """A prompt to continue.

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary, ref
 
 from meshwright.serve.batch import Batch, Runner, Work
-from meshwright.serve.sequence import SamplingParams, Sequence
+from meshwright.serve.sequence import GREEDY, Sequence
 
 _LONGEST, _SHORTEST = 4, 2  # n-grams that are looked up, the longest first
 _MEMORY = 0.95  # how much of the mean stays with each verification
 _FEW = 2  # tokens that the draft model takes one by one
-_GREEDY = SamplingParams(temperature=0.0)
 _PAUSE = 256  # steps without guesses, once they do not pay, until they are tried again
 
 
@@ -112,7 +111,7 @@ class ModelDrafter:
         limits, reader = self._runner.limits, None
         num_pages, slot = limits.pages_of_a_context, sequence.slot % limits.slots_of_replica
         pages = tuple(range(slot * num_pages, (slot + 1) * num_pages))
-        asked = Sequence(replace(sequence.request, sampling=_GREEDY), len(tokens), 0, lambda _: None)
+        asked = Sequence(replace(sequence.request, sampling=GREEDY), len(tokens), 0, lambda _: None)
         while len(known.tokens) < len(tokens):
             start = len(known.tokens)
             missing = tokens[start:]

@@ -304,7 +304,7 @@ def same_each_turn(program: Program, value: TracedValue, depth: int) -> bool:
 
 
 def entered_as(program: Program, value: TracedValue) -> TracedValue:
-    """Where a value began: back through moves, and out of loops that update it to what they are given."""
+    """What a value began as: back through moves, and out of loops that update it to what they are given."""
     while True:
         *_, value = history(program, value)
         in_loop = value.place.frames and value.place.frames[-1].caller.opcode == "while"

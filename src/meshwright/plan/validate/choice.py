@@ -81,7 +81,7 @@ def _priced(case: Case, mix: Mix) -> PricedMix:
 
 
 def mixes(case: Case) -> list[Mix]:
-    """Those of the first group of which some fit; if none does, though it was run, the nearest one mixed.
+    """The mixes of the first group of which some fit; if none does, though it was run, the nearest one.
 
     Where more than full rematerialisation was open, so many layers keep matmuls as there is room for.
     """
