@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.audit.facts.collectives import collectives
 from meshwright.audit.facts.emitted import on_mesh
-from meshwright.audit.facts.schedule import Schedule, overlaps
+from meshwright.audit.facts.schedule import ProgramSchedule, overlaps
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.notation.mesh import Mesh
 
@@ -64,19 +64,19 @@ ENTRY %main (w: f32[16,64], x: f32[64,64]) -> f32[64,64] {{
 def test_a_collective_is_told_with_the_products_that_run_meanwhile(text: str) -> None:
     program = parse_hlo(text)
     (one,) = collectives(program)
-    assert Schedule(program).is_async
-    assert Schedule(program).beside(one.value) == ("mlp/w_out",)
+    assert ProgramSchedule(program).is_async
+    assert ProgramSchedule(program).beside(one.value) == ("mlp/w_out",)
 
 
 def test_a_compiler_that_overlaps_others_leaves_this_one_alone() -> None:
     text = PAIR.replace("(f32[16,64], f32[64,64]) all-gather-start", "f32[64,64] all-gather")
     program = parse_hlo(text.replace("all-gather-done", "negate"))
     found = [on_mesh(one, Mesh({"fsdp": 4})) for one in collectives(program)]
-    assert list(overlaps(Schedule(program), found).values()) == [None]
-    assert list(overlaps(Schedule(program), found, can_overlap=True).values()) == [[]]
+    assert list(overlaps(ProgramSchedule(program), found).values()) == [None]
+    assert list(overlaps(ProgramSchedule(program), found, can_overlap=True).values()) == [[]]
 
 
 def test_what_stands_after_the_done_runs_alone() -> None:
     program = parse_hlo(PAIR.replace("%between = f32[64,64] dot(%x, %x)", "%between = f32[64,64] sine(%x)"))
     (one,) = collectives(program)
-    assert Schedule(program).beside(one.value) == ()
+    assert ProgramSchedule(program).beside(one.value) == ()

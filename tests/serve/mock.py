@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from meshwright.serve.batch import ALREADY_THERE, PENDING, Batch, Limits, Work
+from meshwright.serve.batch import ALREADY_THERE, PENDING, Batch, Limits, SequenceWork
 from meshwright.serve.engine import Engine
 from meshwright.serve.logit_edits import batch_edits, batch_rows
 from meshwright.serve.pages import Move
@@ -115,7 +115,7 @@ class MockRunner:
                 self.last[work.slot] = tokens[0].token
         return _Read(sampled)
 
-    def _write(self, work: Work) -> None:
+    def _write(self, work: SequenceWork) -> None:
         prompt = list(work.sequence.request.prompt)
         if work.start < len(prompt) <= work.start + len(work.tokens):
             self.prefilled.append(prompt)
@@ -129,7 +129,7 @@ class MockRunner:
                 assert 0 <= page < self.limits.num_window_pages
                 self.window_cache[page, position % self.limits.page_size] = known
 
-    def _logits(self, work: Work) -> list[np.ndarray]:
+    def _logits(self, work: SequenceWork) -> list[np.ndarray]:
         size, num_prompt = self.limits.page_size, len(work.sequence.request.prompt)
         end = work.start + len(work.tokens)
         assert end <= self.limits.context

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from meshwright.serve.sampling import NUM_TOP, Edits, Rows, Sampled, sample
+from meshwright.serve.sampling import NUM_TOP, Edits, Sampled, SampledRows, sample
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -37,7 +37,7 @@ def sampled(
         (positions, np.int32),
         (num_top, np.int32),
     )
-    rows = Rows(*(np.broadcast_to(np.asarray(value, dtype), len(logits)) for value, dtype in columns))
+    rows = SampledRows(*(np.broadcast_to(np.asarray(value, dtype), len(logits)) for value, dtype in columns))
     return Sampled(*map(np.asarray, sample(logits, rows, edits)))  # pyright: ignore[reportArgumentType]
 
 

@@ -23,7 +23,7 @@ from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops, products
-from meshwright.audit.facts.schedule import Schedule, StepTimeline, overlaps, timeline
+from meshwright.audit.facts.schedule import ProgramSchedule, StepTimeline, overlaps, timeline
 from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
 from meshwright.audit.remark import Remark
@@ -67,7 +67,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     planned = planned_step(plan, hardware, by_cpu=on_cpu)
     program = parse_hlo(compiled.hlo)
     emitted = [on_mesh(one, plan.layout.mesh, widened=on_cpu) for one in collectives(program)]
-    beside = overlaps(Schedule(program), emitted, can_overlap=not on_cpu)
+    beside = overlaps(ProgramSchedule(program), emitted, can_overlap=not on_cpu)
     prices = step_prices(hardware, plan.layout.mesh)
     side = Side(
         has_reduce_scatter=target.has_reduce_scatter,

@@ -20,7 +20,7 @@ from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
 from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops, is_counted, smaller_branches
-from meshwright.audit.facts.schedule import Schedule, overlaps, timeline
+from meshwright.audit.facts.schedule import ProgramSchedule, overlaps, timeline
 from meshwright.audit.hlo.parse import Program, check_complete, parse_hlo
 from meshwright.audit.remarks.accidents import accidents, at_the_root
 from meshwright.audit.remarks.compiler import compiler_warnings, replicates
@@ -76,7 +76,7 @@ def audit_program(
     reading = read(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
-    largest, schedule = peak(program), Schedule(program)
+    largest, schedule = peak(program), ProgramSchedule(program)
     beside = overlaps(schedule, reading.sent)
     line = None
     if machine and machine.chip.kind == program.compiler:

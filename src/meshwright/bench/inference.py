@@ -26,7 +26,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
-from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_PAGE, Batch, Work
+from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_PAGE, Batch, SequenceWork
 from meshwright.serve.runner import JaxRunner
 from meshwright.serve.sequence import GREEDY, Request, Sequence
 
@@ -101,7 +101,7 @@ def _steps(runner: JaxRunner, num_sequences: int, context: int) -> Program:
     """Steps of one more token of each sequence, the last of so many positions."""
     pages = -(-context // DEFAULT_PAGE)
     works = tuple(
-        Work(
+        SequenceWork(
             # As load tests ask: to sample from a vocabulary takes a CPU about as long as a small model.
             Sequence(Request((1,) * context, sampling=GREEDY), 1, 0, lambda _: None),
             slot,

@@ -19,7 +19,7 @@ PENDING = -1  # a token that the step before samples and nobody has read yet
 
 
 @dataclass(frozen=True)
-class Work:
+class SequenceWork:
     """Some consecutive tokens of one sequence, whose keys and values the step computes.
 
     slot: of the sequence, which may have left it since. start: the position of the first token. tokens:
@@ -52,7 +52,7 @@ class Batch:
     to be made before it.
     """
 
-    works: tuple[Work, ...]
+    works: tuple[SequenceWork, ...]
     num_together: int = 0
     contexts_together: int = 0
     moves: tuple[Move, ...] = ()
@@ -166,7 +166,7 @@ class Limits:
         return -(-self.context // self.page_size)
 
 
-class Sampled(Protocol):
+class StepResult(Protocol):
     """The tokens of a step that has been dispatched."""
 
     def read(self) -> Ordered[Ordered[TokenScore]]:
@@ -186,7 +186,7 @@ class Runner(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def run(self, batch: Batch) -> Sampled:
+    def run(self, batch: Batch) -> StepResult:
         """Dispatches one step; it may return before the step is done."""
         ...
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.errors import RequestError
-from meshwright.serve.batch import Batch, Runner, Sampled, Work
+from meshwright.serve.batch import Batch, Runner, SequenceWork, StepResult
 from meshwright.serve.logit_edits import LogitEdits
 from meshwright.serve.metrics import Forecast, Metrics
 from meshwright.serve.scheduler import Counts, Drafter, Mode, Scheduler
@@ -29,7 +29,7 @@ class _Dispatched(NamedTuple):
 
     batch: Batch
     seconds: float
-    sampled: Sampled
+    sampled: StepResult
 
 
 class Engine:
@@ -238,7 +238,7 @@ class Engine:
         prompt, num_top = list(sequence.request.prompt), sequence.request.sampling.top_logprobs
         sequence.prompt_scores = self._runner.scores(prompt).of(prompt[1:], num_top)
 
-    def _deliver_one(self, work: Work, tokens: Ordered[TokenScore]) -> None:
+    def _deliver_one(self, work: SequenceWork, tokens: Ordered[TokenScore]) -> None:
         num_taken = 0
         for token in self._scheduler.delivered(work, tokens):
             self._append(work.sequence, token)

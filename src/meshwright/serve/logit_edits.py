@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from meshwright.serve.sampling import Edits, Rows
+from meshwright.serve.sampling import Edits, SampledRows
 from meshwright.serve.sequence import Request, SamplingParams
 
 
@@ -99,9 +99,9 @@ def no_edits(num_rows: int, vocab_size: int) -> Edits:
     )
 
 
-def batch_rows(params: Sequence[SamplingParams], positions: Sequence[int] | np.ndarray) -> Rows:
+def batch_rows(params: Sequence[SamplingParams], positions: Sequence[int] | np.ndarray) -> SampledRows:
     """The sampler's parameters of a batch whose next tokens stand at `positions`."""
-    return Rows(
+    return SampledRows(
         np.array([row.temperature for row in params], np.float32),
         np.array([row.top_p for row in params], np.float32),
         np.array([row.top_k for row in params], np.int32),

@@ -31,15 +31,14 @@ from meshwright.nn.mesh import device_mesh, partition_spec
 from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools, page_groups
 from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_PAGE, PENDING
 from meshwright.serve.logit_edits import batch_rows, no_edits
-from meshwright.serve.sampling import Edits, Sampled, sample
-from meshwright.serve.sampling import Rows as SampledRows
+from meshwright.serve.sampling import Edits, Sampled, SampledRows, sample
 from meshwright.serve.scoring import score
 from meshwright.serve.sequence import GREEDY
 
 _TABLES = 3  # their number among the columns of a step
 
 
-class Step(NamedTuple):
+class StepShape(NamedTuple):
     """The shape of a step, alike on every replica: its rows, and how many logits of them are wanted.
 
     num_logits: rows of logits that the step yields, of which the last are zeros. pages_of_row: the width of
@@ -89,7 +88,7 @@ class InferencePrograms:
         self.ops = InferenceOps(config, layout)
         self._x = partition_spec(layout.activation("x", "BTD"))
 
-    def step(self, step: Step) -> Any:
+    def step(self, step: StepShape) -> Any:
         """The compiled step: (params, pools, last, tokens, positions, slots, tables, heads).
 
         Replica by replica: tokens i32[N], PENDING where it is the one last given to slots i32[N]; positions
@@ -101,7 +100,7 @@ class InferencePrograms:
         jitted, arguments = self.jitted_step(step)
         return self._compile(jitted, *arguments)
 
-    def jitted_step(self, step: Step) -> tuple[Any, tuple[Any, ...]]:
+    def jitted_step(self, step: StepShape) -> tuple[Any, tuple[Any, ...]]:
         """The step before it is compiled, and the types of its arguments."""
         by_token, tables = (step.num_tokens,), (step.num_rows, max(self._groups) + 1, step.pages_of_row)
         shapes = by_token, by_token, by_token, tables, (step.num_heads,)
@@ -192,7 +191,7 @@ class InferencePrograms:
 
     def _step(
         self,
-        step: Step,
+        step: StepShape,
         params: Mapping[str, Any],
         pools: Pools,
         last: Array,
@@ -300,7 +299,7 @@ def workload_step(
     else:
         block = min(DEFAULT_BLOCK, workload.seq_len)
         rows = Rows(num_slots * -(-workload.seq_len // block), block)
-    step = Step((rows,), num_slots, num_slots, pages_of_row, is_fresh=is_fresh and phase == "prefill")
+    step = StepShape((rows,), num_slots, num_slots, pages_of_row, is_fresh=is_fresh and phase == "prefill")
     return *programs.jitted_step(step), mesh
 
 

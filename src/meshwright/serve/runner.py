@@ -41,7 +41,7 @@ from meshwright.serve.batch import (
     DEFAULT_PAGE,
     Batch,
     Limits,
-    Work,
+    SequenceWork,
     on_each,
 )
 from meshwright.serve.host_pages import HostPages
@@ -49,13 +49,12 @@ from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
 from meshwright.serve.pages import Move
 from meshwright.serve.programs import (
     InferencePrograms,
-    Step,
+    StepShape,
     attends_to_whole_prompts,
     num_replicas,
     reads_whole_tables,
 )
-from meshwright.serve.sampling import Edits, Sampled
-from meshwright.serve.sampling import Rows as SampledRows
+from meshwright.serve.sampling import Edits, Sampled, SampledRows
 from meshwright.serve.scoring import TokenScores
 from meshwright.serve.sequence import GREEDY, TokenScore
 
@@ -227,7 +226,7 @@ class JaxRunner:
             *[_Shape(0, 0, 0, count) for count in blocks if self._has_kernels],
         ]
 
-    def _step_of(self, shape: _Shape) -> Step:
+    def _step_of(self, shape: _Shape) -> StepShape:
         """The step of this shape. Its logits are one or the most of any shape: so few programs sample."""
         num_heads = self._num_heads(shape)
         num_logits = 1 if num_heads == 1 else max(map(self._num_heads, self._shapes()))
@@ -240,7 +239,7 @@ class JaxRunner:
         )
         used = tuple(row for row in rows if row.num_rows)
         pages = shape.pages or self.limits.pages_of_a_context
-        return Step(used, num_heads, num_logits, pages, is_fresh=bool(shape.fresh))
+        return StepShape(used, num_heads, num_logits, pages, is_fresh=bool(shape.fresh))
 
     def _num_heads(self, shape: _Shape) -> int:
         return shape.generate + shape.verify * (1 + self._num_drafts) + shape.blocks + min(shape.fresh, 1)
@@ -382,7 +381,7 @@ class _Inputs:
     num_together: replicas that share a shard of the batch.
     """
 
-    def __init__(self, batch: Batch, step: Step, limits: Limits, num_together: int) -> None:
+    def __init__(self, batch: Batch, step: StepShape, limits: Limits, num_together: int) -> None:
         self._step, self._slots, self._num_together = step, limits.slots_of_replica, num_together
         count = limits.num_replicas
         num_logits = count * step.num_logits
@@ -420,7 +419,7 @@ class _Inputs:
         edits = batch_edits(list(zip(self._params, self._edits, strict=True)), vocab_size)
         return batch_rows(self._params, self.chosen_positions), edits
 
-    def _put(self, work: Work, begin: int, count: int, row: int, token: int) -> None:
+    def _put(self, work: SequenceWork, begin: int, count: int, row: int, token: int) -> None:
         """`count` tokens of the work from its number `begin` on, as a row of its replica."""
         replica = work.slot // self._slots
         row, token = row + replica * self._step.num_rows, token + replica * self._step.num_tokens
@@ -432,7 +431,7 @@ class _Inputs:
         if work.window_pages:  # what is no page is never seen, so any number does
             self.tables[row, 1, : len(work.pages)] = np.maximum(work.window_pages, 0)
 
-    def _choose(self, work: Work, token: int, count: int) -> None:
+    def _choose(self, work: SequenceWork, token: int, count: int) -> None:
         """Asks for what is sampled behind the last of the row's `count` tokens, and before each draft."""
         replica = work.slot // self._slots
         token += replica % self._num_together * self._step.num_tokens
@@ -449,7 +448,7 @@ class _Inputs:
         if work.num_samples == 1:
             self.chosen_slots[first] = self._slot_of(work)
 
-    def _slot_of(self, work: Work) -> int:
+    def _slot_of(self, work: SequenceWork) -> int:
         """The slot's number on its shard of the batch, where each replica has one more, nobody's."""
         replica, slot = divmod(work.slot, self._slots)
         return replica % self._num_together * (self._slots + 1) + slot
@@ -496,7 +495,7 @@ def _starts(rows: tuple[Rows, ...]) -> Any:
         row, token = row + kind.num_rows, token + kind.num_tokens
 
 
-def _num_blocks(work: Work, block: int) -> int:
+def _num_blocks(work: SequenceWork, block: int) -> int:
     return 0 if len(work.tokens) == 1 + work.num_drafts else -(-len(work.tokens) // block)
 
 

@@ -12,7 +12,7 @@ NUM_TOP = 20
 """Most alternatives whose log-probabilities are returned, as OpenAI's API allows."""
 
 
-class Rows(NamedTuple):
+class SampledRows(NamedTuple):
     """How each row of logits[B, V] is sampled; arrays [B].
 
     temperature f32: divides the logits; 0 takes the most likely token.
@@ -64,14 +64,14 @@ class Sampled(NamedTuple):
 
 
 @jax.jit
-def sample(logits: ArrayLike, rows: Rows, edits: Edits | None = None) -> Sampled:
+def sample(logits: ArrayLike, rows: SampledRows, edits: Edits | None = None) -> Sampled:
     """A token for each row of logits[B, V], by its own row of `rows` and `edits`.
 
     A row's token depends on its own logits, parameters, seed and position, never on its neighbours in the
     batch. Filters apply in this order: min-p, top-k, top-p.
     """
     logits = jnp.asarray(logits, jnp.float32)
-    rows = Rows(*map(jnp.asarray, rows))
+    rows = SampledRows(*map(jnp.asarray, rows))
     edited = logits if edits is None else jax.vmap(_edit)(logits, Edits(*map(jnp.asarray, edits)))
     greedy = jnp.argmax(edited, axis=-1).astype(jnp.int32)
     # Batch-wide conditions only skip work: a row that needs none of it gets the same token either way.
@@ -107,7 +107,7 @@ def _edit(logits: Array, edits: Edits) -> Array:
     return logits + edits.bias
 
 
-def _draw(logits: Array, rows: Rows) -> Array:
+def _draw(logits: Array, rows: SampledRows) -> Array:
     scaled = jax.vmap(_scale)(logits, rows.temperature)
     filtered = jnp.any((rows.top_p < 1) | (rows.top_k > 0) | (rows.min_p > 0))
     allowed = lax.cond(
@@ -121,7 +121,7 @@ def _scale(logits: Array, temperature: Array) -> Array:
     return (logits - jnp.max(logits)) / jnp.where(temperature > 0, temperature, 1.0)
 
 
-def _allowed(scaled: Array, row: Rows) -> Array:
+def _allowed(scaled: Array, row: SampledRows) -> Array:
     """Which of V tokens min-p, top-k and top-p leave: at least the most likely one, and equals together."""
     scaled = jnp.where(scaled >= jnp.log(row.min_p), scaled, -jnp.inf)  # the maximum is 0
     probabilities = jax.nn.softmax(scaled)

@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 from typing import Literal, Protocol, get_args
 
 from meshwright.errors import RequestError
-from meshwright.serve.batch import PENDING, Batch, Limits, Work
+from meshwright.serve.batch import PENDING, Batch, Limits, SequenceWork
 from meshwright.serve.counted import Together
 from meshwright.serve.pages import Move
 from meshwright.serve.replica import Replica
@@ -374,7 +374,7 @@ class Scheduler:
         self._unanswered.pop(sequence, None)
         self._replica_of(sequence).leave(sequence)
 
-    def accepted(self, work: Work, sampled: Ordered[TokenScore]) -> Ordered[TokenScore]:
+    def accepted(self, work: SequenceWork, sampled: Ordered[TokenScore]) -> Ordered[TokenScore]:
         """The tokens that follow, of what a step sampled for one work; called once for each that samples.
 
         A draft that was sampled too is right, and what was sampled behind it holds: so an answer is the same
@@ -393,7 +393,7 @@ class Scheduler:
                 sequence.num_computed -= len(drafts) - num_right
         return sampled[: num_right + 1]
 
-    def delivered(self, work: Work, sampled: Ordered[TokenScore]) -> Iterator[TokenScore]:
+    def delivered(self, work: SequenceWork, sampled: Ordered[TokenScore]) -> Iterator[TokenScore]:
         """The tokens of one work for its sequence to take one by one, until it has finished.
 
         With the first of an answer, the pages of its prompt are kept.
@@ -456,7 +456,7 @@ class _Step:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.works: list[Work] = []
+        self.works: list[SequenceWork] = []
         self._room: dict[Replica, int] = {}
         self._time: dict[Replica, float] = {}
         self._chunk, self._block, self._even = limits.chunk, limits.block, limits.even_context
@@ -493,7 +493,7 @@ class _Step:
         assert sequence.slot is not None
         pages, of_window = tuple(sequence.pages.whole), tuple(sequence.pages.of_window)
         self.works.append(
-            Work(sequence, sequence.slot, start, tokens, pages, len(drafts), samples, of_window)
+            SequenceWork(sequence, sequence.slot, start, tokens, pages, len(drafts), samples, of_window)
         )
         if count > 1:
             padded = -(-count // self._block) * self._block

@@ -21,7 +21,7 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose among tokens; see `Rows` and `Edits` in `meshwright.serve.sampling`.
+    """How to choose among tokens; see `SampledRows` and `Edits` in `meshwright.serve.sampling`.
 
     logit_bias: (token, what is added to its logit). allowed_ids: the only tokens that may come, None for all.
     min_tokens: no stop token comes before so many. top_logprobs: alternatives to report with each token.

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary, ref
 
-from meshwright.serve.batch import Batch, Runner, Work
+from meshwright.serve.batch import Batch, Runner, SequenceWork
 from meshwright.serve.sequence import GREEDY, Sequence
 
 _LONGEST, _SHORTEST = 4, 2  # n-grams that are looked up, the longest first
@@ -118,7 +118,7 @@ class ModelDrafter:
             # A block is as long for two tokens as for all that it holds.
             part = tuple(missing[: 1 if len(missing) <= _FEW else limits.chunk])
             samples = start + len(part) == len(tokens)
-            work = Work(asked, sequence.slot, start, part, pages, samples=samples)
+            work = SequenceWork(asked, sequence.slot, start, part, pages, samples=samples)
             reader = self._runner.run(Batch((work,)))
             known.tokens = tokens[: start + len(part)]
         assert reader is not None, "the last token is never known"

@@ -2,17 +2,17 @@
 
 import pytest
 
-from meshwright.serve.replicas.routes import Routes, beginning_of
+from meshwright.serve.replicas.routes import Routing, beginning_of
 
 FIRST, SECOND = ({"prompt": letter * 1000} for letter in "ab")
 
 
 @pytest.fixture
-def routes() -> Routes:
-    return Routes(most_ahead=2)
+def routes() -> Routing:
+    return Routing(most_ahead=2)
 
 
-def sent(routes: Routes, name: str, body: object) -> str:
+def sent(routes: Routing, name: str, body: object) -> str:
     """The server that a request goes to, and stays at."""
     routes.open(name)
     chosen = routes.ranked(beginning_of(body), ["x", "y"])[0]

@@ -36,7 +36,7 @@ def has_async_collectives(program: Program) -> bool:
     )
 
 
-class Schedule:
+class ProgramSchedule:
     """The products that run while a collective does, in a program printed in the order of its schedule."""
 
     def __init__(self, program: Program) -> None:
@@ -78,7 +78,7 @@ class Schedule:
 
 
 def overlaps(
-    schedule: Schedule, found: Iterable[Emitted], *, can_overlap: bool = False
+    schedule: ProgramSchedule, found: Iterable[Emitted], *, can_overlap: bool = False
 ) -> dict[int, list[str] | None]:
     """What runs beside each collective, by its identity; None where the compiler overlaps nothing.
 

@@ -13,7 +13,7 @@ from meshwright.audit.facts.collectives import is_differentiated
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import copied_over, tiles_of
 from meshwright.audit.facts.prices import Prices
-from meshwright.audit.facts.schedule import Schedule
+from meshwright.audit.facts.schedule import ProgramSchedule
 from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
 from meshwright.audit.remark import Remark
 from meshwright.audit.remarks.rules import RULES, UNCONSTRAINED, Fault, ProgramContext, widened
@@ -54,7 +54,7 @@ def _split_over(one: Instruction, mesh: Mesh) -> frozenset[str]:
 _SHARE = 0.001
 
 
-def accidents(schedule: Schedule, sent: Iterable[Emitted], prices: Prices) -> list[Remark]:
+def accidents(schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices) -> list[Remark]:
     """A warning for each tensor and kind of accident, in the program's order."""
     everyone, program = tuple(sent), schedule.program
     batch = batch_of(program, prices.mesh)

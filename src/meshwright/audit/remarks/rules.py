@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meshwright.audit.facts.collectives import is_cast
 from meshwright.audit.facts.emitted import Emitted, is_computed
 from meshwright.audit.facts.prices import Prices
-from meshwright.audit.facts.schedule import Schedule
+from meshwright.audit.facts.schedule import ProgramSchedule
 from meshwright.audit.facts.shards import own_slices
 from meshwright.audit.hlo.parse import Program
 from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, same_each_turn, trip_count
@@ -29,7 +29,7 @@ class ProgramContext:
     sent: tuple[Emitted, ...]
     prices: Prices
     differentiated: bool
-    schedule: Schedule
+    schedule: ProgramSchedule
     fsdp_axes: frozenset[str] = frozenset()
     batch_elements: int = 0
 

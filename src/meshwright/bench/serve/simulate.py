@@ -22,7 +22,7 @@ import numpy as np
 from meshwright.bench.serve.client import Answer
 from meshwright.bench.serve.drive import Load
 from meshwright.errors import RequestError
-from meshwright.serve.batch import Batch, Limits, Work
+from meshwright.serve.batch import Batch, Limits, SequenceWork
 from meshwright.serve.counted import Text
 from meshwright.serve.scheduler import Mode, Scheduler
 from meshwright.serve.sequence import Event, Request, TokenScore
@@ -333,7 +333,7 @@ class _Replica:
             self._admit_coming()
         self._begin(following or self._scheduler.schedule())
 
-    def _deliver_all(self, works: Sequence[Work], alone: Sequence[Answering]) -> None:
+    def _deliver_all(self, works: Sequence[SequenceWork], alone: Sequence[Answering]) -> None:
         """Hands out the tokens of a step, the first to come first: those of works, and one to each alone."""
         pairs = [(work.sequence, work) for work in works] + [(sequence, None) for sequence in alone]
         if len(pairs) > 1:
@@ -354,7 +354,7 @@ class _Replica:
     def _take_together(self, sequence: Answering, first: int, stop: int) -> None:
         self._asked[sequence].take(self, first, stop)
 
-    def _sampled(self, work: Work) -> list[TokenScore]:
+    def _sampled(self, work: SequenceWork) -> list[TokenScore]:
         found = []
         for draft in work.tokens[len(work.tokens) - work.num_drafts :]:
             if self._random.random() >= self._planned.acceptance:

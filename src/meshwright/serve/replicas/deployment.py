@@ -25,7 +25,7 @@ from starlette.types import Message
 from meshwright.errors import DeviceError, MeshwrightError, PlanError
 from meshwright.serve.http.limits import ClientLimits
 from meshwright.serve.prefill_pool import Offer, Prefiller, Prefills, Tokens
-from meshwright.serve.replicas.forwarded import ROUTES, Forwarded
+from meshwright.serve.replicas.forwarded import ROUTING, Forwarded
 from meshwright.serve.replicas.front import front_app
 from meshwright.serve.replicas.router import PrefixRouter
 from meshwright.serve.replicas.routes import Beginning, beginning_of
@@ -182,11 +182,11 @@ class RayPrefills:
 
     async def prefill(self, prompt: Tokens) -> Offer | None:
         name, beginning = uuid.uuid4().hex, beginning_of({"prompt": list(prompt)})
-        ROUTES.open(name)
+        ROUTING.open(name)
         try:
             return await self.handle.prefill.remote(_own(name, beginning), prompt)
         finally:
-            ROUTES.end(name)
+            ROUTING.end(name)
 
     async def pulled(self, offer: Offer) -> None:
         await self.handle.pulled.remote(replace(_own(""), server=offer.server), offer.number)

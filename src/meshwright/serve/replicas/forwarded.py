@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from meshwright.serve.replicas.routes import Beginning, Routes
+from meshwright.serve.replicas.routes import Beginning, Routing
 
 # The router and whoever ends requests meet here: both are of the process that clients are answered from.
-ROUTES = Routes()
+ROUTING = Routing()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from meshwright.serve.http.limits import ClientLimits, whole_request
 from meshwright.serve.http.log import request_id
 from meshwright.serve.http.page import page
 from meshwright.serve.http.stream import event, unless_disconnected
-from meshwright.serve.replicas.forwarded import ROUTES, Forwarded
+from meshwright.serve.replicas.forwarded import ROUTING, Forwarded
 from meshwright.serve.replicas.routes import beginning_of
 from meshwright.serve.sequence import EngineError
 
@@ -61,14 +61,14 @@ class _Front:
             beginning_of(_json(body)),
         )
         answer = _Answer(send)
-        ROUTES.open(forwarded.name)
+        ROUTING.open(forwarded.name)
         try:
             await unless_disconnected(request, self._forward(forwarded, answer))
         except ClientDisconnect:
             if not answer.has_begun:
                 raise
         finally:
-            ROUTES.end(forwarded.name)
+            ROUTING.end(forwarded.name)
 
     async def _forward(self, forwarded: Forwarded, answer: "_Answer") -> None:
         """Hands the answer on; from another server where one dies before the client has seen any of it."""
@@ -99,7 +99,7 @@ class _Front:
         """The metrics of every server, told apart by the label `replica`."""
         asked = Forwarded("", "GET", "/metrics", b"", _headers(request.scope), b"")
         # One after another: Ray (2.60) mistakes calls at once of one request for each other.
-        texts = {name: await self._text(replace(asked, server=name)) for name in ROUTES.servers}
+        texts = {name: await self._text(replace(asked, server=name)) for name in ROUTING.servers}
         text = generate_latest(_Merged({name: text for name, text in texts.items() if text}))
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

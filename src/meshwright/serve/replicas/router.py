@@ -1,4 +1,4 @@
-"""Ray Serve's choice of a server, by `Routes`."""
+"""Ray Serve's choice of a server, by `Routing`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class PrefixRouter(RequestRouter):
     """Sends a request where the beginning of its prompt was sent before, unless that server is busy."""
 
     def initialize_state(self, most_ahead: int) -> None:
-        shared.ROUTES.most_ahead = most_ahead
+        shared.ROUTING.most_ahead = most_ahead
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -30,20 +30,20 @@ class PrefixRouter(RequestRouter):
         forwarded: shared.Forwarded = pending_request.args[0]
         if forwarded.server is not None:
             return [[servers[name]] for name in servers if name == forwarded.server]
-        return [[servers[name]] for name in shared.ROUTES.ranked(forwarded.beginning, list(servers))]
+        return [[servers[name]] for name in shared.ROUTING.ranked(forwarded.beginning, list(servers))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         forwarded: shared.Forwarded = pending_request.args[0]
         if forwarded.server is None:
-            shared.ROUTES.send(forwarded.name, forwarded.beginning, _name(replica_id))
+            shared.ROUTING.send(forwarded.name, forwarded.beginning, _name(replica_id))
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        shared.ROUTES.keep(_name(replica.replica_id) for replica in replicas)
+        shared.ROUTING.keep(_name(replica.replica_id) for replica in replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        shared.ROUTES.keep(_name(other) for other in self.curr_replicas if other != replica_id)
+        shared.ROUTING.keep(_name(other) for other in self.curr_replicas if other != replica_id)
 
 
 def _name(replica_id: ReplicaID) -> str:

@@ -52,7 +52,7 @@ class _Server:
             self._sent.popitem(last=False)
 
 
-class Routes:
+class Routing:
     """The servers that there are, by name. Plain Python; may be used from several threads.
 
     most_ahead: how many more requests than the idlest the server with the longest cached prefix may have.
