@@ -111,6 +111,13 @@ def test_bad_input_is_said_in_its_place(words: dict[str, str], said: str, addres
     assert said in found["said"] and 'role="alert"' in found["html"] and "<script>" not in found["html"]
 
 
+@pytest.mark.parametrize(("model", "has_latents"), [("llama-3-8b", False), ("deepseek-v3", True)])
+def test_only_remats_of_the_model_are_offered(model: str, has_latents: bool):
+    state = state_of(urlencode({"model": model}))
+    offered = answer(Planner(price_of, lambda state: None), state)["remats"]
+    assert ("latents" in offered) == has_latents and {"none", "full"} <= {*offered}
+
+
 def test_plan_and_figures_can_be_kept(address: str):
     assert tomllib.loads(got(address, "plan.toml", **SMALL))["hardware"] == "h100:8"
     assert json.loads(got(address, "plan.json", **SMALL))["best"]["fits"]

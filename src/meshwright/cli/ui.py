@@ -82,6 +82,7 @@ def _model(spec: str) -> Any:
 def price_of(state: Mapping[str, str]) -> Any:
     """The layout that the controls say, priced. Raises MeshwrightError for what does not divide."""
     import meshwright as mw
+    from meshwright.layout.fit import remats_of
     from meshwright.report.ui import ShownLayout
 
     model, work = _model(state["model"]), mw.Train(state["batch"], state["seq"])
@@ -93,7 +94,11 @@ def price_of(state: Mapping[str, str]) -> Any:
             return (Path(folder) / name).read_text(encoding="utf-8")
 
     return ShownLayout(
-        one.candidate, one.search.notices, lambda: saved("plan.toml"), lambda: saved("plan.json")
+        one.candidate,
+        one.search.notices,
+        remats_of(model),
+        lambda: saved("plan.toml"),
+        lambda: saved("plan.json"),
     )
 
 

@@ -10,6 +10,7 @@ from meshwright.layout.axes import AXES
 from meshwright.layout.axes.fsdp import MOST_PADDING
 from meshwright.layout.precision import SCALED_DTYPES
 from meshwright.layout.rules import Rules
+from meshwright.layout.schedule import REMATS
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
@@ -105,6 +106,11 @@ def check_cache(layout: "Layout", config: ModelConfig, num_sequences: int) -> No
         )
 
 
+def remats_of(config: ModelConfig) -> tuple[str, ...]:
+    """The remat policies that say something of this model: "latents" only of one that has them."""
+    return tuple(remat for remat in REMATS if remat != "latents" or config.mla)
+
+
 def check_fields(layout: "Layout", config: ModelConfig) -> None:
     """Raises LayoutError for a field that says something of what the model, or the layout, has not."""
     schedule, precision = layout.schedule, layout.precision
@@ -118,7 +124,7 @@ def check_fields(layout: "Layout", config: ModelConfig) -> None:
     for name, value in of_experts.items():
         if value is not None and config.moe is None:
             raise LayoutError(f"{config.name} has no experts (E) for {name} = {value}; leave out {name}")
-    if schedule.remat == "latents" and config.mla is None:
+    if schedule.remat not in remats_of(config):
         raise LayoutError(f"{config.name} has no latents (R) for remat = latents; fits: remat = matmuls")
 
 

@@ -61,11 +61,13 @@ _POLICY = "; ".join(
 class ShownLayout:
     """One layout as the page shows it. notices: of the batch that was planned in place of the one asked.
 
-    plan_toml, plan_json: what `mw plan train -o` writes, made when they are asked for.
+    remats: the policies that its model can have. plan_toml, plan_json: what `mw plan train -o` writes, made
+    when they are asked for.
     """
 
     candidate: Candidate
     notices: tuple[str, ...]
+    remats: tuple[str, ...]
     plan_toml: Callable[[], str]
     plan_json: Callable[[], str]
 
@@ -125,13 +127,17 @@ def page(state: Mapping[str, str]) -> str:
 
 
 def answer(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:
-    """The priced layouts: `html`, `said` in one line, and `seconds` that it took."""
+    """The priced layouts: `html`, `said` in one line, `remats` of the model, and `seconds` that it took.
+
+    remats: those that the page may offer; None where no layout has a price, and so none is known.
+    """
     started = time.perf_counter()
     sides = [_side(planner, state, state["hardware"], state["layout"])]
     if state["layout2"] or state["hardware2"]:
         other = (state["hardware2"] or state["hardware"], state["layout2"] or state["layout"])
         sides.append(_side(planner, state, *other))
-    priced = [side.priced.candidate for side in sides if side.priced]
+    shown = [side.priced for side in sides if side.priced]
+    priced = [one.candidate for one in shown]
     html = (
         _environment()
         .get_template("ui_answer.html.jinja")
@@ -142,7 +148,8 @@ def answer(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:
         )
     )
     said = "; ".join(_said(side) for side in sides)
-    return {"html": html, "said": said, "seconds": time.perf_counter() - started}
+    remats = shown[0].remats if shown else None
+    return {"html": html, "said": said, "remats": remats, "seconds": time.perf_counter() - started}
 
 
 def ranking(planner: Planner, state: Mapping[str, str]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ async function price() {
     document.getElementById("answer").innerHTML = found.html;
     document.getElementById("said").textContent = found.said;
     document.body.dataset.priceSeconds = found.seconds;
+    const offered = form.querySelector("[data-axis=remat]").options;
+    if (found.remats) for (const one of offered) one.disabled = !found.remats.includes(one.value);
   } catch (error) {
     if (error.name !== "AbortError") document.getElementById("said").textContent = "The server does not answer; is mw ui still running?";
   }
