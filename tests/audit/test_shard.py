@@ -179,7 +179,7 @@ class TestMatching:
         with jax.set_mesh(mesh):
             compiled = jax.jit(lambda a, b: contract(self.PLAN, jnp.float32, a, b)).lower(*placed).compile()
         wanted = derived(steps, MESH, SIZES, "f32")
-        return [pair.note or pair.status for pair in match(wanted, emitted_by(compiled, MESH), MESH)]
+        return [pair.note or pair.status for pair in match(wanted, emitted_by(compiled, MESH))]
 
     def test_all_that_was_derived(self) -> None:
         assert self.pairs(self.PLAN.steps) == ["match", "match"]

@@ -22,11 +22,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, Emitted
 from meshwright.audit.hlo.op_names import primitive_of
-from meshwright.cost.priced import PricedCollective
+from meshwright.cost.collectives import Op
 from meshwright.notation.array import Axes
 from meshwright.units import dtype_bytes
 
@@ -56,8 +56,32 @@ class Side:
     gradients_dtype: str = "f32"
 
 
+class Planned(Protocol):
+    """What rules ask of a planned collective: of a step (`PricedCollective`) or derived for a contraction.
+
+    gathered_bytes: V of one run, in `dtype`. step_bytes: V of all runs, `count` of them.
+    """
+
+    @property
+    def op(self) -> Op: ...
+    @property
+    def axes(self) -> Axes: ...
+    @property
+    def tensor(self) -> str: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def gathered_bytes(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def count(self) -> float: ...
+    @property
+    def step_bytes(self) -> float: ...
+
+
 class RuleCase(NamedTuple):
-    planned: tuple[PricedCollective, ...]
+    planned: tuple[Planned, ...]
     emitted: tuple[Emitted, ...]
     side: Side
 
@@ -66,7 +90,7 @@ Rewritten = tuple[Counter[Key], str]
 Rule = Callable[[Counter[Key], RuleCase], Rewritten | None]
 
 
-def planned_bytes(planned: Iterable[PricedCollective]) -> Counter[Key]:
+def planned_bytes(planned: Iterable[Planned]) -> Counter[Key]:
     """Bytes a step by operation and axes."""
     total: Counter[Key] = Counter()
     for p in planned:
@@ -106,7 +130,7 @@ def why_equivalent(question: RuleCase) -> str | None:
     return "; ".join(filter(None, notes)) if meets(found, expected) and _joins_all(question) else None
 
 
-def reduces_wrongly(planned: Iterable[PricedCollective], emitted: Iterable[Emitted]) -> bool:
+def reduces_wrongly(planned: Iterable[Planned], emitted: Iterable[Emitted]) -> bool:
     """Whether gradients are reduced by another operation than addition, as the largest logits are."""
     others = any(e.collective.reduction in ("maximum", "minimum", "multiply", "and", "or") for e in emitted)
     return others and any(p.what == "gradients" for p in planned)
@@ -198,24 +222,43 @@ def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tupl
 
 
 def scattered_sums(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """An all-reduce over X and Y that keeps X: V of the scatter over X, without the sum of slices over Y."""
-    kept = [e for e in q.emitted if e.collective.op == "all_reduce" and e.kept and not e.collective.gathers]
-    if q.side.has_reduce_scatter or not kept:
+    """An all-reduce over X and Y that keeps X: V of the scatter over X, without the sum of slices over Y.
+
+    It may keep more: slices of what was planned as an all-reduce are cut later.
+    """
+    if q.side.has_reduce_scatter:
         return None
-    rewritten = expected.copy()
-    for e in kept:
-        over, whole = frozenset(e.kept), e.bytes_per_step
-        rest = frozenset(e.axes) - over
-        rewritten["reduce_scatter", over] -= whole
-        if rest:
+    rewritten, scattered = expected.copy(), set()
+    for e in (e for e in q.emitted if e.collective.op == "all_reduce" and not e.collective.gathers):
+        parts = _scattered_by(e, expected)
+        left, size = frozenset(e.axes), e.bytes_per_step
+        for over in parts:
             assert e.mesh
-            rewritten["all_reduce", rest] -= round(whole / e.mesh.size(e.kept))
-        rewritten["all_reduce", frozenset(e.axes)] += whole
-    scattered = "·".join(sorted({axis for e in kept for axis in e.kept}))
+            rewritten["reduce_scatter", over] -= size
+            left, size = left - over, round(size / e.mesh.size(tuple(over)))
+        if parts and left:
+            rewritten["all_reduce", left] -= size
+        if parts:
+            rewritten["all_reduce", frozenset(e.axes)] += e.bytes_per_step
+            scattered.update(*parts)
+    if not scattered:
+        return None
     return _without_rounding(rewritten, expected), (
-        f"an all-reduce of which each device keeps its slice over {scattered}: "
+        f"an all-reduce of which each device keeps its slice over {'·'.join(sorted(scattered))}: "
         "XLA:CPU has no reduce-scatter, so more bytes move"
     )
+
+
+def _scattered_by(e: Emitted, expected: Counter[Key]) -> list[frozenset[str]]:
+    """The axes of the planned scatters that an all-reduce does: of what it keeps, the largest first."""
+    planned = [axes for op, axes in expected if op == "reduce_scatter" and axes <= frozenset(e.kept)]
+    if frozenset(e.kept) in planned:
+        return [frozenset(e.kept)]
+    found: list[frozenset[str]] = []
+    for axes in sorted(planned, key=lambda axes: -expected["reduce_scatter", axes]):
+        if not any(axes & other for other in found):
+            found.append(axes)
+    return found
 
 
 def _without_rounding(rewritten: Counter[Key], before: Counter[Key]) -> Counter[Key]:
@@ -271,12 +314,12 @@ def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     return emitted_bytes(singles), "one scalar per weight: XLA:CPU does not combine these all-reduces"
 
 
-def is_number(p: PricedCollective) -> bool:
+def is_number(p: Planned) -> bool:
     """Whether it is a sum of a single number: of a loss, or of a norm."""
     return p.op == "all_reduce" and p.gathered_bytes <= SINGLE_NUMBER
 
 
-def _is_vector(p: PricedCollective) -> bool:
+def _is_vector(p: Planned) -> bool:
     """Whether it is a sum of a number, or of the gradient of a norm or a bias."""
     return is_number(p) or (p.op == "all_reduce" and ("norm" in p.tensor or p.tensor.endswith("bias")))
 

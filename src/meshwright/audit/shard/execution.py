@@ -12,7 +12,7 @@ from jax import Array
 from meshwright.audit.facts.collectives import collectives
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.hlo.parse import parse_hlo
-from meshwright.audit.shard.matching import Derived, Pair, derived, gathered_of_emitted, match
+from meshwright.audit.shard.matching import Derived, Pair, derived, match
 from meshwright.audit.shard.run import ShardJob
 from meshwright.audit.shard.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put
@@ -39,9 +39,9 @@ def execute(job: ShardJob) -> dict[str, Any]:
     gradients = _gradients(job, dtype, mesh, whole, placed) if job.gradients else {}
     return {
         "max_abs_error": max_abs_error(result, job.result, _dense(job, whole)),
-        "emitted": [_emitted_dict(e, job.mesh) for e in found],
+        "emitted": [_emitted_dict(e) for e in found],
         "derived": [d.to_dict() for d in wanted],
-        "pairs": [_pair_dict(pair, wanted, found) for pair in match(wanted, found, job.mesh)],
+        "pairs": [_pair_dict(pair, wanted, found) for pair in match(wanted, found)],
         **gradients,
     }
 
@@ -73,7 +73,7 @@ def _gradients(
     ]
     return {
         "gradient_max_abs_errors": errors,
-        "gradient_emitted": [_emitted_dict(e, job.mesh) for e in emitted_by(compiled, job.mesh)],
+        "gradient_emitted": [_emitted_dict(e) for e in emitted_by(compiled, job.mesh)],
     }
 
 
@@ -106,11 +106,11 @@ def _dense(job: ShardJob, whole: list[np.ndarray]) -> np.ndarray:
     return np.einsum(str(job.plan.einsum), *exact, optimize=True) if job.plan else exact[0]
 
 
-def _emitted_dict(e: Emitted, mesh: Mesh) -> dict[str, Any]:
+def _emitted_dict(e: Emitted) -> dict[str, Any]:
     return {
         "op": e.op,
         "axes": list(e.axes),
-        "bytes": gathered_of_emitted(e, mesh),
+        "bytes": e.gathered_bytes,
         "count": e.collective.count,
         "instruction": e.collective.name,
     }

@@ -1,18 +1,18 @@
-"""Derived collectives beside those that XLA emitted for the same few steps, one by one.
+"""Derived collectives beside those that XLA emitted for the same few steps, in groups as small as can be.
 
-XLA:CPU has forms of its own, which mean the same:
-
-    reduce_scatter   an all-reduce of which each device keeps its slice
-    sums in a row    one all-reduce over the axes of all, of which what was to be scattered is kept
-
+What belongs together is judged by the rules of `audit.compare`, as it is in an audit. There a tensor's name
+joins both sides and bytes are summed over a step. Here nothing has a name: a group is what the rules accept.
 Slices and axes of size one move nothing and are left out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from meshwright.audit.facts.emitted import Emitted
+from meshwright.audit.compare.rules import RuleCase, Side, why_equivalent
+from meshwright.audit.facts.emitted import REDUCTIONS, Emitted
+from meshwright.cost.collectives import Op
+from meshwright.cost.graph import Cargo
 from meshwright.notation.array import Axes
 from meshwright.notation.collective import Collective
 from meshwright.notation.mesh import Mesh
@@ -20,12 +20,40 @@ from meshwright.notation.mesh import Mesh
 
 @dataclass(frozen=True)
 class Derived:
-    """A collective of the algebra with V in bytes; windowed: in steps under the product."""
+    """A collective of the algebra with V in bytes; windowed: in num_hops steps under the product.
+
+    To rules (`compare.rules.Planned`) a windowed one is the permutes that it is made of.
+    """
 
     collective: Collective
     axes: Axes
-    num_bytes: int
-    windowed: bool = False
+    gathered_bytes: int
+    dtype: str
+    num_hops: int = 0
+
+    @property
+    def windowed(self) -> bool:
+        return self.num_hops > 0
+
+    @property
+    def op(self) -> Op:
+        return "permute" if self.windowed else self.collective.op
+
+    @property
+    def tensor(self) -> str:
+        return self.collective.operand.name
+
+    @property
+    def what(self) -> Cargo:
+        return "activations"
+
+    @property
+    def count(self) -> float:
+        return self.num_hops or 1
+
+    @property
+    def step_bytes(self) -> float:
+        return self.gathered_bytes * self.count
 
     def to_dict(self) -> dict:
         """The keys of `derived[]` in `mw shard --run`."""
@@ -35,7 +63,7 @@ class Derived:
             "axes": list(self.axes),
             "operand": str(c.operand),
             "result": str(c.result),
-            "bytes": self.num_bytes,
+            "bytes": self.gathered_bytes,
             "windowed": self.windowed,
         }
 
@@ -62,74 +90,36 @@ def derived(
     for step in steps:
         axes = tuple(axis for axis in step.axes if mesh.size(axis) > 1)
         if axes and step.op != "slice":
-            found.append(Derived(step, axes, step.gathered_bytes(mesh, sizes, dtype), step is windowed))
+            hops = mesh.size(axes) - 1 if step is windowed else 0
+            found.append(Derived(step, axes, step.gathered_bytes(mesh, sizes, dtype), dtype, hops))
     return found
 
 
-def gathered_of_emitted(emitted: Emitted, mesh: Mesh) -> int:
-    """V of an emitted collective as the notation counts it: n blocks of an all_to_all or a permute."""
-    blocks = mesh.size(emitted.axes) if emitted.op in ("all_to_all", "permute") else 1
-    return emitted.collective.source_bytes * blocks
-
-
-def match(wanted: Sequence[Derived], found: Sequence[Emitted], mesh: Mesh) -> list[Pair]:
-    """Pairs of what belongs together; what is left over of either side differs."""
-    left, unpaired = list(wanted), list(found)
+def match(wanted: Sequence[Derived], found: Sequence[Emitted]) -> list[Pair]:
+    """Groups of what belongs together; what is left over of either side differs."""
     pairs: list[Pair] = []
-    # A scatter claims its slice before an all-reduce of the same size, which may be sliced later, can.
-    for rule in (_windowed, _scattered, _same, _merged):
-        while pair := rule(left, unpaired, mesh):
-            pairs.append(pair)
-            left = [d for d in left if not any(d is taken for taken in pair.derived)]
-            unpaired = [e for e in unpaired if not any(e is taken for taken in pair.emitted)]
-    pairs += [Pair((d,), (), "differs", "derived and not emitted") for d in left]
-    return pairs + [Pair((), (e,), "differs", e.note or "emitted and not derived") for e in unpaired]
+    taken: set[int] = set()
+    for some, ones in _groups(wanted, found):
+        group = {id(one) for one in (*some, *ones)}
+        note = why_equivalent(RuleCase(some, ones, Side())) if taken.isdisjoint(group) else None
+        if note is not None:
+            pairs.append(Pair(some, ones, "equivalent" if note else "match", note))
+            taken |= group
+    pairs += [Pair((d,), (), "differs", "derived and not emitted") for d in wanted if id(d) not in taken]
+    left = (e for e in found if id(e) not in taken)
+    return pairs + [Pair((), (e,), "differs", e.note or "emitted and not derived") for e in left]
 
 
-def _windowed(wanted: list[Derived], found: list[Emitted], mesh: Mesh) -> Pair | None:
-    """n - 1 permutes of a block for the transfer that runs in steps."""
-    for d in wanted:
-        if d.windowed:
-            hops = mesh.size(d.axes) - 1
-            ring = [e for e in found if e.op == "permute" and set(e.axes) == set(d.axes)]
-            if sum(e.collective.count or 1 for e in ring) == hops:
-                return Pair((d,), tuple(ring), "match", f"overlaps the product: {hops} permutes of a block")
-    return None
+def _groups(
+    wanted: Sequence[Derived], found: Sequence[Emitted]
+) -> Iterator[tuple[tuple[Derived, ...], tuple[Emitted, ...]]]:
+    """What may belong together: sums in a row may be made as one, and one transfer in many permutes.
 
-
-def _same(wanted: list[Derived], found: list[Emitted], mesh: Mesh) -> Pair | None:
-    for d in wanted:
-        for e in found:
-            if not d.windowed and e.op == d.collective.op and _like(d, e, mesh):
-                return Pair((d,), (e,), "match")
-    return None
-
-
-def _scattered(wanted: list[Derived], found: list[Emitted], mesh: Mesh) -> Pair | None:
-    for d in wanted:
-        for e in found:
-            if d.collective.op == "reduce_scatter" and set(e.kept) == set(d.axes) and _like(d, e, mesh):
-                return Pair((d,), (e,), "equivalent", _SCATTERED)
-    return None
-
-
-def _merged(wanted: list[Derived], found: list[Emitted], mesh: Mesh) -> Pair | None:
-    """Sums of one array in a row, made at once; the largest is the first."""
-    sums = [d for d in wanted if d.collective.op in ("all_reduce", "reduce_scatter")]
-    for e in (e for e in found if e.op == "all_reduce"):
-        for count in range(2, len(sums) + 1):
-            for parts in combinations(sums, count):
-                axes = [axis for d in parts for axis in d.axes]
-                kept = {axis for d in parts if d.collective.op == "reduce_scatter" for axis in d.axes}
-                whole = max(d.num_bytes for d in parts) == gathered_of_emitted(e, mesh)
-                if sorted(axes) == sorted(e.axes) and kept <= set(e.kept) and whole:
-                    return Pair(parts, (e,), "equivalent", _MERGED)
-    return None
-
-
-def _like(d: Derived, e: Emitted, mesh: Mesh) -> bool:
-    return set(d.axes) == set(e.axes) and d.num_bytes == gathered_of_emitted(e, mesh)
-
-
-_SCATTERED = "an all-reduce of which each device keeps its slice: a reduce-scatter as XLA:CPU writes it"
-_MERGED = "sums in a row, made as one"
+    A scatter asks first: an all-reduce of the same size may be sliced later for another reason.
+    """
+    in_order = sorted(wanted, key=lambda d: d.op != "reduce_scatter")
+    for count in range(1, len(wanted) + 1):
+        for some in combinations(in_order, count):
+            if count == 1 or all(d.op in REDUCTIONS for d in some):
+                ring = tuple(e for e in found if e.op == "permute" and set(e.axes) == set(some[0].axes))
+                yield from ((some, ones) for ones in (ring, *((e,) for e in found)) if ones)
