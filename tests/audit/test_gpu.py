@@ -35,6 +35,15 @@ def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout:
     assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.01)
 
 
+def test_a_prompt_s_keys_and_values_do_not_wait_for_the_end_of_the_step() -> None:
+    """Else the temporaries hold a second cache, and the memory is a quarter more than planned."""
+    plan = Plan(load_model("llama-3-8b"), "h100:1x8", Workload(4, 4096, "prefill"), Layout.of(tensor=8))
+    audit = audit_plan(plan, "gpu")
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    assert audit["memory"]["compiled"] == pytest.approx(audit["memory"]["planned"], rel=0.15)
+    assert audit["step_seconds"]["scheduled"] == pytest.approx(audit["step_seconds"]["planned"], rel=0.15)
+
+
 def test_collectives_of_weights_run_beside_products() -> None:
     """As plans hide them: by what `nn/compiler.py` asks for."""
     layout = Layout.of(fsdp=8, remat="full", compute_dtype="bf16", weights_dtype="bf16")

@@ -9,6 +9,7 @@ bf16, 16 rows: 32 and 37; jax 0.10.2, two shared cores); stacked, each layer's w
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -177,6 +178,13 @@ class InferenceOps(JaxOps):
                     x, _ = block(self, w, x, places, None, kind)
                 else:
                     x, (cache, _) = block(self, w, x, places, (cache, layer.cache), kind)
+                    if cache is not None and cache.is_fresh and platform() == "gpu":
+                        # XLA for GPU leaves pages that the step does not read to its end, and keeps the
+                        # keys and values of all layers until then: of LLaMA-3-8B on eight H100s, 4 prompts
+                        # of 4,096 tokens, temporaries took 1.06 GB, and take 0.61 (jax 0.10.2). For TPU they
+                        # are the same either way.
+                        x, pools = lax.optimization_barrier((x, cache.pools))
+                        cache = replace(cache, pools=pools)
             return x, cache
 
 
