@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.audit.audit import audit_plan
-from meshwright.audit.compare.findings import kept_findings
+from meshwright.audit.compare.findings import kept_findings, weight_findings
 from meshwright.audit.compare.line_up import line_up, weighed
 from meshwright.audit.compare.rules import Side
 from meshwright.audit.facts.collectives import EmittedCollective
@@ -259,6 +259,14 @@ def test_state_that_is_given_back_as_it_came_is_not_updated() -> None:
     (found,) = kept_findings(parse_hlo(STATE.replace("KEPT", "%kept")))
     assert (found.kind, found.tensor) == ("state", "state.opt_state['w']")
     assert kept_findings(parse_hlo(STATE.replace("KEPT", "%new"))) == []
+
+
+def test_a_program_that_trains_other_weights_is_not_the_planned_one() -> None:
+    """However small they are: a norm's weight costs no time."""
+    program = parse_hlo(STATE.replace("KEPT", "%new").replace("params['w']", "params['layers']['q_norm']"))
+    (found,) = weight_findings(program, ["layers/w"])
+    assert found.what == "layers/q_norm: not in the plan; layers/w: not in the program"
+    assert weight_findings(program, ["layers/q_norm"]) == []
 
 
 def test_too_little_differs_as_too_much_does() -> None:

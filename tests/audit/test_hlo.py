@@ -129,6 +129,28 @@ metadata={op_name="jit(f)/mlp/(w_in/mul:w_out/add)"}
     assert (second.scope, second.primitive) == (("mlp", "w_out"), "add")
 
 
+@pytest.mark.parametrize(
+    ("op", "name", "sent"),
+    [
+        ("all-gather", "", "bf16"),
+        ("all-gather", "squeeze", "f32"),
+        ("all-reduce", "dot_general", "bf16"),
+        ("all-reduce", "convert_element_type", "f32"),
+    ],
+)
+def test_a_cast_of_the_program_is_told_from_one_of_the_compiler(op: str, name: str, sent: str) -> None:
+    """XLA:CPU widens what it gathers without a name, sums of a product under the product's."""
+    tail = "dimensions={0}" if op == "all-gather" else "to_apply=%sum"
+    rows = 8 if op == "all-gather" else 4
+    cast = f', metadata={{op_name="jit(f)/jvp(w)/{name}"}}' if name else ""
+    entry = f"""  %x = bf16[4,4] parameter(0)
+  %wide = f32[4,4] convert(%x){cast}
+  ROOT %c = f32[{rows},4] {op}(%wide), replica_groups={{{{0,1}},{{2,3}}}}, {tail}, \
+metadata={{op_name="jit(f)/jvp(w)/x"}}"""
+    (one,) = found(entry)
+    assert (one.dtype, one.source_dtype, one.uncast_dtype) == ("f32", "bf16", sent)
+
+
 def test_pieces_of_an_all_to_all_are_one_array() -> None:
     entry = """  %x = f32[2,4] parameter(0)
   ROOT %c = (f32[2,4], f32[2,4]) all-to-all(%x, %x), replica_groups={{0,1},{2,3}}"""

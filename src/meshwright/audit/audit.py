@@ -9,6 +9,7 @@ from meshwright.audit.compare.findings import (
     kept_findings,
     product_findings,
     too_large,
+    weight_findings,
     wide_findings,
 )
 from meshwright.audit.compare.line_up import Row, line_up, weighed
@@ -28,9 +29,12 @@ from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
 from meshwright.audit.remark import Remark
 from meshwright.audit.remarks.compiler import compiler_warnings, replicates
+from meshwright.cost.inference import in_inference
 from meshwright.cost.priced import PricedCollective
 from meshwright.errors import OutOfMemoryError, PlanError
 from meshwright.hardware.catalog import load
+from meshwright.hardware.topology import Hardware
+from meshwright.models.parameters import parameters
 from meshwright.plan_file import Plan
 
 
@@ -64,11 +68,11 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     checked: the numerics' report, if they were asked for.
     """
     hardware, on_cpu = load(plan.hardware), target.name == "cpu"
-    planned = planned_step(plan, hardware, by_cpu=on_cpu)
+    planned, machine = planned_step(plan, hardware, by_cpu=on_cpu), _at_rates(plan, hardware)
     program = parse_hlo(compiled.hlo)
     emitted = [on_mesh(one, plan.layout.mesh, widened=on_cpu) for one in collectives(program)]
     beside = overlaps(ProgramSchedule(program), emitted, can_overlap=not on_cpu)
-    prices = step_prices(hardware, plan.layout.mesh)
+    prices = step_prices(machine, plan.layout.mesh)
     side = Side(
         has_reduce_scatter=target.has_reduce_scatter,
         num_microbatches=plan.layout.microbatches,
@@ -82,10 +86,10 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         capacity = hardware.chip.program_bytes if target.name == hardware.chip.kind != "cpu" else None
         apart = input_bytes(program) + _logits_bytes(plan)
         differences += compare_memory(planned, compiled.memory_bytes, apart, capacity, on_cpu=on_cpu)
-    line = timeline(program, hardware.chip, prices, emitted) if target.name == hardware.chip.kind else None
+    line = timeline(program, machine.chip, prices, emitted) if target.name == machine.chip.kind else None
     differences += exposure_findings(rows, line, planned.seconds)
     if plan.workload.phase == "train" and not plan.model.lora_rank:
-        differences += kept_findings(program)
+        differences += kept_findings(program) + weight_findings(program, parameters(plan.model))
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
     bad = bool(differences or gaps) or replicates(said) or (checked is not None and not checked["agrees"])
@@ -141,10 +145,15 @@ def scheduled_seconds(plan: Plan, target: Target, compiled: CompiledProgram) -> 
     hardware = load(plan.hardware)
     if target.name == "cpu" or target.name != hardware.chip.kind:
         return None
-    program, mesh = parse_hlo(compiled.hlo), plan.layout.mesh
+    program, mesh, machine = parse_hlo(compiled.hlo), plan.layout.mesh, _at_rates(plan, hardware)
     found = [on_mesh(one, mesh, widened=False) for one in collectives(program)]
-    line = timeline(program, hardware.chip, step_prices(hardware, mesh), found)
+    line = timeline(program, machine.chip, step_prices(machine, mesh), found)
     return line and line.seconds
+
+
+def _at_rates(plan: Plan, hardware: Hardware) -> Hardware:
+    """The hardware with what its chips reach in steps of the plan's phase, as the plan is priced."""
+    return hardware if plan.workload.phase == "train" else in_inference(hardware)
 
 
 def refused(plan: Plan, target: Target, error: OutOfMemoryError) -> dict:

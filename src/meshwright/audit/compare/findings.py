@@ -4,6 +4,7 @@ Collectives that differ, matmuls that the plan does not have or that run in a wi
 schedule waits longer than planned, and memory.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright.audit.compare.line_up import DIFFERENT, Row, extra_seconds, summed_whole
@@ -120,6 +121,22 @@ def kept_findings(program: Program) -> list[Remark]:
     num_bytes = sum(one.shapes[0].num_bytes for one in kept)
     what = f"`{name}`{others}, {format_bytes(num_bytes)}: given back as it came, not updated"
     return [Remark("state", name, what, "", "return what the optimizer makes of it", 0)]
+
+
+_KEY = re.compile(r"\['(\w+)'\]")
+
+
+def weight_findings(program: Program, planned: Iterable[str]) -> list[Remark]:
+    """One finding where the weights that a training step takes are others than those planned, by path."""
+    named = (one.op_name for one in program.main.parameters if "params[" in one.op_name)
+    given = {"/".join(_KEY.findall(name)) for name in named}
+    planned = set(planned)
+    told = [
+        f"{', '.join(sorted(names))}: {what}"
+        for names, what in ((given - planned, "not in the plan"), (planned - given, "not in the program"))
+        if names and given
+    ]
+    return [Remark("state", "weights", "; ".join(told), "", "", 0)] if told else []
 
 
 def _origin(program: Program, path: tuple[int, ...]) -> Instruction | None:

@@ -228,7 +228,9 @@ def _one(
         operand_op_name=operand_op_name,
         parameter=_parameter(origin[-1]),
         source_dtype=_narrowest(origin, sent[0].dtype),
-        uncast_dtype=_narrowest(_since_cast(origin, phase_of(op_name, differentiated)), sent[0].dtype),
+        uncast_dtype=_narrowest(
+            _since_cast(origin, phase_of(op_name, differentiated), gathers=op == "all_gather"), sent[0].dtype
+        ),
         reduction=_reduction(program, instruction),
         conditional=value.place.is_conditional,
         scattered=offsets is not None,
@@ -338,21 +340,27 @@ def narrowest_dtype(program: Program, value: TracedValue) -> str:
 
 def uncast_dtype(program: Program, value: TracedValue, op_name: str) -> str:
     """The narrowest since the program's own last cast, in the pass of `op_name`."""
-    origin = _since_cast(list(history(program, value, MOVED)), phase_of(op_name, differentiated=True))
+    origin = list(history(program, value, MOVED))
+    origin = _since_cast(origin, phase_of(op_name, differentiated=True), gathers=False)
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
 
-def _since_cast(origin: list[TracedValue], phase: Phase) -> list[TracedValue]:
-    """A value's forms back to the program's own last cast, that included.
-
-    A compiler's casts have no name, or that of a cast of another pass with which they were merged.
-    """
-    casts = (
-        i
-        for i, one in enumerate(origin)
-        if is_cast(one.instruction) and phase_of(one.instruction.op_name, True) == phase
-    )
+def _since_cast(origin: list[TracedValue], phase: Phase, *, gathers: bool) -> list[TracedValue]:
+    """A value's forms back to the program's own last cast, that included; gathers: it is to be gathered."""
+    casts = (i for i, one in enumerate(origin) if _is_own_cast(one.instruction, phase, gathers=gathers))
     return origin[: next(casts, len(origin)) + 1]
+
+
+def _is_own_cast(instruction: Instruction, phase: Phase, *, gathers: bool) -> bool:
+    """Whether a conversion is the program's own.
+
+    A compiler's casts have no name, or that of a cast of another pass with which they were merged; those of
+    sums and of products' operands also that of a reshape or a product. Before a gather that is the name of
+    the program's own cast, which was moved behind a reshape.
+    """
+    if is_cast(instruction):
+        return phase_of(instruction.op_name, True) == phase
+    return gathers and instruction.opcode == "convert" and bool(instruction.op_name)
 
 
 def is_cast(instruction: Instruction) -> bool:
