@@ -26,7 +26,6 @@ from typing import NamedTuple, Protocol
 
 from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, Emitted
 from meshwright.audit.hlo.op_names import primitive_of
-from meshwright.cost.collectives import Op
 from meshwright.notation.array import Axes
 from meshwright.units import dtype_bytes
 
@@ -63,7 +62,7 @@ class Planned(Protocol):
     """
 
     @property
-    def op(self) -> Op: ...
+    def op(self) -> str: ...
     @property
     def axes(self) -> Axes: ...
     @property

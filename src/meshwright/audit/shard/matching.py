@@ -11,7 +11,6 @@ from itertools import combinations
 
 from meshwright.audit.compare.rules import RuleCase, Side, why_equivalent
 from meshwright.audit.facts.emitted import REDUCTIONS, Emitted
-from meshwright.cost.collectives import Op
 from meshwright.cost.graph import Cargo
 from meshwright.notation.array import Axes
 from meshwright.notation.collective import Collective
@@ -36,7 +35,7 @@ class Derived:
         return self.num_hops > 0
 
     @property
-    def op(self) -> Op:
+    def op(self) -> str:
         return "permute" if self.windowed else self.collective.op
 
     @property
