@@ -30,7 +30,7 @@ from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer
 from meshwright.cost.memory import host_state_bytes, saved_bytes, update_work
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
-from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops
+from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops, makespan
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.stages import Counts, depth_counts, idle_runs, joins_passes, mean_runs, stage_counts
 from meshwright.hardware.chip import Chip, Switch, Torus
@@ -116,8 +116,8 @@ class StepPricer:
 
     def cost(self) -> StepCost:
         """The parts of one step: every microbatch in the graph's directions; in training also the update."""
-        timed, stages, microbatches = self._timed(), self._stages(), self.layout.microbatches
-        busiest = max(stages, key=lambda counts: sum(stage_times(timed, counts)))
+        timed, microbatches = self._timed(), self.layout.microbatches
+        busiest = self._busiest(timed)
         sums = _Sums(self._price)
         idle = [idle_runs(self.graph, self.layout, number) for number in range(len(timed))]
         for count, directions, runs in zip(busiest, timed, idle, strict=True):
@@ -140,10 +140,28 @@ class StepPricer:
         runs = tuple(count * microbatches for count in busiest)
         return StepCost(tuple(sums.terms()), tuple(sums.collectives), flops, runs).scaled(slowdown)
 
-    def _stages(self) -> tuple[Counts, ...]:
-        """What every stage runs."""
+    def seconds(self) -> float:
+        """Those of `cost`, of a training step, for who compares many and needs no items."""
+        timed, layout, chip = self._timed(), self.layout, self.chip
+        busiest, microbatches = self._busiest(timed), layout.microbatches
+        total = microbatches * sum(stage_times(timed, busiest))
+        if layout.pipe > 1:
+            numbers = layout.schedule.pipeline, layout.pipe, microbatches, layout.interleave
+            total = max(total, makespan(*numbers, self._pipeline_times(timed)))
+        for direction in ("forward", "backward"):
+            waiting, room = done_once(timed, busiest, direction)
+            total += waiting * exposed_share(waiting, room, chip.step.overlap)
+        update, _ = work_seconds(update_work(self.graph, layout), "update", self.dtypes, chip)
+        total += update + host_update_seconds(self.graph, layout, chip)
+        if layout.weight_axes:
+            total += self._price(norm_transfer(layout.weight_axes)).seconds
+        return (total + chip.step.launch_seconds * microbatches) * chip.step.slowdown
+
+    def _busiest(self, timed: "list[list[TimedPass]]") -> Counts:
+        """What the stage runs whose passes take longest."""
         layout = self.layout
-        return stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+        stages = stage_counts(self.graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+        return max(stages, key=lambda counts: sum(stage_times(timed, counts)))
 
     def _price(self, transfer: Transfer) -> CollectivePrice:
         """The price of one run of a transfer."""

@@ -98,7 +98,7 @@ def shares(
     def seconds(chip: Chip) -> float:
         machine = replace(hardware, chip=chip)
         placement = best.placement.over(at_step_rates(machine).chip.network)
-        return StepPricer(graph, layout, machine, placement).cost().seconds
+        return StepPricer(graph, layout, machine, placement).seconds()
 
     whole = seconds(hardware.chip)
     found = [(1 - seconds(constant.ideal) / whole, constant) for constant in constants(hardware.chip, layout)]

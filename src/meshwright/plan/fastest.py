@@ -22,7 +22,7 @@ from meshwright.plan.space import Considered, Group, tries_next
 
 # What is at most so much above the least bound is taken further together with it, since arrays are priced
 # at once.
-_TOGETHER = 1.05
+_TOGETHER = 1.2
 
 
 # What a layout that is looked for meets; None for all.

@@ -103,7 +103,11 @@ class Space:
         self._of_mesh = [condition for condition in given if condition.field not in _OF_SCHEDULE]
         self._of_schedule = [condition for condition in given if condition.field in _OF_SCHEDULE]
         self._given_schedule = {condition.field for condition in self._of_schedule}
+        self._conditions = frozenset(one.field for one in self._of_mesh)
+        self._torus = isinstance(hardware.chip.network, Torus)
+        self._largest = Workload(self._batches[-1], workload.seq_len)
         self._schedules: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        self._sizes: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
         self._of_lanes = base.replace(schedule=LANES.name, microbatches=2)  # the fewest that it takes
 
     # Meshes
@@ -150,10 +154,8 @@ class Space:
             if taken == self.hardware.num_chips:
                 yield words
             return
-        torus = isinstance(self.hardware.chip.network, Torus)
-        largest = Workload(self._batches[-1], self.workload.seq_len)
-        conditions = frozenset(one.field for one in self._of_mesh)
-        ask = Ask(self.config, largest, self.hardware.num_chips // taken, torus, conditions)
+        left = self.hardware.num_chips // taken
+        ask = Ask(self.config, self._largest, left, self._torus, self._conditions)
         for more in axes[0].choices(ask, words):
             # A second tensor axis is cut out of the first.
             decided = {name for name in more if name in DEGREES and name != "tensor"}
@@ -185,7 +187,7 @@ class Space:
             program = mesh.rules, mesh.schedule.grouped
             if program not in patterns:
                 patterns[program] = pattern(mesh, self.config, self.hardware).rules
-            for microbatches, num_sequences in self._microbatches(mesh):
+            for microbatches, num_sequences in self.microbatches(mesh):
                 key = (patterns[program], mesh.schedule.grouped, microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
         seq_len = self.workload.seq_len
@@ -194,32 +196,37 @@ class Space:
             for pipe in family.rows:
                 yield Group(self, family, pipe)
 
-    def _microbatches(self, mesh: Layout) -> Iterator[tuple[int, int]]:
+    def microbatches(self, mesh: Layout) -> list[tuple[int, int]]:
         """(microbatches, sequences) of steps: as many whole sequences for each microbatch of a data rank.
 
         Interleaved schedules take microbatches in rounds of `pipe`.
         """
-        shards, found = mesh.num_batch_shards, {}
-        for size in self._microbatch_sizes(mesh):
-            for rounds in {1, mesh.pipe}:
+        key = mesh.num_batch_shards, mesh.pipe, mesh.context
+        if key not in self._sizes:
+            self._sizes[key] = list(self._microbatches(*key))
+        return self._sizes[key]
+
+    def _microbatches(self, shards: int, pipe: int, context: int) -> Iterator[tuple[int, int]]:
+        found = {}
+        for size in self._microbatch_sizes(shards, context):
+            for rounds in {1, pipe}:
                 num_sequences = nearest_multiple(self.workload.num_sequences, shards * size * rounds)
                 if num_sequences in self._batches:
                     found[num_sequences // (shards * size), num_sequences] = None
         for microbatches, num_sequences in found:
-            if (microbatches > 1 or mesh.pipe == 1) and self._meets("microbatches", microbatches):
+            if (microbatches > 1 or pipe == 1) and self._meets("microbatches", microbatches):
                 yield microbatches, num_sequences
 
-    def _microbatch_sizes(self, mesh: Layout) -> list[int]:
+    def _microbatch_sizes(self, shards: int, context: int) -> list[int]:
         """Sequences of a microbatch on one data rank, about twice as many each.
 
         Those that divide the rank's share, and powers of two where these are far apart.
         """
-        shards = mesh.num_batch_shards
         share = max(1, nearest_multiple(self.workload.num_sequences, shards) // shards)
         dividing = divisors(share) if "microbatches" in self._given_schedule else _spread(divisors(share))
         powers = (2**n for n in range(share.bit_length()))
         between = [power for power in powers if not any(power < 2 * d < 4 * power for d in dividing)]
-        most = max(1, _MAX_PASS_TOKENS * mesh.context // self.workload.seq_len)
+        most = max(1, _MAX_PASS_TOKENS * context // self.workload.seq_len)
         return sorted(size for size in (*dividing, *between) if size <= most)
 
     def schedules(self, mesh: Layout, microbatches: int) -> list[tuple[str, int]]:

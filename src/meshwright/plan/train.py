@@ -169,12 +169,13 @@ def well_placed(config: ModelConfig, workload: Workload, candidate: Candidate) -
     """The candidate with each axis on the links with which its step is shortest."""
     layout, hardware = candidate.layout, candidate.hardware
     graph = _graph(config, hardware, workload, layout)
-    best = candidate
-    for placement in at_step_rates(hardware).placements(layout.mesh)[1:]:
-        cost = StepPricer(graph, layout, hardware, placement).cost()
-        if cost.seconds < best.step_seconds:
-            best = replace(best, cost=cost, placement=placement)
-    return best
+    placements = at_step_rates(hardware).placements(layout.mesh)
+    pricers = [StepPricer(graph, layout, hardware, placement) for placement in placements]
+    seconds = [pricer.seconds() for pricer in pricers]
+    best = pricers[seconds.index(min(seconds))]
+    if best is pricers[0]:
+        return candidate
+    return replace(candidate, cost=best.cost(), placement=best.placement)
 
 
 def _graph(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Graph:

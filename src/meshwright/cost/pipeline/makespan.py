@@ -4,8 +4,8 @@ A long table repeats itself: with p more microbatches, one for each stage, every
 at the same place. So a step runs in rounds of p microbatches. Once all that a round hands to the next - when
 each stage is free, and when each result that is still needed was made - is later by the same time than one
 round before, every round after it takes that time, too, and the end of the step is later by as much. The
-makespan is then that of a short table and so many rounds. Where that does not show in a short table, the
-whole one is simulated.
+makespan is then that of a short table and so many rounds. Where that does not show in a short table, or
+the whole one is not longer than the three short ones that would have to be compared, the whole is simulated.
 """
 
 from functools import lru_cache
@@ -16,6 +16,8 @@ from meshwright.layout.pipeline import SCHEDULES, PassTable, pipeline_schedule
 
 # Rounds of the short tables that are tried.
 _SHORT = (2, 4, 8)
+# Tables that show whether they grow by repetition; the second has a round more than the short one.
+_NUM_COMPARED = 3
 # Rounds are as long as each other if they differ by less than this share of the step.
 _ROUNDING = 1e-12
 # Passes of the longest tables whose orders are kept; an entry has 13 bytes.
@@ -27,11 +29,16 @@ def makespan(name: str, stages: int, microbatches: int, chunks: int, times: Time
 
     Raises LayoutError for numbers with which the schedule does not exist.
     """
+    return _makespan(name, stages, microbatches, chunks, Times(tuple(times.depths), times.hop_seconds))
+
+
+@lru_cache(maxsize=128)  # what a search ranks is priced again
+def _makespan(name: str, stages: int, microbatches: int, chunks: int, times: Times) -> float:
     schedule = pipeline_schedule(name)
     schedule.check(stages, microbatches, chunks)
     for rounds in _SHORT:
         short = rounds * stages + microbatches % stages
-        if microbatches <= short + stages:
+        if microbatches <= _NUM_COMPARED * (short + stages):
             break
         found = repeating(name, stages, short, chunks)
         if found and (seconds := found.seconds(microbatches, times)):
@@ -78,7 +85,9 @@ def repeating(name: str, stages: int, microbatches: int, chunks: int) -> Repeati
     each row, and the third the same again.
     """
     schedule = SCHEDULES[name]
-    tables = [schedule.table(stages, microbatches + rounds * stages, chunks) for rounds in range(3)]
+    tables = [
+        schedule.table(stages, microbatches + rounds * stages, chunks) for rounds in range(_NUM_COMPARED)
+    ]
     ordering = Ordering(tables[1])
     # Up to here the first two tables are the same, and nothing waits for a pass beyond.
     numbered = [_numbered(table) for table in tables]

@@ -90,13 +90,10 @@ class Order:
         return ends
 
 
-# A pass of a row and what ties it to others: the result of another pass that it waits for, or _NOTHING; 1
-# where that comes from another stage; its own result; the kind of its entry; whether it is joined with the
-# next.
+# A pass of a row and what ties it to others: the result of another pass that it waits for; 1 where that
+# comes from another stage; its own result; the kind of its entry; whether it is joined with the next.
 _Step = tuple[int, int, int, int, bool]
-# The result of no pass, always there.
-_NOTHING = -1
-# Of an entry that the order has not got to.
+# Of a result whose entry the order has not got to.
 _NOT_YET = -1
 
 
@@ -104,15 +101,16 @@ class Ordering:
     """Makes the order of a table.
 
     A result is a number: that of its kind and depth, plus its microbatch's. done: by result, the entry at
-    whose end it is there, else _NOT_YET. steps: of each row. positions: how many steps of each row are in the
-    order. last: each row's latest entry. spans: by row, the entries with which each pass starts and ends.
+    whose end it is there, else _NOT_YET; the last ones, of no kind, are there from the start. steps: of each
+    row. positions: how many steps of each row are in the order. last: each row's latest entry. spans: by
+    row, the entries with which each pass starts and ends.
     """
 
     def __init__(self, table: PassTable) -> None:
         self.table, self.order = table, Order()
         self.steps = _steps(table)
         num_results = 3 * table.num_depths * table.num_microbatches
-        self.done = [_NOT_YET] * num_results + [0]  # the last is that of _NOTHING
+        self.done = [_NOT_YET] * num_results + [0] * table.num_microbatches
         self.spans: list[list[tuple[int, int]]] = [[] for _ in table.rows]
         self.positions = [0] * table.num_stages
         self.last = [0] * table.num_stages
@@ -138,56 +136,65 @@ class Ordering:
         """Takes up steps of one row; the stages that waited for them."""
         steps, position, entry = self.steps[stage], self.positions[stage], self.last[stage]
         done, waiting, spans, add = self.done, self._waiting, self.spans[stage], self.order.add
+        waits = _NUM_KINDS * self.table.num_depths
         woken: list[int] = []
         while position < limit:
             needs, hop, makes, kind, joined = steps[position]
-            if done[needs] < 0:
+            if (came := done[needs]) < 0:
                 waiting[needs] = stage
                 break
-            made: tuple[int, ...] = (makes,)
             if joined:
                 other, other_hop, other_makes, other_kind, _ = steps[position + 1]
-                if done[other] < 0:
+                if (other_came := done[other]) < 0:
                     waiting[other] = stage
                     break
-                entry = add(_NUM_KINDS * self.table.num_depths, entry, done[needs], hop)
-                start = add(kind, entry, done[other], other_hop)
-                entry = add(other_kind, start, 0, 0)
-                made = makes, other_makes
+                start = add(kind, add(waits, entry, came, hop), other_came, other_hop)
+                entry = done[makes] = done[other_makes] = add(other_kind, start, 0, 0)
+                spans += ((start, entry),) * 2
+                if other_makes in waiting:
+                    woken.append(waiting.pop(other_makes))
+                position += 2
             else:
-                start = entry = add(kind, entry, done[needs], hop)
-            for result in made:
-                done[result] = entry
-                spans.append((start, entry))
-                if result in waiting:
-                    woken.append(waiting.pop(result))
-            position += len(made)
+                entry = done[makes] = add(kind, entry, came, hop)
+                spans.append((entry, entry))
+                position += 1
+            if makes in waiting:
+                woken.append(waiting.pop(makes))
         self.positions[stage], self.last[stage] = position, entry
         return woken
 
 
 def _steps(table: PassTable) -> list[list[_Step]]:
     """The steps of every row."""
+    ties, by_row = _ties(table), []
+    for stage, (row, split) in enumerate(zip(table.rows, table.split, strict=True)):
+        of_stage, steps = ties[stage], []
+        for kind, microbatch, chunk, joined in row:
+            name = "S" if kind == "B" and (microbatch, chunk) in split else kind
+            needs, hop, makes, entry = of_stage[name, chunk]
+            steps.append((needs + microbatch, hop, makes + microbatch, entry, joined))
+        by_row.append(steps)
+    return by_row
+
+
+def _ties(table: PassTable) -> list[dict[tuple[str, int], tuple[int, int, int, int]]]:
+    """For each stage, by kind of pass and chunk, what a step has, of microbatch 0.
+
+    "S" is a B that is split: the gradient of the input alone.
+    """
     m, last = table.num_microbatches, table.num_depths - 1
     stages = [place.stage for place in table.routes[0]]
-    apart = [int(one != two) for one, two in pairwise(stages)]
-    before, after = [0, *apart], [*apart, 0]
-    found: list[list[_Step]] = []
-    for stage, (row, split) in enumerate(zip(table.rows, table.split, strict=True)):
-        steps: list[_Step] = []
-        for kind, microbatch, chunk, joined in row:
-            depth = table.depths[stage, chunk]
-            forward = m * depth + microbatch
-            backward = forward + m * (last + 1)
-            entry = _NUM_KINDS * depth
-            if kind == "F":
-                needs = forward - m if depth else _NOTHING
-                steps.append((needs, before[depth], forward, entry + _FORWARD, joined))
-            elif kind == "B":
-                needs = forward if depth == last else backward + m
-                entry += _INPUT_GRADIENT if (microbatch, chunk) in split else _BACKWARD
-                steps.append((needs, after[depth], backward, entry, joined))
-            else:  # its B stands before it in the row
-                steps.append((_NOTHING, 0, backward + m * (last + 1), entry + _WEIGHT_GRADIENT, joined))
-        found.append(steps)
+    apart = [0, *(int(one != two) for one, two in pairwise(stages)), 0]
+    nothing = 3 * m * (last + 1)
+    found: list[dict] = [{} for _ in table.rows]
+    for (stage, chunk), depth in table.depths.items():
+        forward, entry = m * depth, _NUM_KINDS * depth
+        backward, weight = forward + m * (last + 1), forward + 2 * m * (last + 1)
+        back = forward if depth == last else backward + m
+        found[stage] |= {
+            ("F", chunk): (forward - m if depth else nothing, apart[depth], forward, entry + _FORWARD),
+            ("B", chunk): (back, apart[depth + 1], backward, entry + _BACKWARD),
+            ("S", chunk): (back, apart[depth + 1], backward, entry + _INPUT_GRADIENT),
+            ("W", chunk): (nothing, 0, weight, entry + _WEIGHT_GRADIENT),  # its B stands before it in the row
+        }
     return found

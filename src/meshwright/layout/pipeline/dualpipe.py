@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from meshwright.errors import LayoutError
 from meshwright.layout.pipeline.schedule import PipelineSchedule, fitting
-from meshwright.layout.pipeline.table import Place, StageRoute, TablePass
+from meshwright.layout.pipeline.table import Place, StageRoute, TablePass, table_pass
 
 
 def dualpipe(p: int, m: int, v: int) -> list[list[TablePass]]:
@@ -72,15 +72,15 @@ class _Filling:
     due: deque[TablePass] = field(default_factory=deque)
 
     def forward(self, chunk: int, *, joined: bool = False) -> None:
-        self.passes.append(TablePass("F", chunk * self.half + self.num_forward[chunk], chunk, joined))
+        self.passes.append(table_pass("F", chunk * self.half + self.num_forward[chunk], chunk, joined))
         self.num_forward[chunk] += 1
 
     def backward(self, chunk: int, *, split: bool = False) -> None:
         microbatch = chunk * self.half + self.num_backward[chunk]
-        self.passes.append(TablePass("B", microbatch, chunk))
+        self.passes.append(table_pass("B", microbatch, chunk))
         self.num_backward[chunk] += 1
         if split:
-            self.due.append(TablePass("W", microbatch, chunk))
+            self.due.append(table_pass("W", microbatch, chunk))
 
     def weights(self) -> None:
         self.passes.append(self.due.popleft())

@@ -1,7 +1,7 @@
 """GPipe: all forward passes, then all backward passes."""
 
 from meshwright.layout.pipeline.schedule import PipelineSchedule
-from meshwright.layout.pipeline.table import TablePass
+from meshwright.layout.pipeline.table import TablePass, table_pass
 
 
 def gpipe(p: int, m: int, v: int) -> list[list[TablePass]]:
@@ -9,7 +9,7 @@ def gpipe(p: int, m: int, v: int) -> list[list[TablePass]]:
 
     Source: Huang et al., "GPipe" (2018).
     """
-    return [[TablePass(kind, i, 0) for kind in "FB" for i in range(m)] for _ in range(p)]
+    return [[table_pass(kind, i, 0) for kind in "FB" for i in range(m)] for _ in range(p)]
 
 
 def _alive(p: int, m: int, v: int, stage: int) -> int:

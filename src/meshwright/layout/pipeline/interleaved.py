@@ -3,7 +3,7 @@
 from meshwright.errors import LayoutError
 from meshwright.layout.pipeline.one_f_one_b import in_turn
 from meshwright.layout.pipeline.schedule import PipelineSchedule, fitting
-from meshwright.layout.pipeline.table import TablePass
+from meshwright.layout.pipeline.table import TablePass, table_pass
 
 
 def interleaved(p: int, m: int, v: int) -> list[list[TablePass]]:
@@ -14,8 +14,8 @@ def interleaved(p: int, m: int, v: int) -> list[list[TablePass]]:
     Source: Narayanan et al. (SC21), section 2.2.2, with Megatron-LM's warm-up.
     """
     groups = range(0, m, p)
-    forward = [TablePass("F", g + i, c) for g in groups for c in range(v) for i in range(p)]
-    backward = [TablePass("B", g + i, v - 1 - c) for g in groups for c in range(v) for i in range(p)]
+    forward = [table_pass("F", g + i, c) for g in groups for c in range(v) for i in range(p)]
+    backward = [table_pass("B", g + i, v - 1 - c) for g in groups for c in range(v) for i in range(p)]
     return [in_turn(forward, backward, 2 * (p - 1 - s) + (v - 1) * p) for s in range(p)]
 
 

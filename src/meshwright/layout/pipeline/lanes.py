@@ -14,7 +14,7 @@ do than another.
 
 from meshwright.errors import LayoutError
 from meshwright.layout.pipeline.schedule import PipelineSchedule
-from meshwright.layout.pipeline.table import TablePass
+from meshwright.layout.pipeline.table import TablePass, table_pass
 
 
 def lanes(p: int, m: int, v: int) -> list[list[TablePass]]:
@@ -24,8 +24,8 @@ def lanes(p: int, m: int, v: int) -> list[list[TablePass]]:
 
 def _tick(stage: int, p: int, m: int, tick: int) -> list[TablePass]:
     forward, backward = tick - stage, tick - 2 * (p - 1) + stage
-    passes = [TablePass("F", forward, 0)] if 0 <= forward < m else []
-    return passes + ([TablePass("B", backward, 0)] if 0 <= backward < m else [])
+    passes = [table_pass("F", forward, 0)] if 0 <= forward < m else []
+    return passes + ([table_pass("B", backward, 0)] if 0 <= backward < m else [])
 
 
 def _check(p: int, m: int) -> None:

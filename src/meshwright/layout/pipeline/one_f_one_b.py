@@ -1,7 +1,7 @@
 """1F1B: after a warm-up, one forward and one backward pass in turn."""
 
 from meshwright.layout.pipeline.schedule import PipelineSchedule
-from meshwright.layout.pipeline.table import TablePass
+from meshwright.layout.pipeline.table import TablePass, table_pass
 
 
 def one_f_one_b(p: int, m: int, v: int) -> list[list[TablePass]]:
@@ -10,7 +10,7 @@ def one_f_one_b(p: int, m: int, v: int) -> list[list[TablePass]]:
     Stage s runs p - 1 - s forward passes ahead. Source: Narayanan et al., "PipeDream" (2019) and
     "Efficient large-scale language model training on GPU clusters" (SC21), PipeDream-flush.
     """
-    forward, backward = ([TablePass(kind, i, 0) for i in range(m)] for kind in "FB")
+    forward, backward = ([table_pass(kind, i, 0) for i in range(m)] for kind in "FB")
     return [in_turn(forward, backward, p - 1 - s) for s in range(p)]
 
 

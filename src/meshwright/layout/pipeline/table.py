@@ -12,7 +12,7 @@ head, and back. A table says only the order. When each pass starts follows from 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 
@@ -23,6 +23,10 @@ class TablePass(NamedTuple):
     microbatch: int
     chunk: int
     joined: bool = False
+
+
+# Makes a TablePass, one for all rows that have it: the passes of a table are many more than its microbatches.
+table_pass = lru_cache(maxsize=2**16)(TablePass)
 
 
 class Place(NamedTuple):

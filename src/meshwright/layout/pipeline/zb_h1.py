@@ -1,7 +1,7 @@
 """ZB-H1: 1F1B with the backward pass split, so that gradients of weights fill what would be idle."""
 
 from meshwright.layout.pipeline.schedule import PipelineSchedule
-from meshwright.layout.pipeline.table import TablePass
+from meshwright.layout.pipeline.table import TablePass, table_pass
 
 
 def zb_h1(p: int, m: int, v: int) -> list[list[TablePass]]:
@@ -14,12 +14,12 @@ def zb_h1(p: int, m: int, v: int) -> list[list[TablePass]]:
     """
     rows: list[list[TablePass]] = []
     for s in range(p):
-        row = [TablePass("F", i, 0) for i in range(min(m, p - s))]
+        row = [table_pass("F", i, 0) for i in range(min(m, p - s))]
         for i in range(m):
-            row.append(TablePass("B", i, 0))
-            row += [TablePass("W", i - s, 0)] if i >= s else []
-            row += [TablePass("F", i + p - s, 0)] if i + p - s < m else []
-        rows.append([*row, *(TablePass("W", i, 0) for i in range(max(m - s, 0), m))])
+            row.append(table_pass("B", i, 0))
+            row += [table_pass("W", i - s, 0)] if i >= s else []
+            row += [table_pass("F", i + p - s, 0)] if i + p - s < m else []
+        rows.append([*row, *(table_pass("W", i, 0) for i in range(max(m - s, 0), m))])
     return rows
 
 

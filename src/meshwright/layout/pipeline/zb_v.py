@@ -3,14 +3,16 @@
 from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from math import inf
 
 from meshwright.errors import LayoutError
 from meshwright.layout.pipeline.schedule import PipelineSchedule
-from meshwright.layout.pipeline.table import Place, StageRoute, TablePass
+from meshwright.layout.pipeline.table import Place, StageRoute, TablePass, table_pass
 
 # Passes that one microbatch makes on one stage of the V: F, B and W of two chunks.
 _PERIOD = 6
+# The slot of what has not run.
+_NOT_YET = inf
 
 
 def zb_v(p: int, m: int, v: int) -> list[list[TablePass]]:
@@ -22,14 +24,21 @@ def zb_v(p: int, m: int, v: int) -> list[list[TablePass]]:
     is made for F = B = W; other times give the same order with some bubble.
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory" (2024), the V and the building block.
     """
-    finished = _Finished([[0] * m for _ in range(2 * p)], [[0] * m for _ in range(2 * p)])
-    stages = [_Filling(s, _forwards_and_backwards(s, p, m), 2 * p) for s in range(p)]
+    # By depth and microbatch, the slot in which each pass has run, and in which it has its input.
+    forward, backward = ([[_NOT_YET] * m for _ in range(2 * p)] for _ in range(2))
+    needed = {"F": [[0] * m, *forward], "B": [*backward[1:], forward[-1]]}
+    ran = {"F": forward, "B": backward}
+    stages = []
+    for s in range(p):
+        places = [(kind, chunk, depth) for kind in "FB" for chunk, depth in enumerate((s, 2 * p - 1 - s))]
+        slots = {(kind, chunk): (needed[kind][depth], ran[kind][depth]) for kind, chunk, depth in places}
+        stages.append(_Filling(deque(_forwards_and_backwards(s, p, m)), slots, 2 * p))
     slot, busy = 0, stages
     while busy:
         slot += 1
         for stage in busy:
-            stage.take(finished, slot)
-        busy = [stage for stage in busy if not stage.done]
+            stage.take(slot)
+        busy = [stage for stage in busy if stage.order or stage.due]
     return [stage.row for stage in stages]
 
 
@@ -55,63 +64,43 @@ def _forwards_and_backwards(s: int, p: int, m: int) -> list[TablePass]:
         for (kind, chunk), slot in offsets.items()
         for i in range(m)
     ]
-    return [TablePass(kind, i, chunk) for _, kind, i, chunk in sorted(slots)]
+    return [table_pass(kind, i, chunk) for _, kind, i, chunk in sorted(slots)]
 
 
-class _Finished(NamedTuple):
-    """The slot in which each pass ran, by depth and microbatch; 0 before it has."""
-
-    forward: list[list[int]]
-    backward: list[list[int]]
-
-
-@dataclass
+@dataclass(slots=True)
 class _Filling:
-    """A stage while its row is made: what is left of its order, what is alive, which W are due."""
+    """A stage while its row is made: what is left of its order, what is alive, which W are due.
 
-    number: int
-    order: list[TablePass]
+    slots: by kind and chunk, in which slot each microbatch's pass has its input, and in which it ran.
+    """
+
+    order: deque[TablePass]
+    slots: dict[tuple[str, int], tuple[list[float], list[float]]]
     limit: int
     row: list[TablePass] = field(default_factory=list)
-    num_taken: int = 0
     num_alive: int = 0
     due: deque[TablePass] = field(default_factory=deque)
 
-    @property
-    def done(self) -> bool:
-        return self.num_taken == len(self.order) and not self.due
-
-    def take(self, finished: _Finished, slot: int) -> None:
+    def take(self, slot: int) -> None:
         """The pass of this slot: the next of the order if it may start, else the oldest W due, else none.
 
-        What a pass makes is there from the next slot on.
+        It starts if it has its input, which is there from the slot after that in which it is made, and room
+        for its activations.
         """
-        one = self.order[self.num_taken] if self.num_taken < len(self.order) else None
-        if one and self._starts(one, finished, slot):
-            self.num_taken += 1
-            self.row.append(one)
-        elif self.due:
+        if self.order:
+            kind, i, chunk, _ = self.order[0]
+            needed, ran = self.slots[kind, chunk]
+            if needed[i] < slot and (kind == "B" or self.num_alive < self.limit):
+                ran[i] = slot
+                self.row.append(self.order.popleft())
+                if kind == "F":
+                    self.num_alive += 1
+                else:
+                    self.due.append(table_pass("W", i, chunk))
+                return
+        if self.due:
             self.num_alive -= 1
             self.row.append(self.due.popleft())
-
-    def _starts(self, one: TablePass, finished: _Finished, slot: int) -> bool:
-        """Whether a pass has its input and room for its activations; then it runs in this slot."""
-        kind, i, chunk, _ = one
-        last = self.limit - 1
-        depth = last - self.number if chunk else self.number
-        forward, backward = finished
-        if kind == "F":
-            if self.num_alive == self.limit or (depth and not 0 < forward[depth - 1][i] < slot):
-                return False
-            forward[depth][i] = slot
-            self.num_alive += 1
-            return True
-        given = forward[last][i] if depth == last else backward[depth + 1][i]
-        if not 0 < given < slot:
-            return False
-        backward[depth][i] = slot
-        self.due.append(TablePass("W", i, chunk))
-        return True
 
 
 @lru_cache(maxsize=256)
