@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from meshwright.errors import PlanError
 from meshwright.layout.workload import DEFAULT_CHUNK
@@ -18,8 +18,7 @@ DEFAULT_PAGE, DEFAULT_BLOCK = 64, 64
 PENDING = -1  # a token that the step before samples and nobody has read yet
 
 
-@dataclass(frozen=True)
-class SequenceWork:
+class SequenceWork(NamedTuple):
     """Some consecutive tokens of one sequence, whose keys and values the step computes.
 
     slot: of the sequence, which may have left it since. start: the position of the first token. tokens:
@@ -43,8 +42,7 @@ class SequenceWork:
         return self.num_drafts + 1 if self.samples else 0
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """One step: for each of its sequences some tokens, one to generate and many to prefill.
 
     num_together: sequences that generate besides, of which nothing is told but the positions that they see,
@@ -67,12 +65,17 @@ class Batch:
 
         chunks: of each prompt its tokens in this step, and the positions up to their last.
         """
-        prompts = [work for work in self.works if len(work.tokens) > 1 + work.num_drafts]
-        contexts = [work.start + 1 for work in self.works if len(work.tokens) <= 1 + work.num_drafts]
-        number = len(contexts) + self.num_together
-        mean = (sum(contexts) + self.contexts_together) / number if number else 0.0
-        chunks = [(len(work.tokens), work.start + len(work.tokens)) for work in prompts]
-        return number, mean, chunks, sum(work.num_drafts for work in self.works)
+        contexts, number, num_drafts = self.contexts_together, self.num_together, 0
+        chunks: list[tuple[int, int]] = []
+        for work in self.works:
+            num_tokens = len(work.tokens)
+            num_drafts += work.num_drafts
+            if num_tokens > 1 + work.num_drafts:
+                chunks.append((num_tokens, work.start + num_tokens))
+            else:
+                contexts += work.start + 1
+                number += 1
+        return number, contexts / number if number else 0.0, chunks, num_drafts
 
 
 def on_each(num_replicas: int) -> str:

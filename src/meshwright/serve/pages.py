@@ -55,7 +55,7 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self._free = list(range(num_pages))[::-1]
-        self._holders: dict[int, int] = {}
+        self._holders = [0] * num_pages
         self.num_pages = num_pages
 
     @property
@@ -64,14 +64,17 @@ class PagePool:
 
     def holders(self, page: int) -> int:
         """How many hold the page; 0 if it is free."""
-        return self._holders.get(page, 0)
+        return self._holders[page]
 
     def take(self, count: int) -> list[int] | None:
         """`count` free pages, held once each; None if there are fewer, and then none is taken."""
         if count > len(self._free):
             return None
-        pages = [self._free.pop() for _ in range(count)]
-        self._holders.update(dict.fromkeys(pages, 1))
+        rest = len(self._free) - count
+        pages = self._free[rest:][::-1]
+        del self._free[rest:]
+        for page in pages:
+            self._holders[page] = 1
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
@@ -81,8 +84,8 @@ class PagePool:
 
     def release(self, pages: Sequence[int]) -> None:
         """One holder less of each of these pages; those that nobody holds any more are free."""
+        holders, free = self._holders, self._free
         for page in pages:
-            self._holders[page] -= 1
-            if not self._holders[page]:
-                del self._holders[page]
-                self._free.append(page)
+            holders[page] -= 1
+            if not holders[page]:
+                free.append(page)

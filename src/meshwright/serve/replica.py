@@ -23,6 +23,8 @@ class Replica:
     def __init__(self, limits: Limits, number: int, *, prefix_cache: bool) -> None:
         first = number * limits.slots_of_replica
         self._limits, self._number = limits, number
+        # Pages, by all of its sequences in one step.
+        self._most_taken = limits.slots_of_replica + limits.chunk // limits.page_size + 1
         self.free_slots = list(range(first, first + limits.slots_of_replica))[::-1]
         self.pool = PagePool(limits.num_pages)
         self.window_pool = PagePool(limits.num_window_pages) if limits.window else None
@@ -36,9 +38,7 @@ class Replica:
     @property
     def has_plenty(self) -> bool:
         """Whether all that its sequences may take in one step is free: then nobody takes it from another."""
-        limits = self._limits
-        most = limits.slots_of_replica + limits.chunk // limits.page_size + 1
-        return self.window_pool is None and self.pool.num_free > most
+        return self.window_pool is None and self.pool.num_free > self._most_taken
 
     def num_known(self, sequence: Sequence) -> int:
         """Cached pages that the sequence begins with; its last token is always computed."""
@@ -75,7 +75,8 @@ class Replica:
 
         If need be cached prefixes are evicted. What its next token no longer sees is given back before.
         """
-        self._leave_behind(sequence)
+        if self.window_pool is not None:
+            self._leave_behind(sequence, self.window_pool)
         missing = -(-num_tokens // self._limits.page_size) - len(sequence.pages.whole)
         if missing <= 0:
             return True
@@ -143,18 +144,17 @@ class Replica:
             return None
         return Pages(whole, of_window)
 
-    def _leave_behind(self, sequence: Sequence) -> None:
+    def _leave_behind(self, sequence: Sequence, window_pool: PagePool) -> None:
         """Gives back pages of windows that the sequence's next token does not see."""
-        if self.window_pool is None or self._limits.window is None:
-            return
-        first = max(0, sequence.num_computed - self._limits.window + 1) // self._limits.page_size
+        window = self._limits.window or 0
+        first = max(0, sequence.num_computed - window + 1) // self._limits.page_size
         held = sequence.pages.of_window
         begin = first  # of what is given back now: all before it was given back already
         while begin and held[begin - 1] != NO_PAGE:
             begin -= 1
         if begin < first:
             self.keep(sequence)  # others may begin with what lies so far back
-            self.window_pool.release(held[begin:first])
+            window_pool.release(held[begin:first])
             held[begin:first] = [NO_PAGE] * (first - begin)
 
     def _share(self, pages: Pages) -> None:

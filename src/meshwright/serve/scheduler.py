@@ -145,6 +145,8 @@ class Scheduler:
 
     def take_moves(self) -> tuple[Move, ...]:
         """The moves between cache and host to be made before anything else is written to pages."""
+        if not self.limits.num_host_pages:
+            return ()
         return tuple(move for replica in self.replicas for move in replica.take_moves())
 
     @property
@@ -476,12 +478,12 @@ class _Step:
         """
         if sequence.num_uncomputed == 1:
             return 1
-        room, whole = self.room_on(replica), self._time_of(0, self._chunk)
-        left = 2 * whole - self._time.get(replica, 0.0)
-        start, most = sequence.num_computed, 0
-        while most < room and self._time_of(start, most + self._block) <= left:
-            most += self._block
-        return most or (self._block if room == self._chunk else 0)
+        room, start = self.room_on(replica), sequence.num_computed
+        left = 2 * self._time_of(0, self._chunk) - self._time.get(replica, 0.0)
+        most = -(-room // self._block) * self._block
+        while most > 0 and self._time_of(start, most) > left:
+            most -= self._block
+        return max(most, 0) or (self._block if room == self._chunk else 0)
 
     def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
         """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""

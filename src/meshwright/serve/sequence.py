@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from meshwright.serve.counted import Text
 from meshwright.serve.pages import Pages
@@ -80,8 +80,7 @@ class Request:
         return self.sampling.edits_logits or self.new_constraint is not None
 
 
-@dataclass(frozen=True)
-class TokenScore:
+class TokenScore(NamedTuple):
     """A token, its log-probability in nats under the model's unmodified distribution, and the likeliest.
 
     top: (token, log-probability), descending, as many as were asked for.

@@ -34,6 +34,10 @@ _ENDLESS = 1 << 60
 _TOKEN = TokenScore(0, 0.0)
 
 
+def _tell_nobody(event: Event | Exception) -> None:
+    """Of its tokens a replica tells the simulation itself."""
+
+
 class StepPrices(Protocol):
     """What a step takes, in seconds; `plan.serve.steps.StepSeconds`."""
 
@@ -104,7 +108,8 @@ class _Simulation:
             planned = replace(planned, prefix_cache=False)
         self._pools = [_Replica(self, planned, number) for number in range(planned.replicas)]
         self._prefilling = [
-            _Replica(self, planned, planned.replicas + number) for number in range(planned.prefill_replicas)
+            _Replica(self, planned, planned.replicas + number, prefills=True)
+            for number in range(planned.prefill_replicas)
         ]
         self._waiting: deque[int] = deque()
         self._under_way = 0
@@ -146,36 +151,36 @@ class _Simulation:
         self._ask(number, replica, 0, Text(number, self._load.prefix_tokens, self._load.prefix_tokens))
 
     def _ask(self, number: int, replica: "_Replica", turn_number: int, said: Text) -> None:
-        """Asks for the next turn of a chat, and for the one after it once it is answered."""
-        turns = self._load.chats[number].turns
-        turn = turns[turn_number]
-
-        def heard() -> None:
-            asked.answer.end_seconds = self.now
-            if turn_number + 1 < len(turns):
-                self._ask(number, replica, turn_number + 1, prompt.of_length(len(prompt) + asked.num_tokens))
-            else:
-                self._under_way -= 1
-                if self._waiting:
-                    self._arrive(self._waiting.popleft())
-
+        """Asks for a turn of a chat."""
+        turn = self._load.chats[number].turns[turn_number]
         prompt = said.of_length(len(said) + turn.prompt_tokens)
         answer = Answer(self.now, prompt_tokens=len(prompt))
-        asked = _Asked(prompt, turn.output_tokens, answer, heard)
+        asked = _Asked(number, turn_number, replica, prompt, turn.output_tokens, answer)
         self._asked[number].append(asked)
         if self._prefilling:
-            first = min(self._prefilling, key=_Replica.num_unfinished)
-            first.add(asked, only_first=True, then=partial(self._hand_over, asked, replica))
+            min(self._prefilling, key=_Replica.num_unfinished).add(asked)
         else:
             replica.add(asked)
 
-    def _hand_over(self, asked: "_Asked", replica: "_Replica") -> None:
+    def heard(self, asked: "_Asked") -> None:
+        """Goes on once a turn is answered: with the next of its chat, or with a chat that waits."""
+        asked.answer.end_seconds = self.now
+        following = asked.turn + 1
+        if following < len(self._load.chats[asked.chat].turns):
+            said = asked.prompt.of_length(len(asked.prompt) + asked.num_tokens)
+            self._ask(asked.chat, asked.replica, following, said)
+            return
+        self._under_way -= 1
+        if self._waiting:
+            self._arrive(self._waiting.popleft())
+
+    def prefilled(self, asked: "_Asked") -> None:
         """Moves a prefilled prompt to the replica that answers."""
         if asked.num_tokens >= asked.max_tokens:
-            asked.heard()
+            self.heard(asked)
             return
         seconds = self._planned.transfer_seconds * len(asked.prompt)
-        self.at(self.now + seconds, lambda: replica.take_over(asked))
+        self.at(self.now + seconds, partial(asked.replica.take_over, asked))
 
 
 def _finds_pages(planned: Planned, load: Load) -> bool:
@@ -192,15 +197,17 @@ def _finds_pages(planned: Planned, load: Load) -> bool:
 
 @dataclass(slots=True)
 class _Asked:
-    """A turn on its way. heard: called once it is answered.
+    """A turn on its way: of which chat, the number of the turn, and the replica that answers.
 
     tokens: of what was answered, as (the replica, the first of its steps, the one behind the last).
     """
 
+    chat: int
+    turn: int
+    replica: "_Replica"
     prompt: Text
     max_tokens: int
     answer: Answer
-    heard: Callable[[], None]
     num_tokens: int = 0
     tokens: "list[tuple[_Replica, int, int]]" = field(default_factory=list)
 
@@ -236,10 +243,12 @@ class _Drafts:
 
 
 class _Replica:
-    """A scheduler and its device."""
+    """A scheduler and its device. prefills: whether it makes first tokens alone."""
 
-    def __init__(self, simulation: _Simulation, planned: Planned, number: int) -> None:
-        self._simulation, self._planned = simulation, planned
+    def __init__(
+        self, simulation: _Simulation, planned: Planned, number: int, *, prefills: bool = False
+    ) -> None:
+        self._simulation, self._planned, self._prefills = simulation, planned, prefills
         drafter = _Drafts(planned.num_drafts) if planned.num_drafts else None
         self._counts = planned.counted and drafter is None
         self._scheduler = Scheduler(
@@ -271,9 +280,9 @@ class _Replica:
     def num_unfinished(self) -> int:
         return self._scheduler.num_running + self._scheduler.num_waiting + len(self._coming)
 
-    def add(self, asked: _Asked, *, only_first: bool = False, then: Callable[[], None] | None = None) -> None:
-        """Queues a turn. only_first: its first token, and `then` what follows."""
-        max_tokens = 1 if only_first else asked.max_tokens - asked.num_tokens
+    def add(self, asked: _Asked) -> None:
+        """Queues a turn."""
+        max_tokens = 1 if self._prefills else asked.max_tokens - asked.num_tokens
         prompt = asked.prompt.of_length(len(asked.prompt) + asked.num_tokens)
         if len(prompt) + max_tokens > self._planned.limits.context:
             context = self._planned.limits.context
@@ -283,14 +292,7 @@ class _Replica:
                 param="prompt",
             )
 
-        def emit(event: Event | Exception) -> None:
-            assert isinstance(event, Event)
-            asked.take(self, self.steps - 1, self.steps)
-            if event.finish_reason:
-                self._finished(sequence)
-                then() if then else asked.heard()
-
-        sequence = Answering(Request(prompt, max_tokens), max_tokens, 0, emit)
+        sequence = Answering(Request(prompt, max_tokens), max_tokens, 0, _tell_nobody)
         self._asked[sequence] = asked
         self._scheduler.add([sequence])
         self._wake()
@@ -346,10 +348,13 @@ class _Replica:
                 self._hand(sequence, score)
 
     def _hand(self, sequence: Answering, score: TokenScore) -> None:
-        event = sequence.append(score)
-        if event.finish_reason:
-            self._scheduler.release(sequence, event.finish_reason)
-        sequence.emit(event)
+        asked, finished = self._asked[sequence], sequence.append(score).finish_reason
+        if finished:
+            self._scheduler.release(sequence, finished)
+        asked.take(self, self.steps - 1, self.steps)
+        if finished:
+            self._finished(sequence)
+            (self._simulation.prefilled if self._prefills else self._simulation.heard)(asked)
 
     def _take_together(self, sequence: Answering, first: int, stop: int) -> None:
         self._asked[sequence].take(self, first, stop)

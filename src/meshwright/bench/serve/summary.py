@@ -1,7 +1,7 @@
 """The figures of a load test: percentiles, throughput, goodput."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,10 @@ class LatencyTargets:
 
     def met_by(self, answer: Answer) -> bool:
         """Whether the answer is whole and within both targets; one token has no TPOT and meets it."""
-        if answer.error or answer.ttft_seconds is None:
+        first = answer.ttft_seconds
+        if answer.error or first is None:
             return False
-        late = self.ttft_seconds is not None and answer.ttft_seconds > self.ttft_seconds
+        late = self.ttft_seconds is not None and first > self.ttft_seconds
         slow = self.tpot_seconds is not None and (answer.tpot_seconds or 0.0) > self.tpot_seconds
         return not late and not slow
 
@@ -41,6 +42,8 @@ def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any
     rate = 1 / seconds if seconds > 0 else 0.0
     new_tokens = sum(answer.num_tokens for answer in whole)
     gaps = [answer.gaps_seconds for answer in answers]
+    rows = [_row(answer, gap) for answer, gap in zip(answers, gaps, strict=True)]
+    rows_of_whole = [row for row in rows if row["error"] is None]
     gaps_of_whole = [gap for gap, answer in zip(gaps, answers, strict=True) if answer.error is None]
     return {
         "requests": len(answers),
@@ -53,11 +56,11 @@ def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any
         "requests_per_second": len(whole) * rate,
         "goodput": sum(map(targets.met_by, answers)) * rate,
         "targets": {"ttft_seconds": targets.ttft_seconds, "tpot_seconds": targets.tpot_seconds},
-        "ttft_seconds": percentiles([a.ttft_seconds for a in whole if a.ttft_seconds is not None]),
-        "tpot_seconds": percentiles([a.tpot_seconds for a in whole if a.tpot_seconds is not None]),
+        "ttft_seconds": percentiles(_known(rows_of_whole, "ttft_seconds")),
+        "tpot_seconds": percentiles(_known(rows_of_whole, "tpot_seconds")),
         "itl_seconds": percentiles(np.concatenate(gaps_of_whole) if whole else ()),
-        "request_seconds": percentiles([answer.end_seconds - answer.start_seconds for answer in whole]),
-        "answers": [_row(answer, gap) for answer, gap in zip(answers, gaps, strict=True)],
+        "request_seconds": percentiles(_known(rows_of_whole, "seconds")),
+        "answers": rows,
     }
 
 
@@ -69,6 +72,10 @@ def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]
     found = np.percentile(values, _PERCENTILES)
     by_name = {f"p{p}": float(value) for p, value in zip(_PERCENTILES, found, strict=True)}
     return {"mean": float(np.mean(values)), **by_name, "max": float(values.max())}
+
+
+def _known(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [row[key] for row in rows if row[key] is not None]
 
 
 def _row(answer: Answer, gaps: np.ndarray) -> dict[str, Any]:
