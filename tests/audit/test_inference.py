@@ -36,6 +36,8 @@ WINDOWS = replace(TWO_PERIODS, sliding_window=8)
         pytest.param(FEW, "data=2,tensor=2,kv_replicas=2,cache=batch", "prefill", marks=pytest.mark.slow),
         pytest.param(TINY, "data=2,tensor=4", "prefill", marks=pytest.mark.slow),
         pytest.param(TINY, "data=8", "generate", marks=pytest.mark.slow),
+        pytest.param(TINY, "tensor=2,tensor2=2", "generate", marks=pytest.mark.slow),
+        pytest.param(TINY, "tensor=2,tensor2=2", "prefill", marks=pytest.mark.slow),
         pytest.param(TINY, "tensor=4", "prefill", marks=pytest.mark.slow),
         pytest.param(TIED, "data=2,fsdp=2,tensor=2", "prefill", marks=pytest.mark.slow),
         pytest.param(WINDOWS, "data=2,fsdp=2,tensor=2", "prefill", marks=pytest.mark.slow),

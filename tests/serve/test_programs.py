@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import MIXTURE, TINY
+from tests.nn.test_layouts import GPT, LATENT, MIXTURE, TIED, TINY
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
@@ -87,7 +87,19 @@ def _one_device(config: ModelConfig = TINY) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["data=2,expert=2", "data=4,expert=4,tensor=2", "data=2,fsdp=2,expert=2"])
+@pytest.mark.parametrize("config", [LATENT, GPT, TIED], ids=lambda config: config.name)
+def test_other_models_in_two_dimensions(config: ModelConfig) -> None:
+    """D over one axis, heads and F over the other: 2D weight-stationary."""
+    found = _prefill_then_generate(_layout("tensor=2,tensor2=2"), config)
+    for mine, expected in zip(found, _one_device(config), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    ["data=2,expert=2", "data=4,expert=4,tensor=2", "data=2,fsdp=2,expert=2", "data=2,tensor2=2,expert=2"],
+)
 def test_experts_on_devices_of_their_own(text: str) -> None:
     found = _prefill_then_generate(_layout(text), MIXTURE)
     for mine, expected in zip(found, _one_device(MIXTURE), strict=True):
@@ -101,6 +113,8 @@ def test_experts_on_devices_of_their_own(text: str) -> None:
         pytest.param("data=2,tensor=2,kv_replicas=2,cache=batch", marks=pytest.mark.slow),
         pytest.param("data=2,tensor=2,kv_replicas=2,cache=sequence", marks=pytest.mark.slow),
         pytest.param("tensor=2,kv_replicas=4,cache=batch", marks=pytest.mark.slow),
+        pytest.param("tensor=2,tensor2=2,kv_replicas=2,cache=batch", marks=pytest.mark.slow),
+        pytest.param("tensor=2,tensor2=2,kv_replicas=2,cache=sequence", marks=pytest.mark.slow),
     ],
 )
 def test_a_cache_is_split_beyond_its_heads(text: str) -> None:
@@ -123,7 +137,7 @@ def test_a_cache_is_split_beyond_its_heads(text: str) -> None:
         "data=2,tensor=4",
         *(
             pytest.param(text, marks=pytest.mark.slow)
-            for text in ("data=8", "tensor=4", "data=2,fsdp=2,tensor=2")
+            for text in ("data=8", "tensor=4", "data=2,fsdp=2,tensor=2", "data=2,tensor=2,tensor2=2")
         ),
     ],
 )
@@ -145,7 +159,8 @@ def test_positions_are_whole() -> None:
     with pytest.raises(LayoutError) as error:
         workload_step(TINY, Layout.of(context=2), Workload(B, S), "generate")
     assert str(error.value) == (
-        "layout context=2,remat=none: inference splits over data, fsdp and tensor; leave out context=2"
+        "layout context=2,remat=none: inference splits over data, fsdp, expert and tensor; "
+        "leave out context=2"
     )
 
 

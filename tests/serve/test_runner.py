@@ -383,8 +383,8 @@ def test_bfloat16_serves_what_it_was_given(reference):
     [
         (
             "fsdp=2,tensor=2,sequence_parallel=true",
-            "layout fsdp=2,tensor=2,sequence_parallel=true,remat=none: inference splits over data, fsdp and"
-            " tensor; leave out sequence_parallel=true",
+            "layout fsdp=2,tensor=2,sequence_parallel=true,remat=none: inference splits over data, fsdp, "
+            "expert and tensor; leave out sequence_parallel=true",
         ),
         (
             "tensor=8",

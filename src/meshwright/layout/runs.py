@@ -29,7 +29,7 @@ def check_runs(config: ModelConfig, layout: Layout | None = None, phase: str = "
         raise LayoutError(
             f"layout {layout}: {feature} can be planned, not yet run; mw plan train ranks what runs"
             if phase == "train"
-            else f"layout {layout}: inference splits over data, fsdp and tensor; leave out {feature}"
+            else f"layout {layout}: inference splits over data, fsdp, expert and tensor; leave out {feature}"
         )
 
 
@@ -47,9 +47,8 @@ def model_lacks(config: ModelConfig) -> str | None:
 
 def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
     """The first word of the layout that nn/ does not run yet, in this phase."""
-    for name in ("pipe", "tensor2") if phase != "train" else ():
-        if (degree := layout.degree(name)) > 1:
-            return f"{name}={degree}"
+    if phase != "train" and layout.pipe > 1:
+        return f"pipe={layout.pipe}"
     for axis in AXES:
         if layout.degree(axis.name) > 1 and (word := axis.why_not(layout)):
             return word

@@ -324,8 +324,8 @@ def through(
 
 def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: Any = None) -> Any:
     """logits[B, T, V] of x[B, T, D] after the last layer; with `indices`[B, n] those of n positions alone."""
-    x = _apply_norm(config, ops, w, "final_norm", x)
-    (out,) = ops.einsums(x if indices is None else ops.take("take", x, indices), w, **_head(config))
+    x = x if indices is None else ops.take("take", x, indices)
+    (out,) = ops.einsums(_apply_norm(config, ops, w, "final_norm", x), w, **_head(config))
     return ops.softcap("logit_softcap", out, config.logit_softcap) if config.logit_softcap else out
 
 
