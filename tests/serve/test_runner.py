@@ -271,8 +271,9 @@ def test_pages_that_run_out_are_computed_again(runner, answers, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [{}, {"data": 2, "kv_dtype": "int8"}])
 def test_pages_that_run_out_wait_in_the_hosts_memory(reference, answers, monkeypatch, words):
-    """As above, where preempted sequences get back what they had."""
-    runner = make_runner(reference[0], 1, host_bytes=10**6, **words)
+    """As above on each replica, where preempted sequences get back what they had."""
+    num_slots = NUM_SLOTS * words.get("data", 1)
+    runner = make_runner(reference[0], 1, num_slots, host_bytes=10**6, **words)
     expected = generate(runner, *map(greedy, PROMPTS)) if words else answers
     monkeypatch.setattr(runner, "limits", dataclasses.replace(runner.limits, num_pages=6))
     for _ in range(2):  # the second time all prompts are known
