@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, L, N, record
 
-from meshwright.cost.eager import eager_memory
+from meshwright.cost.eager import eager_memory, reported_bytes
 from meshwright.cost.memory import Memory, train_memory
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
@@ -67,16 +67,20 @@ class TestLoss:
     """Beside the logits, which activations count: logarithms, their cotangents and those of the logits."""
 
     @staticmethod
-    def _beside(layout: Layout) -> int:
+    def _beside(layout: Layout, runs: Software = EAGER) -> int:
         """Of the buffers: what a vocabulary of 64,000 needs over one of 32,000, doubled."""
         half = replace(SMALL, vocab_size=32_000)
-        return 2 * (_memory(layout, WIDE).buffers - _memory(layout, half).buffers)
+        return 2 * (_memory(layout, WIDE, runs).buffers - _memory(layout, half, runs).buffers)
 
     def test_three_arrays_in_float32(self) -> None:
         assert self._beside(Layout.of()) == 3 * F32 * WIDE_LOGITS
 
     def test_four_where_the_vocabulary_is_split(self) -> None:
-        assert self._beside(Layout.of(tensor=4)) == 4 * F32 * WIDE_LOGITS / 4
+        titan = replace(EAGER, split_loss_arrays=0)
+        assert self._beside(Layout.of(tensor=4), titan) == 4 * F32 * WIDE_LOGITS / 4
+
+    def test_two_where_the_softmax_takes_the_place_of_a_copy(self) -> None:
+        assert self._beside(Layout.of(tensor=4)) == 2 * F32 * WIDE_LOGITS / 4
 
     def test_in_the_type_of_activations_where_nothing_is_in_float32(self) -> None:
         assert self._beside(PURE) == 3 * BF16 * WIDE_LOGITS
@@ -97,8 +101,15 @@ class TestLoss:
 
 
 class TestGradients:
-    def test_that_replicas_add_up_take_the_room_of_activations(self) -> None:
-        assert _memory(Layout.of(data=2), WIDE).gradients == 0
+    def test_that_replicas_add_up_take_the_room_of_activations_but_for_buckets(self) -> None:
+        alone = replace(EAGER, buckets=False)
+        assert _memory(Layout.of(data=2), WIDE, alone).gradients == 0
+        assert _memory(Layout.of(data=2), WIDE).gradients == BF16 * count_params(WIDE).total
+        assert _memory(Layout.of(), WIDE).gradients == 0
+
+    def test_in_a_type_of_their_own_are_always_there(self) -> None:
+        wide = Layout.of(gradients_dtype="f32")
+        assert _memory(wide, WIDE).gradients == F32 * count_params(WIDE).total
 
     def test_that_are_scattered_have_their_own(self) -> None:
         params, norms = count_params(WIDE).total, count_params(WIDE).norms
@@ -130,3 +141,40 @@ def test_a_cast_copy_has_no_flat_array_beside_it() -> None:
 def test_offloaded_activations_wait_on_the_host() -> None:
     kept, sent = _memory(Layout.of()), _memory(Layout.of(offload=True))
     assert sent.host + sent.activations == kept.activations and sent.host > 0
+
+
+class TestReported:
+    """What an allocator shows where there is room: also what a stream still sends."""
+
+    ROOMY = 1e15
+
+    def _held(self, layout: Layout, config: ModelConfig = SMALL, room: float = ROOMY) -> float:
+        graph = record(layout, config)
+        return reported_bytes(graph, layout, EAGER, room) - eager_memory(graph, layout, EAGER).total
+
+    def test_two_sums_a_layer_stay_until_they_are_sent(self) -> None:
+        assert self._held(Layout.of(tensor=4, sequence_parallel=True)) == 2 * L * BF16 * BTD
+        assert self._held(Layout.of()) == self._held(Layout.of(data=4)) == 0
+
+    def test_of_as_many_layers_as_the_host_is_ahead(self) -> None:
+        deep = replace(SMALL, num_layers=46)
+        held = self._held(Layout.of(tensor=4, sequence_parallel=True), deep)
+        assert held == pytest.approx(2 * 23 * BF16 * BTD)
+
+    def test_only_where_there_is_room_and_pytorch_holds_them(self) -> None:
+        layout = Layout.of(tensor=4, sequence_parallel=True)
+        graph = record(layout)
+        needed = eager_memory(graph, layout, EAGER).total
+        assert self._held(layout, room=needed + 1) == 1
+        assert self._held(layout, room=needed / 2) == 0
+        titan = replace(EAGER, holds_sent=False)
+        assert reported_bytes(graph, layout, titan, self.ROOMY) == needed
+
+    def test_of_the_first_stage_where_a_program_asks_its_first_rank(self) -> None:
+        """A head as wide as the model is deep: the last stage has most."""
+        layout = Layout.of(pipe=2, microbatches=2)
+        graph = record(layout, WIDE)
+        every = replace(EAGER, reports_first_stage=False)
+        most = reported_bytes(graph, layout, every, self.ROOMY)
+        assert most == eager_memory(graph, layout, EAGER).total
+        assert most > reported_bytes(graph, layout, EAGER, self.ROOMY)

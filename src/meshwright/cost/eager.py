@@ -13,13 +13,20 @@ XLA plans the memory of a step as a whole (memory.py). Without that
     gradients    that are scattered layer by layer come from the memory of another stream of kernels, which
                  an allocator never gives to this one. Others take the room that activations leave
     blocks       that a layer's forward pass left are too small for an array of the loss, and stay beside
+    buckets      of DistributedDataParallel are copies of the gradients in the type of the weights
+
+What an allocator reports is more where there is room (`reported_bytes`): the input of a reduce-scatter of
+activations is not given to anything else until the stream that sends it is done, and the host launches up to
+a whole forward pass ahead of it. Where there is no room the allocator waits.
 
 Sources: PyTorch, torch/distributed/tensor/parallel/loss.py (the split loss), pytorch/pytorch#129721 (the
 memory of FSDP's streams), torch/distributed/fsdp (the root's weights are not resharded after the forward
-pass); PyTorch's notes on CUDA, "Memory management".
+pass); PyTorch's notes on CUDA, "Memory management", `Tensor.record_stream` and DistributedDataParallel
+(`gradient_as_bucket_view`).
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from meshwright.cost.figures import larger, largest, smaller
@@ -39,6 +46,9 @@ from meshwright.units import dtype_bytes, whole
 
 # Arrays as large as the logits, besides them, where the vocabulary is whole and where it is split.
 _WHOLE_LOSS, _SPLIT_LOSS = 3, 4
+# A host runs so many layers ahead of the device: CUDA queues 1,024 launches, and a layer's forward pass in
+# PyTorch is some 45 kernels, copies and events.
+_LAYERS_AHEAD = 23
 # Policies under which no norm, activation or attention runs again, so that what its steps keep stays.
 _RUN_ONCE = ("none", "attention")
 
@@ -50,16 +60,50 @@ def step_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
 
 def eager_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
-    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
-    counts = stage_counts(graph, schedule, pipe, interleave)
-    found = []
-    for stage in different_stages(graph, schedule, pipe, interleave):
-        alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, stage)
-        states = state_bytes(graph, layout, stage, reduced_at_once=False)
-        host = host_state_bytes(graph, layout, stage)
-        phases = eager_phases(graph, counts[stage], states, alive, layout, software)
-        found += [replace(phase, host=phase.host + host) for phase in phases]
+    stages = different_stages(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
+    found = (_stage_memory(graph, layout, software, stage) for stage in stages)
     return max(found, key=lambda memory: memory.total)
+
+
+def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: int) -> Memory:
+    schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.interleave
+    counts = stage_counts(graph, schedule, pipe, interleave)[stage]
+    alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, stage)
+    states = state_bytes(graph, layout, stage, reduced_at_once=False)
+    phases = eager_phases(graph, counts, states, alive, layout, software)
+    found = max(phases, key=lambda memory: memory.total)
+    return replace(found, host=found.host + host_state_bytes(graph, layout, stage))
+
+
+def reported_bytes(graph: Graph, layout: Layout, software: Software, room: float) -> float:
+    """What the software says that a step takes: of the rank that it asks, and with what its allocator holds.
+
+    room: bytes that a program may have. What is held is at most what is left of them.
+    """
+    if not software.eager:
+        return train_memory(graph, layout).total
+    whole_step = eager_memory if not software.reports_first_stage else partial(_stage_memory, stage=0)
+    needed = whole_step(graph, layout, software).total
+    held = _held_while_sent(graph, layout) if software.holds_sent else 0.0
+    return max(needed, min(room, needed + held))
+
+
+def _held_while_sent(graph: Graph, layout: Layout) -> float:
+    """Bytes of what reduce-scatters of activations send in the layers that a host runs ahead.
+
+    Between stages the host waits for messages, and does not run ahead.
+    """
+    if layout.pipe > 1:
+        return 0.0
+    layers = [segment for segment in graph.segments if segment.source]
+    found = sum(
+        segment.count * transfer.gathered_bytes
+        for segment in layers
+        for node in segment.nodes
+        for transfer in node.forward_transfers
+        if transfer.op == "reduce_scatter" and transfer.critical
+    )
+    return found * min(1.0, _LAYERS_AHEAD / sum(segment.count for segment in layers))
 
 
 def eager_phases(
@@ -76,7 +120,14 @@ def eager_phases(
     """
     weights, gradients, optimizer = states
     scattered = layout.zero_stage >= 2
-    early = gradients if scattered or layout.microbatches > 1 else 0  # before any of this step is made
+    made_in = dtype_bytes(layout.weights_dtype)
+    kept_in = dtype_bytes(layout.gradients_dtype or layout.weights_dtype)
+    # Gradients that are not as autograd makes them have arrays of their own, which stay.
+    accumulated = scattered or layout.microbatches > 1 or made_in != kept_in
+    early = gradients if accumulated else 0  # before any of this step is made
+    if software.buckets and not scattered and layout.num_batch_shards > 1:
+        buckets = whole(gradients / kept_in * made_in)
+        early, gradients = early + buckets, gradients + buckets
     held = held_bytes(graph, counts, layout.remat)
     here = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
     layers = [(segment, count) for segment, count in here if segment.source]
@@ -140,7 +191,8 @@ def _loss_bytes(segment: Segment, layout: Layout, software: Software) -> Any:
     for node in (node for node in segment.nodes if node.kind == "loss"):
         logits = node.inputs[0]
         split = logits.array.axes_of("V") and not software.whole_logits
-        arrays = software.loss_arrays or (_SPLIT_LOSS if split else _WHOLE_LOSS)
+        own = software.split_loss_arrays if split else software.loss_arrays
+        arrays = own or (_SPLIT_LOSS if split else _WHOLE_LOSS)
         size = node.unfused_bytes if software.whole_logits else logits.bytes_per_device
         wide_size = whole(size / dtype_bytes(logits.dtype) * dtype_bytes(dtype))
         found += size if software.fused_loss else arrays * wide_size

@@ -24,7 +24,10 @@ DEFAULT = "xla"
 _ODDS = ("matmul", "experts", "attention", "memory", "elementwise", "overlap", "waiting", "exchanging")
 _SECONDS = ("kernel_seconds", "launch_seconds", "network_falloff")
 _HOST = ("host_seconds", "host_collective_seconds", "host_node_seconds")
-_FLAGS = ("whole_sums", "unfused_norms", "eager", "counts_head", "whole_logits")
+_FLAGS = (
+    "whole_sums", "unfused_norms", "eager", "counts_head", "whole_logits", "buckets", "holds_sent",
+    "reports_first_stage",
+)  # fmt: skip
 # Operations of which PyTorch runs, and keeps for the backward pass, every step.
 STEPS = ("norms", "gates", "keys")
 
@@ -38,9 +41,14 @@ class Software:
     planned. flash_since: the year from which its attention keeps scores on the chip. flash: whether it does.
     fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
     and keep their operands alone, where others keep what their steps make. loss_arrays: float32 arrays as
-    large as the logits that a loss has besides; 0: PyTorch's. whole_logits: whether logits of a vocabulary
+    large as the logits that a loss has besides, split_loss_arrays: where the vocabulary is split; 0: as many
+    as PyTorch's. whole_logits: whether logits of a vocabulary
     that is split are gathered before it. fused_loss: whether one kernel makes the cotangents of the logits,
     as Flash Attention's and Liger's cross-entropy do.
+    buckets: whether data ranks sum gradients in copies of them (DistributedDataParallel's buckets).
+    holds_sent: whether what a collective sends stays until its stream is done (`Tensor.record_stream`,
+    PyTorch's way unless TORCH_NCCL_AVOID_RECORD_STREAMS is set).
+    reports_first_stage: whether the memory that it tells of is that of the first stage, not of the fullest.
     counts_head: whether stages are filled with whole layers until each is past its share of all parameters,
     the head's among them; else layers alone are dealt out.
     sources: where each figure comes from, by key.
@@ -62,6 +70,10 @@ class Software:
     flash: bool = True
     fused: tuple[str, ...] = ()
     loss_arrays: int = 0
+    split_loss_arrays: int = 0
+    buckets: bool = False
+    holds_sent: bool = False
+    reports_first_stage: bool = False
     fused_loss: bool = False
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -119,7 +131,7 @@ def read_software(text: str, origin: str) -> Software:
     """The software that TOML `text` describes. Raises HardwareError naming file, line and key of a fault."""
     file = CheckedToml(origin, text)
     data = file.parse()
-    counts = ("flash_since", "loss_arrays")
+    counts = ("flash_since", "loss_arrays", "split_loss_arrays")
     known_keys = ("name", "about", "odds", "seconds", "sources", "fused", *counts, *_HOST, *_FLAGS)
     file.refuse_unknown(data, known_keys)
     factors: dict[str, dict[str, float]] = {}
@@ -144,6 +156,7 @@ def read_software(text: str, origin: str) -> Software:
         **flags,
         flash_since=numbers.get("flash_since", 0),
         loss_arrays=numbers.get("loss_arrays", 0),
+        split_loss_arrays=numbers.get("split_loss_arrays", 0),
         fused=tuple(fused),
         sources=file.strings(data, "sources"),
     )

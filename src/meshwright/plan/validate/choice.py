@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import floor
 
-from meshwright.cost.eager import step_memory
+from meshwright.cost.eager import reported_bytes, step_memory
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory
 from meshwright.hardware.topology import Hardware
@@ -52,11 +52,12 @@ class Mix:
 
 @dataclass(frozen=True)
 class PricedMix:
-    """A mix with its prices. bytes_per_chip: as an allocator shows them."""
+    """A mix with its prices. bytes_per_chip: what it needs. reported_bytes: what its software tells of."""
 
     mix: Mix
     candidates: tuple[Candidate, ...]
     bytes_per_chip: float
+    reported_bytes: float
 
     @cached_property
     def step_seconds(self) -> float:
@@ -77,7 +78,12 @@ def _priced(case: Case, mix: Mix) -> PricedMix:
         for _, layout in mix.parts
     )
     total = sum(share * memory_of(case, mix.hardware, part).total for share, part in mix.parts)
-    return PricedMix(mix, tuple(candidates), total)
+    room = mix.hardware.chip.program_bytes
+    reported = sum(
+        share * reported_bytes(_graph(case, part), part, mix.hardware.software, room)
+        for share, part in mix.parts
+    )
+    return PricedMix(mix, tuple(candidates), total, reported)
 
 
 def mixes(case: Case) -> list[Mix]:

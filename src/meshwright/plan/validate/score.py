@@ -112,7 +112,7 @@ def _predict(row: Row) -> Prediction:
         chosen = choose(case)
     except MeshwrightError as error:
         return Prediction(row, skipped=str(error))
-    predicted = chosen.bytes_per_chip if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
+    predicted = chosen.reported_bytes if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
     fits = chosen.bytes_per_chip <= case.hardware.chip.program_bytes
     return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case), fits=fits)
 
