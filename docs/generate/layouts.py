@@ -29,7 +29,7 @@ MEANINGS = {
     "offload": "Whether saved activations wait in the host's memory.",
     "offload_optimizer": "Whether the optimizer's state and float32 weights wait in the host's memory.",
     "capacity": "The most tokens of an expert, in times its even share; without it, all that choose it.",
-    "grouped": "Whether experts multiply the rows of the tokens that choose them alone, sorted by expert.",
+    "grouped": "Whether the devices of a group of experts gather its tokens, where else rows are exchanged.",
     "weights_dtype": "Stored weights; narrower than bf16 only in inference.",
     "compute_dtype": "Activations and gathers.",
     "matmul_dtype": "Operands of matmuls, where they differ from `compute_dtype`. Training has fp8 and int8, "

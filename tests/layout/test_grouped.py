@@ -45,13 +45,38 @@ def test_few_rows_are_filled_up_where_experts_have_many() -> None:
 def test_what_grouped_products_cannot_be_combined_with_is_said() -> None:
     with pytest.raises(LayoutError, match=r"capacity = 1.25 with grouped = true.*fits: one of the two"):
         Layout.parse("fsdp=2,grouped=true,capacity=1.25")
-    text = "fsdp=2,tensor=2,sequence_parallel=true"
-    values = Layout.parse(text).to_dict()
-    values["schedule"]["grouped"] = True
-    with pytest.raises(
-        LayoutError, match=r"C = \['fsdp', 'tensor'\] with M = \['tensor'\].*C without tensor"
-    ):
-        Layout.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "exchanged", "met", "rows", "repeated"),
+    [
+        ("fsdp=8", "", "", "", ""),
+        ("fsdp=8,expert=4", "expert", "", "", ""),
+        ("fsdp=8,expert=4,grouped=true", "", "expert", "", ""),
+        # Without an axis of experts nothing travels by row, grouped or not.
+        ("fsdp=2,tensor=2,sequence_parallel=true", "", "tensor", "", ""),
+        ("fsdp=4,expert=4,tensor=2,sequence_parallel=true", "expert", "", "tensor", ""),
+        ("fsdp=4,expert=4,tensor=2", "expert", "", "", "tensor"),
+        ("fsdp=2,expert=4,tensor=2", "expert", "", "", "tensor"),
+        ("fsdp=2,expert=4,tensor=2,sequence_parallel=true", "expert tensor", "", "", ""),
+        ("context=2,fsdp=4,expert=4", "expert", "", "", ""),
+    ],
+)
+def test_axes_on_the_way_to_experts(text: str, exchanged: str, met: str, rows: str, repeated: str) -> None:
+    found = Layout.parse(text).routing
+    assert [" ".join(axes) for axes in found[3:]] == [exchanged, met, rows, repeated]
+
+
+def test_rows_travel_by_collectives_of_the_notation() -> None:
+    layout = Layout.of(fsdp=4, expert=2, tensor=2, sequence_parallel=True)
+    into, out_of = layout.contraction("w", "ECD,EDM->ECM"), layout.contraction("w", "ECM,EMD->ECD")
+    steps = (layout.to_experts("d"), into.lhs_reshard, out_of.out_reshard, layout.from_experts("y"))
+    assert [str(step) for one in steps for step in one.forward] == [
+        "AllToAll_{expert} d[E, C_{fsdp,tensor,expert}, D] -> d[E_expert, C_{fsdp,tensor}, D]",
+        "AllGather_{tensor} x[E_expert, C_{fsdp,tensor}, D] -> x[E_expert, C_fsdp, D]",
+        "ReduceScatter_{tensor} w_out[E_expert, C_fsdp, D]{U_tensor} -> w_out[E_expert, C_{fsdp,tensor}, D]",
+        "AllToAll_{expert} y[E_expert, C_{fsdp,tensor}, D] -> y[E, C_{fsdp,tensor,expert}, D]",
+    ]
 
 
 def test_the_short_form_keeps_the_word_and_its_rules() -> None:

@@ -226,8 +226,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        # Grouped products; what they are compared with multiplies all tokens with every expert.
-        (MIXTURE, "data=2,fsdp=4,expert=2,tensor=1,remat=matmuls,grouped=true"),
+        (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls"),
         pytest.param(OSS, "data=4,expert=2,tensor=2,remat=full", marks=pytest.mark.slow),
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         *(
@@ -240,7 +239,10 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (MIXTURE, "context=2,fsdp=2,tensor=2,expert=2,grouped=true"),
                 (MIXTURE, "fsdp=2,tensor=2,tensor2=2,expert=2,grouped=true"),
                 (OSS, "data=4,expert=2,tensor=2,remat=full,grouped=true"),
-                (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls"),
+                (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls,grouped=true"),
+                (MIXTURE, "fsdp=4,expert=2,tensor=2"),
+                (MIXTURE, "fsdp=2,tensor=4,expert=8"),
+                (MIXTURE, "fsdp=2,tensor=4,expert=8,grouped=true"),
                 (MIXTURE, "fsdp=2,tensor=4,sequence_parallel=true,expert=8,remat=full"),
                 (MIXTURE, "context=2,fsdp=2,tensor=2,expert=2,sequence_parallel=true"),
                 (MIXTURE, "data=2,tensor=4"),

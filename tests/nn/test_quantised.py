@@ -11,11 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tests.nn.test_layouts import TINY
+from tests.nn.test_layouts import MIXTURE, TINY
 
 from meshwright.errors import CheckpointError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
+from meshwright.models.config import ModelConfig
 from meshwright.nn.inference import layered
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
@@ -44,15 +45,21 @@ def test_a_weight_is_off_by_half_a_step_at_most(dtype: str) -> None:
     assert (np.abs(wide - w) <= bound.reshape(w.shape) + 1e-7).all()
 
 
-def _logits(text: str, weights_dtype: str, matmul_dtype: str | None = None, wide: bool = False) -> Any:
+def _logits(
+    text: str,
+    weights_dtype: str,
+    matmul_dtype: str | None = None,
+    wide: bool = False,
+    config: ModelConfig = TINY,
+) -> Any:
     """Logits after prompts under a layout; wide: with the weights that the quantised ones stand for."""
     layout = Layout.parse(text).replace(
         weights_dtype=weights_dtype, compute_dtype="f32", matmul_dtype=matmul_dtype
     )
     plain = layout.replace(weights_dtype="f32", matmul_dtype=None)
     run = plain if wide else layout
-    step, (_, pools, last, *others), mesh = workload_step(TINY, run, Workload(B, S), "prefill")
-    weights = layered(init_params(TINY, as_read(layout), mesh, seed=0), TINY, layout, mesh)
+    step, (_, pools, last, *others), mesh = workload_step(config, run, Workload(B, S), "prefill")
+    weights = layered(init_params(config, as_read(layout), mesh, seed=0), config, layout, mesh)
     with jax.set_mesh(mesh):
         if wide:
             is_leaf = lambda leaf: isinstance(leaf, Quantised)  # noqa: E731
@@ -81,6 +88,21 @@ def _logits(text: str, weights_dtype: str, matmul_dtype: str | None = None, wide
 def test_products_are_those_of_the_numbers_that_weights_stand_for(text: str, dtype: str) -> None:
     # The groups of int4 are of what one device has, so that other layouts have other numbers.
     found, expected = _logits(text, dtype), _logits(text if dtype == "int4" else "data=1", dtype, wide=True)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("data=2,expert=2,tensor=2", "int8"),
+        pytest.param("data=2,expert=2", "int4", marks=pytest.mark.slow),
+        pytest.param("data=4,expert=4,grouped=true", "fp8", marks=pytest.mark.slow),
+        pytest.param("fsdp=2,expert=2,tensor=2,grouped=true", "f32", marks=pytest.mark.slow),
+    ],
+)
+def test_so_are_products_of_experts(text: str, dtype: str) -> None:
+    how = {"wide": dtype != "f32", "config": MIXTURE}
+    found, expected = _logits(text, dtype, config=MIXTURE), _logits("data=1", dtype, **how)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 

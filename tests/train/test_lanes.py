@@ -85,7 +85,6 @@ def test_what_no_program_of_lanes_runs_is_refused() -> None:
     ):
         lanes.check(OSS)
     assert why_not(DEEP, lanes, "generate") == "pipe=2"
-    assert why_not(MIXTURE, lanes.replace(grouped=True)) == "grouped=true with pipe=2"
     assert why_not(DEEP, lanes.replace(schedule="1f1b")) == "pipe=2 with schedule=1f1b"
 
 

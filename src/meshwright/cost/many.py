@@ -70,8 +70,9 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
     axes = ["context"] if mesh.word("context_method") == "allgather" else []
     if mesh.degree("expert") == 1 and (mesh.fsdp > 1 or mesh.zero_stage == 0):
         axes.append("data")
-    # Grouped products keep what they gather over `tensor` beside what they gather it from.
-    if mesh.degree("expert") == 1 and mesh.tensor == 1 and not mesh.schedule.grouped:
+    # Experts without a capacity keep what they gather over `tensor` beside what they gather it from.
+    by_token = config.moe is not None and mesh.schedule.capacity is None
+    if mesh.degree("expert") == 1 and mesh.tensor == 1 and not by_token:
         wide = _with(mesh, {"tensor": 2, "sequence_parallel": True})
         mesh = wide if _sums_no_matrix_as_vectors(wide, config) else mesh
     return _with(mesh, {axis: max(2, mesh.degree(axis)) for axis in axes})

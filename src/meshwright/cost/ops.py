@@ -49,9 +49,10 @@ class SymbolicOps(Recorder):
         scores_dtype: str = "f32",
         head_by_chunks: bool = False,
         head_tile: int = 1,
+        static_rows: bool = False,
         many: MeshSizes | None = None,
     ) -> None:
-        super().__init__(config, layout, shape, many, head_tile=head_tile)
+        super().__init__(config, layout, shape, many, head_tile=head_tile, static_rows=static_rows)
         self.flash_attention, self.scores_dtype = flash_attention, scores_dtype
         self.head_by_chunks = head_by_chunks
         self._quantised: dict[int, Value] = {}
@@ -143,10 +144,12 @@ class SymbolicOps(Recorder):
         return self.elementwise(name, (k, rope), self.value(array, k.dtype), ())
 
     def activation(self, name: str, gate: Value, up: Value | None, kind: str) -> Value:
+        """Of the rows of experts that there are, whatever there is room for."""
         inputs = (gate,) if up is None else (gate, up)
         factor = 0 if up is None else gate.bytes_per_device  # the activated gate, before the product with up
         out = self.value(gate.array, gate.dtype)
-        return self.elementwise(name, inputs, out, inputs, unfused_bytes=factor, steps="gates")
+        share = self.multiplied_share(gate.array)
+        return self.elementwise(name, inputs, out, inputs, unfused_bytes=factor, steps="gates", share=share)
 
     def residual(self, name: str, x: Value, y: Value) -> Value:
         return self.elementwise(name, (x, y), self.value(x.array, x.dtype), ())
@@ -178,12 +181,9 @@ class SymbolicOps(Recorder):
         partial = self.value(plan.product, dtype)
         self._quantise(name, x, w, partial)
         rows, inner, columns, batch = self._product_shape(plan, x, w)
-        read, taken = self.read_share(plan), 1.0
+        read, taken = self.read_share(plan), self.multiplied_share(plan.product)
+        rows = rows * taken
         kernels = -(-batch * read // 1)  # one of each expert here
-        if self.blocks and "C" in plan.einsum.letters:
-            # A product for each block of rows, which reads its expert's weights.
-            taken, read = self.multiplied_rows, self.blocks.even / batch
-            rows, kernels, batch = self.blocks.rows, self.blocks.even, self.blocks.even
         flops = plan.flops_per_device(self.mesh, self.sizes) * taken
         routed = "E" in plan.einsum.lhs and "E" in plan.einsum.rhs
         traffic = (x.bytes_per_device + partial.bytes_per_device) * taken + w.bytes_per_device * read
@@ -202,6 +202,10 @@ class SymbolicOps(Recorder):
             )
         )
         return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
+
+    def multiplied_share(self, array: ShardedArray) -> Any:
+        """The share of an array that is computed: of the rows of experts, those that there are."""
+        return self.multiplied_rows if "C" in array.dims else 1.0
 
     def read_share(self, plan: Contraction) -> Any:
         """The share of a product's weights that it reads: all of them, in training."""
@@ -395,32 +399,59 @@ class SymbolicOps(Recorder):
     def dispatch(self, name: str, x: Value, gates: Value) -> Value:
         """d[E, C, D]: each device sorts its tokens by expert and sends them to the experts' devices.
 
-        For grouped products the tokens go to all devices of a group of experts, and are sorted there.
+        Without a capacity each device tells the others of a group how many it has for each expert. Grouped,
+        the tokens go to all devices of a group of experts, and are sorted there.
         """
-        if self.layout.schedule.grouped:
-            met = self._exchange(name, x, self.layout.tokens_to_experts("x"))
-            here = self.layout.gates_to_experts("gates")
-            self._own_gates = self.reshard(
-                "gates", "exchange", gates, here, gates.dtype, critical=True, what="tokens"
-            )
-            rows = self.value(self.layout.activation("d", "ECD"), x.dtype)
-            return self.elementwise(f"{name}_sort", (met, self._own_gates), rows, (self._own_gates,))
-        sorted_rows = self.value(self.layout.routed("d"), x.dtype)
-        rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, (gates,))
-        return self._exchange(name, rows, self.layout.to_experts("d"))
+        if self.layout.schedule.capacity is not None:
+            sorted_rows = self.value(self.layout.routed("d"), x.dtype)
+            rows = self.elementwise(f"{name}_sort", (x, gates), sorted_rows, (gates,))
+            return self._exchange(name, rows, self.layout.to_experts("d"))
+        met = self._exchange(name, x, self.layout.tokens_to_experts("x"))
+        here = self.layout.gates_to_experts("gates")
+        self._own_gates = self.reshard(
+            "gates", "exchange", gates, here, gates.dtype, critical=True, what="tokens"
+        )
+        inputs = met, self._own_gates
+        if not self.layout.routing.exchanged:
+            rows = self.value(self.layout.rows("d"), x.dtype)
+            return self.elementwise(f"{name}_sort", inputs, rows, (self._own_gates,))
+        rows = self.elementwise(f"{name}_sort", inputs, self._rows_at_home("d", x.dtype), (self._own_gates,))
+        counts = (self._counts(name, rows),) if self.static_rows else ()
+        return self._exchange(name, rows, self.layout.to_experts("d"), counts)
+
+    def _rows_at_home(self, name: str, dtype: str) -> Value:
+        """Rows as the tokens' devices sort them: as many as there are."""
+        room = self.sizes["C"]
+        self.sizes["C"] = self.even_rows
+        value = self.value(self.layout.routed(name), dtype)
+        self.sizes["C"] = room
+        return value
+
+    def _counts(self, name: str, rows: Value) -> Value:
+        """How many rows each device has for each expert, told to all of its group."""
+        routing = self.layout.routing
+        num_bytes, sent = self.sizes["E"] * dtype_bytes("i32"), []
+        for axes in filter(None, (routing.exchanged, routing.rows)):
+            num_bytes = num_bytes * self.mesh.size(axes)
+            sent.append(Transfer("tokens", "all_gather", axes, name, whole(num_bytes), "i32", critical=True))
+        array = ShardedArray(name, ("E",), ((),))
+        counts = Value(array, "i32", whole(num_bytes))
+        return self.add(Node(f"{name}_counts", "exchange", (rows,), (counts,), forward_transfers=tuple(sent)))
 
     def combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
         """[B, T, D]: back to the tokens' devices, and summed by gate there; or summed before, if grouped."""
-        if self.layout.schedule.grouped:
-            back = self.layout.tokens_from_experts("y")
-            parts, own = self.value(back.given, y.dtype), self._own_gates
-            assert own is not None, "experts are combined after their dispatch"
-            return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, (y, own)), back)
-        rows = self._exchange(name, y, self.layout.from_experts("y"))
-        out = self.value(like.array, like.dtype)
-        return self.elementwise(f"{name}_sum", (rows, gates), out, (rows, gates))
+        if self.layout.schedule.capacity is not None:
+            rows = self._exchange(name, y, self.layout.from_experts("y"))
+            out = self.value(like.array, like.dtype)
+            return self.elementwise(f"{name}_sum", (rows, gates), out, (rows, gates))
+        back, own = self.layout.tokens_from_experts("y"), self._own_gates
+        assert own is not None, "experts are combined after their dispatch"
+        if self.layout.routing.exchanged:
+            y = self._exchange(name, y, self.layout.from_experts("y"))
+        parts = self.value(back.given, y.dtype)
+        return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, (y, own)), back)
 
-    def _exchange(self, name: str, rows: Value, reshard: Reshard) -> Value:
+    def _exchange(self, name: str, rows: Value, reshard: Reshard, counts: tuple[Value, ...] = ()) -> Value:
         """Rows of tokens to or from the experts' devices, k of each token.
 
         Where a schedule joins the passes of two microbatches (DualPipe; DeepSeek-V3, 2024), one's rows travel
@@ -430,8 +461,12 @@ class SymbolicOps(Recorder):
         assert moe is not None, "only a mixture of experts has experts"
         before = len(self.nodes)
         out = self.reshard(name, "exchange", rows, reshard, rows.dtype, critical=True, what="tokens")
-        for place in range(before, len(self.nodes)):
-            self.nodes[place] = _with_copies(self.nodes[place], moe.experts_per_token)
+        if len(self.nodes) == before:
+            return out
+        if reshard.used.same_layout(self.layout.routed(name)):
+            out = replace(self._rows_at_home(name, out.dtype), is_copy=out.is_copy)
+        node = _with_copies(self.nodes[-1], moe.experts_per_token)
+        self.nodes[-1] = replace(node, inputs=(*node.inputs, *counts), outputs=(out,))
         return out
 
     # The rest
@@ -540,6 +575,7 @@ def record_loss(
     scores_dtype: str = "f32",
     head_by_chunks: bool = False,
     head_tile: int = 1,
+    static_rows: bool = False,
     many: MeshSizes | None = None,
 ) -> Graph:
     """The graph of one microbatch's loss. scores_dtype: of attention's scores where no kernel fuses them."""
@@ -551,6 +587,7 @@ def record_loss(
         scores_dtype=scores_dtype,
         head_by_chunks=head_by_chunks,
         head_tile=head_tile,
+        static_rows=static_rows,
         many=many,
     )
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
@@ -573,6 +610,7 @@ def record_training(
         scores_dtype=scores,
         head_by_chunks=hardware.chip.kind == "cpu",
         head_tile=_TPU_LANES if flash and hardware.chip.kind == "tpu" else 1,
+        static_rows=hardware.software.static_rows,
         many=many,
     )
     graph = replace(graph, head_waits=hardware.chip.kind != "tpu")

@@ -18,7 +18,7 @@ from meshwright.cost.graph import (
     Work,
 )
 from meshwright.layout import Layout
-from meshwright.layout.grouped import Blocks, blocks_of
+from meshwright.layout.grouped import blocks_of
 from meshwright.layout.optimizers import state_elements, update_flops
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.parameters import Param, dimensions
@@ -58,7 +58,8 @@ class Recorder:
     Sizes may be fractions (a batch that does not divide), since they are only multiplied. Of layouts with
     one pattern all can be recorded at once: `many` has arrays of their sizes then, and every figure of the
     graph that follows from them is an array too. head_tile: elements that the head dimension of queries, keys
-    and values is padded to a multiple of.
+    and values is padded to a multiple of. static_rows: whether experts have room for all rows that could
+    come, and multiply whole blocks of them.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Recorder:
         many: MeshSizes | None = None,
         *,
         head_tile: int = 1,
+        static_rows: bool = False,
     ) -> None:
-        self.config, self.layout, self.head_tile = config, layout, head_tile
+        self.config, self.layout, self.head_tile, self.static_rows = config, layout, head_tile, static_rows
         self.mesh, self.microbatches = many or MeshSizes(layout.mesh, layout.microbatches)
         self.sizes: dict[str, Any] = {
             **dimensions(config),
@@ -80,12 +82,14 @@ class Recorder:
         }
         # Of the rows of experts that there is room for, the share that is multiplied.
         self.multiplied_rows: Any = 1.0
-        self.blocks: Blocks | None = None
-        if config.moe and layout.schedule.grouped:
-            self._group_rows(config.moe)
-        elif moe := config.moe:
+        # Rows of an expert where all get as much.
+        self.even_rows: Any = 0.0
+        if moe := config.moe:
             routed = moe.experts_per_token * shape.num_sequences * shape.query_len
-            self.sizes["C"] = routed / moe.num_experts * (layout.schedule.capacity or 1)
+            self.even_rows = routed / moe.num_experts * (layout.schedule.capacity or 1)
+            self.sizes["C"] = self.even_rows
+            if static_rows and layout.schedule.capacity is None:
+                self._make_room(moe)
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
         self.nodes: list[Node] = []
@@ -93,14 +97,14 @@ class Recorder:
         self._used_here: list[int] = []
         self._stored: dict[str, StoredWeights] = {}
 
-    def _group_rows(self, moe: MoE) -> None:
+    def _make_room(self, moe: MoE) -> None:
         """C as there is room for rows: nearly all tokens, where few experts are on a device."""
-        size = self.mesh.size
-        over = size(self.layout.activation("d", "ECD").axes_of("C"))
+        size, routing = self.mesh.size, self.layout.routing
+        over = size(tuple(axis for axis in self.layout.rows("d").axes_of("C") if axis not in routing.rows))
         own = moe.num_experts / size(self.layout.expert_axes)
-        self.blocks = blocks_of(self.sizes["B"] * self.sizes["T"] / over, moe, own)
-        self.sizes["C"] = self.blocks.most * self.blocks.rows / own * over
-        self.multiplied_rows = self.blocks.even / self.blocks.most
+        blocks = blocks_of(self.sizes["B"] * self.sizes["T"] / over, moe, own)
+        self.sizes["C"] = blocks.most * blocks.rows / own * over
+        self.multiplied_rows = blocks.even / blocks.most
 
     def graph(self) -> Graph:
         """What was recorded, the nodes since the layers as the last segment."""
@@ -200,7 +204,8 @@ class Recorder:
         critical: bool,
         once: bool = False,
     ) -> tuple[Transfer, ...]:
-        mesh, sizes = self.mesh, self.sizes
+        # Of the rows of experts those travel that there are, not the room for them.
+        mesh, sizes = self.mesh, self.sizes | {"C": self.even_rows}
         return tuple(
             Transfer(what, s.op, s.axes, tensor, s.gathered_bytes(mesh, sizes, dtype), dtype, critical, once)
             for s in steps
@@ -257,12 +262,15 @@ class Recorder:
         unfused_bytes: int = 0,
         steps: str = "",
         unfused_traffic: int = 0,
+        share: Any = 1,
     ) -> Value:
         """A memory-bound operation: the backward reads the inputs and the cotangent and writes one.
 
         unfused_bytes: what its `steps` keep where nothing fuses them. unfused_traffic: what they move then.
+        share: of the arrays, that is read and written.
         """
-        moved = sum(value.bytes_per_device for value in inputs) + output.bytes_per_device
+        written = share * output.bytes_per_device
+        moved = share * sum(value.bytes_per_device for value in inputs) + written
         return self.add(
             Node(
                 name,
@@ -271,9 +279,7 @@ class Recorder:
                 (output,),
                 needs,
                 forward=(Work(hbm_bytes=moved, unfused_bytes=unfused_traffic),),
-                backward=(
-                    Work(hbm_bytes=moved + output.bytes_per_device, unfused_bytes=2 * unfused_traffic),
-                ),
+                backward=(Work(hbm_bytes=moved + written, unfused_bytes=2 * unfused_traffic),),
                 forward_transfers=forward_transfers,
                 backward_transfers=backward_transfers,
                 unfused_bytes=unfused_bytes,

@@ -26,7 +26,7 @@ _SECONDS = ("kernel_seconds", "launch_seconds", "network_falloff")
 _HOST = ("host_seconds", "host_collective_seconds", "host_node_seconds")
 _FLAGS = (
     "whole_sums", "unfused_norms", "eager", "counts_head", "whole_logits", "buckets", "holds_sent",
-    "reports_first_stage",
+    "reports_first_stage", "static_rows",
 )  # fmt: skip
 # Operations of which PyTorch runs, and keeps for the backward pass, every step.
 STEPS = ("norms", "gates", "keys")
@@ -51,6 +51,7 @@ class Software:
     reports_first_stage: whether the memory that it tells of is that of the first stage, not of the fullest.
     counts_head: whether stages are filled with whole layers until each is past its share of all parameters,
     the head's among them; else layers alone are dealt out.
+    static_rows: whether shapes do not depend on data: experts then have room for all rows that could come.
     sources: where each figure comes from, by key.
     """
 
@@ -66,6 +67,7 @@ class Software:
     eager: bool = False
     whole_logits: bool = False
     counts_head: bool = False
+    static_rows: bool = False
     flash_since: int = 0
     flash: bool = True
     fused: tuple[str, ...] = ()

@@ -1,16 +1,76 @@
-"""Experts by grouped products: the rows of tokens that a device has, and the blocks that it multiplies.
+"""Experts without a capacity: how the rows of tokens reach them, and the blocks that a device multiplies.
+
+A device has a row for each of its tokens and each of the k experts that the token chose. Rows travel to their
+experts' devices and back (AllToAll); or, grouped, every device of a group of experts reads all of the group's
+tokens (AllGather) and makes the rows of its own experts there.
 
 The rows of d[E, C, D] are sorted by expert, and each expert's are filled up to whole blocks, each of which is
 one product with that expert's weights. How many blocks there are depends on the tokens' choices: so many as
 `even` where all experts get as much, which plans count, and never more than `most`, for which there is room.
 """
 
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+from meshwright.layout.rules import Table
 from meshwright.models.config import MoE
+from meshwright.notation.array import Axes
 
 # Rows that a block may have.
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
+
+
+class Routing(NamedTuple):
+    """The mesh axes on the way of tokens x[B, T, D] to the rows d[E, C, D] of a device's experts.
+
+    tokens: that split B and T. experts: E. columns: M. exchanged: of E, over which rows travel. met: over
+    which tokens are gathered before they are sorted. rows: over which their rows are, once they travelled,
+    since columns are split over them. repeated: of E and M, without tokens of their own: each device has a
+    part of what the same tokens become.
+    """
+
+    tokens: Axes
+    experts: Axes
+    columns: Axes
+    exchanged: Axes
+    met: Axes
+    rows: Axes
+    repeated: Axes
+
+    @property
+    def devices(self) -> Axes:
+        """The axes of devices with rows of their own, or with a part of the same."""
+        return (*self.tokens, *self.repeated)
+
+
+@lru_cache(maxsize=4096)
+def routing_of(activations: Table, *, grouped: bool) -> Routing:
+    """The routing that a table of activations means; grouped: tokens are gathered, and no rows travel.
+
+    >>> table = Table((("E", ("Y",)), ("M", ("Z",)), ("B", ("X", "Y")), ("T", ("Z",)), ("C", ("X", "Z"))))
+    >>> found = routing_of(table, grouped=False)
+    >>> found.exchanged, found.met, found.rows
+    (('Y',), (), ('Z',))
+    """
+    x, experts = activations.split("x", "BTD"), activations.axes_of("E")
+    tokens = (*x.axes_of("B"), *x.axes_of("T"))
+    columns = tuple(axis for axis in activations.axes_of("M") if axis not in experts)
+    exchanged = () if grouped else tuple(axis for axis in experts if axis in tokens)
+    taken = {*experts, *columns} | ({*tokens} - {*activations.axes_of("C")})
+    together = tuple(axis for axis in tokens if axis in taken and axis not in exchanged)
+    repeated = tuple(axis for axis in (*experts, *columns) if axis not in tokens)
+    met, rows = ((), together) if exchanged else (together, ())
+    return Routing(tokens, experts, columns, exchanged, met, rows, repeated)
+
+
+@lru_cache(maxsize=4096)
+def at_experts(activations: Table, *, grouped: bool) -> Table:
+    """The table in which rows C are split as tokens are, but whole over the axes of experts and `met`."""
+    routing, letters = routing_of(activations, grouped=grouped), dict(activations.letters)
+    whole = {*routing.experts, *routing.met}
+    letters["C"] = tuple(axis for axis in routing.tokens if axis not in whole)
+    return replace(activations, letters=tuple((letter, axes) for letter, axes in letters.items() if axes))
 
 
 class Blocks(NamedTuple):
@@ -37,7 +97,9 @@ def blocks_of(num_tokens: Any, moe: MoE, own_experts: Any) -> Blocks:
     share = moe.experts_per_token * num_tokens / moe.num_experts
     doublings = sum(share >= 8 * rows for rows in _SIZES[:-1])
     rows = _SIZES[0] * 2**doublings
-    most = (num_tokens * _least(moe.experts_per_token, own_experts) + own_experts * (rows - 1)) // rows
+    num_rows = num_tokens * _least(moe.experts_per_token, own_experts)
+    # No expert has part of a block more, and none that has no row.
+    most = (num_rows + _least(own_experts, num_rows) * (rows - 1)) // rows
     return Blocks(rows, most, _least(own_experts * -(-share // rows), most))
 
 

@@ -16,7 +16,7 @@ tables (axes/, one record for each axis):
 Norms and other vectors are whole on every device: they are too small to be worth a gather.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes.axis import ATTENTION
 from meshwright.layout.fit import check_batch, check_cache, check_fields, check_stages, check_weights
+from meshwright.layout.grouped import Routing, at_experts, routing_of
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
@@ -84,13 +85,6 @@ class Layout:
             raise LayoutError(
                 f"layout: interleave = {self.schedule.interleave} chunks a stage with pipe = 1; "
                 "fits: pipe above 1"
-            )
-        rows, columns = self.table.axes_of("C"), self.table.axes_of("M")
-        if self.schedule.grouped and set(rows) & set(columns):
-            raise LayoutError(
-                f"layout.rules.activations: C = {list(rows)} with M = {list(columns)}: grouped products need "
-                "all rows where the columns of an expert are split; fits: C without "
-                + ", ".join(sorted(set(rows) & set(columns)))
             )
 
     # The short form
@@ -158,7 +152,7 @@ class Layout:
         mesh, rules, known = self.mesh, self.rules, self._known_form
         new_schedule = replace(self.schedule, **schedule) if schedule else self.schedule
         alike = self.pipe == 1 or new_schedule.is_alike == self.schedule.is_alike
-        if not alike or (new_schedule.grouped != self.schedule.grouped and self.form):
+        if not alike:
             form = {**form, "pipe": form.get("pipe", self.pipe)}  # the rules follow from both
         if form:
             if self.form is None:
@@ -384,6 +378,25 @@ class Layout:
         """The sharding of an activation (or a cache) with these letters."""
         return self.table.split(name, letters)
 
+    @cached_property
+    def routing(self) -> Routing:
+        """How rows reach experts that have no capacity."""
+        return routing_of(self.table, grouped=self.schedule.grouped)
+
+    @cached_property
+    def _at_experts(self) -> Table:
+        """The table of activations for the rows of experts.
+
+        With a capacity rows are as many on all devices, and sums over columns are scattered by row.
+        """
+        if self.schedule.capacity is not None:
+            return self.table
+        return at_experts(self.table, grouped=self.schedule.grouped)
+
+    def rows(self, name: str, letters: str = "ECD") -> ShardedArray:
+        """An array of the rows of experts, on the experts' devices."""
+        return self._at_experts.split(name, letters)
+
     def routed(self, name: str) -> ShardedArray:
         """d[E, C, D] as the tokens' own devices sort them by expert, before they travel.
 
@@ -391,45 +404,52 @@ class Layout:
         """
         tokens = self.activation(name, "BTD")
         taken = tuple(axis for axes in tokens.axes[:2] for axis in axes)
-        rows = tuple(sorted(taken, key=lambda axis: axis in self.expert_axes))
-        return ShardedArray(name, ("E", "C", "D"), ((), rows, tokens.axes[2]))
+        rows = tuple(sorted(taken, key=lambda axis: (axis in self.expert_axes, axis in self.routing.rows)))
+        apart = () if self.schedule.capacity is not None else _among(self.expert_axes, self.routing.repeated)
+        return ShardedArray(name, ("E", "C", "D"), (apart, rows, tokens.axes[2]))
 
     def to_experts(self, name: str) -> Reshard:
-        """The reshard from rows, as their tokens' devices sorted them, to d[E, C, D] on the experts' own."""
-        return both_ways(self.routed(name), self.activation(name, "ECD"))
+        """The reshard from rows, as their tokens' devices sorted them, to d[E, C, D] on the experts' own.
+
+        >>> print(*Layout.of(fsdp=4, expert=2).to_experts("d").forward)
+        AllToAll_{expert} d[E, C_{fsdp,expert}, D] -> d[E_expert, C_fsdp, D]
+        """
+        used = self.rows(name)
+        if self.schedule.capacity is None:
+            apart = _among(self.expert_axes, self.routing.repeated)
+            used = used.replace(axes={"E": (*apart, *self.routing.exchanged)})
+        return both_ways(self.routed(name), used)
 
     def from_experts(self, name: str) -> Reshard:
         """The way back of `to_experts`."""
-        return both_ways(self.activation(name, "ECD"), self.routed(name))
+        there = self.to_experts(name)
+        return both_ways(there.used, there.given)
 
     def tokens_to_experts(self, name: str) -> Reshard:
-        """The reshard from x[B, T, D] to the tokens that the experts of a device meet, for grouped products.
+        """The reshard from x[B, T, D] to the tokens whose rows a device makes.
 
-        Every device of a group of experts reads all of the group's tokens, and adds to their cotangents.
+        Every device that makes rows of a token, or that has columns of its experts, adds to its cotangent.
 
         >>> print(*Layout.of(fsdp=4, expert=2, grouped=True).tokens_to_experts("x").forward)
         AllGather_{expert} x[B_{fsdp,expert}, T, D] -> x[B_fsdp, T, D]
         """
-        tokens, rows = self.activation(name, "BTD"), self.activation(name, "ECD")
-        met = {letter: _among(tokens.axes_of(letter), rows.axes_of("C")) for letter in "BT"}
-        used = tokens.replace(axes={**met, "D": rows.axes_of("D")})
-        return Reshard(tokens, used, cotangent(used).replace(unreduced=(*self.expert_axes, *self._parts)))
+        tokens, routing = self.activation(name, "BTD"), self.routing
+        own = {*routing.tokens} - {*routing.met}
+        used = tokens.replace(axes={letter: _among(tokens.axes_of(letter), own) for letter in "BT"})
+        return Reshard(tokens, used, cotangent(used).replace(unreduced=(*routing.met, *routing.repeated)))
 
     def gates_to_experts(self, name: str) -> Reshard:
-        """The reshard from gates[B, T, E] to those of a device's experts for the tokens that they meet."""
-        gates, met = self.activation(name, "BTE"), self.tokens_to_experts(name).used
-        used = gates.replace(axes={"B": met.axes_of("B"), "T": met.axes_of("T"), "E": self.expert_axes})
-        return Reshard(gates, used, cotangent(used).replace(unreduced=self._parts))
+        """The reshard from gates[B, T, E] to those of the rows that a device makes or sums up."""
+        gates, met, routing = self.activation(name, "BTE"), self.tokens_to_experts(name).used, self.routing
+        own = gates.axes_of("E") if routing.exchanged else routing.experts
+        used = gates.replace(axes={"B": met.axes_of("B"), "T": met.axes_of("T"), "E": own})
+        partial = tuple(axis for axis in (*routing.met, *routing.repeated) if axis not in own)
+        return Reshard(gates, used, cotangent(used).replace(unreduced=partial))
 
     def tokens_from_experts(self, name: str) -> Reshard:
         """The reshard to x[B, T, D] of what each device's experts, or columns of them, add to tokens."""
         there = self.tokens_to_experts(name)
         return both_ways(there.used.replace(unreduced=there.yielded.unreduced), there.given)
-
-    @cached_property
-    def _parts(self) -> Axes:
-        """The axes that split the columns of an expert."""
-        return self.activation("h", "ECM").axes_of("M")
 
     def tokens(self, name: str) -> ShardedArray:
         """The sharding of tokens, targets and positions: x[B, T]'s, but whole over axes that split heads."""
@@ -482,8 +502,11 @@ class Layout:
         >>> print(*Layout.of(fsdp=4).contraction("wq", "BTD,DNH->BTNH").steps)
         AllGather_{fsdp} wq[D_fsdp, N, H] -> wq[D, N, H]
         """
-        plan = summed_by_token if self.schedule.grouped and "C" in spec else planned_contraction
-        return plan(self.rules, self.table, name, spec)
+        if "C" not in spec:
+            return planned_contraction(self.rules, self.table, name, spec)
+        by_row = self.schedule.capacity is not None or self.routing.rows
+        plan = planned_contraction if by_row else summed_by_token
+        return plan(self.rules, self._at_experts, name, spec)
 
     def contractions(self, specs: Mapping[str, str]) -> list[tuple[Reshard, dict[str, Contraction]]]:
         """Contractions of one input by the names of their weights, grouped by how the input moves to them.
@@ -518,7 +541,7 @@ class Layout:
             check_cache(self, config, num_sequences)
 
 
-def _among(axes: Axes, some: Axes) -> Axes:
+def _among(axes: Axes, some: Container[str]) -> Axes:
     return tuple(axis for axis in axes if axis in some)
 
 

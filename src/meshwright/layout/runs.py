@@ -59,11 +59,6 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         f"offload=true with pipe={layout.pipe}": schedule.offload and layout.pipe > 1,
         "offload=true": schedule.offload and is_inference,
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
-        "grouped=true": schedule.grouped and is_inference,
-        # A stage's cotangents are partial sums, which no partly manual `shard_map` takes (jax 0.10.2).
-        f"grouped=true with pipe={layout.pipe}": schedule.grouped and layout.pipe > 1,
-        f"grouped=true with matmul_dtype={precision.matmul_dtype}": schedule.grouped
-        and precision.matmul_dtype not in (None, precision.compute_dtype),
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
         not in (None, precision.compute_dtype, "int8", *([] if is_inference else ["fp8"])),
         f"matmul_scales={precision.matmul_scales}": precision.matmul_scales is not None and is_inference,

@@ -18,8 +18,8 @@ class Schedule:
     "latents", "alternate" ones of the matmuls as well, the "full" block). offload: saved activations wait in
     the host's memory. offload_optimizer: so do the optimizer's state and float32 weights between updates.
     capacity: how many times its even share of a device's tokens an expert takes at most, the others going
-    past it (None: all that choose it). grouped: rows are sorted by expert and only those are multiplied
-    (layout/grouped.py).
+    past it (None: all that choose it). grouped: tokens are gathered by the devices of a group of experts, and
+    no row travels (layout/grouped.py).
     """
 
     microbatches: int = 1

@@ -137,7 +137,7 @@ def expand(form: Form, schedule: Schedule) -> tuple[Mesh, Rules]:
     # What the rules follow from: which axes there are, not how many devices they have.
     facts = {name: min(form[name], 2) for name in DEGREES} | {name: form[name] for name in OPTIONS}
     facts |= {"expert_home": home, "expert_over_tensor": form["expert"] > cut and form["tensor"] > 1}
-    facts |= {"stages_alike": schedule.is_alike, "grouped": schedule.grouped}
+    facts |= {"stages_alike": schedule.is_alike}
     present = tuple(axis for axis, size in sizes.items() if size > 1)
     return mesh, _composed(tuple(facts.items()), present)
 

@@ -59,6 +59,15 @@ def by_even_load(num_trips: int) -> str:
     return f"by_even_load_{num_trips}_trips"
 
 
+def rows_by_even_load(op: str, num_rows: int) -> str:
+    """The scope of an exchange of rows of experts that amounts to `op` of so many where all get as much.
+
+    >>> rows_by_even_load("all_to_all", 512)
+    'all_to_all_by_even_load_512_rows'
+    """
+    return f"{op}_by_even_load_{num_rows}_rows"
+
+
 class Ops(Protocol):
     """What every reader of the forward pass offers. Values are its own (arrays or symbols).
 

@@ -1,13 +1,12 @@
-"""A mixture of experts: which experts a token goes to, and its way to them and back.
+"""A mixture of experts: which experts a token goes to, and its way to experts with a capacity and back.
 
     gates[B, T, E]   what each expert adds of a token, zero but for its k
     d[E, C, D]       for every expert the tokens that it takes, of each device C in its own order
     y[E, C, D]       what the experts made of them, summed by gate at home
 
-Between them the rows travel as the Layout says (`Layout.to_experts`). Shapes are fixed. Without a capacity
-every expert has room for all tokens of each device: none is ever dropped, and rows that chose other experts
-are multiplied by a gate of zero, as in XLA's grouped products on CPUs and GPUs. With a capacity an expert
-takes so many times its even share, and later tokens go past it.
+Between them the rows travel as the Layout says (`Layout.to_experts`). Shapes are fixed: an expert takes so
+many times its even share of each device's tokens, and later tokens go past it. Without a capacity none is
+dropped (nn/routes.py).
 
 Two losses keep a router in balance and its logits small (`router_losses`); training weighs them.
 
@@ -88,10 +87,8 @@ def router_losses(logits: Array, gates: Array, moe: MoE) -> Array:
     return jnp.stack([jnp.mean(jnp.sum(times * share, axis=-1)), jnp.mean(log_sum**2)])
 
 
-def rows_of(num_tokens: int, moe: MoE, capacity: float | None) -> int:
-    """Rows of an expert for the tokens of one device: `capacity` times its even share of them, or all."""
-    if capacity is None:
-        return num_tokens
+def rows_of(num_tokens: int, moe: MoE, capacity: float) -> int:
+    """Rows of an expert for the tokens of one device: `capacity` times its even share of them."""
     share = moe.experts_per_token * num_tokens / moe.num_experts
     return min(num_tokens, max(1, round(capacity * share)))
 
@@ -128,11 +125,8 @@ def combine(y: Array, gates: Array, layout: Layout, moe: MoE) -> Array:
 def _tokens_of_experts(gates: Array, layout: Layout, moe: MoE) -> Array:
     """The numbers of each expert's tokens, [E, C]: first those that chose it, in order."""
     by_expert = jnp.reshape(gates, (-1, moe.num_experts)).T
+    assert layout.schedule.capacity is not None, "nn/routes.py has the others"
     num_rows = rows_of(by_expert.shape[1], moe, layout.schedule.capacity)
-    if num_rows == by_expert.shape[1]:
-        return jnp.broadcast_to(
-            lax.broadcasted_iota(jnp.int32, (1, num_rows), 1), (moe.num_experts, num_rows)
-        )
     return jnp.argsort(by_expert == 0, axis=1, stable=True)[:, :num_rows]
 
 

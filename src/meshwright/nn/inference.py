@@ -28,6 +28,7 @@ from meshwright.nn.attention import Scores, alibi_slopes
 from meshwright.nn.elementwise import along
 from meshwright.nn.embedding import embed
 from meshwright.nn.execute import apply_reshard
+from meshwright.nn.grouped import read_product
 from meshwright.nn.mesh import array_type, partition_spec, platform
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.paged import PagedCache
@@ -55,11 +56,34 @@ class InferenceOps(JaxOps):
         einsum = plan.einsum
         spec = f"{einsum.lhs},{_letters_there(plan)}->{einsum.out}"
         with jax.named_scope(name):
+            if self._routes:
+                return read_product(plan, x, self._of_experts(plan, weight), self._routes, self._of_one)
             if isinstance(weight, Quantised) and not weight.is_grouped:
                 return self._scaled_product(plan, spec, x, weight)
             w = self._read_weight(plan, weight)
             y = _product(spec, x, w, partition_spec(plan.product)).astype(self.dtype)
             return apply_reshard(plan.out_reshard, y)
+
+    def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
+        """The weights of experts where the products of rows read them, as they are stored."""
+        there = _in_order(plan.rhs_reshard, _letters_there(plan))
+        if isinstance(weight, Quantised):
+            return Quantised(apply_reshard(there, weight.values), weight.scales)
+        return apply_reshard(there, weight)
+
+    def _of_one(self, x: Array, weight: Array | Quantised) -> Array:
+        """Rows x[C, I] by the weight[O, I] of one expert."""
+        if not isinstance(weight, Quantised):
+            return _rows_product(x, weight.astype(self.dtype)).astype(self.dtype)
+        if weight.is_grouped:
+            groups = jnp.reshape(weight.values, (*weight.scales.shape, -1)).astype(jnp.float32)
+            whole = jnp.reshape(groups * weight.scales[..., None], weight.values.shape)
+            return _rows_product(x, whole.astype(self.dtype)).astype(self.dtype)
+        if self.layout.matmul_dtype == "int8" and weight.values.dtype == jnp.int8:
+            y = int8_product(lambda rows: _rows_product(rows, weight.values), x, num_rows=1)
+        else:
+            y = _rows_product(x, weight.values.astype(self.dtype))
+        return (y * weight.scales[None]).astype(self.dtype)
 
     def _scaled_product(self, plan: Contraction, spec: str, x: Array, weight: Quantised) -> Array:
         """The product with a weight that has a scale for each output, which it is multiplied by at last."""
@@ -199,6 +223,11 @@ def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Arra
     if spec.startswith("B") and w.ndim > 2:
         return _of_flat_weight(spec, x, w, out_sharding)
     return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=_sums(x))
+
+
+def _rows_product(x: Array, w: Array) -> Array:
+    """x[C, I] by w[O, I]."""
+    return jnp.einsum("CI,OI->CO", x, w, preferred_element_type=_sums(x))
 
 
 def _sums(x: Array) -> Any:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.runs import check_runs
-from meshwright.models.config import Layer, ModelConfig, MoE
+from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.count import cache_arrays
 from meshwright.models.parameters import is_latent
 from meshwright.models.transformer import Places, input_of, spelt_out
@@ -40,19 +40,25 @@ from meshwright.nn.execute import apply_reshard
 from meshwright.nn.experts import combine, dispatch, gates_of, router_losses
 from meshwright.nn.flash import flash_kernels
 from meshwright.nn.gradients import Scattered, read, sent_types
-from meshwright.nn.grouped import (
-    Routes,
-    biased_rows,
-    grouped_product,
-    routes_of,
-    rows_of_tokens,
-    tokens_of_rows,
-)
+from meshwright.nn.grouped import biased_rows, computed_rows, grouped_product
 from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
 from meshwright.nn.mesh import partition_spec
-from meshwright.nn.narrow import narrow_product
+from meshwright.nn.narrow import narrow_multiply, narrow_product
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
+from meshwright.nn.routes import (
+    Routes,
+    home_tokens,
+    met_gates,
+    met_tokens,
+    routes_of,
+    rows_at_columns,
+    rows_at_experts,
+    rows_at_tokens,
+    rows_of_tokens,
+    sums_of_columns,
+    sums_of_rows,
+)
 from meshwright.nn.stack import KindInLoop, run_layers, run_stage
 from meshwright.notation.einsum import Contraction, Reshard
 
@@ -120,7 +126,7 @@ class JaxOps:
         narrow = layout.matmul_dtype if layout.phase == "train" else None
         self._narrow = None if narrow == layout.compute_dtype else narrow
         self._num_products = 0  # of the layer that is being traced
-        self._routes: Routes | None = None  # of the experts that are being traced, if grouped
+        self._routes: Routes | None = None  # of the experts that are being traced, without a capacity
         self._stage: tuple[Array, Sequence[Sequence[Layer]]] | None = None
 
     def of_validation(self) -> "JaxOps":
@@ -175,21 +181,29 @@ class JaxOps:
         made: dict[str, Array] = {}
         for there, plans in self.layout.contractions(specs):
             with jax.named_scope(input_of(*plans)):
-                moved = apply_reshard(there, x)
+                moved = self._rows_at_columns(x, there) if self._routes else apply_reshard(there, x)
             made |= {name: self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items()}
         return tuple(made[name] for name in specs)
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
         with jax.named_scope(name):
-            w = self._fetched(plan, weight)
-            if self._routes and "C" in plan.einsum.letters:
-                y = grouped_product(x, w, self._routes, partition_spec(plan.product), plan.out.unreduced)
-            elif self._narrow:
-                scales = self.layout.precision.matmul_scales or "rows"
+            w, scales = self._fetched(plan, weight), self.layout.precision.matmul_scales or "rows"
+            if self._routes:
+                multiply = narrow_multiply(self.dtype, self._narrow, scales) if self._narrow else None
+                y = grouped_product(plan, x, w, self._routes, multiply)
+                return checkpoint_name(y, self._kind_of_product(plan))
+            if self._narrow:
                 y = narrow_product(plan, self.dtype, self._narrow, x, w, scales)
             else:
                 y = local_product(plan, self.dtype, x, w)
             return checkpoint_name(apply_reshard(plan.out_reshard, y), self._kind_of_product(plan))
+
+    def _rows_at_columns(self, rows: Array, there: Reshard) -> Array:
+        """The rows of experts where their columns are, of those where they arrived."""
+        assert self._routes and self.config.moe, "only a mixture of experts has rows of experts"
+        if not there.forward:
+            return rows
+        return rows_at_columns(rows, self._routes, self.layout, self.config.moe)
 
     def _fetched(self, plan: Contraction, weight: Array) -> Array:
         """A weight as its product reads it, whose gradient is summed in the type that the Layout says."""
@@ -206,13 +220,21 @@ class JaxOps:
 
     def bias(self, name: str, y: Array, b: Array) -> Array:
         """y plus b, which has the last dimensions of y, or of y[E, C, M] the first and the last."""
-        is_of_experts = (y.ndim, b.ndim) == (3, 2) or bool(self._routes)
+        is_of_experts = (y.ndim, b.ndim) == (3, 2)
         dims = (y.ndim - 3, y.ndim - 1) if is_of_experts else tuple(range(y.ndim - b.ndim, y.ndim))
         with jax.named_scope(name):
+            if self._routes:
+                return checkpoint_name(self._biased_rows(name, y, b.astype(self.dtype)), OPERATION)
             split = self._split_as(y, dims, b.astype(self.dtype))
-            if is_of_experts and self._routes:
-                return checkpoint_name(biased_rows(y, split, self._routes), OPERATION)
             return checkpoint_name(y + along(y, split, dims), OPERATION)
+
+    def _biased_rows(self, name: str, y: Array, b: Array) -> Array:
+        """Rows plus b[E, M] or, of sums over the columns of an expert, b[E, D]."""
+        assert self._routes, "rows have routes"
+        is_sum = name.startswith("expert_out")
+        spec = partition_spec(self.layout.rows(name, "ECD" if is_sum else "ECM"))
+        split = PartitionSpec(spec[0], spec[2], reduced=jax.typeof(b).sharding.spec.reduced)
+        return biased_rows(y, reshard(b, split), self._routes, self.layout.routing.columns if is_sum else ())
 
     def _split_as(self, x: Array, dims: Sequence[int], vector: Array) -> Array:
         """A small weight split as the dimensions of x that it has."""
@@ -343,31 +365,35 @@ class JaxOps:
 
     def dispatch(self, name: str, x: Array, gates: Array) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has experts"
-        if self.layout.schedule.grouped:
-            return self._dispatch_groups(name, x, gates, self.config.moe)
-        with jax.named_scope(name):
-            rows = checkpoint_name(dispatch(x, gates, self.layout, self.config.moe), OPERATION)
-            return checkpoint_name(apply_reshard(self.layout.to_experts("d"), rows), MATMUL)
-
-    def _dispatch_groups(self, name: str, x: Array, gates: Array, moe: MoE) -> Array:
-        """d[E, C, D] for grouped products: the tokens that a device's experts meet, sorted where they are."""
+        if self.layout.schedule.capacity is not None:
+            with jax.named_scope(name):
+                rows = checkpoint_name(dispatch(x, gates, self.layout, self.config.moe), OPERATION)
+                return checkpoint_name(apply_reshard(self.layout.to_experts("d"), rows), MATMUL)
         with jax.named_scope("gates"):
-            gates = checkpoint_name(apply_reshard(self.layout.gates_to_experts("gates"), gates), MATMUL)
+            gates = checkpoint_name(met_gates(gates, self.layout), MATMUL)
         with jax.named_scope(name):
-            x = checkpoint_name(apply_reshard(self.layout.tokens_to_experts("x"), x), MATMUL)
-            self._routes = routes_of(gates, self.layout, moe)
-            return checkpoint_name(rows_of_tokens(x, self._routes, self.layout), OPERATION)
+            met = checkpoint_name(met_tokens(x, self.layout), MATMUL)
+            self._routes = routes = routes_of(gates, self.layout, self.config.moe, MATMUL)
+            rows = checkpoint_name(rows_of_tokens(met, routes), OPERATION)
+            if routes.counts is None:
+                return rows
+            return checkpoint_name(rows_at_experts(rows, routes, self.layout, self.config.moe), MATMUL)
 
     def combine(self, name: str, y: Array, gates: Array, like: Array) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has experts"
-        if self._routes:
-            with jax.named_scope(name):
-                total = tokens_of_rows(y, self._routes, self.layout)
-                self._routes = None
-                return checkpoint_name(apply_reshard(self.layout.tokens_from_experts("y"), total), MATMUL)
+        routes, self._routes = self._routes, None
+        if routes and self.layout.routing.rows:
+            # After the bias, of which the first device's columns have all, and in the name of the product.
+            with jax.named_scope("expert_out"):
+                y = checkpoint_name(sums_of_columns(y, routes, self.layout, self.config.moe), MATMUL)
         with jax.named_scope(name):
-            rows = checkpoint_name(apply_reshard(self.layout.from_experts("y"), y), MATMUL)
-            return checkpoint_name(combine(rows, gates, self.layout, self.config.moe), OPERATION)
+            if routes is None:
+                rows = checkpoint_name(apply_reshard(self.layout.from_experts("y"), y), MATMUL)
+                return checkpoint_name(combine(rows, gates, self.layout, self.config.moe), OPERATION)
+            if routes.counts is not None:
+                y = checkpoint_name(rows_at_tokens(y, routes, self.layout, self.config.moe), MATMUL)
+            total = checkpoint_name(sums_of_rows(y, routes), OPERATION)
+            return checkpoint_name(home_tokens(total, like, self.layout), MATMUL)
 
     def _own(self, places: Places) -> Places:
         """The places of a device's own tokens, which may have a share of the positions T alone."""
@@ -404,6 +430,10 @@ class JaxOps:
 
     def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
         with jax.named_scope(name):
+            if self._routes:
+                inputs = (gate,) if up is None else (gate, up)
+                made = computed_rows(lambda gate, up=None: activate(gate, up, kind), self._routes, *inputs)
+                return checkpoint_name(made, OPERATION)
             return checkpoint_name(activate(gate, up, kind), OPERATION)
 
     def residual(self, name: str, x: Array, y: Array) -> Array:

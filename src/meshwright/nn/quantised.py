@@ -105,10 +105,10 @@ def _in_groups(w: Array, group: int) -> Array:
     return jnp.reshape(w, shape, out_sharding=PartitionSpec(*spec.partitions, None))
 
 
-def int8_product(product: Callable[[Array], Array], x: Array) -> Array:
-    """`product`, i32 of int8, of x, which has a scale for each of its first two dimensions."""
+def int8_product(product: Callable[[Array], Array], x: Array, num_rows: int = 2) -> Array:
+    """`product`, i32 of int8, of x, which has a scale for each of its first `num_rows` dimensions."""
     wide = x.astype(jnp.float32)
-    largest = jnp.max(jnp.abs(wide), axis=tuple(range(2, x.ndim)), keepdims=True)
+    largest = jnp.max(jnp.abs(wide), axis=tuple(range(num_rows, x.ndim)), keepdims=True)
     scales = jnp.maximum(largest / _LARGEST["int8"], 1e-30)
     y = product(jnp.round(wide / scales).astype(jnp.int8))
-    return y.astype(jnp.float32) * jnp.reshape(scales, (*x.shape[:2], *(1,) * (y.ndim - 2)))
+    return y.astype(jnp.float32) * jnp.reshape(scales, (*x.shape[:num_rows], *(1,) * (y.ndim - num_rows)))

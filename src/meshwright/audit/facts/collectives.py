@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import prod
 
 from meshwright.audit.facts.groups import DeviceGroups, parse_groups, parse_pairs
 from meshwright.audit.facts.naming import MOVED, laid_end_to_end, origin_name, reader_name, summed
-from meshwright.audit.facts.opcodes import crossing_groups, op_of, received
+from meshwright.audit.facts.opcodes import crossing_groups, op_of, received, rows_said
 from meshwright.audit.facts.shards import FusedScatter, Offsets, fused_scatter, is_shard_in_zeros, kept_slices
 from meshwright.audit.hlo.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
 from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program, dtype_bits, leaves
@@ -28,7 +29,8 @@ class EmittedCollective:
     where XLA:CPU widened bf16 to f32 to send it). uncast_dtype: the same since the program's own last cast,
     so that what the program widens is not taken for the compiler's doing.
     gathered_bytes: V, bytes of the gathered array on one device, in dtype: the result of an
-    all-gather, the operand of all others. padding_bytes: what is sent beside, to fill tiles.
+    all-gather, the operand of all others. padding_bytes: what is sent beside, to fill tiles; or, with
+    `has_room`, as room for rows of experts that do not come where all get as much.
     together_bytes: what the instruction sends in one go, this tensor and those combined with it; 0 where
     alone. count: how often it runs in one step; None where a loop's trip count is unknown.
     conditional: it stands in a branch, and runs only if that is taken.
@@ -69,6 +71,7 @@ class EmittedCollective:
     slice_offsets: Offsets | None = None
     gathers: bool = False
     padding_bytes: int = 0
+    has_room: bool = False
     together_bytes: int = 0
     follows_sum: bool = False
     num_rings: int | None = None
@@ -209,6 +212,12 @@ def _one(
     if not scope_of(op_name):
         op_name = reader_name(program, _result(value, index)) or op_name
     padding = fused.padding_bytes if fused else 0
+    num_bytes = round(share * sum(s.num_bytes for s in (results if op == "all_gather" else sent))) - padding
+    said = rows_said(op_name) if op == "all_to_all" else None
+    if said:
+        # What travels is told by data; XLA for CPU sends room for all, others the rows alone.
+        whole, num_bytes = num_bytes, said[1] * sent[0].num_bytes // prod(sent[0].dims[:-1])
+        op, padding = said[0], 0 if instruction.opcode.startswith("ragged") else whole - num_bytes
     return EmittedCollective(
         name=instruction.name,
         index=index,
@@ -216,8 +225,7 @@ def _one(
         dtype=_short(results[0].dtype),
         operand_shapes=tuple(shape.dims for shape in sent),
         result_shapes=tuple(shape.dims for shape in ((fused.result,) if fused else results)),
-        gathered_bytes=round(share * sum(s.num_bytes for s in (results if op == "all_gather" else sent)))
-        - padding,
+        gathered_bytes=num_bytes,
         groups=groups,
         count=run_count(program, value.place),
         value=value,
@@ -237,6 +245,7 @@ def _one(
         slice_offsets=offsets,
         gathers=reduces and not fused and is_shard_in_zeros(program, operands[0]),
         padding_bytes=padding,
+        has_room=said is not None,
         together_bytes=_together_bytes(value, op, share),
         follows_sum=_follows_sum(program, op, operands[0]),
         num_rings=_num_rings(instruction),
@@ -279,6 +288,8 @@ def unreadable_groups(instruction: Instruction, num_devices: int) -> str:
 
 def _num_tensors(instruction: Instruction, op: Op) -> int:
     """Operands that are data: a permute that writes in place carries its targets and offsets too."""
+    if instruction.opcode.startswith("ragged"):
+        return 1  # rows, where they arrive, and where each piece begins and ends
     in_place = op == "permute" and len(instruction.operands) > 1 and "slice_sizes" in instruction.attributes
     # A send has a token besides.
     return 1 if in_place or instruction.opcode == "send" else len(instruction.operands)

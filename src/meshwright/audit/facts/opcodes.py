@@ -11,6 +11,7 @@ from meshwright.audit.facts.groups import DeviceGroups
 from meshwright.audit.hlo.parse import Computation, Instruction
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError
+from meshwright.models.transformer import rows_by_even_load
 
 _OPS: dict[str, Op] = {
     "ALL_REDUCE": "all_reduce",
@@ -77,8 +78,10 @@ OPS: dict[str, Op] = {
     "reduce-scatter": "reduce_scatter",
     "all-reduce": "all_reduce",
     "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
+_ROWS = re.compile(rows_by_even_load("/(all_to_all|all_gather|reduce_scatter)", 0).replace("0", r"(\d+)"))
 
 
 def op_of(instruction: Instruction) -> Op | None:
@@ -86,3 +89,15 @@ def op_of(instruction: Instruction) -> Op | None:
     if instruction.opcode == "send":
         return crossing_op(instruction)
     return OPS.get(instruction.opcode.removesuffix("-start"))
+
+
+def rows_said(op_name: str) -> tuple[Op, int] | None:
+    """The collective that an exchange of rows of experts amounts to, and of how many; None of others.
+
+    Which rows travel depends on data; the scope says how many where all experts get as much.
+
+    >>> rows_said("jit(step)/jvp()/dispatch/all_to_all_by_even_load_512_rows/all_to_all")
+    ('all_to_all', 512)
+    """
+    found = _ROWS.findall(op_name)
+    return (found[-1][0], int(found[-1][1])) if found else None

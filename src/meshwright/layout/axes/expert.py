@@ -31,10 +31,10 @@ class Expert(Axis):
             tables.add("stored used gradients updated activations", "E", "tensor")
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
-        """The degrees, and grouped products where a token's row travels no farther for them.
+        """The degrees, with rows that travel, and grouped where a token then goes no farther.
 
-        They send it to all devices of a group, others to those of k experts. Past k devices grouped products
-        are tried only where a condition names them.
+        Grouped it goes to all devices of a group, else to those of k experts. Past k devices that is tried
+        only where a condition names it.
         """
         moe = ask.config.moe
         num_experts = moe.num_experts if moe else 1
@@ -42,7 +42,8 @@ class Expert(Axis):
         for expert in tried:
             if _home(expert, form) is not None:
                 yield {"expert": expert}
-                if moe and (expert <= moe.experts_per_token or "grouped" in ask.conditions):
+                far = moe and expert > moe.experts_per_token
+                if expert > 1 and (not far or "grouped" in ask.conditions):
                     yield {"expert": expert, "grouped": True}
 
     def fit(self, config: ModelConfig, layout: "Layout") -> None:

@@ -44,7 +44,7 @@ class KvReplicas(Axis):
         tables.add(EVERYWHERE, _LETTERS, "kv_replicas")
         tables.add("activations", "G", "kv_replicas")
         if tables.form["sequence_parallel"]:
-            tables.add("activations", "T" if tables.form["grouped"] else "TC", "kv_replicas")
+            tables.add("activations", "TC", "kv_replicas")
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
         """Degrees that give models of few KV heads as wide a split as others, where all letters divide."""

@@ -32,7 +32,7 @@ class Tensor(Axis):
     def compose(self, tables: Composition) -> None:
         tables.add(EVERYWHERE, WIDE_LETTERS, "tensor")
         if tables.form["sequence_parallel"]:
-            tables.add("activations", "T" if tables.form["grouped"] else "TC", "tensor")
+            tables.add("activations", "TC", "tensor")
 
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
         """Every degree that divides, with sequence parallelism where the positions divide.

@@ -1,0 +1,409 @@
+"""The way of tokens to the experts that they chose, and back, where experts have no capacity.
+
+    m[1, n, D], gates      the tokens that a device makes rows of: its own, or all of a group of experts
+    r[1, C, D]             a row for each of them and each expert that it chose, sorted by expert
+    d[1, C, D]             the rows of a device's own experts, each's filled up to whole blocks with zeros
+    y[1, C, D]             what the experts made of them, which travels back the same way
+    x[B, T, D]             the sums by gate of each token's rows
+
+Each device has its own part of these, along a first dimension over all axes of `Layout.routing`. No token is
+dropped: there is room for all rows that there could be. On TPUs and GPUs only rows that there are travel
+(`lax.ragged_all_to_all`). XLA for CPU has no such exchange (jax 0.10.2): there as many travel as could.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec, get_abstract_mesh
+
+from meshwright.layout import Layout
+from meshwright.layout.grouped import Blocks, Routing, blocks_of
+from meshwright.models.config import MoE
+from meshwright.models.transformer import rows_by_even_load
+from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient
+from meshwright.nn.mesh import platform
+from meshwright.notation.array import Axes
+
+
+class Routes(NamedTuple):
+    """Which rows there are, on each device.
+
+    gates: f32[1, n, E] of the tokens that rows are made of, for a device's own experts, or all where rows
+    travel. tokens: i32[1, C] which of them is a row, or n where it is none. owners: i32[1, C] its expert, of
+    those of `gates`. counts: i32[1, s, p, E], where rows travel, the rows that each device of a group has for
+    each expert. experts: i32[1, blocks] whose rows a block has, of a device's own. num_blocks: i32[1] that
+    there are. blocks: of a device.
+    """
+
+    gates: Array
+    tokens: Array
+    owners: Array
+    counts: Array | None
+    experts: Array
+    num_blocks: Array
+    blocks: Blocks
+
+
+class Way(NamedTuple):
+    """Pieces of an array, by the device that they go to and the expert: [p, e] each.
+
+    send_at, sizes: where a piece begins here, and its rows. land_at: where it begins there. receive_at,
+    received: of the pieces that come here.
+    """
+
+    send_at: Array
+    sizes: Array
+    land_at: Array
+    receive_at: Array
+    received: Array
+
+
+# Tokens and gates, to where rows are made, and sums of rows back
+
+
+def met_tokens(x: Array, layout: Layout) -> Array:
+    """m[1, n, D] of x[B, T, D], to whose cotangents all add that have rows or columns of theirs."""
+    *_, columns = spec_of(x).partitions
+    there, back = _ways_of_tokens(layout.routing, _local_shape(x))
+    return _moved(there, back, spec_of(x), _of_rows(layout, columns))(x)
+
+
+def home_tokens(total: Array, like: Array, layout: Layout) -> Array:
+    """[B, T, D], like `like`, of what each device adds to the tokens m[1, n, D]."""
+    there, back = _ways_of_tokens(layout.routing, _local_shape(like))
+    return _moved(back, there, spec_of(total), spec_of(like))(total)
+
+
+def _ways_of_tokens(
+    routing: Routing, shape: Sequence[int]
+) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    first, then = _met_in_turn(routing)
+
+    def there(x: Array) -> Array:
+        m = jnp.reshape(x, (-1, shape[-1]))[None, None]
+        m = lax.all_gather(m, first, axis=0, tiled=True) if first else m
+        m = lax.all_gather(m, then, axis=1, tiled=True) if then else m
+        return jnp.reshape(m, (1, -1, shape[-1]))
+
+    def back(m: Array) -> Array:
+        sizes = get_abstract_mesh().shape
+        parts = [prod(sizes[axis] for axis in axes) for axes in (first, then)]
+        m = jnp.reshape(m, (*parts, -1, shape[-1]))
+        m = lax.psum(m, routing.repeated) if routing.repeated else m
+        m = lax.psum_scatter(m, first, scatter_dimension=0, tiled=True) if first else m
+        m = lax.psum_scatter(m, then, scatter_dimension=1, tiled=True) if then else m
+        return jnp.reshape(m, shape)
+
+    return there, back
+
+
+def met_gates(gates: Array, layout: Layout) -> Array:
+    """f32[1, n, E] of gates[B, T, E], of a device's own experts unless rows travel."""
+    routing, shape = layout.routing, _local_shape(gates)
+    first, then = _met_in_turn(routing)
+    sizes = [get_abstract_mesh().shape[axis] for axis in routing.experts]
+
+    def there(gates: Array) -> Array:
+        found = jnp.reshape(gates, (-1, shape[-1]))
+        if routing.exchanged:
+            return found[None]
+        # One dimension for each axis of the experts: those that tokens travel over first, of others its own.
+        parts = jnp.reshape(found, (-1, *sizes, shape[-1] // prod(sizes)))
+        for place, axis in reversed(list(enumerate(routing.experts))):
+            if axis not in first:
+                parts = lax.dynamic_index_in_dim(parts, lax.axis_index(axis), place + 1, keepdims=False)
+        by_device = jnp.moveaxis(parts, 0, -2)
+        by_device = jnp.reshape(by_device, (-1, 1, *by_device.shape[-2:]))
+        found = lax.all_to_all(by_device, first, 0, 0, tiled=True) if first else by_device
+        found = lax.all_gather(found, then, axis=1, tiled=True) if then else found
+        return jnp.reshape(found, (1, -1, found.shape[-1]))
+
+    def back(d: Array) -> Array:
+        pulled = jax.vjp(there, jnp.zeros(shape, d.dtype))[1](d)[0]
+        return lax.psum(pulled, routing.repeated) if routing.repeated else pulled
+
+    return _moved(there, back, spec_of(gates), _of_rows(layout))(gates)
+
+
+def _met_in_turn(routing: Routing) -> tuple[Axes, Axes]:
+    """The axes over which tokens are gathered: first those of experts, over which gates are exchanged."""
+    first = tuple(axis for axis in routing.experts if axis in routing.met)
+    return first, tuple(axis for axis in routing.met if axis not in first)
+
+
+def _moved(
+    there: Callable[[Array], Array],
+    back: Callable[[Array], Array],
+    given: PartitionSpec,
+    taken: PartitionSpec,
+) -> Callable[[Array], Array]:
+    @jax.custom_vjp
+    def run(x: Array) -> Array:
+        return each_device(there, (given,), taken)(x)
+
+    def backward(_: None, d: Array) -> tuple[Array]:
+        return (each_device(back, (of_cotangent(taken),), of_cotangent(given))(d),)
+
+    run.defvjp(lambda x: (run(x), None), backward)
+    return run
+
+
+# Rows
+
+
+def routes_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Routes:
+    """The rows of the gates that `met_gates` gives. kept: the name, for remat policies, of what says so."""
+    routing, sizes = layout.routing, get_abstract_mesh().shape
+    num_tokens = gates.shape[1]
+    travelled = prod(sizes[axis] for axis in (*routing.exchanged, *routing.rows))
+    own = moe.num_experts // prod(sizes[axis] for axis in routing.experts)
+    blocks = blocks_of(num_tokens * travelled, moe, own)
+
+    def sorted_rows(chosen: Array, first: Array, num_rows: int) -> tuple[Array, Array]:
+        place = first[None, :] + jnp.cumsum(chosen, axis=0, dtype=jnp.int32) - 1
+        place = jnp.where(chosen, place, num_rows)
+        found = []
+        for dim, none in ((0, num_tokens), (1, chosen.shape[1])):
+            numbers = lax.broadcasted_iota(jnp.int32, chosen.shape, dim)
+            found.append(jnp.full(num_rows, none, jnp.int32).at[place].set(numbers, mode="drop"))
+        return found[0], found[1]
+
+    def blocks_to_run(totals: Array) -> tuple[Array, Array]:
+        ends = jnp.cumsum(-(-totals // blocks.rows))
+        experts = jnp.sum(jnp.arange(blocks.most, dtype=jnp.int32)[:, None] >= ends[None, :], axis=1)
+        return jnp.minimum(experts, own - 1).astype(jnp.int32)[None], ends[-1:]
+
+    def in_blocks(gates: Array) -> tuple[Array, ...]:
+        chosen = gates[0] > 0
+        totals = jnp.sum(chosen, axis=0, dtype=jnp.int32)
+        tokens, owners = sorted_rows(chosen, _first_rows(totals, blocks.rows), blocks.most * blocks.rows)
+        return tokens[None], owners[None], *blocks_to_run(totals)
+
+    def to_travel(gates: Array) -> tuple[Array, ...]:
+        chosen = gates[0] > 0
+        mine = jnp.sum(chosen, axis=0, dtype=jnp.int32)
+        tokens, owners = sorted_rows(chosen, _first_rows(mine), num_tokens * moe.experts_per_token)
+        counts = lax.all_gather(mine, routing.exchanged)
+        counts = lax.all_gather(counts, routing.rows) if routing.rows else counts[None]
+        totals = jnp.sum(_of_own_experts(counts, routing, own), axis=(0, 1))
+        return tokens[None], owners[None], *blocks_to_run(totals), counts[None]
+
+    local = to_travel if routing.exchanged else in_blocks
+    dims = (2, 2, 2, 1, 4) if routing.exchanged else (2, 2, 2, 1)
+    taken = tuple(_of_rows(layout, dims=num) for num in dims)
+    found = each_device(local, (spec_of(gates),), taken)(lax.stop_gradient(gates))
+    tokens, owners, experts, num_blocks, *counts = (checkpoint_name(one, kept) for one in found)
+    return Routes(gates, tokens, owners, counts[0] if counts else None, experts, num_blocks, blocks)
+
+
+def rows_of_tokens(m: Array, routes: Routes) -> Array:
+    """r[1, C, D] of m[1, n, D]; rows that are none are zero."""
+
+    def local(m: Array, tokens: Array) -> Array:
+        return m[0].at[tokens[0]].get(mode="fill", fill_value=0)[None]
+
+    specs = spec_of(m), spec_of(routes.tokens)
+    return with_gradient(local, specs, spec_of(m), 1)(m, routes.tokens)
+
+
+def sums_of_rows(rows: Array, routes: Routes) -> Array:
+    """What rows[1, C, D] add to the tokens m[1, n, D], times their gates."""
+
+    def local(rows: Array, gates: Array, tokens: Array, owners: Array) -> Array:
+        gate = gates[0].at[tokens[0], owners[0]].get(mode="fill", fill_value=0)
+        total = jnp.zeros((gates.shape[1], rows.shape[-1]), rows.dtype)
+        return total.at[tokens[0]].add(rows[0] * gate[:, None].astype(rows.dtype), mode="drop")[None]
+
+    arrays = rows, routes.gates, routes.tokens, routes.owners
+    return with_gradient(local, [spec_of(one) for one in arrays], spec_of(rows), 2)(*arrays)
+
+
+def rows_at_experts(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
+    """d[1, C, D] on the experts' devices of r[1, C, D], as the tokens' devices sorted them.
+
+    Where the columns of an expert are split over tokens' axes they lie close, without room between experts.
+    """
+    there, back = _ways_of_rows(routes, layout, moe)[0]
+    return _exchanged(there, back, rows, routes)
+
+
+def rows_at_tokens(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
+    """The way back of `rows_at_experts`."""
+    there, back = _ways_of_rows(routes, layout, moe)[0]
+    return _exchanged(back, there, rows, routes)
+
+
+def rows_at_columns(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
+    """The rows of all devices with columns of the same experts."""
+    there, back = _ways_of_rows(routes, layout, moe)[1]
+    return _exchanged(there, back, rows, routes)
+
+
+def sums_of_columns(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Array:
+    """The way back of `rows_at_columns`, which sums what each device's columns add to a row."""
+    there, back = _ways_of_rows(routes, layout, moe)[1]
+    return _exchanged(back, there, rows, routes)
+
+
+_Travel = Callable[[Array, Array], Array]
+
+
+def _exchanged(there: _Travel, back: _Travel, rows: Array, routes: Routes) -> Array:
+    assert routes.counts is not None, "rows travel where they are counted"
+    spec, of_counts = spec_of(rows), spec_of(routes.counts)
+
+    @jax.custom_vjp
+    def run(rows: Array, counts: Array) -> Array:
+        return each_device(there, (spec, of_counts), spec)(rows, counts)
+
+    def backward(counts: Array, d: Array) -> tuple[Array, None]:
+        return each_device(back, (spec, of_counts), spec)(d, counts), None
+
+    run.defvjp(lambda rows, counts: (run(rows, counts), counts), backward)
+    return run(rows, routes.counts)
+
+
+def _ways_of_rows(
+    routes: Routes, layout: Layout, moe: MoE
+) -> tuple[tuple[_Travel, _Travel], tuple[_Travel, _Travel]]:
+    """What a device runs to send rows to experts and home, and to others with their columns and back."""
+    routing, sizes, blocks = layout.routing, get_abstract_mesh().shape, routes.blocks
+    num_peers, num_copies = (prod(sizes[axis] for axis in axes) for axes in (routing.exchanged, routing.rows))
+    own = moe.num_experts // prod(sizes[axis] for axis in routing.experts)
+    num_home = routes.tokens.shape[1]
+    # From one device to another at most, and in all.
+    most = num_home // moe.experts_per_token * min(moe.experts_per_token, own)
+    num_in_blocks = blocks.most * blocks.rows
+    num_between = num_peers * most if routing.rows else num_in_blocks
+
+    def ways(counts: Array) -> _Ways:
+        return _ways(counts[0], routing, own, blocks.rows, num_between)
+
+    def travel(rows: Array, way: Way, num_rows: int) -> Array:
+        with jax.named_scope(rows_by_even_load("all_to_all", num_home)):
+            return _exchange(rows[0], way, num_rows, axes=routing.exchanged, most=most)[None]
+
+    def spread(op: str, rows: Array, way: Way, num_rows: int) -> Array:
+        with jax.named_scope(rows_by_even_load(op, num_home * num_copies)):
+            return _exchange(rows[0], way, num_rows, axes=routing.rows, most=num_between)
+
+    def to_experts(rows: Array, counts: Array) -> Array:
+        return travel(rows, ways(counts).out, num_between)
+
+    def to_tokens(rows: Array, counts: Array) -> Array:
+        return travel(rows, ways(counts).home, num_home)
+
+    def to_columns(rows: Array, counts: Array) -> Array:
+        return spread("all_gather", rows, ways(counts).copies, num_in_blocks)[None]
+
+    def from_columns(rows: Array, counts: Array) -> Array:
+        parts = spread("reduce_scatter", rows, ways(counts).parts, num_copies * num_between)
+        return jnp.sum(jnp.reshape(parts, (1, num_copies, num_between, -1)), axis=1)
+
+    return (to_experts, to_tokens), (to_columns, from_columns)
+
+
+class _Ways(NamedTuple):
+    """Of rows out to experts' devices and home, and between them to those with other columns and back."""
+
+    out: Way
+    home: Way
+    copies: Way
+    parts: Way
+
+
+def _ways(counts: Array, routing: Routing, own: int, block: int, num_between: int) -> _Ways:
+    """Where all pieces begin, of the rows that each device [s, p] of a group has for each expert."""
+    here = lax.axis_index(routing.exchanged)
+    copy = lax.axis_index(routing.rows) if routing.rows else 0
+    mine = counts[copy]  # [p, E]
+    first = jnp.cumsum(mine, axis=1) - mine  # of each expert's, on each device at home
+    experts = _experts_of(routing, own, counts.shape[1])  # [p, e] those of each device
+    # Rows of each device's experts, by the device that they come from: [from, p, e].
+    pieces = mine[:, experts]
+    starts = _first_rows(jnp.sum(pieces, axis=0), 1 if routing.rows else block)
+    lands = starts[None] + jnp.cumsum(pieces, axis=0) - pieces
+    at_home = first[:, experts]
+    out = Way(at_home[here], pieces[here], lands[here], lands[:, here], pieces[:, here])
+    home = Way(lands[:, here], pieces[:, here], at_home[:, here], at_home[here], pieces[here])
+    # Rows of this device's experts, by the copy of it that has them: [s, e].
+    of_copies = jnp.sum(_of_own_experts(counts, routing, own), axis=1)
+    between = _first_rows(of_copies)
+    together = _first_rows(jnp.sum(of_copies, axis=0), block)[None]
+    together = together + jnp.cumsum(of_copies, axis=0) - of_copies
+    alike = partial(jnp.broadcast_to, shape=of_copies.shape)
+    copies = Way(alike(between[copy]), alike(of_copies[copy]), alike(together[copy]), together, of_copies)
+    part = num_between * jnp.arange(counts.shape[0], dtype=jnp.int32)[:, None]
+    parts = Way(together, of_copies, between + num_between * copy, between[copy][None] + part, copies.sizes)
+    return _Ways(out, home, copies, parts)
+
+
+def _experts_of(routing: Routing, own: int, num_peers: int) -> Array:
+    """i32[p, e]: the experts of each device that rows of this one may travel to."""
+    sizes, number = get_abstract_mesh().shape, jnp.zeros(num_peers, jnp.int32)
+    peers = jnp.unravel_index(jnp.arange(num_peers), [sizes[axis] for axis in routing.exchanged])
+    places = dict(zip(routing.exchanged, peers, strict=True))
+    for axis in routing.experts:
+        number = number * sizes[axis] + places.get(axis, lax.axis_index(axis))
+    return own * number[:, None] + jnp.arange(own, dtype=jnp.int32)[None]
+
+
+def _of_own_experts(counts: Array, routing: Routing, own: int) -> Array:
+    """counts[s, p, e] of a device's own experts, of counts[s, p, E]."""
+    return lax.dynamic_slice_in_dim(counts, own * lax.axis_index(routing.experts), own, axis=2)
+
+
+def _first_rows(counts: Array, block: int = 1) -> Array:
+    """Where each expert's rows begin, along the last dimension, each filled up to whole blocks."""
+    filled = -(-counts // block) * block
+    return jnp.cumsum(filled, axis=-1) - filled
+
+
+def _exchange(rows: Array, way: Way, num_rows: int, *, axes: Axes, most: int) -> Array:
+    """[num_rows, D] of what arrives of rows[C, D]; most: rows from one device to another."""
+    if sends_what_there_is():
+        arrives = jnp.zeros((num_rows, rows.shape[-1]), rows.dtype)
+        sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
+        return lax.ragged_all_to_all(rows, arrives, *sent, axis_name=axes)
+    sent = rows.at[_places(way.send_at, way.sizes, most, len(rows))].get(mode="fill", fill_value=0)
+    arrived = lax.all_to_all(sent, axes, 0, 0, tiled=True)
+    places = jnp.reshape(_places(way.receive_at, way.received, most, num_rows), -1)
+    source = jnp.full(num_rows, len(places), jnp.int32)
+    source = source.at[places].set(jnp.arange(len(places), dtype=jnp.int32), mode="drop")
+    return jnp.reshape(arrived, (-1, rows.shape[-1])).at[source].get(mode="fill", fill_value=0)
+
+
+def sends_what_there_is() -> bool:
+    """Whether only rows that there are travel: XLA for CPU has no ragged exchange (jax 0.10.2)."""
+    return platform() != "cpu"
+
+
+def _places(at: Array, sizes: Array, most: int, none: int) -> Array:
+    """i32[p, most]: the rows of the pieces [p, e] of each device, one after another, then `none`."""
+    ends = jnp.cumsum(sizes, axis=1)
+    numbers = jnp.arange(most, dtype=jnp.int32)
+    piece = jnp.sum(numbers[None, :, None] >= ends[:, None, :], axis=2)
+    last = jnp.minimum(piece, sizes.shape[1] - 1)
+    moved = jnp.take_along_axis(at - (ends - sizes), last, axis=1) + numbers[None]
+    return jnp.where(numbers[None] < ends[:, -1:], moved, none)
+
+
+# Shardings
+
+
+def _of_rows(layout: Layout, last: Any = None, dims: int = 3) -> PartitionSpec:
+    """The sharding of arrays of which each device has its own, along the first dimension."""
+    first = layout.routing.devices or None
+    return PartitionSpec(first, *[None] * (dims - 2), *([last] if dims > 1 else []))
+
+
+def _local_shape(x: Array) -> tuple[int, ...]:
+    sizes = get_abstract_mesh().shape
+    parts = (prod(sizes[axis] for axis in axes_of(entry)) for entry in spec_of(x).partitions)
+    return tuple(size // part for size, part in zip(x.shape, parts, strict=True))
