@@ -21,7 +21,7 @@ from meshwright.notation.array import Axes
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
 
 
-class Routing(NamedTuple):
+class RowRouting(NamedTuple):
     """The mesh axes on the way of tokens x[B, T, D] to the rows d[E, C, D] of a device's experts.
 
     tokens: that split B and T. experts: E. columns: M. exchanged: of E, over which rows travel. met: over
@@ -45,7 +45,7 @@ class Routing(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def routing_of(activations: Table, *, grouped: bool) -> Routing:
+def routing_of(activations: Table, *, grouped: bool) -> RowRouting:
     """The routing that a table of activations means; grouped: tokens are gathered, and no rows travel.
 
     >>> table = Table((("E", ("Y",)), ("M", ("Z",)), ("B", ("X", "Y")), ("T", ("Z",)), ("C", ("X", "Z"))))
@@ -61,7 +61,7 @@ def routing_of(activations: Table, *, grouped: bool) -> Routing:
     together = tuple(axis for axis in tokens if axis in taken and axis not in exchanged)
     repeated = tuple(axis for axis in (*experts, *columns) if axis not in tokens)
     met, rows = ((), together) if exchanged else (together, ())
-    return Routing(tokens, experts, columns, exchanged, met, rows, repeated)
+    return RowRouting(tokens, experts, columns, exchanged, met, rows, repeated)
 
 
 @lru_cache(maxsize=4096)

@@ -24,7 +24,7 @@ from typing import Any
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes.axis import ATTENTION
 from meshwright.layout.fit import check_batch, check_cache, check_fields, check_stages, check_weights
-from meshwright.layout.grouped import Routing, at_experts, routing_of
+from meshwright.layout.grouped import RowRouting, at_experts, routing_of
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
@@ -379,7 +379,7 @@ class Layout:
         return self.table.split(name, letters)
 
     @cached_property
-    def routing(self) -> Routing:
+    def routing(self) -> RowRouting:
         """How rows reach experts that have no capacity."""
         return routing_of(self.table, grouped=self.schedule.grouped)
 

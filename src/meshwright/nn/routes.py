@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
 from meshwright.layout import Layout
-from meshwright.layout.grouped import Blocks, Routing, blocks_of
+from meshwright.layout.grouped import Blocks, RowRouting, blocks_of
 from meshwright.models.config import MoE
 from meshwright.models.transformer import rows_by_even_load
 from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient
@@ -50,7 +50,7 @@ class Routes(NamedTuple):
     blocks: Blocks
 
 
-class Way(NamedTuple):
+class Pieces(NamedTuple):
     """Pieces of an array, by the device that they go to and the expert: [p, e] each.
 
     send_at, sizes: where a piece begins here, and its rows. land_at: where it begins there. receive_at,
@@ -81,7 +81,7 @@ def home_tokens(total: Array, like: Array, layout: Layout) -> Array:
 
 
 def _ways_of_tokens(
-    routing: Routing, shape: Sequence[int]
+    routing: RowRouting, shape: Sequence[int]
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
     first, then = _met_in_turn(routing)
 
@@ -131,7 +131,7 @@ def met_gates(gates: Array, layout: Layout) -> Array:
     return _moved(there, back, spec_of(gates), _of_rows(layout))(gates)
 
 
-def _met_in_turn(routing: Routing) -> tuple[Axes, Axes]:
+def _met_in_turn(routing: RowRouting) -> tuple[Axes, Axes]:
     """The axes over which tokens are gathered: first those of experts, over which gates are exchanged."""
     first = tuple(axis for axis in routing.experts if axis in routing.met)
     return first, tuple(axis for axis in routing.met if axis not in first)
@@ -285,11 +285,11 @@ def _ways_of_rows(
     def ways(counts: Array) -> _Ways:
         return _ways(counts[0], routing, own, blocks.rows, num_between)
 
-    def travel(rows: Array, way: Way, num_rows: int) -> Array:
+    def travel(rows: Array, way: Pieces, num_rows: int) -> Array:
         with jax.named_scope(rows_by_even_load("all_to_all", num_home)):
             return _exchange(rows[0], way, num_rows, axes=routing.exchanged, most=most)[None]
 
-    def spread(op: str, rows: Array, way: Way, num_rows: int) -> Array:
+    def spread(op: str, rows: Array, way: Pieces, num_rows: int) -> Array:
         with jax.named_scope(rows_by_even_load(op, num_home * num_copies)):
             return _exchange(rows[0], way, num_rows, axes=routing.rows, most=num_between)
 
@@ -312,13 +312,13 @@ def _ways_of_rows(
 class _Ways(NamedTuple):
     """Of rows out to experts' devices and home, and between them to those with other columns and back."""
 
-    out: Way
-    home: Way
-    copies: Way
-    parts: Way
+    out: Pieces
+    home: Pieces
+    copies: Pieces
+    parts: Pieces
 
 
-def _ways(counts: Array, routing: Routing, own: int, block: int, num_between: int) -> _Ways:
+def _ways(counts: Array, routing: RowRouting, own: int, block: int, num_between: int) -> _Ways:
     """Where all pieces begin, of the rows that each device [s, p] of a group has for each expert."""
     here = lax.axis_index(routing.exchanged)
     copy = lax.axis_index(routing.rows) if routing.rows else 0
@@ -330,21 +330,23 @@ def _ways(counts: Array, routing: Routing, own: int, block: int, num_between: in
     starts = _first_rows(jnp.sum(pieces, axis=0), 1 if routing.rows else block)
     lands = starts[None] + jnp.cumsum(pieces, axis=0) - pieces
     at_home = first[:, experts]
-    out = Way(at_home[here], pieces[here], lands[here], lands[:, here], pieces[:, here])
-    home = Way(lands[:, here], pieces[:, here], at_home[:, here], at_home[here], pieces[here])
+    out = Pieces(at_home[here], pieces[here], lands[here], lands[:, here], pieces[:, here])
+    home = Pieces(lands[:, here], pieces[:, here], at_home[:, here], at_home[here], pieces[here])
     # Rows of this device's experts, by the copy of it that has them: [s, e].
     of_copies = jnp.sum(_of_own_experts(counts, routing, own), axis=1)
     between = _first_rows(of_copies)
     together = _first_rows(jnp.sum(of_copies, axis=0), block)[None]
     together = together + jnp.cumsum(of_copies, axis=0) - of_copies
     alike = partial(jnp.broadcast_to, shape=of_copies.shape)
-    copies = Way(alike(between[copy]), alike(of_copies[copy]), alike(together[copy]), together, of_copies)
+    copies = Pieces(alike(between[copy]), alike(of_copies[copy]), alike(together[copy]), together, of_copies)
     part = num_between * jnp.arange(counts.shape[0], dtype=jnp.int32)[:, None]
-    parts = Way(together, of_copies, between + num_between * copy, between[copy][None] + part, copies.sizes)
+    parts = Pieces(
+        together, of_copies, between + num_between * copy, between[copy][None] + part, copies.sizes
+    )
     return _Ways(out, home, copies, parts)
 
 
-def _experts_of(routing: Routing, own: int, num_peers: int) -> Array:
+def _experts_of(routing: RowRouting, own: int, num_peers: int) -> Array:
     """i32[p, e]: the experts of each device that rows of this one may travel to."""
     sizes, number = get_abstract_mesh().shape, jnp.zeros(num_peers, jnp.int32)
     peers = jnp.unravel_index(jnp.arange(num_peers), [sizes[axis] for axis in routing.exchanged])
@@ -354,7 +356,7 @@ def _experts_of(routing: Routing, own: int, num_peers: int) -> Array:
     return own * number[:, None] + jnp.arange(own, dtype=jnp.int32)[None]
 
 
-def _of_own_experts(counts: Array, routing: Routing, own: int) -> Array:
+def _of_own_experts(counts: Array, routing: RowRouting, own: int) -> Array:
     """counts[s, p, e] of a device's own experts, of counts[s, p, E]."""
     return lax.dynamic_slice_in_dim(counts, own * lax.axis_index(routing.experts), own, axis=2)
 
@@ -365,7 +367,7 @@ def _first_rows(counts: Array, block: int = 1) -> Array:
     return jnp.cumsum(filled, axis=-1) - filled
 
 
-def _exchange(rows: Array, way: Way, num_rows: int, *, axes: Axes, most: int) -> Array:
+def _exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes, most: int) -> Array:
     """[num_rows, D] of what arrives of rows[C, D]; most: rows from one device to another."""
     if sends_what_there_is():
         arrives = jnp.zeros((num_rows, rows.shape[-1]), rows.dtype)
