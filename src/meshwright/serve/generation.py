@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine import Engine
@@ -13,8 +14,7 @@ from meshwright.serve.text import TextStream
 from meshwright.serve.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class AnswerToken:
+class AnswerToken(NamedTuple):
     """A token of an answer; its text begins at character `offset` of the answer."""
 
     score: TokenScore
@@ -52,12 +52,12 @@ class _Answer:
         piece = "" if event.finish_reason == "stop" else self.text.push(event.token)
         if event.finish_reason and not self.text.stopped:
             piece += self.text.finish()
-        reason = "stop" if self.text.stopped else event.finish_reason
+        reason, tokens = event.finish_reason, self._tokens
+        if self.text.stopped:  # tokens of the stop string itself are no part of the answer either
+            reason, tokens = "stop", [one for one in tokens if one.offset < self.text.num_shown]
         if not piece and not reason:
             return None
-        # Tokens of the stop string itself are no part of the answer either.
-        tokens = tuple(t for t in self._tokens if not self.text.stopped or t.offset < self.text.num_shown)
-        delta = Delta(event.index, piece, reason, tokens, self._prompt)
+        delta = Delta(event.index, piece, reason, tuple(tokens), self._prompt)
         self._tokens, self._prompt = [], ()
         return delta
 
@@ -108,7 +108,8 @@ class Generation:
         self.close()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        while (event := await self._next_event()) is not None:
+        next_event = self._stream.next_event if self._deadline is None else self._event_in_time
+        while (event := await next_event()) is not None:
             self.num_generated_tokens += 1
             self._latencies.take(event)
             answer = self._answers[event.index]
@@ -118,13 +119,12 @@ class Generation:
             if delta is not None:
                 yield delta
 
-    async def _next_event(self) -> Event | None:
+    async def _event_in_time(self) -> Event | None:
         """The next event, None behind the last. Raises RequestError where the time is up."""
-        if self._deadline is None:
-            return await anext(self._stream, None)
+        assert self._deadline is not None
         try:
             async with asyncio.timeout(self._deadline - time.monotonic()):
-                return await anext(self._stream, None)
+                return await self._stream.next_event()
         except TimeoutError:
             raise RequestError(
                 f"the answer exceeded this server's limit of {self._limit_seconds:g} s",

@@ -41,8 +41,8 @@ class Detokenizer:
         num_pending = len(text) - len(text.rstrip(_REPLACEMENT))
         # Byte fallback turns a whole run of bytes into U+FFFD while its last character is cut short, what
         # was emitted included; then all of it waits.
-        if text.startswith(self._emitted):
-            num_pending = min(num_pending, _MAX_PENDING)
+        if num_pending > _MAX_PENDING and text.startswith(self._emitted):
+            num_pending = _MAX_PENDING
         piece = text[len(self._emitted) : len(text) - num_pending]
         if piece:
             self._emitted = text[: len(text) - num_pending]
@@ -73,6 +73,8 @@ class StopStrings:
 
     def push(self, piece: str) -> str:
         """The text that no stop string can claim any more; sets `stopped` on a match."""
+        if not self._stops:
+            return piece
         text = self._held + piece
         matches = [(text.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
         if matches:
@@ -90,7 +92,7 @@ class StopStrings:
 
     def _num_held(self, text: str) -> int:
         """Length of the longest end of `text` that a stop string begins with."""
-        longest = min(max((len(stop) for stop in self._stops), default=1) - 1, len(text))
+        longest = min(max(map(len, self._stops)) - 1, len(text))
         starts = range(longest, 0, -1)
         return next((n for n in starts if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 

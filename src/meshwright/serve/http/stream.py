@@ -60,21 +60,35 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Where a send takes so long, the server's buffer is full: the client reads nothing, and its tokens
-        # would pile up for ever. One timeout is moved from send to send, since there is one a token.
-        now, stalled = asyncio.get_running_loop().time, asyncio.timeout(None)
+        # would pile up for ever. There is a send a token, so a timer looks at the one under way, and comes
+        # again when the next could be too long.
+        loop, stalled = asyncio.get_running_loop(), asyncio.timeout(None)
+        began: float | None = None
 
-        async def bounded_send(message: Message) -> None:
-            stalled.reschedule(now() + self._stalled_seconds)
+        async def timed_send(message: Message) -> None:
+            nonlocal began
+            began = loop.time()
             await send(message)
-            stalled.reschedule(None)
+            began = None
 
+        def look() -> None:
+            nonlocal timer
+            now = loop.time()
+            if began is not None and now >= began + self._stalled_seconds:
+                stalled.reschedule(now)
+            else:
+                timer = loop.call_at((began or now) + self._stalled_seconds, look)
+
+        timer = loop.call_later(self._stalled_seconds, look)
         # The slots are free again when the response is over, however it ended.
         with self._generation:
             try:
                 async with stalled:
-                    await super().__call__(scope, receive, bounded_send)
+                    await super().__call__(scope, receive, timed_send)
             except (ClientDisconnect, TimeoutError):
                 logger.info("a client stopped reading its stream and was left")
+            finally:
+                timer.cancel()
 
     async def _events(self) -> AsyncIterator[str]:
         try:
