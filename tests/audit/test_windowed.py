@@ -128,7 +128,7 @@ def test_a_transfer_along_several_dimensions(
     assert (ran.out, ran.d_lhs, ran.d_rhs) == (0, 0, 0)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(cases(), st.data())
 def test_any_contraction_and_window(case: Case, data: st.DataObject) -> None:
     windows = possible(case.plan)

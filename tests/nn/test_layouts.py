@@ -210,7 +210,9 @@ def test_a_tied_table_collects_both_gradients(text: str) -> None:
     assert_agrees(TIED, Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32"))
 
 
-@pytest.mark.parametrize("config", [LOCAL, GPT], ids=lambda config: config.name)
+@pytest.mark.parametrize(
+    "config", [pytest.param(LOCAL, marks=pytest.mark.slow), GPT], ids=lambda config: config.name
+)
 @pytest.mark.parametrize(
     "text",
     [

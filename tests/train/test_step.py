@@ -93,14 +93,8 @@ def test_too_few_devices_are_said() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "goes_on",
-    [
-        pytest.param({"data": 2, "fsdp": 4}, marks=pytest.mark.slow),
-        {"data": 4, "tensor": 2, "zero": 2},
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("goes_on", [{"data": 2, "fsdp": 4}, {"data": 4, "tensor": 2, "zero": 2}], ids=str)
 def test_a_checkpoint_goes_on_at_another_zero_stage(
     goes_on: dict[str, object], alone: list[float], tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(runs, whole, tmp_path):
     assert exact_lines(run) == exact_lines(whole)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_named_and_the_checkpoint_before_it_used(runs, whole, run):
     *_, before, last = steps(run / "checkpoints")
     assert last == NUM_STEPS
