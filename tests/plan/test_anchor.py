@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.api.machine import anchored_by
 from meshwright.cli.main import main
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
@@ -14,8 +15,9 @@ from meshwright.hardware.chip import StepEfficiency
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan.anchor import MeasuredRun, anchored, slowdown_of, step_seconds
+from meshwright.plan.anchor import MeasuredRun, anchored, run_of, slowdown_of, step_seconds
 from meshwright.plan.train import price
+from meshwright.plan.validate.runs import runs_of
 from meshwright.plan_file import Plan, save_plan
 
 HARDWARE, WORKLOAD, LAYOUT = "v5e:4x4", Workload(64, 4096), Layout.of(fsdp=16, remat="full")
@@ -37,7 +39,7 @@ def priced() -> float:
 def test_the_median_step_over_the_price_of_its_plan(tmp_path: Path):
     metrics = run_folder(tmp_path, None, 40.0, 2 * priced(), 2 * priced(), 2 * priced())
     assert step_seconds(metrics) == pytest.approx(2 * priced())
-    assert slowdown_of(metrics) == pytest.approx(2.0)
+    assert slowdown_of(run_of(metrics)) == pytest.approx(2.0)
 
 
 def test_every_time_is_scaled_and_nothing_else():
@@ -118,13 +120,32 @@ def test_a_file_without_steps_is_refused(tmp_path: Path, text: str, message: str
     metrics = run_folder(tmp_path, 1.0)
     metrics.write_text(text)
     with pytest.raises(PlanError, match=re.escape(message)):
-        slowdown_of(metrics)
+        slowdown_of(run_of(metrics))
 
 
 def test_a_run_without_a_plan_is_refused(tmp_path: Path):
     metrics = run_folder(tmp_path, 1.0)
     (tmp_path / "plan.toml").unlink()
     with pytest.raises(PlanError, match=r"plan\.toml: cannot be read"):
-        slowdown_of(metrics)
+        slowdown_of(run_of(metrics))
     with pytest.raises(PlanError, match=r"absent: cannot be read"):
         step_seconds(tmp_path / "absent")
+
+
+def test_one_row_of_a_table_is_one_run(tmp_path: Path):
+    """As of one metrics.jsonl: all of its factor, since nothing tells which constant is off."""
+    published = Path(__file__).parents[2] / "benchmarks/published/training.csv"
+    head, *rows = published.read_text(encoding="utf-8").splitlines()
+    [row] = [line for line in rows if line.startswith("M0053,")]
+    table = tmp_path / "one.csv"
+    table.write_text(f"{head}\n{row}\n")
+    machine = load("h100:64").running("megatron-te")
+    slowed, said = anchored_by(machine, [table])
+    [run] = runs_of(table)
+    assert slowed == machine.slowed(slowdown_of(run))
+    assert said == ()
+
+
+def test_also_a_small_move_is_told():
+    found = anchored(load(HARDWARE), runs(*[1.01] * 4))
+    assert any(line.startswith("slowdown moved from 1 to 1.0") for line in found.words[1:])

@@ -20,9 +20,9 @@ def anchored_by(machine: Hardware, files: Sequence[str | Path]) -> tuple[Hardwar
     paths = [Path(file) for file in files]
     if not paths:
         return machine, ()
-    if len(paths) == 1 and paths[0].suffix != ".csv":
-        return machine.slowed(slowdown_of(paths[0])), ()
     runs = [run for path in paths for run in (runs_of(path) if path.suffix == ".csv" else [run_of(path)])]
+    if len(runs) == 1:
+        return machine.slowed(slowdown_of(runs[0])), ()
     found = anchored(machine, runs)
     return machine.with_step(found.step), found.words
 

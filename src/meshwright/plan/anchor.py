@@ -66,18 +66,17 @@ class Anchored:
     words: tuple[str, ...]
 
 
-def slowdown_of(metrics: Path) -> float:
-    """How many times longer than priced the steps of a run took.
-
-    metrics: its metrics.jsonl; plan.toml lies beside it. The median leaves hiccups and compilation out.
-    Raises PlanError where there is no plan beside it or no step was timed.
-    """
-    run = run_of(metrics)
+def slowdown_of(run: MeasuredRun) -> float:
+    """How many times longer than priced the steps of a run took."""
     return run.seconds / price(*run[:4]).step_seconds
 
 
 def run_of(metrics: Path) -> MeasuredRun:
-    """The run whose metrics.jsonl this is. Raises PlanError as `slowdown_of` does."""
+    """The run whose metrics.jsonl this is; plan.toml lies beside it.
+
+    Its step is the median one, which leaves hiccups and compilation out. Raises PlanError where there is no
+    plan beside it or no step was timed.
+    """
     seconds = step_seconds(metrics)
     plan = load_plan(metrics.with_name(PLAN))
     return MeasuredRun(plan.model, catalog.load(plan.hardware), plan.workload, plan.layout, seconds)
@@ -110,7 +109,7 @@ def anchored(machine: Hardware, runs: Sequence[MeasuredRun]) -> Anchored:
         return Anchored(step, (f"{said} (medians): no constant moves",))
     moved = _solve(errors, slopes, names)
     found = _moved(step, moved)
-    return Anchored(found, (f"{said} (medians)", *_words(step, found, moved)))
+    return Anchored(found, (f"{said} (medians)", *_words(step, found, names)))
 
 
 def _log_error(run: MeasuredRun, step: StepEfficiency) -> float:
@@ -150,21 +149,20 @@ def _solve(
     return dict(zip(names, found.tolist(), strict=True))
 
 
-# A constant that moves by less of its spread is not worth a word.
-_WORTH_SAYING = 0.1
-
-
-def _words(before: StepEfficiency, after: StepEfficiency, by: dict[str, float]) -> Iterable[str]:
-    for name, distance in by.items():
-        if abs(distance) < _WORTH_SAYING * _SPREADS[name]:
-            continue
+def _words(before: StepEfficiency, after: StepEfficiency, names: Iterable[str]) -> Iterable[str]:
+    """What moved so far that its digits tell."""
+    for name in names:
         one, other = getattr(before, name), getattr(after, name)
         if isinstance(one, float):
             pairs = [(name, one, other)]
         else:
             pairs = [(f"{name}.{key}", one[key], other[key]) for key in one if one[key] != other[key]]
         show: Callable[[float], str] = format_seconds if name.endswith("_seconds") else "{:.3g}".format
-        yield from (f"{key} moved from {show(was)} to {show(now)}" for key, was, now in pairs)
+        yield from (
+            f"{key} moved from {show(was)} to {show(now)}"
+            for key, was, now in pairs
+            if show(was) != show(now)
+        )
 
 
 def step_seconds(metrics: Path) -> float:
