@@ -6,13 +6,15 @@ stages, and computes on them (jax 0.10.2, whose rule for explicit axes has None 
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
-from jax.sharding import PartitionSpec, get_abstract_mesh
+from jax.sharding import PartitionSpec, get_abstract_mesh, reshard
 
 from meshwright.notation.array import Axes
 
@@ -103,6 +105,28 @@ def with_gradient(
 
     run.defvjp(forward, backward)
     return run
+
+
+def own_copies(x: Array) -> Array:
+    """x[n, ...], one for each of the devices over which x is typed `reduced`: each adds to its cotangent.
+
+    Within a stage of a pipeline no `shard_map` takes such types (jax 0.10.2).
+    """
+    spec = spec_of(x)
+    over = tuple(axis for axis in get_abstract_mesh().axis_names if axis in spec.reduced)
+    num_copies = prod(get_abstract_mesh().shape[axis] for axis in over)
+
+    @jax.custom_vjp
+    def copies(x: Array) -> Array:
+        whole = reshard(x, PartitionSpec(*spec.partitions))
+        split = PartitionSpec(over or None, *spec.partitions)
+        return jnp.broadcast_to(whole[None], (num_copies, *x.shape), out_sharding=split)
+
+    def backward(_: None, d: Array) -> tuple[Array]:
+        return (lax.reduce_sum(d, (0,), out_sharding=of_cotangent(spec)),)
+
+    copies.defvjp(lambda x: (copies(x), None), backward)
+    return copies(x)
 
 
 def of_cotangent(spec: PartitionSpec) -> PartitionSpec:

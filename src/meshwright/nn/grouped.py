@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from meshwright.models.transformer import by_even_load
-from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient
+from meshwright.nn.each_device import axes_of, each_device, own_copies, spec_of, with_gradient
 from meshwright.nn.routes import Routes
 from meshwright.notation.array import Axes
 from meshwright.notation.einsum import Contraction
@@ -35,32 +35,32 @@ def grouped_product(
     Sums over the columns of an expert are left to the tokens, so each device has its own; those over D are
     all-reduced. Cotangents of w are partial over what it is typed `reduced` over.
     """
-    multiply = multiply or _product
+    multiply, w = multiply or _product, own_copies(w)
     of_x, of_w = spec_of(x), spec_of(w)
     of_routes = spec_of(routes.experts), spec_of(routes.num_blocks)
     is_second = plan.einsum.contracted == "M"
-    first, second = of_w.partitions[-2:]
+    first, second = list[Any](of_w.partitions)[-2:]
     over_d = axes_of(second if is_second else first)
     out = PartitionSpec(of_x.partitions[0], None, second if is_second else None)
-    split = {*of_w.reduced, *(axis for entry in of_w.partitions for axis in axes_of(entry))}
+    split = {axis for entry in of_w.partitions for axis in axes_of(entry)}
     summed = tuple(axis for axis in axes_of(of_x.partitions[0]) if axis not in split)
     trips = by_even_load(int(routes.blocks.even))
 
     def local(x: Array, w: Array, experts: Array, count: Array) -> Array:
-        y = _forward(x, w, experts, count, scope=trips, multiply=multiply)
+        y = _forward(x, w[0], experts, count, scope=trips, multiply=multiply)
         return lax.psum(y, over_d) if over_d and not is_second else y
 
     def local_backward(x: Array, w: Array, experts: Array, count: Array, d_y: Array) -> tuple[Array, Array]:
-        d_x, d_w = _backward(x, w, experts, count, d_y, scope=trips, multiply=multiply)
+        d_x, d_w = _backward(x, w[0], experts, count, d_y, scope=trips, multiply=multiply)
         d_x = lax.psum(d_x, over_d) if over_d and is_second else d_x
-        return d_x, lax.psum(d_w, summed) if summed else d_w
+        return d_x, (lax.psum(d_w, summed) if summed else d_w)[None]
 
     @jax.custom_vjp
     def product(x: Array, w: Array, experts: Array, count: Array) -> Array:
         return each_device(local, (of_x, of_w, *of_routes), out)(x, w, experts, count)
 
     def backward(saved: Any, d_y: Array) -> tuple[Array, Array, None, None]:
-        given, taken = (of_x, of_w, *of_routes, out), (of_x, of_cotangent(of_w))
+        given, taken = (of_x, of_w, *of_routes, out), (of_x, of_w)
         d_x, d_w = each_device(local_backward, given, taken)(*saved, d_y)
         return d_x, d_w, None, None
 
@@ -98,12 +98,13 @@ def read_product(
 
 def biased_rows(y: Array, b: Array, routes: Routes, parts: Axes = ()) -> Array:
     """y[1, C, M] plus each row's own of b[E, M]; of sums over `parts` the first of the devices adds it."""
+    b = own_copies(b)
     spec, of_b = spec_of(y), spec_of(b)
 
     def local(y: Array, b: Array, experts: Array) -> Array:
         adds = (lax.axis_index(parts) == 0).astype(b.dtype) if parts else jnp.asarray(1, b.dtype)
         rows = jnp.repeat(experts[0], y.shape[1] // experts.shape[1])
-        return y + (adds * b)[rows][None]
+        return y + (adds * b[0])[rows][None]
 
     return with_gradient(local, (spec, of_b, spec_of(routes.experts)), spec, 2)(y, b, routes.experts)
 
