@@ -152,8 +152,7 @@ class Together:
         for step in range(known, self.num_steps):
             self._late[step].append(sequence)
         if known > since:
-            assert isinstance(sequence.tokens, Text)
-            sequence.tokens.grow(known - since)
+            sequence.grow(known - since)
             self._on_tokens(sequence, since, known)
 
     def step(self) -> tuple[int, int]:

@@ -185,7 +185,7 @@ class Scheduler:
             self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
-        sequence.arrival = self._num_arrived
+        sequence.rank = sequence.request.priority, self._num_arrived
         self._num_arrived += 1
         _insert(self._waiting, sequence)
 

@@ -143,14 +143,15 @@ class Lifetime:
         return dict(zip(("queue", "prefill", "generate"), pairwise(reached), strict=False))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """A request on its way: waiting (slot is None), running in a slot, then finished.
 
-    tokens: prompt and answer as far as the host knows them. num_pending: tokens that steps under way sample.
-    num_computed: tokens whose keys and values stand in `pages`, or will once the steps under way are done;
-    num_cached of them were there when it began. arrival: its number in the order of arrival. num_preempted:
-    how often it lost its pages. is_handed_over: another engine generates the rest.
+    tokens: prompt and answer as far as the host knows them; num_generated are of the answer. num_pending:
+    tokens that steps under way sample. num_computed: tokens whose keys and values stand in `pages`, or will
+    once the steps under way are done; num_cached of them were there when it began. rank: who comes first: the
+    most urgent, of these the first to arrive. num_preempted: how often it lost its pages. is_handed_over:
+    another engine generates the rest.
     """
 
     request: Request
@@ -161,7 +162,7 @@ class Sequence:
     pages: Pages = field(default_factory=Pages)
     num_computed: int = 0
     num_pending: int = 0
-    arrival: int = 0
+    rank: tuple[int, int] = (0, 0)
     num_preempted: int = 0
     num_cached: int = 0
     is_handed_over: bool = False
@@ -171,15 +172,12 @@ class Sequence:
     lifetime: Lifetime = field(default_factory=Lifetime)
     tokens: list[int] | Text = field(init=False)
     num_prompt: int = field(init=False)
+    num_generated: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         prompt = self.request.prompt
         self.num_prompt = len(prompt)
         self.tokens = prompt.of_length(len(prompt)) if isinstance(prompt, Text) else list(prompt)
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - self.num_prompt
 
     @property
     def num_left(self) -> int:
@@ -189,17 +187,13 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         """Tokens, known or under way, whose keys and values no step has been asked for."""
-        return len(self.tokens) + self.num_pending - self.num_computed
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Who comes first: the most urgent, of these the first to arrive."""
-        return self.request.priority, self.arrival
+        return self.num_prompt + self.num_generated + self.num_pending - self.num_computed
 
     def append(self, score: TokenScore) -> Event:
         """The event of the next token; sets finish_reason when it is the last."""
         token = score.token
         self.tokens.append(token)
+        self.num_generated += 1
         if self.edits is not None:
             self.edits.accept(token)
         if self.num_generated == 1:
@@ -210,6 +204,12 @@ class Sequence:
             self.finish_reason = "length"
         prompt, self.prompt_scores = self.prompt_scores, ()
         return Event(self.index, score, self.finish_reason, prompt)
+
+    def grow(self, count: int) -> None:
+        """`count` more tokens of an answer whose tokens are counted."""
+        assert isinstance(self.tokens, Text)
+        self.tokens.grow(count)
+        self.num_generated += count
 
     @property
     def time_to_first_token_seconds(self) -> float:
