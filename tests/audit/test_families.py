@@ -49,7 +49,7 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
         (MIXTURE, "fsdp=8"),
         (MIXTURE, "fsdp=8,expert=4"),
         (MIXTURE, "fsdp=4,expert=2,tensor=2"),
-        (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full"),
+        (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true"),
         pytest.param(
             OSS,
             "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1",

@@ -137,14 +137,19 @@ def by_the_book(
     ("text", "is_ragged"),
     [
         ("data=1", False),
-        ("data=4,tensor=2,sequence_parallel=true", False),
         ("data=2,fsdp=4,expert=4", False),
-        ("data=2,fsdp=4,expert=4", True),
-        ("data=2,expert=2,tensor=2,context=2,sequence_parallel=true", False),
         ("data=4,expert=2,tensor=2,sequence_parallel=true", True),
-        ("data=4,expert=2,tensor=2", True),
-        ("data=2,expert=4,tensor=2", True),
-        ("data=4,expert=4,tensor=2,sequence_parallel=true,grouped=true", False),
+        *(
+            pytest.param(text, is_ragged, marks=pytest.mark.slow)
+            for text, is_ragged in [
+                ("data=4,tensor=2,sequence_parallel=true", False),
+                ("data=2,fsdp=4,expert=4", True),
+                ("data=2,expert=2,tensor=2,context=2,sequence_parallel=true", False),
+                ("data=4,expert=2,tensor=2", True),
+                ("data=2,expert=4,tensor=2", True),
+                ("data=4,expert=4,tensor=2,sequence_parallel=true,grouped=true", False),
+            ]
+        ),
     ],
 )
 def test_experts_are_a_loop_over_tokens_and_their_experts(
