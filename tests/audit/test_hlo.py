@@ -97,6 +97,36 @@ def test_a_start_and_its_done_are_one(start: str, done: str, op: str, gathered_b
     ]
 
 
+@pytest.mark.parametrize(
+    ("scope", "op", "gathered_bytes"),
+    [
+        ("all_to_all_by_even_load_3_rows", "all_to_all", 3 * 16),
+        ("all_gather_by_even_load_6_rows", "all_gather", 6 * 16),
+        ("reduce_scatter_by_even_load_6_rows", "reduce_scatter", 6 * 16),
+    ],
+)
+@pytest.mark.parametrize("is_ragged", [True, False])
+def test_rows_of_experts_are_as_many_as_their_scope_says(
+    scope: str, op: str, gathered_bytes: int, is_ragged: bool
+) -> None:
+    """As a ragged exchange (GPU and TPU), or padded to 10 rows (CPU), of which 7 or 4 are then room."""
+    at = f'metadata={{op_name="jit(step)/jvp(layers)/dispatch/{scope}/reduce_precision"}}'
+    exchange = "ragged-all-to-all(%x, %o, %n, %n, %n, %n)" if is_ragged else "all-to-all(%x), dimensions={0}"
+    (one,) = found(
+        "  %x = f32[10,4] parameter(0)\n  %o = f32[10,4] parameter(1)\n  %n = s32[2] parameter(2)\n"
+        f"  ROOT %c = f32[10,4] {exchange}, replica_groups={{{{0,1}},{{2,3}}}}, {at}"
+    )
+    assert (one.op, one.gathered_bytes, one.scope[1]) == (op, gathered_bytes, "dispatch")
+    assert one.padding_bytes == (0 if is_ragged else 160 - gathered_bytes)
+
+
+def test_an_exchange_that_does_not_say_how_much_travels_is_not_counted() -> None:
+    text = "  %x = f32[10,4] parameter(0)\n  %n = s32[2] parameter(1)\n  ROOT %c = f32[10,4] "
+    text += "ragged-all-to-all(%x, %x, %n, %n, %n, %n), replica_groups={{0,1},{2,3}}"
+    assert found(text) == []
+    assert "ragged-all-to-all communicates" in not_understood(parse_hlo(program(text)))[0]
+
+
 def test_a_collective_wrapped_in_a_generic_start_is_found_once() -> None:
     wrapped = """%wrapped (p: f32[4,4]) -> f32[2,4] {
   %p = f32[4,4] parameter(0)

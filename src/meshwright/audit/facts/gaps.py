@@ -61,7 +61,7 @@ def _problem(program: Program, value: TracedValue) -> str:
         return f"{_named(instruction)}: {why}"
     if instruction.opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update") not in _KNOWN:
         return f"{_named(instruction)}: opcode {instruction.opcode} is unknown; {_NOT_COUNTED}"
-    if opcode in _COMMUNICATES and not crossing_op(instruction):
+    if opcode in _COMMUNICATES and not (op_of(instruction) or crossing_op(instruction)):
         return f"{_named(instruction)}: {opcode} communicates; its bytes are not counted"
     if opcode == "dot" and "lhs_contracting_dims" not in instruction.attributes:
         return f"{_named(instruction)}: its contracted dimensions are missing; its FLOPs are not counted"

@@ -78,7 +78,6 @@ OPS: dict[str, Op] = {
     "reduce-scatter": "reduce_scatter",
     "all-reduce": "all_reduce",
     "all-to-all": "all_to_all",
-    "ragged-all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
 _ROWS = re.compile(rows_by_even_load("/(all_to_all|all_gather|reduce_scatter)", 0).replace("0", r"(\d+)"))
@@ -88,7 +87,10 @@ def op_of(instruction: Instruction) -> Op | None:
     """Our name of a collective instruction, its start included; None for others and for a done."""
     if instruction.opcode == "send":
         return crossing_op(instruction)
-    return OPS.get(instruction.opcode.removesuffix("-start"))
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode == "ragged-all-to-all":
+        return "all_to_all" if rows_said(instruction.op_name) else None
+    return OPS.get(opcode)
 
 
 def rows_said(op_name: str) -> tuple[Op, int] | None:
