@@ -32,8 +32,11 @@ from tests.cost.recorded import (
 )
 
 from meshwright.cost.graph import Graph, recomputed_nodes
+from meshwright.cost.ops import record_loss
+from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
 from meshwright.models.count import count_params
+from meshwright.models.presets import load_model
 
 DEGREES = st.sampled_from([1, 2, 4])
 LAYOUTS = st.builds(
@@ -253,3 +256,35 @@ class TestRecomputation:
         for segment in record(layout).segments:
             if segment.name != "layer":
                 assert recomputed_nodes(segment, layout.remat) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "static_rows", "rows"),
+    [
+        # Of 8 x 4096 tokens each chooses 2 of 8 experts, of which a device has one: 8192 rows where all get
+        # as much. Where shapes are static there is room for all 32768 tokens of a group, in blocks of 512.
+        ("fsdp=8,expert=8", False, 8192),
+        ("fsdp=8,expert=8", True, 32_768),
+        # Without an axis of experts a device meets its own tokens alone: 8192 rows, and room for 8 experts'
+        # last blocks of 256 rows: (8192 + 8 x 255) / 256 = 39 blocks.
+        ("fsdp=8", True, 39 * 256),
+    ],
+)
+def test_rows_of_experts_have_room_for_the_worst_load_and_travel_by_an_even_one(
+    text: str, static_rows: bool, rows: int
+) -> None:
+    config, layout = load_model("mixtral-8x7b"), Layout.parse(text)
+    graph = record_loss(config, layout, Shape(8, 4096, 4096), flash_attention=True, static_rows=static_rows)
+    nodes = {(node.name, node.kind): node for _, node in graph.nodes()}
+    (made,) = nodes["expert_in", "matmul"].outputs
+    assert made.bytes_per_device == rows * 14_336 * 2
+    (product,) = nodes["expert_in", "matmul"].forward
+    assert product.flops == 2 * 8192 * 4096 * 14_336
+    if "expert" in text:
+        (sent,) = nodes["dispatch", "exchange"].forward_transfers
+        assert (sent.op, sent.axes) == ("all_to_all", ("expert",))
+        assert sent.gathered_bytes == 8 * 8192 * 4096 * 2
+        # Every device tells the others how many rows it has for each of 8 experts.
+        counts = nodes.get(("dispatch_counts", "exchange"))
+        told = [one.gathered_bytes for one in counts.forward_transfers] if counts else []
+        assert told == ([8 * 8 * 4] if static_rows else [])
