@@ -25,7 +25,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.nn.contract import local_product
 from meshwright.nn.execute import apply_reshard
-from meshwright.nn.gradients import shards
+from meshwright.nn.gradients import gathered, shards
 from meshwright.nn.ops import MATMUL, JaxOps
 from meshwright.notation.einsum import Contraction
 from meshwright.plan_file import Plan
@@ -377,7 +377,53 @@ def _weights_before(step: Broken, state: TrainState, rows: Array) -> Any:
     return state.params
 
 
-STEPS: dict[str, Callable[[Broken], CompiledProgram]] = {
+def _averaged_again(step: Broken) -> CompiledProgram:
+    """Gradients are averaged once more over the axes that do not split them."""
+    plain = step._losses_and_gradients
+
+    def mean(g: Array) -> Array:
+        spec = jax.typeof(g).sharding.spec
+        split = {axis for entry in spec for axis in ((entry,) if isinstance(entry, str) else entry or ())}
+        axes = tuple(axis for axis, n in step.mesh.shape.items() if n > 1 and axis not in split)
+        again = jax.shard_map(
+            lambda x: lax.pmean(jnp.tanh(x), axes), in_specs=spec, out_specs=spec, check_vma=False
+        )
+        return again(g) if axes else g
+
+    def averaged(params: Any, rows: Array) -> Any:
+        losses, grads = plain(params, rows)
+        return losses, jax.tree.map(mean, grads)
+
+    step._losses_and_gradients = averaged
+    return compiled(step)
+
+
+def _updates_sent_in_float32(step: Broken) -> CompiledProgram | None:
+    """Updated weights are gathered before they are cast."""
+    if not step.layout.word("zero"):
+        return None
+
+    def wide(config: Any, layout: Layout, mine: Any) -> Any:
+        there = gathered(config, layout, jax.tree.map(lambda x: x.astype(jnp.float32), mine))
+        return jax.tree.map(lambda x, old: x.astype(old.dtype), there, mine)
+
+    with patch("meshwright.train.step.gathered", wide):
+        return compiled(step)
+
+
+def _two_steps(step: Broken) -> CompiledProgram:
+    """An update after each half of the batch."""
+
+    def run(state: TrainState, rows: Array) -> Any:
+        shape, spec = (rows.shape[0] // 2, 2, rows.shape[1]), jax.typeof(rows).sharding.spec
+        halves = jnp.reshape(rows, shape, out_sharding=P(spec[0], None, None))
+        state, _ = step._step(state, halves[:, 0])
+        return step._step(state, halves[:, 1])
+
+    return compiled(step, run)
+
+
+STEPS: dict[str, Callable[[Broken], CompiledProgram | None]] = {
     "a second forward pass": _metric(_second_forward),
     "a second backward pass": _metric(_gradients_again),
     "sixty-four sums of a number": _metric(_many_numbers),
@@ -397,6 +443,9 @@ STEPS: dict[str, Callable[[Broken], CompiledProgram]] = {
     "moments not updated": _moments_kept,
     "one weight not updated": _one_weight_kept,
     "moments not donated": _weights_alone_donated,
+    "gradients averaged again": _averaged_again,
+    "updated weights sent in float32": _updates_sent_in_float32,
+    "a step for each half of the batch": _two_steps,
 }
 
 
@@ -630,6 +679,38 @@ class _SumsGathered(JaxOps):
         return super().residual(name, x, y)
 
 
+class _LookedUpByProduct(JaxOps):
+    """Tokens as rows of ones and zeros, multiplied by the table."""
+
+    def embed(self, name: str, tokens: Array, table: Array) -> Array:
+        spec = jax.typeof(super().embed(name, tokens, table)).sharding.spec
+        with jax.named_scope(name):
+            chosen = jax.nn.one_hot(tokens, table.shape[0], dtype=self.dtype)
+            return jnp.einsum("BTV,VD->BTD", chosen, reshard(table, P(None, None)), out_sharding=spec)
+
+
+class _ByEverybody(JaxOps):
+    """One product of the whole batch on every device."""
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+        y = super()._einsum(name, plan, x, weight)
+        if name != "w_gate":
+            return y
+        with jax.named_scope(name):
+            whole, w = reshard(x, P(None, None, None)), reshard(weight.astype(self.dtype), P(None, None))
+            return reshard(jnp.einsum("BTD,DF->BTF", whole, w), jax.typeof(y).sharding.spec)
+
+
+class _WideResidual(JaxOps):
+    """The residual stream in float32: collectives and products are as planned, what is saved is not."""
+
+    def embed(self, name: str, tokens: Array, table: Array) -> Array:
+        return super().embed(name, tokens, table).astype(jnp.float32)
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        return super().residual(name, x, y.astype(x.dtype))
+
+
 OPERATIONS: dict[str, type[JaxOps]] = {
     "activations gathered": _Gathered,
     "activations exchanged": _Exchanged,
@@ -654,6 +735,9 @@ OPERATIONS: dict[str, type[JaxOps]] = {
     "the head of float32": _WideHead,
     "a weight exchanged before its product": _WeightExchanged,
     "activations exchanged twice": _SumsGathered,
+    "a look-up by products": _LookedUpByProduct,
+    "a product by everybody": _ByEverybody,
+    "a residual stream of float32": _WideResidual,
 }
 
 
@@ -665,6 +749,8 @@ def _applies(kind: str, layout: Layout) -> bool:
         return layout.fsdp > 1 or layout.tensor > 1
     if kind == "a weight exchanged before its product":
         return layout.fsdp > 1
+    if kind == "a residual stream of float32":
+        return not layout.word("zero")
     return kind != "one product recomputed" or layout.remat != "full"
 
 
@@ -773,6 +859,25 @@ def _microbatch_again(text: str) -> str | None:
     return _edited(text, "known_trip_count", r'"known_trip_count":\{"n":"2"', '"known_trip_count":{"n":"3"')
 
 
+def _loss_elsewhere(text: str) -> str | None:
+    """The loss, alone or beside others, summed over pairs of devices that lie beside each other."""
+    groups = r"replica_groups=.+?(?=, use_global|, channel)"
+    pairs = "replica_groups={{0,1},{2,3},{4,5},{6,7}}"
+    return _edited(text, r"f32\[\].* all-reduce\(.*loss", groups, pairs)
+
+
+def _shuffled(text: str) -> str | None:
+    """The shards of a weight gathered from the last to the first."""
+    groups = r"replica_groups=.+?(?=, dimensions|, use_global|, channel)"
+    line = next((line for line in text.splitlines() if re.search(r" all-gather\(.*w_in", line)), "")
+    found = re.search(groups, line)
+    if not found:
+        return None
+    members = parse_groups(found[0].removeprefix("replica_groups="), 8).members
+    said = ",".join("{" + ",".join(map(str, reversed(group))) + "}" for group in members)
+    return _edited(text, r" all-gather\(.*w_in", groups, f"replica_groups={{{said}}}")
+
+
 EDITS: dict[str, Callable[[str], str | None]] = {
     "half of the turns": _fewer_turns,
     "a gradient not summed": _not_summed,
@@ -789,6 +894,8 @@ EDITS: dict[str, Callable[[str], str | None]] = {
     "a sum in place of a gather": _gathered_by_sum,
     "the largest part of a gradient": _largest,
     "a microbatch again": _microbatch_again,
+    "the loss summed over other devices": _loss_elsewhere,
+    "shards gathered in another order": _shuffled,
 }
 
 KINDS = (*OTHER_PLANS, *STEPS, *OPERATIONS, *EDITS)

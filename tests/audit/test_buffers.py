@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from meshwright.audit.compile.compile import program_text
-from meshwright.audit.facts.buffers import peak
+from meshwright.audit.facts.buffers import layer_saved_bytes, peak
 from meshwright.audit.hlo.parse import parse_hlo
 
 MIB = 2**20
@@ -118,3 +118,19 @@ def test_the_peak_is_near_the_compilers_own() -> None:
     found, told = peak(parse_hlo(program_text(compiled))), compiled.memory_analysis()
     assert found is not None and told is not None
     assert 0.95 < found.num_bytes / told.temp_size_in_bytes < 1.05
+
+
+def test_what_a_loop_over_layers_keeps_for_the_backward_pass() -> None:
+    """Of eight turns the state before each and what its product makes; not the state that they hand on."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.sin(h @ w), None
+
+        with jax.named_scope("layers"):
+            return jax.lax.scan(layer, x, w)[0].sum()
+
+    w, x = jnp.zeros((8, 64, 64)), jnp.zeros((256, 64))
+    program = parse_hlo(program_text(jax.jit(jax.grad(loss)).lower(w, x).compile()))
+    assert layer_saved_bytes(program) == 2 * 8 * 256 * 64 * 4
+    assert layer_saved_bytes(parse_hlo(program_text(jax.jit(loss).lower(w, x).compile()))) == 0

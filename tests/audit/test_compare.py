@@ -234,6 +234,17 @@ def test_other_numbers_are_never_negligible() -> None:
     assert _weighed(gather, [_emitted("all_gather", "data", size=640)], step_seconds=1e9) == ["negligible"]
 
 
+def test_a_norm_s_sums_may_be_sent_together() -> None:
+    """As XLA for GPU does: a number of each of nine weights in one all-reduce; a sum for each is not that."""
+    norm = [_planned("all_reduce", "data", "grad_norm", size=4, direction="update")]
+    weights = [_planned("all_reduce", "data", f"w{i}") for i in range(9)]
+    number = _emitted("all_reduce", "data", "update", 4, phase="update")
+    apart = [replace(number, collective=replace(number.collective, name=f"sum.{i}")) for i in range(9)]
+    for sums, status in (([number] * 9, "equivalent"), (apart, "differs")):
+        rows = line_up([*norm, *weights], sums, Side(has_reduce_scatter=True))
+        assert [row.status for row in rows if row.tensor == "grad_norm"] == [status]
+
+
 def test_a_sum_of_a_number_is_missing_unless_another_is_made_in_its_place() -> None:
     planned = [_planned("all_reduce", "data", "grad_norm", size=4, direction="update")]
     loss = _planned("all_reduce", "data", "loss", size=4, direction="forward")

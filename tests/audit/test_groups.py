@@ -87,6 +87,12 @@ def test_part_of_an_axis_is_noted() -> None:
     assert group_axes(groups, Mesh({"X": 2, "Y": 4})) == GroupAxes(("Y",), "groups of 2 within Y = 4")
 
 
+def test_devices_in_no_order_of_their_axes_are_said_to_be_shuffled() -> None:
+    shuffled = group_axes(parse_groups("{{1,0},{3,2},{5,4},{7,6}}", 8), MESH)
+    assert shuffled == GroupAxes(("tensor",), "devices in no order of the axes", shuffled=True)
+    assert group_axes(parse_groups("{{0,2,1,3},{4,6,5,7}}", 8), MESH) == GroupAxes(("tensor", "fsdp"))
+
+
 def test_groups_that_follow_no_axis_have_none() -> None:
     groups = DeviceGroups(((0, 1), (2, 4), (3, 5), (6, 7)))
     assert group_axes(groups, MESH) == GroupAxes(None, "groups differ: {{0,1},{2,4},{3,5},{6,7}}")

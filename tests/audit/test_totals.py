@@ -88,6 +88,8 @@ class Case:
         (Case(temporaries=900, on_cpu=True), []),
         (Case(capacity=1000), ["memory"]),
         (Case(capacity=1010), []),
+        (Case(temporaries=900, capacity=100_000), ["temporaries"]),
+        (Case(temporaries=900, capacity=1_000_000), []),
     ],
 )
 def test_memory_is_compared_by_its_parts(case: Case, tensors: list[str]) -> None:

@@ -8,6 +8,7 @@ from meshwright.audit.compare.findings import (
     findings,
     kept_findings,
     product_findings,
+    saved_findings,
     too_large,
     weight_findings,
     wide_findings,
@@ -86,6 +87,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         capacity = hardware.chip.program_bytes if target.name == hardware.chip.kind != "cpu" else None
         apart = input_bytes(program) + _logits_bytes(plan)
         differences += compare_memory(planned, compiled.memory_bytes, apart, capacity, on_cpu=on_cpu)
+    if on_cpu:
+        differences += saved_findings(planned, program)
     line = timeline(program, machine.chip, prices, emitted) if target.name == machine.chip.kind else None
     differences += exposure_findings(rows, line, planned.seconds)
     if plan.workload.phase == "train" and not plan.model.lora_rank:

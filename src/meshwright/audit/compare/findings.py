@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshwright.audit.compare.line_up import DIFFERENT, Row, extra_seconds, summed_whole
 from meshwright.audit.compare.products import ProductDifference
 from meshwright.audit.compile.programs import PlannedStep
+from meshwright.audit.facts.buffers import layer_saved_bytes
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
@@ -152,6 +153,8 @@ STATE_TOLERANCE = 0.03
 # take 2.2 times as much there. Of it only what is out of all proportion is noticed.
 TOTAL_TOLERANCE = 0.35
 CPU_TOTAL_TOLERANCE = 1.5
+# Of a chip's memory: of small models compilers join all collectives, so that more arrays wait.
+NEGLIGIBLE_MEMORY = 1e-3
 
 
 def compare_memory(
@@ -169,7 +172,9 @@ def compare_memory(
     if abs(held - state) > STATE_TOLERANCE * state:
         found.append(_state(held, state, compiled["outputs"]))
     tolerance = CPU_TOTAL_TOLERANCE if on_cpu else TOTAL_TOLERANCE
-    if not 1 / (1 + tolerance) <= (total - held + state) / planned.memory_total <= 1 + tolerance:
+    compared, wanted = total - held + state, planned.memory_total
+    is_much = abs(compared - wanted) > NEGLIGIBLE_MEMORY * (capacity or 0)
+    if is_much and not 1 / (1 + tolerance) <= compared / wanted <= 1 + tolerance:
         found.append(
             _finding(
                 "temporaries",
@@ -182,6 +187,18 @@ def compare_memory(
     if capacity is not None and total > capacity:
         found.append(too_large(total, capacity))
     return found
+
+
+def saved_findings(planned: PlannedStep, program: Program) -> list[Remark]:
+    """One finding where loops over layers keep more or less for the backward pass than planned.
+
+    Of XLA:CPU, which stores what JAX saves; the others compute some of it again, and put some elsewhere.
+    """
+    wanted, found = planned.layer_saved_bytes, layer_saved_bytes(program)
+    if not wanted or not found or abs(found - wanted) <= STATE_TOLERANCE * wanted:
+        return []
+    what = f"layers keep {format_bytes(found)} for the backward pass, planned {format_bytes(round(wanted))}"
+    return [_finding("activations", what, "", round(found - wanted))]
 
 
 def too_large(total: int | None, capacity: int, said: str = "") -> Remark:

@@ -12,7 +12,7 @@ emitted must then be what is expected on every axis, within TOLERANCE, neither m
                     a vector, too
     lookups         XLA:CPU looks up and scatters rows of 16-bit tables in float32
     narrowed        gradients of norms, summed in float32, are sent in the type to which they are converted
-    sums_apart      XLA:CPU sums each number of a norm by itself
+    sums_apart      a number of each weight is summed in place of the norm's; on CPUs each by itself
     rings           a gather or scatter in steps: permutes of blocks round a ring
     padded          a reduce-scatter padded to whole tiles; its slices are permuted home
     across_slices   a sum within each slice, then across
@@ -120,6 +120,8 @@ def why_equivalent(question: RuleCase) -> str | None:
         return None  # twice the bytes of the gather that the compiler has
     if reduces_wrongly(question.planned, question.emitted):
         return None
+    if any(e.shuffled and e.collective.op != "all_reduce" for e in question.emitted):
+        return None  # shards in another order are other numbers
     expected, found = planned_bytes(question.planned), emitted_bytes(question.emitted)
     notes = []
     for rule in RULES:
@@ -300,17 +302,22 @@ def _is_lookup(e: Emitted) -> bool:
 
 
 def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """A sum of one number for each weight and axis, for the clipping and again for the metrics."""
+    """A sum of one number for each weight and axis, for the clipping and again for the metrics.
+
+    XLA for GPU sends those of each in one all-reduce.
+    """
     singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
-    if q.side.has_reduce_scatter or len(singles) < len(q.emitted) or not all(is_number(p) for p in q.planned):
+    if len(singles) < len(q.emitted) or not all(is_number(p) for p in q.planned):
         return None
     axes = {axis for p in q.planned for axis in p.axes}
-    if (
-        sum(e.runs for e in singles) > 2 * len(axes) * q.side.num_weights
-        or {a for e in singles for a in e.axes} != axes
-    ):
+    sums = _TWICE * len(axes) * q.side.num_weights
+    if sum(e.runs for e in singles) > sums or {a for e in singles for a in e.axes} != axes:
         return None
-    return emitted_bytes(singles), "one scalar per weight: XLA:CPU does not combine these all-reduces"
+    if not q.side.has_reduce_scatter:
+        return emitted_bytes(singles), "one scalar per weight: XLA:CPU does not combine these all-reduces"
+    if sum({e.collective.name: e.runs for e in singles}.values()) > _TWICE:
+        return None
+    return emitted_bytes(singles), "one scalar per weight, sent together"
 
 
 def is_number(p: Planned) -> bool:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.inference import inference_cost, record_inference
+from meshwright.cost.memory import held_bytes
 from meshwright.cost.ops import runs_flash
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
-from meshwright.cost.stages import mean_runs
+from meshwright.cost.stages import mean_runs, stage_counts
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase
@@ -27,7 +28,8 @@ class PlannedStep:
     """The planned side of an audit; FLOPs are a device's, memory is bytes on one chip, by cause.
 
     products: FLOPs by tensor and pass (forward, recompute, backward). state_bytes: of what enters the step
-    and stays: weights, moments, caches. matmul_dtype: of the operands of products.
+    and stays: weights, moments, caches. matmul_dtype: of the operands of products. layer_saved_bytes: what
+    layers keep of one microbatch for the backward pass; None where they differ, have experts or are staged.
     """
 
     collectives: tuple[PricedCollective, ...]
@@ -37,6 +39,7 @@ class PlannedStep:
     matmul_dtype: str
     memory: Mapping[str, int]
     memory_total: int
+    layer_saved_bytes: int | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -54,6 +57,7 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
     """
     compiled = replace(hardware, software=replace(hardware.software, flash=False)) if by_cpu else hardware
     workload, layout = plan.workload, plan.layout
+    saved = None
     if workload.phase == "train":
         candidate = price(plan.model, hardware, workload, layout)
         cost, memory = candidate.cost, candidate.memory
@@ -61,6 +65,10 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
             memory = price(plan.model, hardware, workload, layout.replace(offload_optimizer=False)).memory
         sequences = workload.num_sequences / layout.microbatches
         graph = record(plan.model, compiled, layout, sequences, workload.seq_len)
+        if layout.pipe == 1 and not plan.model.moe and not layout.offload:
+            saved = _saved_by_layers(
+                record(plan.model, hardware, layout, sequences, workload.seq_len), layout
+            )
     else:
         phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
         cost, memory = inference_cost(
@@ -77,7 +85,16 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         matmul_dtype=layout.matmul_dtype or layout.compute_dtype,
         memory=asdict(memory),
         memory_total=memory.total,
+        layer_saved_bytes=saved,
     )
+
+
+def _saved_by_layers(graph: Graph, layout: Layout) -> int | None:
+    """Bytes that all layers keep of one microbatch; None where layers differ."""
+    if sum(segment.source is not None for segment in graph.segments) > 1:
+        return None
+    [counts] = stage_counts(graph, layout.schedule.pipeline, 1, 1)
+    return held_bytes(graph, counts, layout.remat).a_microbatch
 
 
 def product_flops(graph: Graph, layout: Layout) -> dict[tuple[str, str], float]:

@@ -78,6 +78,32 @@ def input_bytes(program: Program) -> int:
     return sum(shape.allocated_bytes for shape in shapes if re.match(r"[su](32|64)|pred", shape.dtype))
 
 
+def layer_saved_bytes(program: Program) -> int:
+    """Bytes that loops over layers keep for the backward pass: what a turn writes into arrays of all turns.
+
+    0 where no layer runs in a loop.
+    """
+    kept = 0
+    for computation in program.computations.values():
+        for loop in computation.instructions.values():
+            if loop.opcode == "while" and loop.op_name.endswith(_FORWARD_LOOP):
+                body = program.computations[loop.attributes["body"].lstrip("%")]
+                made = (TracedValue(body.result, CallPath(body), path) for path, _ in arrays(loop.shape))
+                written = ((one, resolve(program, one, _KEPT).instruction) for one in made)
+                shapes = dict(arrays(loop.shape))
+                kept += sum(
+                    shapes[one.path].num_bytes
+                    for one, made_by in written
+                    if made_by.opcode == "dynamic-update-slice"
+                )
+    return kept
+
+
+# JAX's name of the loop over layers as it is differentiated, in the forward pass.
+_FORWARD_LOOP = "/jvp(layers)/while"
+_KEPT = frozenset({"bitcast", "copy", "convert"})
+
+
 class _Liveness:
     def __init__(self, program: Program) -> None:
         self.program = program

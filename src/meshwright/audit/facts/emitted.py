@@ -32,7 +32,8 @@ class Emitted:
     """A collective of the program on the mesh: a scattered all-reduce is a reduction that keeps `kept`.
 
     mesh: of the axes, of whose devices its groups may join a part. widened: by a compiler that sends 16 bits
-    as 32 (XLA:CPU), so that bytes count in the type that the numbers had.
+    as 32 (XLA:CPU), so that bytes count in the type that the numbers had. shuffled: its devices are in no
+    order of the axes.
     """
 
     collective: EmittedCollective
@@ -41,6 +42,7 @@ class Emitted:
     note: str
     mesh: Mesh | None = None
     widened: bool = True
+    shuffled: bool = False
 
     @property
     def op(self) -> Op:
@@ -176,7 +178,7 @@ def on_mesh(collective: EmittedCollective, mesh: Mesh, *, widened: bool = True) 
     changing = axes_that_change(collective.slice_offsets, mesh) if collective.slice_offsets else ()
     axes = found.axes or ()
     kept = tuple(axis for axis in changing if axis in axes)
-    return Emitted(collective, axes, kept, found.note, mesh, widened)
+    return Emitted(collective, axes, kept, found.note, mesh, widened, found.shuffled)
 
 
 def pass_of(direction: str) -> str:

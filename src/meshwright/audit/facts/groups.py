@@ -41,11 +41,13 @@ class DeviceGroups:
 class GroupAxes:
     """Mesh axes that groups span, major first; None where they follow no axes of the mesh.
 
-    note: "" where each group is all of its axes, else what differs.
+    note: "" where each group is all of its axes, else what differs. shuffled: its devices are in no order of
+    the axes, so that what is gathered or scattered is.
     """
 
     axes: tuple[str, ...] | None
     note: str = ""
+    shuffled: bool = False
 
 
 @lru_cache(maxsize=1024)  # a program names few groups, in thousands of instructions
@@ -115,7 +117,8 @@ def group_axes(groups: DeviceGroups, mesh: Mesh) -> GroupAxes:
         return GroupAxes(None, f"groups differ: {_shown(groups)}")
     if groups.size < mesh.size(axes):
         return GroupAxes(axes, f"groups of {groups.size} within {_sizes(axes, mesh)}")
-    return GroupAxes(_order(groups.members[0], axes, mesh) if groups.members else ())
+    order = _order(groups.members[0], axes, mesh) if groups.members else ()
+    return GroupAxes(axes, "devices in no order of the axes", True) if order is None else GroupAxes(order)
 
 
 def axes_that_change(values: Sequence[object], mesh: Mesh) -> tuple[str, ...]:
@@ -164,15 +167,15 @@ def coordinates(device: int, mesh: Mesh) -> dict[str, int]:
     return {axis: one.position(device) for axis, one in _counting(mesh).items()}
 
 
-def _order(group: Sequence[int], axes: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
-    """`axes` in the order in which `group` counts through them; mesh order if it follows none."""
+def _order(group: Sequence[int], axes: tuple[str, ...], mesh: Mesh) -> tuple[str, ...] | None:
+    """`axes` in the order in which `group` counts through them; None if it follows none."""
     counting = _counting(mesh)
     positions = [{axis: one.position(device) for axis, one in counting.items()} for device in group]
     for order in permutations(axes):
         counted = [tuple(position[axis] for axis in order) for position in positions]
         if counted == sorted(counted):
             return order
-    return axes
+    return None
 
 
 def _mesh_groups(text: str) -> tuple[tuple[int, ...], ...]:
