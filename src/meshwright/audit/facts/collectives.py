@@ -215,9 +215,14 @@ def _one(
     num_bytes = round(share * sum(s.num_bytes for s in (results if op == "all_gather" else sent))) - padding
     said = rows_said(op_name) if op == "all_to_all" else None
     if said:
-        # What travels is told by data; XLA for CPU sends room for all, others the rows alone.
-        whole, num_bytes = num_bytes, said[1] * sent[0].num_bytes // prod(sent[0].dims[:-1])
-        op, padding = said[0], 0 if instruction.opcode.startswith("ragged") else whole - num_bytes
+        # What travels is told by data; XLA for CPU sends room for all, others the rows alone, which that
+        # for TPU cuts in tiles.
+        is_ragged, dims = instruction.opcode.startswith("ragged"), sent[0].dims
+        whole, num_bytes = (
+            num_bytes,
+            said[1] * sent[0].num_bytes // (dims[0] if is_ragged else prod(dims[:-1])),
+        )
+        op, padding = said[0], 0 if is_ragged else whole - num_bytes
     return EmittedCollective(
         name=instruction.name,
         index=index,
