@@ -13,7 +13,7 @@ from meshwright.cost.inference import inference_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.layout.workload import Workload
+from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.train import price
@@ -55,6 +55,15 @@ def test_the_compiled_step_is_the_planned_one(config: ModelConfig, text: str, ph
     assert (audit["unplanned"], audit["missing"], audit["not_understood"]) == ([], [], [])
     assert audit["bytes"]["compiled"] == audit["bytes"]["planned"]
     assert audit["flops"]["compiled"] == audit["flops"]["planned"]
+
+
+@pytest.mark.parametrize("phase", ["generate", pytest.param("prefill", marks=pytest.mark.slow)])
+def test_pages_of_16_bits_are_wider_on_cpus(phase: Phase) -> None:
+    plan = Plan(TINY, "cpu:8", Workload(16, 64, phase), Layout.parse("data=2,tensor=4"))
+    audit = audit_plan(plan, "cpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    _, memory = inference_cost(TINY, plan.layout, load("cpu:8"), phase, 16, 64)
+    assert audit["memory"]["planned_by_cause"]["cache"] == 2 * memory.cache
 
 
 @pytest.mark.slow

@@ -214,9 +214,9 @@ def _differences(
     planned: PlannedStep, program: Program, rows: Sequence[Row], prices: Prices, *, on_cpu: bool
 ) -> list[Remark]:
     """The findings on collectives, products and their types, the costliest first."""
-    computed = list(products(program))
-    wide = wider_products(computed, program, planned.matmul_dtype, widened=on_cpu)
-    different = compare_products(planned.products, computed, differentiated=is_differentiated(program))
+    computed, trains = list(products(program)), is_differentiated(program)
+    wide = wider_products(computed, program, planned.matmul_dtype, widened=on_cpu, differentiated=trains)
+    different = compare_products(planned.products, computed, differentiated=trains)
     found = [
         *findings(rows, prices),
         *product_findings(different, prices, planned.matmul_dtype),

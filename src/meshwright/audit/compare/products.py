@@ -98,16 +98,18 @@ def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
     return left
 
 
-def wider_products(found: Iterable[Product], program: Program, dtype: str, *, widened: bool) -> list[Product]:
+def wider_products(
+    found: Iterable[Product], program: Program, dtype: str, *, widened: bool, differentiated: bool
+) -> list[Product]:
     """The products whose operands are wider than `dtype`.
 
-    The gradients of scores may be float32. What attention multiplies forward is asked of XLA:CPU alone:
-    others leave out casts within a fusion, or run a kernel.
+    The gradients of scores may be float32. What attention multiplies forward is asked of training steps by
+    XLA:CPU alone: others leave out casts within a fusion, or run a kernel; pages are float32 on CPUs.
     """
 
     def may_be_wider(one: Product) -> bool:
         is_forward = phase_of(one.op_name, differentiated=False) == "forward"
-        return "attention" in scope_of(one.op_name) and not (widened and is_forward)
+        return "attention" in scope_of(one.op_name) and not (widened and is_forward and differentiated)
 
     return [
         one

@@ -18,6 +18,7 @@ from meshwright.layout.workload import Phase
 from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
+from meshwright.units import dtype_bytes
 
 if TYPE_CHECKING:
     import jax
@@ -71,9 +72,12 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
             )
     else:
         phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
-        cost, memory = inference_cost(
-            plan.model, layout, hardware, phase, workload.num_sequences, workload.seq_len
-        )
+        # Engines on CPUs keep 16-bit pages as float32 (nn/paged.py).
+        is_widened = by_cpu and dtype_bytes(layout.kv_dtype) == dtype_bytes("bf16")
+        stored = layout.replace(kv_dtype="f32") if is_widened else layout
+        asked = workload.num_sequences, workload.seq_len
+        cost, _ = inference_cost(plan.model, layout, hardware, phase, *asked)
+        _, memory = inference_cost(plan.model, stored, hardware, phase, *asked)
         queries = workload.seq_len if phase == "prefill" else 1
         shape = Shape(workload.num_sequences, queries, workload.seq_len)
         graph = record_inference(plan.model, layout, shape, flash_attention=runs_flash(compiled))
