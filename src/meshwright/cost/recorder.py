@@ -205,7 +205,8 @@ class Recorder:
         once: bool = False,
     ) -> tuple[Transfer, ...]:
         # Of the rows of experts those travel that there are, not the room for them.
-        mesh, sizes = self.mesh, self.sizes | {"C": self.even_rows}
+        mesh, sizes = self.mesh, self.sizes
+        sizes = sizes | {"C": self.even_rows} if self.config.moe else sizes
         return tuple(
             Transfer(what, s.op, s.axes, tensor, s.gathered_bytes(mesh, sizes, dtype), dtype, critical, once)
             for s in steps
