@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -122,3 +123,18 @@ def test_gathers_of_weights_run_beside_products() -> None:
         if one["tensor"] in weights and one["op"] == "all_gather"
     ]
     assert sum(hidden) > len(hidden) / 2
+
+
+@pytest.mark.slow
+def test_rows_of_experts_travel_as_planned() -> None:
+    """Mixtral's first two layers: rows go over `expert`, then `tensor`, as many as an even load has."""
+    config = replace(load_model("mixtral-8x7b"), num_layers=2)
+    layout = Layout.parse("fsdp=4,expert=4,tensor=2,sequence_parallel=true")
+    audit = audit_plan(Plan(config, "v5p:2x2x2", Workload(8, 4096), layout), "tpu")
+    assert (audit["unplanned"], audit["missing"], audit["not_understood"]) == ([], [], [])
+    tensors = ("dispatch", "combine", "to_expert_gate+expert_in", "expert_out")
+    of_experts = [row for row in audit["rows"] if row["tensor"] in tensors]
+    assert {row["direction"] for row in of_experts} >= {"forward", "backward"}
+    # The counts of rows are gathered by a sum of zero-padded shards, which is negligible.
+    assert {row["status"] for row in of_experts} <= {"match", "equivalent", "negligible"}
+    assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.01)
