@@ -108,6 +108,20 @@ def test_tokens_of_groups_are_gathered_where_rows_travel_no_farther() -> None:
     assert degrees("grouped=true") == {True: {2, 4, 8}}
 
 
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("num_sequences", [7, 12, 64])
+def test_meshes_without_steps_alone_are_left_out_for_their_data_ranks(
+    model: str, num_sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = Space(load_model(model), load("h100:2x8"), Workload(num_sequences, 4096), Layout.of())
+    left = [str(mesh) for mesh in space.meshes()]
+    monkeypatch.setattr(Space, "_divides", lambda *_: True)
+    meshes = list(space.meshes())
+    assert all(mesh.num_batch_shards == mesh.data * mesh.fsdp for mesh in meshes)
+    assert left == [str(mesh) for mesh in meshes if num_sequences % mesh.num_batch_shards == 0]
+    assert not any(space.microbatches(mesh) for mesh in meshes if str(mesh) not in left)
+
+
 @pytest.mark.parametrize(
     ("model", "hardware"),
     [("llama-3-8b", "h100:1x8"), pytest.param("gemma-2-9b", "v5p:2x2x4", marks=pytest.mark.slow)],

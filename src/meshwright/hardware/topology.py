@@ -76,17 +76,23 @@ class Placement:
                 raise LayoutError(
                     f"mesh axis {axis} is unknown; this mesh has {', '.join(self.links) or 'no axes'}"
                 )
-        links = sorted(
-            (link for axis in axes for link in self.links[axis]),
-            key=lambda link: (link.is_outer, link.dim, link.stride),
-        )
-        joined: list[Link] = []
-        for link in links:
-            if joined and continues(joined[-1], link):
-                joined[-1] = join(joined[-1], link)
-            else:
-                joined.append(link)
-        return tuple(joined)
+        return _joined(tuple(self.links[axis] for axis in axes))
+
+
+@lru_cache(maxsize=65536)
+def _joined(links_of_axes: tuple[tuple[Link, ...], ...]) -> tuple[Link, ...]:
+    """The links of several axes, inner ones first; many placements have the same."""
+    links = sorted(
+        (link for links in links_of_axes for link in links),
+        key=lambda link: (link.is_outer, link.dim, link.stride),
+    )
+    joined: list[Link] = []
+    for link in links:
+        if joined and continues(joined[-1], link):
+            joined[-1] = join(joined[-1], link)
+        else:
+            joined.append(link)
+    return tuple(joined)
 
 
 @dataclass(frozen=True)
@@ -238,5 +244,5 @@ def _placements(
 
 def forget_placements() -> None:
     """Empties the caches of placements: a search has made thousands that nothing asks for again."""
-    for cached in (Placement.stretches, _place, _placements):
+    for cached in (Placement.stretches, _joined, _place, _placements):
         cached.cache_clear()

@@ -8,6 +8,7 @@ operations and collectives are recorded and priced together (cost/many.py).
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import ceil, floor, prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ _MAX_PASS_TOKENS = 131_072
 # have, is priced where it is asked for.
 SEARCHED_REMATS = ("none", "attention", "matmuls", "latents", "full")
 # Axes whose degrees multiply to the chips; `expert` is cut out of the data ranks.
-_MULTIPLIED = tuple(axis for axis in DEGREES if axis != "expert")
+_multiplied = itemgetter(*(axis for axis in DEGREES if axis != "expert"))
 # Fields of a layout that are not of its mesh.
 _OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
 
@@ -148,8 +149,14 @@ class Space:
             yield self._of_lanes
 
     def _chosen(self, axes: Sequence[Axis], words: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """The words of all axes, each chosen after those before it; together they take every chip."""
-        taken = prod(words[name] for name in _MULTIPLIED)
+        """The words of all axes, each chosen after those before it; together they take every chip.
+
+        Their data ranks divide a batch. Those of the axes so far divide those of all: where they divide none,
+        no other axis is chosen.
+        """
+        taken = prod(_multiplied(words))
+        if not self._divides(words["data"] * words["fsdp"]):
+            return
         if not axes:
             if taken == self.hardware.num_chips:
                 yield words
@@ -161,6 +168,10 @@ class Space:
             decided = {name for name in more if name in DEGREES and name != "tensor"}
             if all(one.holds(more[one.field]) for one in self._of_mesh if one.field in decided):
                 yield from self._chosen(axes[1:], {**words, **more})
+
+    def _divides(self, shards: int) -> bool:
+        """Whether so many data ranks divide one of the batches."""
+        return self._batches[-1] // shards * shards >= self._batches[0]
 
     def _is_given(self, mesh: Layout) -> bool:
         stage = {"zero": mesh.zero_stage}
