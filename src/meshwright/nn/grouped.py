@@ -24,7 +24,7 @@ from meshwright.notation.einsum import Contraction
 
 # (the letters of a product, its operands, whether the second is a weight) -> the product in float32
 Multiply = Callable[[str, Array, Array, bool], Array]
-_FORWARD, _OF_ROWS, _OF_WEIGHTS = "CI,IO->CO", "CO,IO->CI", "CI,CO->IO"
+FORWARD, OF_ROWS, OF_WEIGHTS = "CI,IO->CO", "CO,IO->CI", "CI,CO->IO"
 
 
 def grouped_product(
@@ -161,7 +161,7 @@ def _forward(x: Array, w: Array, experts: Array, count: Array, *, scope: str, mu
     blocks, owners = _blocks(x, experts), experts[0]
 
     def one(i: Array) -> Array:
-        return multiply(_FORWARD, blocks[i], w[owners[i]].astype(x.dtype), True).astype(x.dtype)
+        return multiply(FORWARD, blocks[i], w[owners[i]].astype(x.dtype), True).astype(x.dtype)
 
     return jnp.reshape(_looped(one, count[0], len(owners), scope), (1, -1, w.shape[-1]))
 
@@ -175,8 +175,8 @@ def _backward(
     def one(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
         d_x, d_w = found
         owner, d_block = owners[i], d_blocks[i]
-        made = multiply(_OF_ROWS, d_block, w[owner].astype(d_block.dtype), True).astype(d_x.dtype)
-        d_w = d_w.at[owner].add(multiply(_OF_WEIGHTS, blocks[i], d_block, False))
+        made = multiply(OF_ROWS, d_block, w[owner].astype(d_block.dtype), True).astype(d_x.dtype)
+        d_w = d_w.at[owner].add(multiply(OF_WEIGHTS, blocks[i], d_block, False))
         return lax.dynamic_update_index_in_dim(d_x, made, i, 0), d_w
 
     with jax.named_scope(scope):
