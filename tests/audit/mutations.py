@@ -710,6 +710,9 @@ class _WideResidual(JaxOps):
     def residual(self, name: str, x: Array, y: Array) -> Array:
         return super().residual(name, x, y.astype(x.dtype))
 
+    def norm(self, name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
+        return super().norm(name, x, *args, **kwargs).astype(self.dtype)
+
 
 OPERATIONS: dict[str, type[JaxOps]] = {
     "activations gathered": _Gathered,
@@ -749,8 +752,6 @@ def _applies(kind: str, layout: Layout) -> bool:
         return layout.fsdp > 1 or layout.tensor > 1
     if kind == "a weight exchanged before its product":
         return layout.fsdp > 1
-    if kind == "a residual stream of float32":
-        return not layout.word("zero")
     return kind != "one product recomputed" or layout.remat != "full"
 
 
