@@ -27,7 +27,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ import numpy as np
 from meshwright.cost.collectives import along_lines, lines_of
 from meshwright.cost.graph import Graph, Transfer
 from meshwright.cost.memory import update_work
-from meshwright.cost.passes import Dtypes, seconds_of
+from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.stages import depth_counts, stage_counts
 from meshwright.cost.step import (
@@ -47,6 +47,7 @@ from meshwright.cost.step import (
     exposed_share,
     hop_transfer,
     lost_at_nodes,
+    lost_between_stages,
     norm_transfer,
     stage_times,
     timed_passes,
@@ -54,7 +55,7 @@ from meshwright.cost.step import (
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import StepEfficiency, Switch
-from meshwright.hardware.software import DEFAULT, software_names
+from meshwright.hardware.software import DEFAULT, Software, software_names
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.plan.space import record
@@ -62,7 +63,7 @@ from meshwright.plan.spread import quantile
 from meshwright.plan.validate.choice import Mix, mixes
 from meshwright.plan.validate.published import MEMORY, STEP, PublishedRow, read_rows
 from meshwright.plan.validate.reproduce import Case, reproduce
-from meshwright.plan.validate.score import heldable, panel_of
+from meshwright.plan.validate.score import Prediction, heldable, panel_of, rankings
 
 HERE = Path(__file__).parent
 TABLES = (HERE / "published/training.csv", HERE / "published/nanotron.csv")
@@ -159,7 +160,10 @@ HOST = {
 # Keys of half: FlashAttention-2, figure 6 (A100, head 128, causal): 45% of its best rate at 512 tokens, 65%
 # at 1,024, 80% at 2,048; causal queries see half of the keys.
 ATTENTION_HALF_KEYS = {"gpu": 256.0, "tpu": 0.0}
+# What is known of a software, which rows are not asked.
+KNOWN_OF_SOFTWARE = ("whole_sums", "gathers_first", "unfused_norms", "host_stage_seconds")
 SCALE = 0.08  # residuals below about this count squared, those above by their size
+SMALL_REGRET = 0.05
 SOURCE_ROWS = 24  # so many rows count a source of more
 _STEP_SIZE = 1e-3
 
@@ -209,10 +213,8 @@ def _figure(name: str, value: Any) -> Any:
     return most / (1 + np.exp(-value)) if most else np.exp(value)
 
 
-def efficiency(
-    figures: Mapping[str, Any], kind: str, *, whole_sums: bool = False, unfused_norms: bool = False
-) -> StepEfficiency:
-    """What figures named as in FIGURES and HOST describe, numbers or arrays."""
+def efficiency(figures: Mapping[str, Any], kind: str, runs: Software | None = None) -> StepEfficiency:
+    """What figures named as in FIGURES and HOST describe, numbers or arrays, and what is known of `runs`."""
     links = {n.removeprefix("links."): v for n, v in figures.items() if n.startswith("links.")}
     bf16 = figures["matmul.bf16"]
     matmul = {"bf16": bf16, "f16": bf16, "f32": bf16, "int8": bf16}
@@ -224,8 +226,8 @@ def efficiency(
     half = ATTENTION_HALF_KEYS[kind]
     arrays = isinstance(bf16, np.ndarray)
     made = ManyEfficiencies if arrays else StepEfficiency
-    flags = {"whole_sums": whole_sums, "unfused_norms": unfused_norms}
-    return made(matmul=matmul, links=links, attention_half_keys=half, **flags, **single)
+    known = {name: getattr(runs, name) for name in KNOWN_OF_SOFTWARE} if runs else {}
+    return made(matmul=matmul, links=links, attention_half_keys=half, **known, **single)
 
 
 def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
@@ -243,7 +245,10 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
         lost = lost_at_nodes(one, placement, chip)
         return along_lines(one.op, one.gathered_bytes, lines, adds=adds) + lost
 
-    timed = timed_passes(graph, layout, layout.remat, dtypes, chip, lambda one: TimedPass(one, sent, chip))
+    def timed_pass(one: SegmentPass) -> TimedPass:
+        return TimedPass(one, sent, chip, lambda transfer: lost_between_stages(transfer, placement, chip))
+
+    timed = timed_passes(graph, layout, layout.remat, dtypes, chip, timed_pass)
     for segment in graph.segments:  # prices of this chip, which nobody asks for again
         for key in [key for key in segment.memo if chip in key]:
             del segment.memo[key]
@@ -377,8 +382,7 @@ class Model:
             name: _figure(name, _array([v, *(v + _STEP_SIZE * (name == other) for other in moved)]))
             for name, v in values.items()
         }
-        known = row.case.hardware.software
-        step = efficiency(arrays, row.kind, whole_sums=known.whole_sums, unfused_norms=known.unfused_norms)
+        step = efficiency(arrays, row.kind, row.case.hardware.software)
         found = np.broadcast_to(row.log_errors(step), 1 + len(moved))
         pairs = zip(moved, found[1:], strict=True)
         return float(found[0]), {name: float(one - found[0]) / _STEP_SIZE for name, one in pairs}
@@ -444,11 +448,13 @@ class Model:
         return float(np.trace(np.linalg.solve(told + np.diag(1 / self.sigma**2), told)))
 
 
-def read(paths: Sequence[Path]) -> list[Row]:
-    """The rows of step times that can be expressed and held to."""
+def read(paths: Sequence[Path], *, held: bool = True) -> list[Row]:
+    """The rows of step times that can be expressed, and held to; or those that cannot be held to."""
     rows = []
     for published in (row for path in paths for row in read_rows(path)):
-        if not isinstance(published, PublishedRow) or published.metric == MEMORY or not heldable(published):
+        if not isinstance(published, PublishedRow) or published.metric == MEMORY:
+            continue
+        if heldable(published) != held:
             continue
         try:
             rows.append(Row.of(published))
@@ -490,6 +496,42 @@ def leave_out(model: Model, rows: Sequence[Row], x: np.ndarray, group_of: Callab
             if not keep:
                 found[place], _ = model.evaluate(row, without, slopes=False)
     return found
+
+
+def rank_unseen(model: Model, rows: Sequence[Row], unheld: Sequence[Row], x: np.ndarray) -> list[dict]:
+    """The rankings of the sweep's whole panels, each with figures fitted on the rows of the others.
+
+    Rows that no constant is fitted on are ranked too: whoever chooses a layout has them before him.
+    """
+    errors, matrix = model.jacobian(rows, x)
+    found = []
+    swept = {row.published.source for row in unheld}
+    every = [row for row in (*rows, *unheld) if row.published.source in swept]
+    for panel in dict.fromkeys(panel_of(row.published) for row in every):
+        kept = np.array([panel_of(row.published) != panel for row in rows])
+        others = [row for row, keep in zip(rows, kept, strict=True) if keep]
+        without = model.solve(others, x, errors[kept], matrix[kept])
+        priced = []
+        for row in every:
+            one = row.published
+            if panel_of(one) == panel:
+                seconds = one.seconds() * math.exp(model.evaluate(row, without, slopes=False)[0])
+                words = f"{one.data} {one.tensor} {one.pipe} {one.micro_batch} {one.zero}"
+                priced.append(Prediction(one, one.in_unit(seconds), layout=words))
+        for ranking in rankings(priced):
+            of = priced[0].row
+            told = {"chips": of.chips, "d_model": of.d_model, "n_kv_heads": of.n_kv_heads}
+            found.append({**told, "rows": len(priced), **asdict(ranking)})
+    return found
+
+
+def ranking_summary(panels: Sequence[Mapping[str, Any]], chips: int) -> dict[str, float]:
+    """Means over the panels of at most so many chips."""
+    few = [panel for panel in panels if panel["chips"] <= chips]
+    names = ("tau", "regret", "best_of_five", "rule_regret", "random_regret")
+    means = {f"mean_{name}": statistics.mean(panel[name] for panel in few) for name in names}
+    share = statistics.mean(panel["regret"] < SMALL_REGRET for panel in few)
+    return {"panels": len(few), "share_under_5_percent": share, **means}
 
 
 def table_lines(
@@ -644,6 +686,12 @@ def main() -> None:
                 },
             }
             print(f"{name}: {summary(without)}", file=sys.stderr)
+        panels = rank_unseen(model, rows, read(options.files, held=False), x)
+        document["rankings"] = {
+            "up_to_8_nodes": ranking_summary(panels, 64),
+            "all": ranking_summary(panels, 10**6),
+            "panels": panels,
+        }
         if options.write:
             write_out_of_sample(rows, document)
     print(json.dumps(document, indent=1))

@@ -140,6 +140,42 @@ def test_zero_1_scatters_gradients_and_gathers_what_it_updated() -> None:
     assert comms[0] == pytest.approx(comms[1], rel=0.01)
 
 
+@pytest.mark.parametrize(("first", "exposed"), [(False, 0.0), (True, 1.0)])
+def test_updated_weights_hide_under_the_forward_pass_unless_all_are_gathered_first(
+    first: bool, exposed: float
+) -> None:
+    step = StepEfficiency(gathers_first=first)
+    machine = replace(EIGHT, chip=replace(EIGHT.chip, step=step, flops_per_second={"bf16": 1e9}))
+    found = _cost(Layout.of(data=8, zero=1), machine).collectives
+    gathers = [one for one in found if one.what == "updated weights"]
+    assert gathers
+    for one in gathers:
+        assert one.exposed_seconds == pytest.approx(exposed * one.seconds * one.count)
+
+
+def test_hosts_launch_collectives_more_slowly_where_stages_are_in_several_nodes() -> None:
+    """Each rank of each collective that is waited for adds a second; of pipe=2 within a node nothing."""
+    step = StepEfficiency(host_stage_seconds=1.0)
+
+    def held_up(hardware: str, words: str) -> tuple[float, float]:
+        machine = load(hardware).ideal()
+        machine = replace(machine, chip=replace(machine.chip, step=step))
+        layout = Layout.parse(words)
+        cost = StepPricer(record(layout), layout, machine).cost()
+        critical = {segment.name: 0 for segment in record(layout).segments}
+        for move in moves(layout):
+            critical[move.segment] += move.transfer.critical * move.transfer.repeat
+        told = sum(term.seconds for term in cost.terms if term.name == "host launches")
+        counted = sum(runs * n for runs, n in zip(cost.runs, critical.values(), strict=True))
+        return told, layout.tensor * counted
+
+    words = "sequence_parallel=true,microbatches=4"
+    told, counted = held_up("h100:16", f"pipe=2,tensor=8,{words}")
+    assert counted > 0 and told == pytest.approx(counted, rel=1e-3)
+    assert held_up("h100:8", f"pipe=2,tensor=4,{words}")[0] == 0.0
+    assert held_up("h100:16", f"data=2,tensor=8,{words}")[0] == 0.0
+
+
 def test_a_step_is_launched_once_a_microbatch() -> None:
     slow = replace(EIGHT, chip=replace(EIGHT.chip, step=StepEfficiency(launch_seconds=0.5)))
     layout = Layout.of(data=8, microbatches=2)

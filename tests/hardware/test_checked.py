@@ -23,7 +23,13 @@ OPTIONAL = (
 )
 OPTIONAL += ("waiting", "scatter_passes", "kernel_seconds", "launch_seconds", "slowdown", "efficiency")
 OPTIONAL += ("cache", "widened", "collective_seconds", "price_per_chip_hour", "currency")
-OPTIONAL += ("host_seconds", "host_collective_seconds", "host_node_seconds", "attention_half_keys")
+OPTIONAL += (
+    "host_seconds",
+    "host_collective_seconds",
+    "host_node_seconds",
+    "host_stage_seconds",
+    "attention_half_keys",
+)
 OPTIONAL += ("matmul_half_outputs", "network_falloff", "network_latency", "prefetch", "experts_seconds")
 OPTIONAL += ("exchanging",)
 

@@ -39,6 +39,7 @@ from meshwright.cost.step import (
     hop_transfer,
     host_update_seconds,
     lost_at_nodes,
+    lost_between_stages,
     norm_transfer,
     stage_times,
     timed_passes,
@@ -207,7 +208,9 @@ class Family:
 
     def _timed_pass(self, one: SegmentPass, joined: bool) -> TimedPass:
         if (one, joined) not in self._timed:
-            self._timed[one, joined] = TimedPass(one, self._seconds, self.chip, joined=joined)
+            self._timed[one, joined] = TimedPass(
+                one, self._seconds, self.chip, self._lost_between_stages, joined=joined
+            )
         return self._timed[one, joined]
 
     def _seconds(self, transfer: Transfer) -> Any:
@@ -220,6 +223,11 @@ class Family:
         if self.chip.step.host_node_seconds:
             seconds = seconds + np.array([lost_at_nodes(transfer, at, self.chip) for at in self.placements])
         return seconds
+
+    def _lost_between_stages(self, transfer: Transfer) -> Any:
+        if not self.chip.step.host_stage_seconds:
+            return 0.0
+        return np.array([lost_between_stages(transfer, at, self.chip) for at in self.placements])
 
 
 class _SegmentSeconds(NamedTuple):

@@ -180,8 +180,14 @@ class StepPricer:
         """The passes of every segment."""
         joined = joins_passes(self.layout.schedule.pipeline, self.layout.pipe, self.layout.interleave)
 
+        def seconds_of(transfer: Transfer) -> float:
+            return self._price(transfer).seconds
+
+        def lost(transfer: Transfer) -> float:
+            return lost_between_stages(transfer, self.placement, self.chip)
+
         def timed(one: SegmentPass) -> TimedPass:
-            return TimedPass(one, lambda transfer: self._price(transfer).seconds, self.chip, joined=joined)
+            return TimedPass(one, seconds_of, self.chip, lost, joined=joined)
 
         return timed_passes(self.graph, self.layout, self.layout.remat, self.dtypes, self.chip, timed)
 
@@ -279,6 +285,16 @@ def lost_at_nodes(transfer: Transfer, placement: Placement, chip: Chip) -> float
     return chip.step.host_node_seconds * (domains - 1)
 
 
+def lost_between_stages(transfer: Transfer, placement: Placement, chip: Chip) -> float:
+    """Seconds that hosts take besides to launch a collective (`StepEfficiency.host_stage_seconds`)."""
+    if not chip.step.host_stage_seconds or not transfer.critical or transfer.op == "permute":
+        return 0.0
+    stages = placement.stretches(("pipe",)) if placement.sizes.get("pipe", 1) > 1 else ()
+    if not any(link.is_outer for link in stages):
+        return 0.0
+    return chip.step.host_stage_seconds * prod(link.size for link in placement.stretches(transfer.axes))
+
+
 def exposed_share(waiting: Any, room: Any, overlap: float) -> Any:
     """The share of the `waiting` seconds of a transfer once a step that does not hide in `room` seconds."""
     return 1 - overlap * (room / largest((room, waiting, _AN_INSTANT)))
@@ -310,14 +326,21 @@ class TimedPass:
     """One pass with the seconds of its transfers: those of every microbatch, and those of a step.
 
     joined: whether it runs beside a pass of another microbatch, under which its exchanges of tokens hide.
-    seconds_of: of one run of a transfer; arrays where the pass is one of many layouts. each, once: a
-    transfer with the seconds of its runs in a row. prefetched: seconds of reading weights that were
+    seconds_of: of one run of a transfer; arrays where the pass is one of many layouts. lost_by_hosts: what
+    hosts take to launch one, beside `host_collective_seconds`. each, once: a transfer with the seconds of its
+    runs in a row. prefetched: seconds of reading weights that were
     read ahead. room: seconds that could hide more. held_up: seconds that the chip waits for the host to
     launch the pass. for_host: that it waits for activations on their way between chip and host.
     """
 
     def __init__(
-        self, work: SegmentPass, seconds_of: Callable[[Transfer], Any], chip: Chip, *, joined: bool = False
+        self,
+        work: SegmentPass,
+        seconds_of: Callable[[Transfer], Any],
+        chip: Chip,
+        lost_by_hosts: Callable[[Transfer], Any] = lambda _: 0.0,
+        *,
+        joined: bool = False,
     ) -> None:
         self.work, self._step, self._joined = work, chip.step, joined
         taken = _sent_together(work.transfers, seconds_of)
@@ -330,11 +353,16 @@ class TimedPass:
         gaps = work.idle + waited
         self.prefetched = chip.step.prefetch * smaller(work.streamed, gaps) if chip.step.prefetch else 0.0
         busy = work.seconds + waited + self._behind - self._hidden - self.prefetched
-        collectives = sum(transfer.repeat for transfer, _ in self.each)
-        launches = chip.step.host_seconds * work.launches + chip.step.host_collective_seconds * collectives
+        collectives = sum(
+            transfer.repeat * (chip.step.host_collective_seconds + lost_by_hosts(transfer))
+            for transfer, _ in self.each
+        )
+        launches = chip.step.host_seconds * work.launches + collectives
         self.seconds = larger(busy, launches)
         self.held_up = self.seconds - busy
         self.room = work.seconds - covered + self.held_up
+        if chip.step.gathers_first and work.direction == "forward":  # which hides updated weights alone
+            self.room = 0.0 * self.room
         self.for_host: Any = 0.0
 
     def _is_awaited(self, transfer: Transfer) -> bool:

@@ -317,7 +317,7 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 
 
 # Of a step: where it is from, and what software alone decides.
-_NOT_OF_A_CHIP = ("taken_from", "whole_sums", "unfused_norms")
+_NOT_OF_A_CHIP = ("taken_from", "whole_sums", "gathers_first", "unfused_norms")
 # Of a network: tables of their own, and what [step] says.
 _NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff")
 _HEAD = (

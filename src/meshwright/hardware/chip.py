@@ -149,7 +149,11 @@ class StepEfficiency:
     it launches them one by one: no pass is faster, however little its operations have to do.
     host_node_seconds: what a collective that the next operation waits for loses for every domain beyond the
     first, since hosts that launch operations one by one do not arrive together.
+    host_stage_seconds: what each rank of such a collective adds to the hosts' time to launch it, where stages
+    of a pipeline lie in several domains.
     unfused_norms: whether the steps of an RMS norm are kernels of their own.
+    gathers_first: whether weights that ZeRO 1 or 2 updated are all gathered before the next forward pass
+    begins; else each is gathered ahead of its first use.
     whole_sums: whether gradients are summed whole under ZeRO 1, and not scattered to the optimizer's shards.
     slowdown: measured step over priced step, of a run that anchors the prices (mw plan --anchor).
     sources: where each figure comes from, by key.
@@ -181,7 +185,9 @@ class StepEfficiency:
     host_seconds: float = 0.0
     host_collective_seconds: float = 0.0
     host_node_seconds: float = 0.0
+    host_stage_seconds: float = 0.0
     whole_sums: bool = False
+    gathers_first: bool = False
     unfused_norms: bool = False
     slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -23,10 +23,10 @@ from meshwright.hardware.chip import StepEfficiency
 DEFAULT = "xla"
 _ODDS = ("matmul", "experts", "attention", "memory", "elementwise", "overlap", "waiting", "exchanging")
 _SECONDS = ("kernel_seconds", "launch_seconds", "network_falloff")
-_HOST = ("host_seconds", "host_collective_seconds", "host_node_seconds")
+_HOST = ("host_seconds", "host_collective_seconds", "host_node_seconds", "host_stage_seconds")
 _FLAGS = (
-    "whole_sums", "unfused_norms", "eager", "counts_head", "whole_logits", "buckets", "holds_sent",
-    "reports_first_stage", "static_rows",
+    "whole_sums", "gathers_first", "unfused_norms", "eager", "counts_head", "whole_logits", "buckets",
+    "holds_sent", "reports_first_stage", "static_rows",
 )  # fmt: skip
 # Operations of which PyTorch runs, and keeps for the backward pass, every step.
 STEPS = ("norms", "gates", "keys")
@@ -36,9 +36,10 @@ STEPS = ("norms", "gates", "keys")
 class Software:
     """A training framework and its kernels.
 
-    odds, seconds: factors on figures of StepEfficiency, by name. host_*, whole_sums, unfused_norms: as there.
-    eager: whether operations run one by one, each with memory of its own, or as a program that a compiler
-    planned. flash_since: the year from which its attention keeps scores on the chip. flash: whether it does.
+    odds, seconds: factors on figures of StepEfficiency, by name. host_*, whole_sums, gathers_first,
+    unfused_norms: as there. eager: whether operations run one by one, each with memory of its own, or as a
+    program that a compiler planned. flash_since: the year from which its attention keeps scores on the chip.
+    flash: whether it does.
     fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
     and keep their operands alone, where others keep what their steps make. loss_arrays: float32 arrays as
     large as the logits that a loss has besides, split_loss_arrays: where the vocabulary is split; 0: as many
@@ -62,7 +63,9 @@ class Software:
     host_seconds: float = 0.0
     host_collective_seconds: float = 0.0
     host_node_seconds: float = 0.0
+    host_stage_seconds: float = 0.0
     whole_sums: bool = False
+    gathers_first: bool = False
     unfused_norms: bool = False
     eager: bool = False
     whole_logits: bool = False
@@ -100,7 +103,9 @@ class Software:
             host_seconds=self.host_seconds,
             host_collective_seconds=self.host_collective_seconds,
             host_node_seconds=self.host_node_seconds,
+            host_stage_seconds=self.host_stage_seconds,
             whole_sums=self.whole_sums,
+            gathers_first=self.gathers_first,
             unfused_norms=self.unfused_norms,
         )
 
