@@ -215,8 +215,13 @@ def _whole(tree: Any) -> Array:
     return sum((jnp.cos(reshard(leaf, P()).astype(jnp.float32)).sum() for leaf in leaves), jnp.float32(0))
 
 
-def _weights_gathered(step: Broken, state: TrainState, rows: Array) -> Array | None:
+def _weights_gathered(step: Broken, state: TrainState, rows: Array) -> Array:
     return _whole(state.params)
+
+
+def _gathered_at_the_end(step: Broken) -> CompiledProgram | None:
+    is_sharded = step.layout.fsdp > 1 or step.layout.tensor > 1
+    return _metric(_weights_gathered)(step) if is_sharded else None
 
 
 def _moments_gathered(step: Broken, state: TrainState, rows: Array) -> Array:
@@ -427,7 +432,7 @@ STEPS: dict[str, Callable[[Broken], CompiledProgram | None]] = {
     "a second forward pass": _metric(_second_forward),
     "a second backward pass": _metric(_gradients_again),
     "sixty-four sums of a number": _metric(_many_numbers),
-    "weights gathered at the end": _metric(_weights_gathered),
+    "weights gathered at the end": _gathered_at_the_end,
     "moments gathered": _metric(_moments_gathered),
     "an unplanned product": _metric(_logits_product),
     "gradients returned": _metric(_gradients_returned),
