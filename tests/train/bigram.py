@@ -31,6 +31,7 @@ class BigramStep:
         fails_at: int = -1,
     ) -> None:
         self.batch_sequences, self.seq_len, self.vocab_size = batch_sequences, seq_len, vocab_size
+        self.own_rows = range(batch_sequences)
         self.batches: list[np.ndarray] = []
         self.num_evaluated = 0
         devices = jax.devices()[: data * tensor]

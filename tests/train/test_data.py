@@ -309,25 +309,17 @@ def test_the_split_parts_the_text_the_same_way_in_any_order(texts, random):
 @given(
     start=st.integers(0, 2000),
     seed=st.integers(0, 5),
-    shape=st.sampled_from([(4, 1), (4, 2), (6, 3), (8, 8)]),
+    batch=st.integers(1, 8),
+    data=st.data(),
 )
-def test_processes_together_read_the_batches_of_one(corpus, start, seed, shape):
-    batch, num_processes = shape
+def test_a_process_reads_its_own_rows_of_a_batch(corpus, start, seed, batch, data):
     whole = Batches(corpus, batch_sequences=batch, seed=seed)
-    parts = [
-        Batches(
-            corpus,
-            batch_sequences=batch,
-            seed=seed,
-            process_index=process,
-            process_count=num_processes,
-        )
-        for process in range(num_processes)
-    ]
+    rows = sorted(data.draw(st.sets(st.integers(0, batch - 1), min_size=1)))
+    part = Batches(corpus, batch_sequences=batch, seed=seed, rows=rows)
     for example in range(start, start + 3 * batch, batch):
         expected = whole.at(example)
         assert (expected.shape, expected.dtype) == ((batch, 13), np.int32)
-        np.testing.assert_array_equal(np.concatenate([part.at(example) for part in parts]), expected)
+        np.testing.assert_array_equal(part.at(example), expected[rows])
 
 
 @given(start=st.integers(0, 500), batch=st.integers(1, 9), other=st.integers(1, 9))
@@ -401,12 +393,6 @@ def test_a_corpus_need_not_fit_in_memory(num_lines: int, tmp_path: Path) -> None
     out = subprocess.run(arguments, capture_output=True, text=True, check=True, env=threads).stdout
     num_bytes, peak = map(int, out.split())
     assert num_bytes > 97 * num_lines and peak < 500e6, (num_bytes, peak)
-
-
-def test_a_batch_that_does_not_divide_over_processes_is_refused(corpus):
-    with pytest.raises(DataError) as error:
-        Batches(corpus, batch_sequences=6, seed=0, process_count=4)
-    assert str(error.value) == "batch: 6 sequences (B) do not divide over 4 processes"
 
 
 def test_a_vocabulary_beyond_sixteen_bits_takes_wider_rows(corpus, folder, tmp_path):

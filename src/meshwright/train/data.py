@@ -235,13 +235,13 @@ def prepare_corpus(
 
 
 class Batches:
-    """Batches int32[B / P, T+1] to train on by the global index of their first example.
+    """Batches int32[n, T+1] to train on by the global index of their first example.
 
     The examples are one sequence without end, shuffled anew each epoch, that depends on the seed alone. Of a
     mixture each source has its own epochs, and its share of any stretch of the sequence.
     The batch at index i holds examples i to i + B of it, so the position of a run is one integer,
-    whatever the batch size or the number of processes. Process p of P gets the p-th B / P of them.
-    Raises DataError where B does not divide over the processes.
+    whatever the batch size or the number of processes. rows: the numbers of a batch's examples that this
+    process takes, n of B; all where None.
     """
 
     def __init__(
@@ -250,23 +250,16 @@ class Batches:
         *,
         batch_sequences: int,
         seed: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        rows: Sequence[int] | None = None,
     ) -> None:
-        if batch_sequences % process_count:
-            raise DataError(
-                f"batch: {batch_sequences} sequences (B) do not divide over {process_count} processes"
-            )
         parts = [_endless(corpus.rows(part), seed + number) for number, part in enumerate(corpus.parts)]
         mixed = len(parts) > 1
         self._examples = grain.MapDataset.mix(parts, weights=corpus.weights) if mixed else parts[0]
-        self._local = batch_sequences // process_count
-        self._offset = process_index * self._local
+        self._rows = range(batch_sequences) if rows is None else rows
 
     def at(self, example: int) -> np.ndarray:
         """This process's rows of the batch whose first example is `example`."""
-        first = example + self._offset
-        rows = [np.asarray(self._examples[index]) for index in range(first, first + self._local)]
+        rows = [np.asarray(self._examples[example + row]) for row in self._rows]
         return np.stack(rows).astype(np.int32)
 
 

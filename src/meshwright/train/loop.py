@@ -7,7 +7,7 @@ run/checkpoints/<step>/   see `nn.checkpoint`
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,12 +39,14 @@ class TrainStep(Protocol):
     """A compiled training step and what the loop must know of it.
 
     flops_per_step: model FLOPs of one step over all devices. peak_flops_per_second: of the whole
-    machine. State is a pytree of arrays; `step` may donate it. Tokens are int32[B, T+1], this
-    process's share of the batch.
+    machine. State is a pytree of arrays; `step` may donate it. Tokens are int32[n, T+1], the rows of the
+    batch with the numbers `own_rows`: those that this process's devices hold, ascending.
     """
 
     @property
     def batch_sequences(self) -> int: ...
+    @property
+    def own_rows(self) -> Sequence[int]: ...
     @property
     def seq_len(self) -> int: ...
     @property
@@ -362,16 +364,14 @@ def validation_loss(
     Every batch has the one compiled size B. Rows left over at the end are taken d at a time, d the
     largest divisor of B that they still fill, each repeated B / d times: so every row counts once.
     """
-    num_processes, process = jax.process_count(), jax.process_index()
-    batch = step.batch_sequences
-    local = batch // num_processes
+    batch, own = step.batch_sequences, list(step.own_rows)
     rows = corpus.rows(split)[: None if num_batches is None else num_batches * batch]
     total, num_counted = 0.0, 0
     for begin_, size in _exact_chunks(len(rows), batch):
         counted = int(np.count_nonzero(is_counted(rows[begin_ : begin_ + size, 1:])))
         tokens = np.tile(rows[begin_ : begin_ + size], (batch // size, 1)).astype(np.int32)
         # Fetched one by one, for the reason given in `_Loop.advance`.
-        total += counted * float(step.evaluate(state, tokens[process * local : (process + 1) * local]))
+        total += counted * float(step.evaluate(state, tokens[own]))
         num_counted += counted
     return total / max(num_counted, 1)
 
@@ -392,8 +392,7 @@ def _batches(corpus: Corpus, step: TrainStep, seed: int) -> Batches:
         corpus,
         batch_sequences=step.batch_sequences,
         seed=seed,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        rows=step.own_rows,
     )
 
 

@@ -165,8 +165,26 @@ class CompiledStep:
         shape = (self.batch_sequences, self.seq_len + 1)
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.batch_sharding)
 
+    @cached_property
+    def own_rows(self) -> list[int]:
+        """The numbers of the batch's rows that devices of this process hold, ascending.
+
+        Processes whose devices differ in other axes alone hold the same rows.
+        """
+        batch = self.abstract_tokens().shape
+        held = self.batch_sharding.addressable_devices_indices_map(batch).values()
+        return sorted({row for index in held if index for row in range(*index[0].indices(batch[0]))})
+
     def _put(self, tokens: np.ndarray) -> Array:
-        return jax.make_array_from_process_local_data(self.batch_sharding, tokens)
+        """The batch of which `tokens` are this process's `own_rows`."""
+        batch = self.abstract_tokens().shape
+
+        def held(index: Any) -> np.ndarray:
+            first, end, _ = index[0].indices(batch[0])
+            place = self.own_rows.index(first)
+            return tokens[place : place + end - first]
+
+        return jax.make_array_from_callback(batch, self.batch_sharding, held)
 
     # The step
 

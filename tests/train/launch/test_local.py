@@ -93,7 +93,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.mark.slow
-def test_four_processes_train_as_one_with_four_devices(runs: Runs, tmp_path: Path):
+@pytest.mark.parametrize(
+    "layout", ["data=2,fsdp=2", "fsdp=2,tensor=2", "pipe=2,tensor=2,microbatches=2,schedule=lanes"]
+)
+def test_four_processes_train_as_one_with_four_devices(runs: Runs, tmp_path: Path, layout: str):
+    """Also where several processes hold the same rows of a batch."""
+    runs.write_plan(runs.plan, "cpu:4", layout)
     options = ("--steps", "12", "--checkpoint-every", "4")
     runs.mw(*runs.begin(tmp_path / "one", *options))
     out, _ = runs.mw("launch", "local", "-n", "4", "--", "mw", *runs.begin(tmp_path / "four", *options))
@@ -106,6 +111,7 @@ def test_four_processes_train_as_one_with_four_devices(runs: Runs, tmp_path: Pat
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_named_and_the_run_goes_on(runs: Runs, tmp_path: Path):
     """Two processes, one killed, both started again; then one process goes on with the run."""
+    runs.write_plan(runs.plan, "cpu:4", "data=2,fsdp=2")
     run, options = tmp_path / "run", ("--steps", "40", "--checkpoint-every", "4")
     command = ["mw", *runs.begin(run, *options)]
     launcher = runs.start("launch", "local", "-n", "2", "--restarts", "1", "--", *command)
