@@ -78,7 +78,8 @@ class FieldLayout:
     """A layout that trained `model`.
 
     model: a preset or a config. layout, dtypes: fields as `Layout.parse` reads them. source: who used
-    it, the year, and where it is written. slow: searched in `make nightly` only.
+    it, the year, and where it is written. slow: searched in `make nightly` only. software: that ran it, as far as
+    it matters here.
     """
 
     name: str
@@ -90,6 +91,7 @@ class FieldLayout:
     dtypes: str
     source: str
     slow: bool = False
+    software: str = "xla"
 
     @property
     def config(self) -> ModelConfig:
@@ -99,7 +101,7 @@ class FieldLayout:
 
     @property
     def hardware(self) -> Hardware:
-        return load(self.machine)
+        return load(self.machine).running(self.software)
 
     @property
     def workload(self) -> Workload:
@@ -505,6 +507,8 @@ FIELD_LAYOUTS = (
         _NEMO_FP8,
         _BRIDGE,
         slow=True,
+        # Arrays as long as the rows of experts that there are; ours have room for the worst load.
+        software="megatron-te",
     ),
     FieldLayout(
         "llama-2-7b-131k",

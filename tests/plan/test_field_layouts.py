@@ -33,12 +33,13 @@ _BEAT_THE_SEARCH = {
     "nemotron-4-340b": _DO_NOT_FIT["nemotron-4-340b"],
     "llama-3.1-70b-v6e": _OFFLOAD,
     "gemma-3-12b-v6e": _OFFLOAD,
+    "deepseek-v3-tpu7x": _OFFLOAD,
 }
 _BEAT_THEIR_DEGREES = {
     **_BEAT_THE_SEARCH,
     "palm-540b": _SPLIT_KEPT,
     "maxtext-128b-v5e": _OFFLOAD,
-    "deepseek-v3-tpu7x": _OFFLOAD,
+    "mixtral-8x7b-v6e": _OFFLOAD,
 }
 
 

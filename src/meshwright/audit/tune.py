@@ -22,7 +22,7 @@ from meshwright.layout.axes import divisors
 from meshwright.layout.runs import why_not
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.rank import TIE
-from meshwright.plan.space import remats_of
+from meshwright.plan.space import different_remats
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 
@@ -70,7 +70,7 @@ _ZERO_STAGES = (0, 1, 2)
 
 def remats(plan: Plan) -> Iterator[Plan]:
     """The plan under each of the other remat policies that run and make another program."""
-    for remat in remats_of(plan.model, load(plan.hardware), REMATS):
+    for remat in different_remats(plan.model, load(plan.hardware), REMATS):
         layout = plan.layout.replace(remat=remat)
         if remat != plan.layout.remat and why_not(plan.model, layout) is None:
             yield replace(plan, layout=layout)
@@ -97,7 +97,7 @@ def neighbours(plan: Plan) -> list[Plan]:
 def _fastest(plan: Plan, layout: Layout) -> Candidate | None:
     """The layout in the remat policy in which it is fastest by the plan; None where it fits in none."""
     hardware, found = load(plan.hardware), []
-    for remat in remats_of(plan.model, hardware, REMATS):
+    for remat in different_remats(plan.model, hardware, REMATS):
         one = layout.replace(remat=remat)
         try:
             if why_not(plan.model, one) is None:

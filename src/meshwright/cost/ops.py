@@ -610,7 +610,7 @@ def record_training(
         scores_dtype=scores,
         head_by_chunks=hardware.chip.kind == "cpu",
         head_tile=_TPU_LANES if flash and hardware.chip.kind == "tpu" else 1,
-        static_rows=hardware.software.static_rows,
+        static_rows=has_static_rows(hardware, layout),
         many=many,
     )
     graph = replace(graph, head_waits=hardware.chip.kind != "tpu")
@@ -619,6 +619,14 @@ def record_training(
     params = count_params(config)
     of_a_layer = (params.total - params.vocab) / config.num_layers
     return replace(graph, head_layers=config.d_model * config.vocab_size / of_a_layer)
+
+
+def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
+    """Whether experts have room for all rows that could come: in programs of static shapes, which run here.
+
+    Schedules of which nn/ has no program are those of others, whose shapes follow the rows that there are.
+    """
+    return hardware.software.static_rows and (layout.pipe == 1 or layout.schedule.is_alike)
 
 
 def runs_flash(hardware: Hardware) -> bool:

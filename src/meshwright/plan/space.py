@@ -15,12 +15,13 @@ import numpy as np
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.many import Family, Member, Stages, pattern
-from meshwright.cost.ops import record_training, runs_flash
+from meshwright.cost.ops import has_static_rows, record_training, runs_flash
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, SEARCHED, Ask, Axis, divisors
+from meshwright.layout.fit import remats_of
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.pipeline.lanes import LANES
 from meshwright.layout.rules import Rules
@@ -193,13 +194,14 @@ class Space:
     def groups(self, meshes: Iterable[Layout]) -> Iterator["Group"]:
         """The meshes by microbatches, those together that are priced at once and have as many stages."""
         families: dict[tuple, list[Member]] = {}
-        patterns: dict[tuple[Rules, bool], Rules] = {}
+        patterns: dict[tuple[Rules, bool, bool], Rules] = {}
         for mesh in meshes:
-            program = mesh.rules, mesh.schedule.grouped
+            is_static = self.config.moe is not None and has_static_rows(self.hardware, mesh)
+            program = mesh.rules, mesh.schedule.grouped, is_static
             if program not in patterns:
                 patterns[program] = pattern(mesh, self.config, self.hardware).rules
             for microbatches, num_sequences in self.microbatches(mesh):
-                key = (patterns[program], mesh.schedule.grouped, microbatches == 1)
+                key = (patterns[program], *program[1:], microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
         seq_len = self.workload.seq_len
         for members in families.values():
@@ -279,7 +281,7 @@ class Space:
         conditions = [one for one in self._of_schedule if one.field == "remat"]
         asked = [str(one.value) for one in conditions if one.comparison == "="]
         tried = [remat for remat in asked or SEARCHED_REMATS if self._meets("remat", remat)]
-        return tried if asked else remats_of(self.config, self.hardware, tried)
+        return tried if asked else different_remats(self.config, self.hardware, tried)
 
     def _meets(self, field: str, value: object) -> bool:
         return all(one.holds(value) for one in self._of_schedule if one.field == field)
@@ -322,14 +324,15 @@ class Group:
         return self.family.members[self.family.rows[self.pipe][place]]
 
 
-def remats_of(config: ModelConfig, hardware: Hardware, remats: Sequence[str] = SEARCHED_REMATS) -> list[str]:
+def different_remats(
+    config: ModelConfig, hardware: Hardware, remats: Sequence[str] = SEARCHED_REMATS
+) -> list[str]:
     """The remat policies that differ for this model on this machine.
 
     Where attention saves no scores `attention` is `none`, and without latents `latents` is `matmuls`.
     """
     alike = {"attention"} if runs_flash(hardware) else set()
-    alike |= set() if config.mla else {"latents"}
-    return [remat for remat in remats if remat not in alike]
+    return [remat for remat in remats if remat in remats_of(config) and remat not in alike]
 
 
 def tries_next(choice: Considered, usable: float) -> bool:

@@ -22,7 +22,7 @@ from meshwright.plan.explain.comparison import Rejected, compare, too_large_layo
 from meshwright.plan.explain.ideal_links import links
 from meshwright.plan.explain.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
 from meshwright.plan.given import NOT_SEARCHED
-from meshwright.plan.space import divisors, remats_of
+from meshwright.plan.space import different_remats, divisors
 from meshwright.plan.train import Search, price
 
 # What a layout shares with the chosen one, so that they differ in how they split and in nothing else.
@@ -42,7 +42,7 @@ def best_schedule(config: ModelConfig, hardware: Hardware, workload: Workload, l
     priced = [
         candidate
         for variant in variants
-        for remat in remats_of(config, hardware)
+        for remat in different_remats(config, hardware)
         for candidate in _until_it_fits(config, hardware, workload, variant.replace(remat=remat))
     ]
     fitting = [candidate for candidate in priced if candidate.fits]

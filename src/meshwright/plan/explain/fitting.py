@@ -12,7 +12,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.rank import TIE
-from meshwright.plan.space import remats_of
+from meshwright.plan.space import different_remats
 from meshwright.plan.train import price
 from meshwright.units import format_bytes, format_seconds
 
@@ -71,7 +71,7 @@ def _same_work(
 ) -> Iterator[Layout]:
     """Layouts near `layout` that may need less memory: they share more, recompute more, take more passes."""
     place = REMATS.index(layout.remat)
-    stronger = [remat for remat in remats_of(config, hardware) if REMATS.index(remat) > place]
+    stronger = [remat for remat in different_remats(config, hardware) if REMATS.index(remat) > place]
     for mesh in (layout, *_shared_further(layout)):
         share = workload.num_sequences // mesh.num_batch_shards
         numbers = [n for n in (mesh.microbatches * 2**n for n in range(share.bit_length())) if share % n == 0]

@@ -16,7 +16,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.space import remats_of
+from meshwright.plan.space import different_remats
 from meshwright.plan.validate.published import PublishedRow, Row
 from meshwright.plan.validate.shape_guess import model_of
 from meshwright.units import DTYPE_BYTES
@@ -117,7 +117,7 @@ def _preferences(
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     """(remat policy, dtypes of the parameters' states), what costs least time first."""
     asked, _, _ = (row.remat or "").partition("+")
-    remats = _REMATS.get(asked) if asked else remats_of(config, hardware)
+    remats = _REMATS.get(asked) if asked else different_remats(config, hardware)
     if asked == "selective":
         remats = (_SELECTIVE.get(row.software or "xla", _SELECTIVE_OF_MEGATRON),)
     if remats is None:
