@@ -78,8 +78,8 @@ class FieldLayout:
     """A layout that trained `model`.
 
     model: a preset or a config. layout, dtypes: fields as `Layout.parse` reads them. source: who used
-    it, the year, and where it is written. slow: searched in `make nightly` only. software: that ran it, as far as
-    it matters here.
+    it, the year, and where it is written. slow: searched in `make nightly` only. software: that ran it,
+    where that matters here.
     """
 
     name: str
