@@ -18,6 +18,7 @@ MEANINGS = {
     "kv_replicas": "Devices that share one KV head and split its queries: tensor parallelism past KV heads.",
     "zero": "What `data` shards: 1 the optimizer, 2 the gradients too, 3 the weights (that is `fsdp`).",
     "zero_context": "Whether weights are sharded over `context` as well.",
+    "inner": "`fsdp`: its devices are neighbours, of one host; else those of `tensor`, or of `context`, are.",
     "context_method": "Keys and values are gathered or pass round a ring; or heads are split, not positions.",
     "sequence_parallel": "Whether activations between blocks are split by position over `tensor`.",
     "cache": "What `kv_replicas` does to the cache: copies, or a split by batch or by sequence.",

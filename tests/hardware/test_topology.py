@@ -178,10 +178,12 @@ def test_a_small_axis_may_leave_the_others_whole_rings() -> None:
     ]
 
 
-def test_another_axis_may_take_the_nvlink_domain() -> None:
+def test_the_last_axis_of_the_mesh_takes_the_nvlink_domain() -> None:
     assert _placements("h100:4x8", data=4, tensor=8) == [
-        {"data": [("network", 4, 1, False)], "tensor": [("nvlink", 8, 1, False)]},
-        {"data": [("nvlink", 4, 1, False)], "tensor": [("network", 4, 1, False), ("nvlink", 2, 1, False)]},
+        {"data": [("network", 4, 1, False)], "tensor": [("nvlink", 8, 1, False)]}
+    ]
+    assert _placements("h100:4x8", tensor=8, data=4) == [
+        {"tensor": [("network", 4, 1, False), ("nvlink", 2, 1, False)], "data": [("nvlink", 4, 1, False)]}
     ]
 
 

@@ -354,3 +354,14 @@ def test_the_mesh_has_every_axis_in_order() -> None:
     assert layout.mesh.sizes == {"data": 2, "fsdp": 1, "context": 1, "tensor": 4}
     assert layout.mesh.axes == ("data", "fsdp", "context", "tensor") and layout.num_batch_shards == 2
     assert layout.weight_axes == ("tensor",) and Layout.of(data=8).weight_axes == ()
+
+
+def test_the_devices_of_fsdp_may_be_neighbours() -> None:
+    layout = Layout.parse("data=2,fsdp=4,tensor=2,inner=fsdp")
+    assert [axis for axis, size in layout.mesh.sizes.items() if size > 1] == ["data", "tensor", "fsdp"]
+    assert layout.rules == Layout.parse("data=2,fsdp=4,tensor=2").rules
+    again = Layout.from_dict(layout.to_dict())
+    assert (again, str(again)) == (layout, str(layout))
+    assert layout != Layout.parse("data=2,fsdp=4,tensor=2")
+    with pytest.raises(LayoutError, match="inner = fsdp changes nothing with tensor = 1"):
+        Layout.parse("data=2,fsdp=4,inner=fsdp")

@@ -163,7 +163,7 @@ def assert_agrees(config: ModelConfig, layout: Layout, tolerance: float = TOLERA
         "context=8",
         "data=2,fsdp=2,tensor=2",
         "tensor=4,sequence_parallel=true,remat=full",
-        "fsdp=4,tensor=2,sequence_parallel=true,remat=matmuls",
+        "fsdp=4,tensor=2,inner=fsdp,sequence_parallel=true,remat=matmuls",
         "context=4,fsdp=2,context_method=ring",
         "context=2,fsdp=2,tensor=2,context_method=ulysses,sequence_parallel=true",
         "tensor=4,kv_replicas=2,sequence_parallel=true",

@@ -197,10 +197,11 @@ class Hardware:
     def placements(self, mesh: Mesh) -> tuple[Placement, ...]:
         """`place`, then the other placements from which some axis gains: at most 24, always the same.
 
-        Axes may choose their links in another order than innermost first, and the first to choose may
-        take another part of the torus. A placement is left out where another gathers no slower over any
-        axis. They take some milliseconds to find the first time: price `place` for every layout, and
-        these for the few best. Raises LayoutError as `place` does.
+        GPUs are taken in their order, so there is `place` alone. On a torus axes may choose their links in
+        another order than innermost first, and the first to choose may take another part of it. A placement
+        is left out where another gathers no slower over any axis. They take some milliseconds to find the
+        first time: price `place` for every layout, and these for the few best. Raises LayoutError as `place`
+        does.
         """
         return _placements(self.chip.network, self.num_slices, self.dims, self.place(mesh))
 
@@ -230,6 +231,8 @@ def _placements(
     network: Network, num_slices: int, dims: tuple[int, ...], first: Placement
 ) -> tuple[Placement, ...]:
     """`first`, and the placements that no other beats."""
+    if not isinstance(network, Torus):
+        return (first,)
     sizes = tuple(size for size in first.sizes.values() if size > 1)
     links = [tuple(first.links[axis] for axis, size in first.sizes.items() if size > 1)]
     links += (

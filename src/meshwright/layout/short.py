@@ -132,6 +132,8 @@ def expand(form: Form, schedule: Schedule) -> tuple[Mesh, Rules]:
     sizes: dict[str, int] = {}
     for axis in AXES:
         axis.place(form, sizes)
+    if form["inner"]:
+        sizes[form["inner"]] = sizes.pop(form["inner"])
     always = {axis.name for axis in AXES if axis.always}
     mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1 or axis in always})
     # What the rules follow from: which axes there are, not how many devices they have.

@@ -64,6 +64,10 @@ class Mesh:
     def __iter__(self) -> Iterator[str]:
         return iter(self.sizes)
 
+    def __eq__(self, other: object) -> bool:
+        """Of the same axes in the same order."""
+        return isinstance(other, Mesh) and tuple(self.sizes.items()) == tuple(other.sizes.items())
+
     def __hash__(self) -> int:
         return hash(tuple(self.sizes.items()))
 

@@ -46,6 +46,7 @@ def plainness(layout: Layout) -> tuple[int, ...]:
         layout.interleave,
         layout.zero_stage,
         layout.word("zero_context"),
+        layout.word("inner") is not None,
         layout.word("sequence_parallel"),
         layout.schedule.grouped,
         layout.microbatches,

@@ -26,7 +26,9 @@ _ZERO_TABLES = {0: "", 1: "updated", 2: "updated gradients", 3: "updated gradien
 class Fsdp(Axis):
     """Data ranks that share what `zero` says, along D or the rank of latents.
 
-    zero_context: the ranks of `context` share it too.
+    zero_context: the ranks of `context` share it too. inner=fsdp: they are neighbours in the mesh, and the
+    devices of `tensor`, `context` or `expert` lie farther apart. So each host of GPUs receives a share of
+    the weights where it received all of them.
     """
 
     def check(self, form: Form) -> None:
@@ -48,7 +50,8 @@ class Fsdp(Axis):
     def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, Any]]:
         """FSDP over every degree that divides D, and two that pad it; ZeRO 1 and 2 over all data ranks.
 
-        Each of them over the ranks of `context` as well, where there are some.
+        Each of them over the ranks of `context` as well, where there are some. As neighbours in the mesh only
+        where a condition names it: no published run that prices were fitted on lies so.
         """
         ranks, context, d_model = ask.chips, form["context"], ask.config.d_model
         yield {"fsdp": 1}
@@ -62,6 +65,9 @@ class Fsdp(Axis):
             yield from found
         elif context > 1:  # one data rank has nothing to share but with the pieces of its sequences
             found += [{"fsdp": 1, "zero": zero} for zero in (1, 2, 3)]
+        if "inner" in ask.conditions and context * form["tensor"] * form["kv_replicas"] > 1:
+            found += [words | {"inner": "fsdp"} for words in found if words["fsdp"] > 1]
+            yield from (words for words in found if "inner" in words)
         for words in found:
             shards = context * (words["fsdp"] if words["fsdp"] > 1 else ranks)
             if context > 1 and _padding(d_model, shards) <= MOST_PADDING:
@@ -69,8 +75,10 @@ class Fsdp(Axis):
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         if layout.zero_stage == 3:
+            where = ", neighbours in the mesh" if layout.word("inner") else ""
             return (
-                f"every weight is split into {layout.fsdp} shards, on chips that take different sequences. A "
+                f"every weight is split into {layout.fsdp} shards, on chips{where} that take different "
+                "sequences. A "
                 "layer's weights are all-gathered before they are used, forward and backward, and their "
                 "gradients are reduce-scattered"
             )
@@ -103,5 +111,9 @@ def _padding(size: int, shards: int) -> float:
 
 
 _ZERO = Option((None, 0, 1, 2, 3), ("data", "fsdp", "context"))
-_OPTIONS = {"zero": _ZERO, "zero_context": Option((False, True), ("context",))}
+_OPTIONS = {
+    "zero": _ZERO,
+    "zero_context": Option((False, True), ("context",)),
+    "inner": Option((None, "fsdp"), ("tensor", "context", "expert", "kv_replicas")),
+}
 FSDP = Fsdp("fsdp", _OPTIONS, always=True)
