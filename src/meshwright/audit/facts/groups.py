@@ -100,7 +100,7 @@ def group_axes(groups: DeviceGroups, mesh: Mesh) -> GroupAxes:
     """The answer of `mesh_axes_of`, with a note on groups that are only part of their axes.
 
     >>> group_axes(DeviceGroups(((0, 1), (2, 3))), Mesh({"X": 4}))
-    GroupAxes(axes=('X',), note='groups of 2 within X = 4')
+    GroupAxes(axes=('X',), note='groups of 2 within X = 4', shuffled=False)
     """
     outside = [i for group in groups.members for i in group if i >= mesh.num_devices]
     if outside:
