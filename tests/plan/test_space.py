@@ -94,6 +94,14 @@ def test_meshes_give_the_same_choices_together_and_alone() -> None:
     assert all(seconds == pytest.approx(alone[layout], rel=_ROUNDING) for layout, seconds in together.items())
 
 
+def test_hosts_of_several_nodes_launch_the_norm_slowly_in_both_prices() -> None:
+    config, workload, layout = load_model("llama-2-7b"), Workload(128, 4096), Layout.of(fsdp=32)
+    machine = load("h100:4x8").running("pytorch-eager")
+    choice = next(iter(Space(config, machine, workload, Layout.of()).choices([layout])))
+    alone = price(config, machine, workload, choice.layout)
+    assert choice.seconds == pytest.approx(alone.step_seconds, rel=_ROUNDING)
+
+
 def test_tokens_of_groups_are_gathered_where_rows_travel_no_farther() -> None:
     config, machine, workload = load_model("mixtral-8x7b"), load("h100:1x8"), Workload(64, 4096)
 

@@ -44,7 +44,7 @@ from meshwright.cost.step import (
     stage_times,
     timed_passes,
 )
-from meshwright.hardware.topology import Hardware
+from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.layout.pipeline import StageRoute
 from meshwright.layout.rules import is_matrix
@@ -175,7 +175,8 @@ class Family:
         if pipe not in self._norms:
             norm = norm_transfer(self.layout.replace(pipe=pipe).weight_axes)
             placements = [self.placements[row] for row in self.rows[pipe]]
-            self._norms[pipe] = seconds_of_many(norm.op, norm.axes, placements)(norm.gathered_bytes)
+            seconds = seconds_of_many(norm.op, norm.axes, placements)(norm.gathered_bytes)
+            self._norms[pipe] = seconds + self._lost_at_nodes(norm, placements)
         return self._norms[pipe]
 
     def segments(self, remat: str, joined: bool) -> "_SegmentSeconds":
@@ -219,10 +220,12 @@ class Family:
         if key not in self._prices:
             op, axes, copies = key
             self._prices[key] = seconds_of_many(op, axes, self.placements, copies=copies)
-        seconds = self._prices[key](transfer.gathered_bytes)
-        if self.chip.step.host_node_seconds:
-            seconds = seconds + np.array([lost_at_nodes(transfer, at, self.chip) for at in self.placements])
-        return seconds
+        return self._prices[key](transfer.gathered_bytes) + self._lost_at_nodes(transfer, self.placements)
+
+    def _lost_at_nodes(self, transfer: Transfer, placements: Sequence[Placement]) -> Any:
+        if not self.chip.step.host_node_seconds:
+            return 0.0
+        return np.array([lost_at_nodes(transfer, at, self.chip) for at in placements])
 
     def _lost_between_stages(self, transfer: Transfer) -> Any:
         if not self.chip.step.host_stage_seconds:
