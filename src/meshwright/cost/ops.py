@@ -144,7 +144,7 @@ class SymbolicOps(Recorder):
         return self.elementwise(name, (k, rope), self.value(array, k.dtype), ())
 
     def activation(self, name: str, gate: Value, up: Value | None, kind: str) -> Value:
-        """Of the rows of experts that there are, whatever there is room for."""
+        """The activation; of experts' rows it is of those that there are, whatever there is room for."""
         inputs = (gate,) if up is None else (gate, up)
         factor = 0 if up is None else gate.bytes_per_device  # the activated gate, before the product with up
         out = self.value(gate.array, gate.dtype)

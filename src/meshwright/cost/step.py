@@ -141,7 +141,7 @@ class StepPricer:
         return StepCost(tuple(sums.terms()), tuple(sums.collectives), flops, runs).scaled(slowdown)
 
     def seconds(self) -> float:
-        """Those of `cost`, of a training step, for who compares many and needs no items."""
+        """The seconds of a training step, as in `cost`, for a caller that compares many without items."""
         timed, layout, chip = self._timed(), self.layout, self.chip
         busiest, microbatches = self._busiest(timed), layout.microbatches
         total = microbatches * sum(stage_times(timed, busiest))

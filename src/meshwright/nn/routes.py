@@ -310,7 +310,7 @@ def _ways_of_rows(
 
 
 class _Ways(NamedTuple):
-    """Of rows out to experts' devices and home, and between them to those with other columns and back."""
+    """The pieces of rows to the experts' devices and home, and to devices with other columns and back."""
 
     out: Pieces
     home: Pieces
@@ -319,7 +319,7 @@ class _Ways(NamedTuple):
 
 
 def _ways(counts: Array, routing: RowRouting, own: int, block: int, num_between: int) -> _Ways:
-    """Where all pieces begin, of the rows that each device [s, p] of a group has for each expert."""
+    """The beginnings of all pieces. counts[s, p, E]: rows that each device of a group has for each expert."""
     here = lax.axis_index(routing.exchanged)
     copy = lax.axis_index(routing.rows) if routing.rows else 0
     mine = counts[copy]  # [p, E]

@@ -55,7 +55,7 @@ class Side:
     gradients_dtype: str = "f32"
 
 
-class Planned(Protocol):
+class PlannedCollective(Protocol):
     """What rules ask of a planned collective: of a step (`PricedCollective`) or derived for a contraction.
 
     gathered_bytes: V of one run, in `dtype`. step_bytes: V of all runs, `count` of them.
@@ -80,7 +80,7 @@ class Planned(Protocol):
 
 
 class RuleCase(NamedTuple):
-    planned: tuple[Planned, ...]
+    planned: tuple[PlannedCollective, ...]
     emitted: tuple[Emitted, ...]
     side: Side
 
@@ -89,7 +89,7 @@ Rewritten = tuple[Counter[Key], str]
 Rule = Callable[[Counter[Key], RuleCase], Rewritten | None]
 
 
-def planned_bytes(planned: Iterable[Planned]) -> Counter[Key]:
+def planned_bytes(planned: Iterable[PlannedCollective]) -> Counter[Key]:
     """Bytes a step by operation and axes."""
     total: Counter[Key] = Counter()
     for p in planned:
@@ -131,7 +131,7 @@ def why_equivalent(question: RuleCase) -> str | None:
     return "; ".join(filter(None, notes)) if meets(found, expected) and _joins_all(question) else None
 
 
-def reduces_wrongly(planned: Iterable[Planned], emitted: Iterable[Emitted]) -> bool:
+def reduces_wrongly(planned: Iterable[PlannedCollective], emitted: Iterable[Emitted]) -> bool:
     """Whether gradients are reduced by another operation than addition, as the largest logits are."""
     others = any(e.collective.reduction in ("maximum", "minimum", "multiply", "and", "or") for e in emitted)
     return others and any(p.what == "gradients" for p in planned)
@@ -320,12 +320,12 @@ def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     return emitted_bytes(singles), "one scalar per weight, sent together"
 
 
-def is_number(p: Planned) -> bool:
+def is_number(p: PlannedCollective) -> bool:
     """Whether it is a sum of a single number: of a loss, or of a norm."""
     return p.op == "all_reduce" and p.gathered_bytes <= SINGLE_NUMBER
 
 
-def _is_vector(p: Planned) -> bool:
+def _is_vector(p: PlannedCollective) -> bool:
     """Whether it is a sum of a number, or of the gradient of a norm or a bias."""
     return is_number(p) or (p.op == "all_reduce" and ("norm" in p.tensor or p.tensor.endswith("bias")))
 

@@ -21,7 +21,7 @@ from meshwright.notation.mesh import Mesh
 class Derived:
     """A collective of the algebra with V in bytes; windowed: in num_hops steps under the product.
 
-    To rules (`compare.rules.Planned`) a windowed one is the permutes that it is made of.
+    To rules (`compare.rules.PlannedCollective`) a windowed one is the permutes that it is made of.
     """
 
     collective: Collective

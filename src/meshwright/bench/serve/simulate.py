@@ -35,7 +35,7 @@ _TOKEN = TokenScore(0, 0.0)
 
 
 def _tell_nobody(event: Event | Exception) -> None:
-    """Of its tokens a replica tells the simulation itself."""
+    """Does nothing: a replica tells the simulation of its tokens itself."""
 
 
 class StepPrices(Protocol):

@@ -30,7 +30,7 @@ table_pass = lru_cache(maxsize=2**16)(TablePass)
 
 
 class Place(NamedTuple):
-    """Where a chunk of the model lies."""
+    """The stage on which a chunk of the model lies, and its number there."""
 
     stage: int
     chunk: int
