@@ -42,10 +42,11 @@ demo: .venv/.installed
 test: $(DEV)/.installed
 	@$(MAKE) --no-print-directory check
 
-# Types are one thread's work, and go on beside the tests.
+# Types are one thread's work, go on beside the tests, and are printed after them.
 check: lint imports
-	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory tests; tests=$$?; \
-	  wait $$types && exit $$tests
+	@said=$$(mktemp); $(MAKE) --no-print-directory types >$$said 2>&1 & types=$$!; \
+	  $(MAKE) --no-print-directory tests; tests=$$?; \
+	  wait $$types; types=$$?; cat $$said; rm $$said; exit $$((types | tests))
 	@echo "all passed: lint, types, imports, tests in $(SECONDS_SO_FAR) s"
 
 # One compile at a time: libtpu runs once on a host.

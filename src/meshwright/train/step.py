@@ -165,7 +165,7 @@ class CompiledStep:
         shape = (self.batch_sequences, self.seq_len + 1)
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.batch_sharding)
 
-    @cached_property
+    @property
     def own_rows(self) -> list[int]:
         """The numbers of the batch's rows that devices of this process hold, ascending.
 
@@ -177,11 +177,11 @@ class CompiledStep:
 
     def _put(self, tokens: np.ndarray) -> Array:
         """The batch of which `tokens` are this process's `own_rows`."""
-        batch = self.abstract_tokens().shape
+        batch, rows = self.abstract_tokens().shape, self.own_rows
 
         def held(index: Any) -> np.ndarray:
             first, end, _ = index[0].indices(batch[0])
-            place = self.own_rows.index(first)
+            place = rows.index(first)
             return tokens[place : place + end - first]
 
         return jax.make_array_from_callback(batch, self.batch_sharding, held)
