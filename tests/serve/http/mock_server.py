@@ -6,12 +6,13 @@ import signal
 import sys
 
 from tests.serve.http.client import MODEL
-from tests.serve.mock import MockRunner, byte_tokenizer, says
+from tests.serve.mock import EOS, MockRunner, byte_tokenizer, says
 
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.server import bind, run
 
+PLANNED_SECONDS = 0.00123
 ANSWER = "naïve 😀 answer"
 FOREVER = list(byte_tokenizer().encode("forever"))
 # Made once: a tokenizer keeps memory for the words that it has met beyond its own life (tokenizers 0.23).
@@ -19,8 +20,9 @@ _SAYS = says(ANSWER)
 
 
 def answer(prompt: list[int], tokens: list[int]) -> int:
-    """ANSWER to every prompt, but one letter without end after `forever`."""
-    return prompt[-1] if prompt == FOREVER else _SAYS(prompt, tokens)
+    """ANSWER to every prompt, but one letter without end to what says `forever`."""
+    said = bytes(token for token in prompt if token < EOS)
+    return FOREVER[-1] if bytes(FOREVER) in said else _SAYS(prompt, tokens)
 
 
 def give_back(*_: object) -> None:
@@ -33,6 +35,7 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, give_back)
     listener = bind("127.0.0.1", 0)
     with Engine(MockRunner(answer, num_slots=8, context=int(sys.argv[1]))) as engine:
+        engine.metrics.planned_step.set(PLANNED_SECONDS)
         run(create_app(engine, byte_tokenizer(), MODEL), listener, lambda url: print(url, flush=True))
     print("closed", flush=True)
 

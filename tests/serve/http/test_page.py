@@ -2,7 +2,10 @@
 
 import re
 import shutil
+import time
+from collections.abc import Callable
 
+import httpx
 import pytest
 from tests.serve.http.client import ask
 from tests.serve.http.process import server_process
@@ -22,19 +25,95 @@ def test_the_page_is_one_file_that_asks_this_server_alone():
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_the_page_in_a_browser():
+@pytest.fixture(scope="module")
+def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with server_process() as (_, url), playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser):
+    """The page of a mock server, loaded; what it asks of any other place fails the test."""
+    with server_process() as (_, url):
+        page, elsewhere = browser.new_page(), []
+        page.on("request", lambda request: request.url.startswith(url) or elsewhere.append(request.url))
         page.goto(url)
-        page.wait_for_function("document.getElementById('model').textContent === 'tiny'")
-        page.fill("#text", "hi")
-        page.click("#send")
-        page.wait_for_selector("#stop", state="hidden")
-        assert page.inner_text(".assistant") == "naïve 😀 answer"
-        assert "tokens/s" in page.inner_text("#numbers")
-        assert page.query_selector(".error") is None
-        browser.close()
+        until(lambda: page.inner_text("#model") == "tiny")
+        yield page
+        page.close()
+        assert elsewhere == []
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for something; in Python, since the page's policy lets nobody evaluate text in it."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def send(page, text: str) -> None:
+    page.fill("#text", text)
+    page.click("#send")
+
+
+def say(page, text: str) -> str:
+    """The whole answer to a text."""
+    send(page, text)
+    page.wait_for_selector("#stop", state="hidden")
+    return page.locator(".assistant").last.inner_text()
+
+
+@pytest.mark.slow
+def test_the_page_streams_an_answer_and_tells_measured_times_beside_the_planned_one(page):
+    assert say(page, "hi") == "naïve 😀 answer"
+    assert re.fullmatch(
+        r"first token [\d.]+ m?s · [\d.]+ tokens/s · [\d.]+ m?s a token · planned 1\.23 ms",
+        page.inner_text("#numbers"),
+    )
+    assert page.query_selector(".error") is None
+
+
+@pytest.mark.slow
+def test_the_page_stops_an_answer_keeps_what_came_and_begins_anew(page):
+    page.click("summary")
+    page.fill("#most", "90000")
+    send(page, "forever")
+    until(lambda: len(page.inner_text(".assistant")) > 20)
+    assert page.is_visible("#stop")
+    page.click("#stop")
+    page.wait_for_selector("#stop", state="hidden")
+    said = page.inner_text(".assistant")
+    assert set(said) == {"r"} and len(said) < 90_000
+    until(lambda: "\nmeshwright:running_requests 0" in httpx.get(f"{page.url}metrics").text)
+    send(page, "more")  # the conversation still says forever
+    until(lambda: len(page.locator(".assistant").last.inner_text()) > 20)
+    assert page.locator(".assistant").count() == 2
+    page.click("#clear")
+    page.wait_for_selector("#stop", state="hidden")
+    assert page.inner_text("#said") == "" == page.inner_text("#numbers")
+    assert say(page, "hi") == "naïve 😀 answer"
+
+
+@pytest.mark.slow
+def test_the_page_asks_with_its_settings_and_shows_a_refusal(page):
+    asked = []
+    page.on("request", lambda one: one.method == "POST" and asked.append(one))
+    page.click("summary")
+    for setting, value in {"temperature": "0", "most": "3", "key": "secret", "system": "be brief"}.items():
+        page.fill(f"#{setting}", value)
+    assert say(page, "hi") == "na\N{REPLACEMENT CHARACTER}"  # the third token is half a character
+    [request] = asked
+    body = request.post_data_json
+    assert (body["temperature"], body["max_tokens"]) == (0, 3)
+    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert body["messages"] == said and request.headers["authorization"] == "Bearer secret"
+    page.fill("#most", "0")
+    send(page, "again")
+    assert "max_tokens" in page.wait_for_selector(".error").inner_text()
+    assert page.locator(".assistant").count() == 1

@@ -1,11 +1,11 @@
 """Answers on the wire: as one JSON body or as server-sent events, given up when the client leaves."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -90,7 +90,7 @@ class EventStream(StreamingResponse):
             finally:
                 timer.cancel()
 
-    async def _events(self) -> AsyncIterator[str]:
+    async def _events(self) -> AsyncIterator[bytes]:
         try:
             async for chunk in self._chunks():
                 yield event(chunk)
@@ -100,7 +100,7 @@ class EventStream(StreamingResponse):
             yield event(error_object(error))
             return
         if self._form.ends_with_done:
-            yield "data: [DONE]\n\n"
+            yield b"data: [DONE]\n\n"
 
     async def _chunks(self) -> AsyncIterator[Json]:
         # The openings come with the first piece: who has seen nothing of an answer can be given another.
@@ -122,13 +122,11 @@ class EventStream(StreamingResponse):
         return {"usage": self._usage() if self._options.continuous_usage_stats else None}
 
 
-_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-def event(content: Json) -> str:
+def event(content: Json) -> bytes:
     """One server-sent event; with its name where the content has a type, as /v1/responses does."""
-    name = f"event: {content['type']}\n" if "type" in content else ""
-    return f"{name}data: {_to_json(content)}\n\n"
+    name = b"event: %b\n" % content["type"].encode() if "type" in content else b""
+    # There is one for each token: the standard library's encoder takes five times as long (6 us).
+    return b"%bdata: %b\n\n" % (name, to_json(content))
 
 
 T = TypeVar("T")

@@ -134,7 +134,7 @@ class _Answer:
         """Ends a stream of events with the error's; of another body there is nothing to be saved."""
         assert self._start is not None
         is_stream = dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
-        last = event(error_object(error)).encode() if is_stream else b""
+        last = event(error_object(error)) if is_stream else b""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
 
