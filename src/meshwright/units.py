@@ -68,6 +68,15 @@ def format_count(value: float) -> str:
     return _with_unit(value, ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))) or f"{value:.3g}"
 
 
+def format_number_of(number: int, noun: str) -> str:
+    """`number` and its noun, in the plural unless it is one.
+
+    >>> format_number_of(1, "chip"), format_number_of(4096, "chip")
+    ('1 chip', '4,096 chips')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _with_unit(value: float, units: tuple[tuple[float, str], ...]) -> str | None:
     """Three digits of the largest unit in which `value`, once rounded, is at least one."""
     for factor, suffix in units:

@@ -96,13 +96,13 @@ CASES = {
         [*PLAN[:7], "1e18", *PLAN[8:]],
         "workload: num_sequences = 15,625,000,000,000,000 is more than 4,294,967,296",
     ),
-    "rate nan": (["train", "--learning-rate", "nan"], "nan is out of range: it is a finite number"),
+    "rate nan": (["train", "--learning-rate", "nan"], "nan is out of range; it must be a finite number"),
     "rate zero": (["train", "folder/p.toml", "--checkpoint-minutes", "inf"], "inf is out of range"),
     "temperature nan": (
         ["generate", "--checkpoint", "x", "hi", "--temperature", "nan"],
         "nan is out of range",
     ),
-    "many candidates": ([*PLAN, "--top", "9" * 20], "it is from 1 to 10000"),
+    "many candidates": ([*PLAN, "--top", "9" * 20], "it must be from 1 to 10000"),
     "a config as a plan": (
         ["report", "config.json"],
         "config.json is not a plan of mw plan train -o: it has neither best nor",

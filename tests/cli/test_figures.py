@@ -25,7 +25,7 @@ def test_model(capsys):
 
 def test_model_in_words(capsys):
     assert main(["model", "tiny"]) == 0
-    assert "at T = 128, causal attention counted half" in capsys.readouterr().out
+    assert "at T = 128; causal attention counts half" in capsys.readouterr().out
 
 
 def test_model_by_component(capsys):
@@ -38,13 +38,13 @@ def test_model_by_component(capsys):
     assert found["flops_per_byte"]["prefill"]["scores"] == 8192 / 2
     assert main(["model", "deepseek-v3"]) == 0
     text = capsys.readouterr().out
-    assert "8 of E = 256 experts and 1 shared a token, M = 2,048; dense layers: 3" in text
+    assert "8 of E = 256 experts and 1 shared per token, M = 2,048; dense layers: 3" in text
     assert "latent attention: Q = 1,536, R = 512, heads of 128 + 64" in text
 
 
 def test_local_layers_in_words(capsys):
     assert main(["model", "gemma-3-1b"]) == 0
-    assert "22 of 26 layers see the last 512 positions" in capsys.readouterr().out
+    assert "22 of 26 layers attend to the last 512 positions" in capsys.readouterr().out
 
 
 def test_all_models_are_listed(capsys):

@@ -34,9 +34,10 @@ _MOST_CHARACTERS = 480
 _EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "130"))  # of each command; nineteen make over 2,000
 # doctor and demo take no input to refuse, bench plan searches for minutes whatever it is given.
 _FUZZED = [call for call in CALLS if call not in (["doctor"], ["demo"], ["bench", "plan"])]
-# An option of each that must make it stop before JAX is started, or files are packed.
+# An option of each that must make it stop before JAX is started, files are packed or a page is served.
 _REFUSED = {
     "train": "--data",
+    "ui": "--hardware",  # else it serves until it is interrupted
     "generate": "--checkpoint",
     "serve": "--checkpoint",
     "export": "--output",

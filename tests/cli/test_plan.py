@@ -149,7 +149,7 @@ def test_what_does_not_fit_exits_1_says_by_how_much_and_writes_nothing(capsys, t
     assert plan(*huge, "-o", str(tmp_path / "plan.toml")) == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out)["best"]["fits"] is False
-    assert "nothing fits; nearest comes" in printed.err and "more than the 16.9 GB" in printed.err
+    assert "nothing fits; the nearest is" in printed.err and "more than the 16.9 GB" in printed.err
     assert "take more chips (--smallest finds how many)" in printed.err
     assert list(tmp_path.iterdir()) == []
 
@@ -347,4 +347,4 @@ def test_the_compiler_is_asked_for_memory(monkeypatch: pytest.MonkeyPatch, capsy
     answers = iter([10**12, 10**6, 10**6])
     assert main([*command, "--seq-len", "64", "--audit"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "1 TB a chip by XLA for CPU" in out and ": does not fit" in out
+    assert "1 TB per chip by XLA for CPU" in out and ": does not fit" in out

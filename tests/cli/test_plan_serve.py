@@ -37,7 +37,7 @@ def test_json_has_the_keys_of_the_contract(capsys, tmp_path):
 def test_the_terminal_has_a_table_a_plot_and_words(capsys):
     assert main([*ASKED, "--explain"]) == 0
     printed = capsys.readouterr().out
-    for text in ("tokens/s a chip: a v5e", "B_crit", "outgrow the weights", "What int8 would give"):
+    for text in ("tokens/s per chip: a v5e", "B_crit", "larger than the weights", "What int8 would give"):
         assert text in printed
 
 
@@ -71,7 +71,7 @@ def test_a_model_is_changed_on_the_fly(capsys):
         ),
         ([*MODEL, "--hardware", "v5e:2x2"], 2, "add --prompt-tokens 8k --output-tokens 512"),
         ([*ASKED, "--batch", "3"], 2, "--batch describes one step; add --phase generate"),
-        ([*ASKED, "--phase", "generate", "--context", "9"], 2, "--phase prices one step on one machine"),
+        ([*ASKED, "--phase", "generate", "--context", "9"], 2, "--phase prices one step; name one machine"),
         ([*MODEL, "--hardware", "v5e:2x2", "--phase", "generate"], 2, "add --context 8k"),
         ([*ASKED, "--tpot", "0"], 2, "tpot = 0.0; it must be a number above 0"),
         ([*ASKED, "--price", "v5x=1"], 2, "hardware 'v5x' is unknown"),

@@ -103,7 +103,7 @@ def test_what_matters_is_printed_with_value_and_source_and_nothing_else() -> Non
     assert set(printed) == {text for text, share in share_of(machine, TENSOR).items() if share > LEAST_SHARE}
     attention = printed["attention runs at 31% of the bf16 peak"]
     assert re.search(r": \d+% of this step depends on it \(benchmarks/fit_published.py on 292 ", attention)
-    assert "no other figure that was fitted or measured makes up more than 5% of this step" in lines
+    assert "no other fitted or measured constant affects more than 5% of this step" in lines
 
 
 @pytest.mark.parametrize(("spec", "is_said"), [("cpu:32", True), ("cpu:1", False), ("h100:4x8", False)])
@@ -111,7 +111,7 @@ def test_virtual_devices_of_one_cpu_are_said_to_wait_for_each_step(spec: str, is
     machine = load(spec)
     layout = TENSOR if machine.num_chips > 1 else "data=1"
     lines = assumptions(CONFIG, machine, WORKLOAD, priced(machine, layout))
-    said = [line for line in lines if "a step is waited for before the next is dispatched" in line]
+    said = [line for line in lines if "the host waits for each step before it dispatches the next" in line]
     assert [line.startswith("the 32 virtual devices share one CPU") for line in said] == [True] * is_said
 
 
@@ -119,7 +119,7 @@ def test_an_ideal_chip_rests_on_no_constant() -> None:
     machine = load("h100:4x8").ideal()
     best = priced(machine, "fsdp=32,remat=full")
     lines = list(assumptions(CONFIG, machine, WORKLOAD, best))
-    assert "no figure that was fitted or measured makes up more than 5% of this step" in lines
+    assert "no fitted or measured constant affects more than 5% of this step" in lines
 
 
 def test_shares_hold_for_axes_on_other_links_than_the_first() -> None:

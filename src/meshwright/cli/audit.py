@@ -23,9 +23,11 @@ _DIFFERS = 1
 
 @app.command()
 def audit(
-    plan: Annotated[Path | None, typer.Argument(help="A plan.toml; or give --model and the rest.")] = None,
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan.toml; without it, give --model and the other options.")
+    ] = None,
     target: Annotated[
-        str | None, typer.Option(help="tpu, gpu or cpu. [the hardware's where installed, else cpu]")
+        str | None, typer.Option(help="tpu, gpu or cpu. [default: the hardware's where installed, else cpu]")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A preset, config.json, checkpoint folder or TOML.")
@@ -35,10 +37,10 @@ def audit(
     seq_len: Annotated[int | None, length_option("--seq-len", help="Tokens of one sequence.")] = None,
     layout: Annotated[str | None, typer.Option(help="data=2,fsdp=2,tensor=2,remat=full")] = None,
     phase: Annotated[
-        str | None, typer.Option(help="train, prefill or generate. [the plan's, else train]")
+        str | None, typer.Option(help="train, prefill or generate. [default: the plan's, else train]")
     ] = None,
     hlo: Annotated[
-        Path | None, typer.Option(help="The optimised HLO of any program, in place of a plan.")
+        Path | None, typer.Option(help="Audit the optimised HLO of any program instead of a plan.")
     ] = None,
     mesh: Annotated[str | None, typer.Option(help="With --hlo: the mesh's axes, data=2,tensor=4.")] = None,
     numerics: Annotated[
@@ -48,7 +50,7 @@ def audit(
         ),
     ] = False,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compile even what was compiled before.")
+        bool, typer.Option("--no-cache", help="Compile again even if the cache has the program.")
     ] = False,
     against: Annotated[
         Path | None, typer.Option(help="Show what changed since this audit, written by -o.")
@@ -58,9 +60,9 @@ def audit(
 ) -> None:
     """Compile a plan's step and compare its collectives, FLOPs and memory with the plan.
 
-    The compiler is that of the plan's TPU or GPU where it is installed (the [tpu] or [cuda12] extra), else
-    XLA's for CPU on virtual devices. No chip need be attached, and nothing of the model's size is
-    allocated. Exits 1 where they differ, and says what that costs and what to change.
+    The compiler is that of the plan's TPU or GPU if it is installed (the [tpu] or [cuda12] extra), otherwise
+    XLA's for CPU on virtual devices. No chip need be attached, and no weights are allocated. Exits 1 if they
+    differ, and says what each difference costs and what to change.
 
     \b
     mw audit runs/demo/plan.toml

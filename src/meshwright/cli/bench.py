@@ -41,27 +41,36 @@ _SEARCHES = (
 
 @app.callback()
 def bench() -> None:
-    """Measure collectives or matmuls of this machine, a server, or the planner's search."""
+    """Benchmark collectives and matmuls of this machine, a server, or the planner."""
 
 
 @app.command()
 def collectives(
     hardware: HardwareOption = "cpu:8",
     mesh: Annotated[
-        str | None, typer.Option("--mesh", help="Axes to measure, alone and together: X=4,Y=2. [two axes]")
+        str | None,
+        typer.Option("--mesh", help="Mesh axes to measure, alone and together: X=4,Y=2. [default: two axes]"),
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option("--sizes", help="Bytes of the gathered array: 1Ki,64Ki,1Mi. [1Ki to 256Mi]")
+        str | None,
+        typer.Option(
+            "--sizes", help="Sizes of the gathered array in bytes: 1Ki,64Ki,1Mi. [default: 1Ki to 256Mi]"
+        ),
     ] = None,
     processes: ProcessesOption = 1,
     max_seconds: Annotated[
-        float, number_option("--max-seconds", least=1, help="Leave out the sizes for which time runs out.")
+        float,
+        number_option("--max-seconds", least=1, help="Time limit; sizes left when it ends are skipped."),
     ] = 120.0,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw measured and model in the terminal.")] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Plot measurements and model in the terminal.")
+    ] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write the charts as one HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Time every collective over every choice of mesh axes, beside the model fitted to them.
+    """Time every collective over every choice of mesh axes.
+
+    Each line shows the measured time beside the model fitted to all of them.
 
     \b
     mw bench collectives --hardware cpu:8 --mesh X=4,Y=2
@@ -128,7 +137,7 @@ def _draw(document: dict[str, Any], plot: bool, html: Path | None) -> None:
 
 @app.command()
 def matmul(hardware: LocalHardwareOption = "cpu:8", as_json: Json = False) -> None:
-    """Time matmuls of a Transformer's shapes on all devices at once, beside the mean rate.
+    """Time a Transformer's matmuls on all devices at once.
 
     \b
     mw bench matmul --hardware cpu:8
@@ -148,10 +157,10 @@ def matmul(hardware: LocalHardwareOption = "cpu:8", as_json: Json = False) -> No
 
 @app.command()
 def plan(
-    repeats: Annotated[int, whole_option("--repeats", help="Searches of each; the median counts.")] = 3,
+    repeats: Annotated[int, whole_option("--repeats", help="Searches per case; the median is reported.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Time the planner's search for models and machines of several sizes.
+    """Time the planner's search for several models and machines.
 
     \b
     mw bench plan

@@ -31,35 +31,44 @@ def serve(
     url: Annotated[str | None, typer.Option("--url", help="The server: http://127.0.0.1:8000.")] = None,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", help="Instead of a server: simulate one that serves this plan.toml."),
+        typer.Option("--plan", help="Simulate a server of this plan.toml instead of calling one."),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The model's name. [the only one]")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Model name in the requests. [default: the server's only model]"),
+    ] = None,
     requests: Annotated[int, count_option("--requests", help="Number of requests.")] = 64,
     concurrency: Annotated[
-        int | None, whole_option("--concurrency", help="Closed loop: so many at once. [8]")
+        int | None, whole_option("--concurrency", help="Closed loop: requests in flight. [default: 8]")
     ] = None,
     rate: Annotated[
-        float | None, number_option("--rate", least=1e-3, help="Open loop: requests a second, Poisson.")
+        float | None, number_option("--rate", least=1e-3, help="Open loop: requests per second, Poisson.")
     ] = None,
-    burst: Annotated[int, whole_option("--burst", help="With --rate: so many arrive together.")] = 1,
+    burst: Annotated[int, whole_option("--burst", help="With --rate: requests that arrive together.")] = 1,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", help="JSON lines of arrival_seconds, prompt_tokens, output_tokens."),
     ] = None,
-    lengths: Annotated[str, typer.Option("--lengths", help="sharegpt, alpaca or fixed.")] = "sharegpt",
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="Distribution of lengths: sharegpt, alpaca or fixed.")
+    ] = "sharegpt",
     prompt_tokens: Annotated[
-        int | None, count_option("--prompt-tokens", help="Mean of a prompt. [the lengths' own]")
+        int | None,
+        count_option("--prompt-tokens", help="Mean length of prompts. [default: that of --lengths]"),
     ] = None,
     output_tokens: Annotated[
-        int | None, count_option("--output-tokens", help="Mean of an answer. [the lengths' own]")
+        int | None,
+        count_option("--output-tokens", help="Mean length of answers. [default: that of --lengths]"),
     ] = None,
     prefix_tokens: Annotated[
-        int, whole_option("--prefix-tokens", least=0, help="Tokens of the prefix that every chat shares.")
+        int, whole_option("--prefix-tokens", least=0, help="Length of the prefix that all prompts share.")
     ] = 0,
-    turns: Annotated[int, whole_option("--turns", help="Turns of a chat; each repeats those before.")] = 1,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions.")] = False,
+    turns: Annotated[
+        int, whole_option("--turns", help="Turns of a chat; each prompt repeats the earlier turns.")
+    ] = 1,
+    chat: Annotated[bool, typer.Option("--chat", help="Send chats to /v1/chat/completions.")] = False,
     ignore_eos: Annotated[
-        bool, typer.Option(help="Answers of the length drawn (ignore_eos, as in vLLM).")
+        bool, typer.Option(help="Generate the full length that was drawn (vLLM's ignore_eos).")
     ] = True,
     seed: Annotated[int, whole_option("--seed", least=0, help="Seed of lengths, texts and arrivals.")] = 0,
     ttft: Annotated[
@@ -68,38 +77,46 @@ def serve(
     tpot: Annotated[
         float | None, number_option("--tpot", least=0, help="Goodput target: time per output token, seconds.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="[$OPENAI_API_KEY]")] = None,
-    timeout: Annotated[float, number_option("--timeout", least=0.1, help="Seconds for a request.")] = 600.0,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", help="The server's key. [$OPENAI_API_KEY]")
+    ] = None,
+    timeout: Annotated[
+        float, number_option("--timeout", least=0.1, help="Seconds after which a request fails.")
+    ] = 600.0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the JSON here, for `mw report`.")
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the distributions in the terminal.")] = False,
     mode: Annotated[
-        str, typer.Option("--mode", help="With --plan: interleaved, batched or disaggregated.")
+        str, typer.Option("--mode", help="With --plan: interleaved, batched or disaggregated prefill.")
     ] = "interleaved",
     replicas: Annotated[
         int,
-        whole_option("--replicas", least=0, help="With --plan: servers; 0 finds the fewest for the targets."),
+        whole_option(
+            "--replicas", least=0, help="With --plan: servers; 0 finds the fewest that meet the targets."
+        ),
     ] = 1,
     prefill_replicas: Annotated[
-        int, whole_option("--prefill-replicas", help="With --mode disaggregated: servers that prefill.")
+        int, whole_option("--prefill-replicas", help="With --mode disaggregated: servers that only prefill.")
     ] = 1,
     prefix_cache: Annotated[
-        bool, typer.Option(help="With --plan: keep pages for prompts that begin alike.")
+        bool, typer.Option(help="With --plan: reuse cached pages of shared prompt prefixes.")
     ] = True,
     drafts: Annotated[
-        int, whole_option("--drafts", least=0, most=16, help="With --plan: guessed tokens a step.")
+        int, whole_option("--drafts", least=0, most=16, help="With --plan: draft tokens per step.")
     ] = 0,
     acceptance: Annotated[
         float,
-        number_option("--acceptance", least=0, most=1, help="With --drafts: how likely a guess is right."),
+        number_option(
+            "--acceptance", least=0, most=1, help="With --drafts: probability that a draft token is accepted."
+        ),
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Load a server that speaks OpenAI's API, and time every token of its answers.
+    """Load-test a server of OpenAI's API and time every token.
 
-    With --plan nothing is served: the engine's scheduler runs on a clock that the plan's prices move on.
-    Exits 1 if a request failed.
+    With --plan no server is called: the engine's scheduler runs on a simulated clock that advances by the
+    plan's prices. Exits 1 if a request failed.
 
     \b
     mw bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4 --ttft 0.5 --tpot 0.05
@@ -110,7 +127,7 @@ def serve(
     if (url is None) == (plan is None):
         raise typer.BadParameter("name a server with --url, or a plan to simulate with --plan")
     if sum(option is not None for option in (concurrency, rate, trace)) > 1:
-        raise typer.BadParameter("--concurrency, --rate and --trace exclude one another")
+        raise typer.BadParameter("--concurrency, --rate and --trace cannot be combined")
     if burst > 1 and rate is None:
         raise typer.BadParameter("--burst needs --rate")
     from meshwright.bench.serve import traffic

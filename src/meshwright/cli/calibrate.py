@@ -22,7 +22,7 @@ def calibrate(
     processes: ProcessesOption = 1,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine and write it as hardware to plan for.
+    """Measure this machine and write a hardware file for plans.
 
     \b
     mw calibrate -o machine.toml

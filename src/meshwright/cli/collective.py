@@ -31,19 +31,19 @@ _FORMS += " or AllToAll_X([B_X, D] -> [B, D_X])"
 
 @app.command()
 def collective(
-    written: Annotated[str, typer.Argument(help="AllGather_X([B_X, D_Y]) and its like, quoted.")],
+    written: Annotated[
+        str, typer.Argument(metavar="EXPRESSION", help="A collective, quoted: AllGather_X([B_X, D_Y]).")
+    ],
     hardware: HardwareOption,
-    mesh: Annotated[str, typer.Option(help="The axes and their sizes: X=4,Y=4,Z=4.")],
-    dims: Annotated[str, typer.Option(help="The sizes of the dimensions: B=1024,D=4k.")],
-    dtype: Annotated[str, dtype_option("--dtype", help="Type of the elements.")] = "bf16",
-    one_way: Annotated[
-        bool, typer.Option("--one-way", help="Use rings in one direction only, as a simple algorithm does.")
-    ] = False,
+    mesh: Annotated[str, typer.Option(help="Mesh axes and their sizes: X=4,Y=4,Z=4.")],
+    dims: Annotated[str, typer.Option(help="Sizes of the dimensions: B=1024,D=4k.")],
+    dtype: Annotated[str, dtype_option("--dtype", help="Dtype of the array.")] = "bf16",
+    one_way: Annotated[bool, typer.Option("--one-way", help="Use rings in one direction only.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Price one collective, and say whether bandwidth or latency limits it.
+    """Price one collective and say whether bandwidth or latency limits it.
 
-    Bytes are V, the gathered array over the axes that stay sharded.
+    V in the output is the size of the gathered array, divided by the axes that keep it sharded.
 
     \b
     mw collective "AllGather_X([B_X, D_Y])" --mesh X=4,Y=4,Z=4 --dims B=1024,D=4096 --hardware v4p:4x4x4

@@ -73,7 +73,7 @@ LocalHardwareOption = Annotated[
     str, typer.Option("--hardware", help="This machine, as virtual CPU devices: cpu:8.")
 ]
 CheckpointOption = Annotated[
-    Path, typer.Option("--checkpoint", help="A run's folder, or a Hugging Face model's.")
+    Path, typer.Option("--checkpoint", help="The folder of a run or of a Hugging Face model.")
 ]
 
 
@@ -104,7 +104,7 @@ def _whole(text: str | int, least: int, most: int | None) -> int:
         raise typer.BadParameter(f"{brief(text)} is not a whole number") from None
     if value < least or (most is not None and value > most):
         bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise typer.BadParameter(f"{value} is out of range: it is {bounds}")
+        raise typer.BadParameter(f"{value} is out of range; it must be {bounds}")
     return value
 
 
@@ -115,7 +115,7 @@ def _number(text: str | float, least: float, most: float) -> float:
         raise typer.BadParameter(f"{brief(text)} is not a number") from None
     if not (isfinite(value) and least <= value <= most):
         bounds = f"at least {least:g}" if most == inf else f"from {least:g} to {most:g}"
-        raise typer.BadParameter(f"{value:g} is out of range: it is a finite number, {bounds}")
+        raise typer.BadParameter(f"{value:g} is out of range; it must be a finite number, {bounds}")
     return value
 
 
@@ -127,12 +127,17 @@ def dtype_option(*names: str, help: str) -> Any:
 TensorOption = Annotated[int, whole_option("--tensor", help="Devices to split the model over.")]
 WeightsDtypeOption = Annotated[
     Literal["f32", "bf16", "int8", "fp8", "int4"] | None,
-    typer.Option("--weights-dtype", help="Of stored weights, quantised as they are read. [as computed]"),
+    typer.Option(
+        "--weights-dtype", help="Dtype of stored weights, quantised as they are read. [default: as computed]"
+    ),
 ]
 ProcessesOption = Annotated[int, whole_option("--processes", help="JAX processes to split the devices over.")]
-SeqLenOption = Annotated[int, length_option("--seq-len", help="Tokens of one sequence: 4096, 8k (8192).")]
+SeqLenOption = Annotated[int, length_option("--seq-len", help="Tokens per sequence: 4096, 8k (8192).")]
 ContextOption = Annotated[
-    int | None, length_option("--context", help="Tokens of prompt and answer. [the model's, up to 4096]")
+    int | None,
+    length_option(
+        "--context", help="The most tokens of prompt and answer. [default: the model's, up to 4096]"
+    ),
 ]
 
 

@@ -29,20 +29,21 @@ def compare(
         ),
     ],
     batch_tokens: Annotated[
-        int | None, count_option("--batch-tokens", help="Tokens of one step of each MODEL@HARDWARE: 4M.")
+        int | None, count_option("--batch-tokens", help="Tokens per step of each MODEL@HARDWARE: 4M.")
     ] = None,
     seq_len: Annotated[
-        int | None, length_option("--seq-len", help="Tokens of one sequence of each MODEL@HARDWARE: 8k.")
+        int | None, length_option("--seq-len", help="Tokens per sequence of each MODEL@HARDWARE: 8k.")
     ] = None,
     price: Annotated[
-        str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [the catalog's]")
+        str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [default: the catalog's]")
     ] = None,
-    currency: Annotated[str | None, typer.Option(help="Currency of --price. [USD]")] = None,
+    currency: Annotated[str | None, typer.Option(help="Currency of --price. [default: USD]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Put plans side by side: time, chips, memory, what limits each, price and energy of a million tokens.
+    """Compare plans: time, chips, memory, bound, price and energy per million tokens.
 
-    A MODEL@HARDWARE trains in its best layout, or in the one that follows. Exits 1 where one does not fit.
+    MODEL@HARDWARE stands for its best layout, MODEL@HARDWARE@LAYOUT for that layout. Exits 1 if one does not
+    fit.
 
     \b
     mw compare v5p.toml h100.toml --price v5p=4.2,h100=2.5
@@ -59,7 +60,7 @@ def compare(
 
 
 def show_compared(found: Sequence[dict], *, as_json: bool) -> None:
-    """Prints what `compared` says of some plans, each under its `plan`. Exits 1 where one does not fit."""
+    """Prints what `compared` says of some plans, each under its `plan`. Exits 1 if one does not fit."""
     if as_json:
         emit({"plans": list(found)})
     else:

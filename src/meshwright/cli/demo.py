@@ -51,14 +51,14 @@ class Demo:
 
 @app.command()
 def demo(
-    run: Annotated[Path, typer.Option(help="The folder that everything goes to.")] = Path("runs/demo"),
+    run: Annotated[Path, typer.Option(help="The folder to write everything to.")] = Path("runs/demo"),
     fast: Annotated[bool, typer.Option("--fast", help="Train for 20 s only.")] = False,
     as_json: Json = False,
 ) -> None:
     """Calibrate, plan, train, audit and serve a small model on 8 virtual devices of this machine.
 
-    The corpus is the source of Python's standard library, found here; nothing is downloaded. Under
-    five minutes on two cores. Exits 1 where the audit differs from the plan.
+    The corpus is the source of Python's standard library, which is installed here; nothing is downloaded. It
+    takes under five minutes on two cores. Exits 1 if the audit differs from the plan.
 
     \b
     mw demo

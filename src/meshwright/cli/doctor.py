@@ -43,7 +43,7 @@ class Check:
 def doctor(as_json: Json = False) -> None:
     """Check Python, packages, devices, extras and locks, and say how to fix each problem.
 
-    Exits 1 where something is wrong. An extra that is not installed is not wrong.
+    Exits 1 if there is a problem. A missing extra is not a problem.
 
     \b
     mw doctor

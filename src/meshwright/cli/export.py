@@ -18,9 +18,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
     output: Annotated[Path, typer.Option("-o", help="The folder to write.")],
-    step: Annotated[int | None, count_option("--step", help="Step of the checkpoint. [the last]")] = None,
+    step: Annotated[
+        int | None, count_option("--step", help="Export the checkpoint of this step. [default: the last]")
+    ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="Take the checkpoint with the lowest validation loss.")
+        bool, typer.Option("--best", help="Export the checkpoint with the lowest validation loss.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -38,12 +38,17 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     checkpoint: CheckpointOption,
     max_tokens: Annotated[int, count_option("--max-tokens", help="The most tokens to generate.")] = 64,
-    temperature: Annotated[float, number_option("--temperature", help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[
+        float, number_option("--temperature", help="Sampling temperature; 0 takes the likeliest token.")
+    ] = 0.0,
     top_p: Annotated[
-        float, number_option("--top-p", most=1.0, help="Sample from the likeliest tokens up to this share.")
+        float,
+        number_option(
+            "--top-p", most=1.0, help="Sample from the likeliest tokens up to this cumulative probability."
+        ),
     ] = 1.0,
     seed: Annotated[int, whole_option("--seed", least=0, most=2**32 - 1, help="Seed of the sampling.")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may repeat.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
     context: ContextOption = None,
     tensor: TensorOption = 1,
     weights_dtype: WeightsDtypeOption = None,

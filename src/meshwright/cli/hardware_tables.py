@@ -14,7 +14,7 @@ from meshwright.hardware.chip import (
 from meshwright.hardware.efficiency import Points
 from meshwright.hardware.roofs import Roof, largest_machine, roofs
 from meshwright.hardware.topology import Hardware
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_bytes, format_number_of, format_seconds
 
 
 def num_hosts(machine: Hardware) -> int:
@@ -29,12 +29,13 @@ def shape(machine: Hardware) -> str:
     if isinstance(network, Torus):
         joined = _torus_words(machine, network)
     elif isinstance(network, Switch):
-        joined = f"{_count(machine.dims[0], 'NVLink domain')} of {machine.dims[1]}"
+        joined = f"{format_number_of(machine.dims[0], 'NVLink domain')} of {machine.dims[1]}"
     else:
         joined = "devices that share one memory"
     flops, memory = machine.num_chips * chip.flops("bf16"), machine.num_chips * chip.hbm_bytes
     return (
-        f"{machine.spec}: {_count(machine.num_chips, 'chip')} on {_count(hosts, 'host')}, {joined}\n"
+        f"{machine.spec}: {format_number_of(machine.num_chips, 'chip')} on "
+        f"{format_number_of(hosts, 'host')}, {joined}\n"
         f"together {_flops(flops)} FLOP/s in bf16, {format_bytes(memory)} of device memory, "
         f"{format_bytes(hosts * chip.host_bytes)} on hosts"
     )
@@ -51,12 +52,8 @@ def _torus_words(machine: Hardware, torus: Torus) -> str:
         rule = f"rings close where every dimension is a multiple of {torus.wraparound_multiple_of}"
     else:
         rule = f"rings close along a dimension of {torus.wraparound_exactly}"
-    slices = f"{_count(machine.num_slices, 'slice')} of " if machine.num_slices > 1 else ""
+    slices = f"{format_number_of(machine.num_slices, 'slice')} of " if machine.num_slices > 1 else ""
     return f"{slices}{' x '.join(sizes)}; {which} a ring ({rule})"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def catalog_table(chips: list[Chip]) -> object:
@@ -105,8 +102,8 @@ def roofs_table(machine: Hardware) -> object:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("way", "joins", box=SIMPLE_HEAD, show_edge=False)
-    for heading in ("one way", "a gather gets", "bf16 FLOPs a byte"):
+    table = Table("link", "joins", box=SIMPLE_HEAD, show_edge=False)
+    for heading in ("one way", "all-gather", "bf16 FLOPs/byte"):
         table.add_column(heading, justify="right")
     for roof in roofs(machine):
         table.add_row(
@@ -127,7 +124,7 @@ def _joins(roof: Roof) -> str:
 
 
 def _ratio(roof: Roof) -> str:
-    """FLOPs a byte in whole numbers, as alpha is printed elsewhere."""
+    """FLOPs per byte in whole numbers, as alpha is printed elsewhere."""
     return f"{roof.flops_per_byte:,.0f}"
 
 

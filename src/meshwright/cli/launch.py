@@ -20,14 +20,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _COMMAND = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
 Timeout = Annotated[
-    float, number_option("--timeout", metavar="SECONDS", help="How long all have to find each other.")
+    float,
+    number_option("--timeout", metavar="SECONDS", help="How long the processes may take to find each other."),
 ]
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="mw train plan.toml ...")]
 
 
 @app.callback()
 def launch() -> None:
-    """Start a command as many processes that train as one.
+    """Start a command as several processes that train as one.
 
     \b
     mw launch local -n 4 -- mw train plan.toml --data stdlib --run runs/four
@@ -37,21 +38,22 @@ def launch() -> None:
 @app.command(context_settings=_COMMAND)
 def local(
     command: Command,
-    processes: Annotated[int, whole_option("--processes", "-n", most=1024, help="How many processes.")],
+    processes: Annotated[int, whole_option("--processes", "-n", most=1024, help="Number of processes.")],
     restarts: Annotated[
         int,
         whole_option(
-            "--restarts", least=0, help="Restarts from the last checkpoint, after a process has died."
+            "--restarts", least=0, help="Restart from the last checkpoint up to N times if a process dies."
         ),
     ] = 0,
     port: Annotated[
-        int | None, whole_option("--port", most=65535, help="Where process 0 listens. [a free one]")
+        int | None, whole_option("--port", most=65535, help="Port of process 0. [default: a free one]")
     ] = None,
     timeout: Timeout = 300.0,
 ) -> None:
-    """Run a command as several processes of this machine, which share its devices.
+    """Run a command as several processes on this machine.
 
-    Where one dies, all are ended within seconds, and the process that died is named.
+    The processes share its devices. If one dies, the others are ended within seconds, and the message names
+    the one that died.
 
     \b
     mw launch local -n 4 --restarts 3 -- mw train plan.toml --data stdlib --run runs/four
@@ -70,10 +72,10 @@ def local(
 
 
 Restarts = Annotated[
-    int, whole_option("--restarts", least=0, help="Restarts, after a process or a node has died.")
+    int, whole_option("--restarts", least=0, help="Restart up to N times if a process or a node dies.")
 ]
-Name = Annotated[str | None, typer.Option(help="The job's name. [the model's]")]
-Output = Annotated[Path | None, typer.Option("-o", help="The file to write. [stdout]")]
+Name = Annotated[str | None, typer.Option(help="The job's name. [default: the model's]")]
+Output = Annotated[Path | None, typer.Option("-o", help="The file to write. [default: stdout]")]
 
 
 @app.command(context_settings=_COMMAND)
@@ -86,7 +88,9 @@ def slurm(
     restarts: Restarts = 100,
     timeout: Timeout = 600.0,
 ) -> None:
-    """Write an sbatch script: one process for each GPU of the plan, queued again until the run is done.
+    """Write an sbatch script with one process per GPU.
+
+    The job is queued again until the run is done.
 
     \b
     mw launch slurm -o job.sh -- mw train plan.toml --data corpus --run /shared/run && sbatch job.sh
@@ -98,19 +102,21 @@ def slurm(
 @app.command(context_settings=_COMMAND)
 def k8s(
     command: Command,
-    image: Annotated[str, typer.Option(help="A container with meshwright and jax for the chips.")],
+    image: Annotated[str, typer.Option(help="A container image with meshwright and JAX for the chips.")],
     output: Output = None,
     name: Name = None,
     volume: Annotated[
-        str | None, typer.Option(help="A PersistentVolumeClaim for all pods, mounted at /runs.")
+        str | None, typer.Option(help="A PersistentVolumeClaim that all pods mount at /runs.")
     ] = None,
     restarts: Restarts = 100,
     timeout: Timeout = 600.0,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Write a RayService: a pod for each replica of mw serve.")
+        bool, typer.Option("--serve", help="Write a RayService with a pod per replica of mw serve.")
     ] = False,
 ) -> None:
-    """Write a JobSet for GKE: one pod for each node of the plan's TPUs or GPUs.
+    """Write a Kubernetes JobSet, or with --serve a RayService.
+
+    A JobSet for GKE has one pod per node of the plan's TPUs or GPUs; a RayService one pod per replica.
 
     \b
     mw launch k8s --image IMAGE --volume runs -- mw train plan.toml --data /runs/text --run /runs/a

@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from typing import Annotated, Any
@@ -34,27 +35,27 @@ _LONGEST_WORD = 160
 
 # Module of cli/ and the line that `mw --help` shows.
 COMMANDS = {
-    "demo": "Plan, train, audit and serve a small model here.",
-    "plan": "Rank the layouts to train or serve a model.",
-    "ui": "Price layouts in a local page.",
-    "compare": "Put plans side by side: time, chips, memory, price.",
+    "demo": "Plan, train, audit and serve a small model on this machine.",
+    "plan": "Rank layouts for training or serving a model.",
+    "ui": "Explore layouts in a local web page.",
+    "compare": "Compare plans: time, chips, memory, price.",
     "validate": "Score predictions against published results.",
     "train": "Train a model with a plan's layout.",
-    "launch": "Start a command as many processes.",
-    "export": "Write a run's checkpoint for Hugging Face.",
-    "audit": "Compare a plan with the compiled program.",
+    "launch": "Start a command as several processes.",
+    "export": "Write a run's checkpoint as a Hugging Face model.",
+    "audit": "Compile a plan's step and compare it with the plan.",
     "tune": "Compile variants of a plan and rank them.",
     "quantize": "Write a checkpoint with int8, fp8 or int4 weights.",
     "generate": "Generate text with a checkpoint.",
-    "serve": "Serve a checkpoint with OpenAI's API.",
+    "serve": "Serve a checkpoint over OpenAI's API.",
     "report": "Write a run or a plan as one HTML file.",
     "model": "Count a model's parameters, FLOPs and cache.",
     "hardware": "List the known chips, or one with its sources.",
-    "shard": "Price every way to multiply sharded arrays.",
+    "shard": "Derive and price sharded matmuls and reshards.",
     "collective": "Price one collective on a machine.",
-    "calibrate": "Measure this machine, to plan for it.",
-    "bench": "Measure, and compare with predictions.",
-    "doctor": "Check this installation.",
+    "calibrate": "Measure this machine, so that plans can use it.",
+    "bench": "Benchmark collectives, matmuls, servers and the planner.",
+    "doctor": "Check the installation and say how to fix it.",
 }
 
 
@@ -103,7 +104,15 @@ def named_values(command: Any) -> Any:
             param.metavar = kind if "|" in kind else plain
         if is_argument:
             param.display_type_rich = lambda ctx: None
+            param.get_usage_pieces = partial(_usage, param)
     return command
+
+
+def _usage(argument: Any, ctx: Any) -> list[str]:
+    """The argument as the usage line shows it: `RUN`, `[PLAN.toml]`, `FILE.csv...`."""
+    name = argument.metavar.strip("[]")
+    text = name if argument.required else f"[{name}]"
+    return [text if argument.nargs == 1 or name.endswith("...") else f"{text}..."]
 
 
 app = typer.Typer(
@@ -125,7 +134,7 @@ def meshwright(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Draw the mesh, know the cost, run it, prove it.
+    """Plan, train, serve and audit sharded Transformers.
 
     \b
     mw demo

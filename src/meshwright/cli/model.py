@@ -1,4 +1,4 @@
-"""mw model: what a model counts to."""
+"""mw model: parameters, FLOPs, cache and arithmetic intensity of a model."""
 
 from dataclasses import asdict, replace
 from typing import Annotated
@@ -31,7 +31,8 @@ def count(
         typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML. Without: all presets."),
     ] = None,
     seq_len: Annotated[
-        int | None, length_option("--seq-len", help="Sequence length T of the attention FLOPs. [4096]")
+        int | None,
+        length_option("--seq-len", help="Sequence length T of the attention FLOPs. [default: 4096]"),
     ] = None,
     kv_dtype: Annotated[str, dtype_option("--kv-dtype", help="Type of the KV cache.")] = "bf16",
     as_json: Json = False,
@@ -89,7 +90,7 @@ def _without_gqa(config: ModelConfig) -> ModelConfig:
 
 
 def _intensities(config: ModelConfig, num_tokens: int, scores: float) -> dict[str, float]:
-    """FLOPs a byte of every component in bf16, one sequence at a time."""
+    """FLOPs per byte of every component in bf16, one sequence at a time."""
     parts = ("mlp", "attention", "vocab", "router")
     return {part: counted.matmul_intensity(config, part, num_tokens) for part in parts} | {"scores": scores}
 
@@ -97,15 +98,15 @@ def _intensities(config: ModelConfig, num_tokens: int, scores: float) -> dict[st
 def _shape(config: ModelConfig) -> str:
     """The model in a few lines: its dimensions, and what differs from LLaMA."""
     lines = [
-        f"{config.name}: {config.num_layers} layers (L), D = {config.d_model:,}, F = {config.d_ff:,}, "
-        f"N = {config.num_heads} heads of H = {config.d_head}, K = {config.num_kv_heads} of keys and values, "
+        f"{config.name}: layers L = {config.num_layers}, D = {config.d_model:,}, F = {config.d_ff:,}, "
+        f"query heads N = {config.num_heads}, KV heads K = {config.num_kv_heads}, H = {config.d_head}, "
         f"V = {config.vocab_size:,}, context {config.max_seq_len:,}"
     ]
     if moe := config.moe:
         shared = f" and {moe.num_shared_experts} shared" if moe.num_shared_experts else ""
         dense = f"; dense layers: {config.num_dense_layers}" if config.num_dense_layers else ""
         lines.append(
-            f"{moe.experts_per_token} of E = {moe.num_experts} experts{shared} a token, "
+            f"{moe.experts_per_token} of E = {moe.num_experts} experts{shared} per token, "
             f"M = {moe.d_ff:,}{dense}"
         )
     if mla := config.mla:
@@ -114,7 +115,8 @@ def _shape(config: ModelConfig) -> str:
     num_local = sum(window is not None for window in config.windows)
     if num_local:
         lines.append(
-            f"{num_local} of {config.num_layers} layers see the last {config.sliding_window:,} positions"
+            f"{num_local} of {config.num_layers} layers attend to the last {config.sliding_window:,} "
+            "positions"
         )
     return "\n".join(lines) + "\n"
 
@@ -124,7 +126,7 @@ def _components(document: dict) -> object:
 
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("")
-    for name in ("parameters", "share", "FLOPs\na token", "share", "FLOPs/byte\nprefill", "\ngenerate"):
+    for name in ("parameters", "share", "FLOPs\nper token", "share", "FLOPs/byte\nprefill", "\ngenerate"):
         table.add_column(name, justify="right")
     params, flops, at = document["params"], document["forward_flops"], document["flops_per_byte"]
     for part, name in _COMPONENTS.items():
@@ -152,15 +154,15 @@ def _totals(document: dict) -> object:
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_row("\nparameters", "\n" + format_count(params["total"]), f"\n{params['total']:,}")
     if params["active"] != params["total"]:
-        table.add_row("  of which a token uses", format_count(params["active"]), f"{params['active']:,}")
-    at = f"at {seq_len}, causal attention counted half"
-    table.add_row("forward FLOPs a token", format_count(document["forward_flops_per_token"]), at)
-    table.add_row("training FLOPs a token", format_count(document["train_flops_per_token"]), at)
+        table.add_row("  active per token", format_count(params["active"]), f"{params['active']:,}")
+    at = f"at {seq_len}; causal attention counts half"
+    table.add_row("forward FLOPs per token", format_count(document["forward_flops_per_token"]), at)
+    table.add_row("training FLOPs per token", format_count(document["train_flops_per_token"]), at)
     cache = f"in {document['kv_dtype']}, over all layers"
-    table.add_row("KV cache a token", format_bytes(document["kv_bytes_per_token"]), cache)
+    table.add_row("KV cache per token", format_bytes(document["kv_bytes_per_token"]), cache)
     if (without := document["kv_bytes_per_token_without_gqa"]) != document["kv_bytes_per_token"]:
-        table.add_row("  with every head its own", format_bytes(without), cache)
-    table.add_row("KV cache of a sequence", format_bytes(document["kv_bytes"]), f"at {seq_len}")
+        table.add_row("  without GQA or MLA", format_bytes(without), cache)
+    table.add_row("KV cache per sequence", format_bytes(document["kv_bytes"]), f"at {seq_len}")
     return table
 
 

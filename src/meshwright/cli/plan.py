@@ -46,7 +46,7 @@ app.command()(serve)
 
 @app.callback()
 def plan() -> None:
-    """Rank the layouts to train or to serve a model on a machine."""
+    """Rank layouts for training or serving a model on a machine."""
 
 
 @app.command()
@@ -56,45 +56,54 @@ def train(
         list[str],
         typer.Option(
             "--hardware",
-            help="v5p:16x20x28, v5e:4x4, h100:8x8, 2*v5p:16x16x16, cpu:8 or a .toml; repeat it to compare.",
+            help="v5p:16x20x28, v5e:4x4, h100:8x8, 2*v5p:16x16x16, cpu:8 or a .toml; repeat to compare.",
         ),
     ],
-    batch_tokens: Annotated[int, count_option("--batch-tokens", help="Tokens of one step: 4M, 4Mi.")],
+    batch_tokens: Annotated[int, count_option("--batch-tokens", help="Tokens per step: 4M, 4Mi.")],
     seq_len: SeqLenOption,
     layout: Annotated[
         str | None,
-        typer.Option(help="Price this one alone: data=2,fsdp=64,tensor=8,remat=full."),
+        typer.Option(help="Price only this layout: data=2,fsdp=64,tensor=8,remat=full."),
     ] = None,
     weights_dtype: Annotated[
-        str | None, dtype_option("--weights-dtype", help="Type of the weights. [bf16; f32 on cpu]")
+        str | None, dtype_option("--weights-dtype", help="Dtype of the weights. [default: bf16; f32 on cpu]")
     ] = None,
     compute_dtype: Annotated[
         str | None,
-        dtype_option("--compute-dtype", help="Type of activations and matmuls. [bf16; on cpu the faster]"),
+        dtype_option(
+            "--compute-dtype", help="Dtype of activations and matmuls. [default: bf16; on cpu the faster]"
+        ),
     ] = None,
     software: Annotated[
         str,
-        typer.Option(help=f"What trains: {', '.join(software_names())}; mw train runs xla.", metavar="NAME"),
+        typer.Option(
+            help=f"Training software to price: {', '.join(software_names())}; mw train is xla.",
+            metavar="NAME",
+        ),
     ] = XLA,
     given: Annotated[
         str | None,
-        typer.Option("--given", help="Conditions on every layout: tensor=8,pipe<=4,schedule!=zb-v."),
+        typer.Option(
+            "--given", help="Only layouts that meet these conditions: tensor=8,pipe<=4,schedule!=zb-v."
+        ),
     ] = None,
     runnable: Annotated[
         bool | None,
         typer.Option(
             "--runnable/--any",
-            help="Rank what mw train runs, or all that can be planned. [what runs, if anything does]",
+            help="Rank what mw train runs, or all that can be planned. [default: what runs, if anything]",
         ),
     ] = None,
-    top: Annotated[int, whole_option("--top", most=10_000, help="How many candidates to list.")] = 10,
+    top: Annotated[int, whole_option("--top", most=10_000, help="How many layouts to list.")] = 10,
     tokens: Annotated[
         int | None,
-        count_option("--tokens", help="Tokens of the whole run, for its days, chip-hours and price."),
+        count_option("--tokens", help="Tokens of the whole run; adds its days, chip-hours and price."),
     ] = None,
     critical_batch: Annotated[
         int | None,
-        count_option("--critical-batch", help="Critical batch size in tokens, to compare the batch with."),
+        count_option(
+            "--critical-batch", help="Critical batch size in tokens; adds a comparison with the batch."
+        ),
     ] = None,
     smallest: Annotated[
         bool,
@@ -113,13 +122,13 @@ def train(
     anchor: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A run's metrics.jsonl, plan.toml beside it, or a CSV of runs; several may be named."
+            help="Measured runs to correct by: a metrics.jsonl (plan.toml beside it) or a CSV; repeatable."
         ),
     ] = None,
     audit: Annotated[
         bool,
         typer.Option(
-            "--audit", help="Ask the hardware's compiler for the memory of the best; implies --runnable."
+            "--audit", help="Compile the best layouts and rank by the compiler's memory; implies --runnable."
         ),
     ] = False,
     explain: Annotated[
@@ -131,9 +140,9 @@ def train(
     changes: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Rank the layouts to train a model on a machine by predicted step time.
+    """Rank layouts for training a model by predicted step time.
 
-    Exits 1 where none fits the memory.
+    Exits 1 if none fits the memory.
 
     \b
     mw plan train --model llama-3-70b --hardware v5p:16x20x28 --batch-tokens 4M --seq-len 4096
@@ -202,7 +211,7 @@ class _Searched(NamedTuple):
 def _answer(
     plans: Plans, said: Explanation | None, *, in_words: bool, as_json: bool, output: Path | None
 ) -> None:
-    """Prints the ranking and writes the best plan. Exits 1 where nothing fits."""
+    """Prints the ranking and writes the best plan. Exits 1 if nothing fits."""
     document, found, best = plans.document(said), plans.search, plans.best
     if as_json:
         for notice in found.notices:
@@ -232,7 +241,7 @@ def _compare(
     software: str,
     as_json: bool,
 ) -> None:
-    """Prints the best layout of every machine, side by side. Exits 1 where one does not fit."""
+    """Prints the best layout of every machine, side by side. Exits 1 if one does not fit."""
     found = []
     for machine in [load_hardware(spec).running(software) for spec in hardwares]:
         with waiting(f"searching layouts of {machine.spec}"):

@@ -25,10 +25,11 @@ def misses(found: Search, change: Change | None) -> str:
     """The bytes that the best layout lacks, and the cheapest change with which it fits."""
     best, needed = found.best, found.best.needed_bytes
     usable = best.hardware.chip.program_bytes
-    which = "nothing fits; nearest comes" if found.considered > 1 else "does not fit:"
+    which = "nothing fits; the nearest is" if found.considered > 1 else "does not fit:"
     return (
-        f"{which} {best.layout}, which needs {format_bytes(needed)} a chip, {format_bytes(needed - usable)} "
-        f"more than the {format_bytes(usable)} that there are; "
+        f"{which} {best.layout}, which needs {format_bytes(needed)} per chip, "
+        f"{format_bytes(needed - usable)} "
+        f"more than the {format_bytes(usable)} available; "
         + (str(change) if change else "take more chips (--smallest finds how many)")
     )
 
@@ -72,7 +73,7 @@ def _opinion(opinion: dict) -> str:
         scheduled, priced = (format_seconds(opinion[f"{key}_seconds"]) for key in ("scheduled", "planned"))
         fits += f"; its schedule takes {scheduled}, planned {priced}"
     return (
-        f"{start}{format_bytes(compiled)} a chip by {opinion['compiler']}, {compiled / planned:.0%} of the "
+        f"{start}{format_bytes(compiled)} per chip by {opinion['compiler']}, {compiled / planned:.0%} of the "
         f"planned {format_bytes(planned)}: {fits}"
     )
 

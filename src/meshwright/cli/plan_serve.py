@@ -27,7 +27,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_bytes, format_number_of, format_seconds
 
 if TYPE_CHECKING:
     from meshwright.plan.serve.explain import ServeExplanation
@@ -45,62 +45,78 @@ def serve(
     hardware: Annotated[
         list[str],
         typer.Option(
-            "--hardware", help="Machines, or chips for all their sizes up to 256: v5e:4x4,h100. Repeats."
+            "--hardware", help="v5e:4x4, or v5e for all sizes up to 256 chips; several: v5e:4x4,h100."
         ),
     ],
     prompt_tokens: Annotated[
-        int | None, length_option("--prompt-tokens", help="Tokens of a prompt: 8192, 8k (8192).")
+        int | None, length_option("--prompt-tokens", help="Tokens per prompt: 8192, 8k (8192).")
     ] = None,
-    output_tokens: Annotated[
-        int | None, length_option("--output-tokens", help="Tokens of an answer.")
-    ] = None,
+    output_tokens: Annotated[int | None, length_option("--output-tokens", help="Tokens per answer.")] = None,
     ttft: Annotated[
-        float | None, typer.Option(help="The longest time to first token allowed, seconds.", metavar="S")
+        float | None, typer.Option(help="Longest allowed time to first token, in seconds.", metavar="S")
     ] = None,
     tpot: Annotated[
-        float | None, typer.Option(help="The longest time per output token allowed, seconds.", metavar="S")
+        float | None, typer.Option(help="Longest allowed time per output token, in seconds.", metavar="S")
     ] = None,
     max_price_per_hour: Annotated[
-        float | None, typer.Option(help="The highest price of all chips per hour.", metavar="PRICE")
+        float | None, typer.Option(help="Highest allowed price per hour of all chips.", metavar="PRICE")
     ] = None,
     weights_dtype: Annotated[
         str | None,
-        typer.Option(help="Types of the weights, one or several: bf16,int8,int4. [bf16; f32 on cpu]"),
+        typer.Option(
+            help="Dtypes of the weights to try: bf16,int8,int4. [default: bf16; f32 on cpu]",
+            metavar="DTYPE,...",
+        ),
     ] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="Types of the cache, one or several: bf16,int8. [as computed]")
+        str | None,
+        typer.Option(
+            help="Dtypes of the KV cache to try: bf16,int8. [default: as computed]", metavar="DTYPE,..."
+        ),
     ] = None,
     matmul_dtype: Annotated[
         str | None,
-        typer.Option(help="Type of matmul operands, if activations are quantised: int8. [as computed]"),
+        typer.Option(
+            help="Dtype of matmul operands, if activations are quantised: int8. [default: as computed]",
+            metavar="DTYPE",
+        ),
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="Price this one alone: tensor=8,kv_replicas=2,cache=batch.")
+        str | None, typer.Option(help="Price only this layout: tensor=8,kv_replicas=2,cache=batch.")
     ] = None,
     phase: Annotated[
-        _Phase | None, typer.Option(help="Price one step of one phase instead of a frontier.")
+        _Phase | None, typer.Option(help="Price one step of this phase instead of the frontier.")
     ] = None,
-    batch: Annotated[int | None, whole_option("--batch", help="With --phase: sequences of the step.")] = None,
+    batch: Annotated[int | None, whole_option("--batch", help="With --phase: sequences per step.")] = None,
     context: Annotated[
         int | None, length_option("--context", help="With --phase generate: positions in the cache.")
     ] = None,
-    prefix_hit: Annotated[float, typer.Option(help="Share of a prompt found in a prefix cache.")] = 0.0,
-    drafts: Annotated[int, typer.Option(help="Draft tokens per step (speculative decoding).")] = 0,
-    acceptance: Annotated[float, typer.Option(help="Probability that a draft token is accepted.")] = 0.0,
+    prefix_hit: Annotated[
+        float, typer.Option(help="Share of a prompt found in a prefix cache.", metavar="X")
+    ] = 0.0,
+    drafts: Annotated[
+        int, typer.Option(help="Draft tokens per step (speculative decoding).", metavar="N")
+    ] = 0,
+    acceptance: Annotated[
+        float, typer.Option(help="Probability that a draft token is accepted.", metavar="X")
+    ] = 0.0,
     paged: Annotated[
         bool,
-        typer.Option("--paged", help="Paged cache: count the mean length of sequences, not the longest."),
+        typer.Option("--paged", help="Count the cache at the mean length of sequences, not the longest."),
     ] = False,
     chunk: Annotated[
         int | None,
-        length_option("--chunk", help="Prefill in chunks of so many tokens, as mw serve does. [whole]"),
+        length_option(
+            "--chunk",
+            help="Prefill in chunks of this many tokens, as mw serve does. [default: whole prompts]",
+        ),
     ] = None,
     price: Annotated[
-        str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [the catalog's]")
+        str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [default: the catalog's]")
     ] = None,
-    currency: Annotated[str | None, typer.Option(help="Currency of --price. [USD]")] = None,
+    currency: Annotated[str | None, typer.Option(help="Currency of --price. [default: USD]")] = None,
     ideal: Annotated[
-        bool, typer.Option("--ideal", help="Price at the chips' ratings, as a roofline does.")
+        bool, typer.Option("--ideal", help="Price at the chips' rated peaks: a pure roofline.")
     ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Explain what limits the step and what would change that.")
@@ -111,9 +127,10 @@ def serve(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Rank chips, layouts and batches for serving: throughput per chip against time per token.
+    """Rank chips, layouts and batches for serving a model.
 
-    Exits 1 where nothing fits, or nothing meets --ttft, --tpot and --max-price-per-hour.
+    Prints the frontier of throughput per chip against time per token. Exits 1 if nothing fits, or if nothing
+    meets --ttft, --tpot and --max-price-per-hour.
 
     \b
     mw plan serve --model llama-3-70b --hardware v5e,h100 --prompt-tokens 8k --output-tokens 512 --tpot 0.03
@@ -134,7 +151,7 @@ def serve(
     alone = Layout.parse(layout) if layout else None
     if phase:
         if len(machines) > 1 or len(precisions) > 1:
-            raise PlanError("--phase prices one step on one machine in one type; name one of each")
+            raise PlanError("--phase prices one step; name one machine and one dtype")
         length = _phase_length(config, phase, prompt_tokens, context)
         workload = Workload(batch or 1, length, phase.value)
         layouts = _layouts(config, machines[0], precisions[0], alone)
@@ -177,8 +194,9 @@ def _phase_length(config: ModelConfig, phase: _Phase, prompt_tokens: int | None,
 def _long_context(config: ModelConfig, context: int) -> None:
     if context > config.max_seq_len:
         note(
-            f"mw: warning: {context:,} positions are more than {config.name}'s context of "
-            f"{config.max_seq_len:,}; they are priced as if it had them"
+            f"mw: warning: {context:,} positions exceed {config.name}'s context of {config.max_seq_len:,}; "
+            "the "
+            "price ignores that limit"
         )
 
 
@@ -220,10 +238,11 @@ def _one_step(
         note(f"wrote {write_serve_plan(output, plan_of_phase(point), document)}")
     if not point.fits:
         over = point.memory.total - machine.chip.program_bytes
-        what = f"at most {point.max_batch:,} sequences fit" if point.max_batch else "not one sequence fits"
+        most = format_number_of(point.max_batch, "sequence")
+        what = f"at most {most} fit" if point.max_batch else "not even one sequence fits"
         note(
-            f"mw: {config.name} on {machine.spec}: {point.layout} needs {format_bytes(over)} a chip more "
-            f"than the {format_bytes(machine.chip.program_bytes)} that there are; {what}"
+            f"mw: {config.name} on {machine.spec}: {point.layout} needs {format_bytes(over)} more "
+            f"per chip than the {format_bytes(machine.chip.program_bytes)} available; {what}"
         )
         raise typer.Exit(_DOES_NOT_FIT)
 
@@ -279,9 +298,9 @@ def _show(document: dict, seconds: float, said: "ServeExplanation | None") -> No
         frontier_table(document),
         frontier_plot(document),
         f"best: {best['hardware']}, {best['layout'].removesuffix(',remat=none')}, {best['batch']} sequences "
-        f"at once (at most {best['max_batch']}); {best['prefill_to_generate_ratio']:.2g} chips that prefill "
-        "for each that generates",
-        f"smallest that holds the model and one request: {'; '.join(small)}",
+        f"at once (at most {best['max_batch']}); {best['prefill_to_generate_ratio']:.2g} prefill chips per "
+        "generate chip",
+        f"smallest machine that holds the model and one request: {'; '.join(small)}",
         *(prose(section.title, section.paragraphs) for section in (said.sections if said else ())),
         f"{document['search']['considered']:,} points considered in {format_seconds(seconds)}"
         + ("" if said else "; --explain says why in words"),

@@ -17,18 +17,20 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def quantize(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="A run's folder, or a Hugging Face one.")
+        Path, typer.Argument(metavar="CHECKPOINT", help="The folder of a run or of a Hugging Face model.")
     ],
-    to: Annotated[Literal["int8", "fp8", "int4"], typer.Option("--to", help="The type of the weights.")],
+    to: Annotated[Literal["int8", "fp8", "int4"], typer.Option("--to", help="Dtype of the weights.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")],
     text: Annotated[
-        Path | None, typer.Option("--eval", help="A text whose perplexity is measured before and after.")
+        Path | None, typer.Option("--eval", help="Measure the perplexity of this text before and after.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Quantise a checkpoint: int8 and fp8 with a scale for each output, int4 in groups of inputs.
+    """Quantise a checkpoint to int8, fp8 or int4.
 
-    It is written as compressed-tensors has it, which vLLM and transformers read, and `mw serve`.
+    int8 and fp8 have a scale per output, int4 one per group of inputs.
+
+    The format is compressed-tensors, which vLLM, transformers and `mw serve` read.
 
     \b
     mw quantize runs/demo --to int8 --eval held-out.txt -o demo-int8

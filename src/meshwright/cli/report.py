@@ -25,7 +25,9 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file.")] = Path("report.html"),
     plots: Annotated[
         Path | None,
-        typer.Option("--plots", help="A folder for the figures of the plan, a file each.", metavar="DIR"),
+        typer.Option(
+            "--plots", help="Also write each figure of the plan to a file in this folder.", metavar="DIR"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

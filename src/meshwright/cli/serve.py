@@ -37,101 +37,131 @@ def serve(
     command: typer.Context,
     checkpoint: CheckpointOption,
     plan: Annotated[
-        Path | None, typer.Argument(help="A plan.toml: its layout, dtypes, sequences and context.")
+        Path | None, typer.Argument(help="A plan.toml, which sets layout, dtypes, slots and context.")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, whole_option("--port", least=0, most=65535, help="The port to listen on; 0 takes a free one.")
     ] = 8000,
-    slots: Annotated[int, whole_option("--slots", help="Sequences generated at once.")] = 8,
+    slots: Annotated[int, whole_option("--slots", help="Sequences that generate at once.")] = 8,
     context: ContextOption = None,
     tensor: TensorOption = 1,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", envvar="MESHWRIGHT_API_KEYS", help="A key that clients need; may repeat."),
+        typer.Option(
+            "--api-key", envvar="MESHWRIGHT_API_KEYS", help="A key that clients must send; repeatable."
+        ),
     ] = None,
     requests_per_minute: Annotated[
         float | None,
-        number_option("--requests-per-minute", least=1, help="Limit per key, or per address without keys."),
+        number_option(
+            "--requests-per-minute", least=1, help="Rate limit per key, or per address without keys."
+        ),
     ] = None,
     request_seconds: Annotated[
         float | None, number_option("--request-seconds", least=0.1, help="Cut off answers that take longer.")
     ] = None,
     max_body_bytes: Annotated[
-        int, count_option("--max-body-bytes", help="Largest request body, bytes: 16M.")
+        int, count_option("--max-body-bytes", help="Largest request body in bytes: 16M.")
     ] = 16_000_000,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option("--cors-origin", help="A site whose pages may send requests, or *; may repeat. [none]"),
+        typer.Option(
+            "--cors-origin", help="A site whose pages may send requests, or *; repeatable. [default: none]"
+        ),
     ] = None,
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Log a JSON line per request on stderr.")
     ] = False,
     otlp_endpoint: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Send traces there: http://collector:4318/v1/traces. [none]"),
+        typer.Option(
+            metavar="URL",
+            help="Send OpenTelemetry traces to http://collector:4318/v1/traces. [default: none]",
+        ),
     ] = None,
     dtype: Annotated[
         Literal["f32", "bf16"] | None,
-        typer.Option(help="Of weights and products. [the plan's; bf16, f32 on CPUs without it]"),
+        typer.Option(
+            help="Dtype of weights and matmuls. [default: the plan's; bf16, f32 on CPUs without it]"
+        ),
     ] = None,
     weights_dtype: WeightsDtypeOption = None,
     kv_dtype: Annotated[
-        Literal["int8", "fp8"] | None, typer.Option("--kv-dtype", help="Of the cache. [as computed]")
+        Literal["int8", "fp8"] | None,
+        typer.Option("--kv-dtype", help="Dtype of the KV cache. [default: as computed]"),
     ] = None,
     mode: Annotated[
         Literal["interleaved", "batched", "disaggregated"],
-        typer.Option(help="Prefill beside generation, one batch after another, or on devices of its own."),
+        typer.Option(
+            help="Prefill in the same steps as generation, one batch at a time, or on separate devices."
+        ),
     ] = "interleaved",
     prefix_cache: Annotated[
         bool,
-        typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse cached pages of equal prompt prefixes."),
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache", help="Reuse cached pages of shared prompt prefixes."
+        ),
     ] = True,
     cache_tokens: Annotated[
-        int | None, count_option("--cache-tokens", help="Tokens that the cache holds. [slots x context]")
+        int | None, count_option("--cache-tokens", help="Tokens in the KV cache. [default: slots x context]")
     ] = None,
     host_cache_bytes: Annotated[
         int | None,
-        count_option("--host-cache-bytes", help="Host memory for pages that the cache evicts: 8G. [none]"),
+        count_option("--host-cache-bytes", help="Host memory for evicted cache pages: 8G. [default: none]"),
     ] = None,
     chunk: Annotated[
-        int, count_option("--chunk", help="Prompt tokens of a step at most: fewer hold up answers less.")
+        int,
+        count_option(
+            "--chunk", help="Most prompt tokens per step; smaller chunks delay running answers less."
+        ),
     ] = DEFAULT_CHUNK,
     drafts: Annotated[
-        int, whole_option("--drafts", least=0, most=15, help="Draft tokens per step, guessed by look-up.")
+        int,
+        whole_option(
+            "--drafts",
+            least=0,
+            most=15,
+            help="Draft tokens per step (speculative decoding by n-gram look-up).",
+        ),
     ] = 0,
     draft_checkpoint: Annotated[
         Path | None,
-        typer.Option("--draft-checkpoint", help="Of a smaller model that guesses the --drafts. [look-up]"),
+        typer.Option(
+            "--draft-checkpoint", help="A smaller model that makes the --drafts. [default: n-gram look-up]"
+        ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop where anything is compiled once it serves.")
+        bool, typer.Option("--strict", help="Stop if anything is compiled after the start.")
     ] = False,
     replicas: Annotated[
         int, whole_option("--replicas", help="Servers behind one address, on Ray Serve.")
     ] = 1,
     autoscaling: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="A setting of Ray Serve's: max_replicas=8; may repeat. [none]"),
+        typer.Option(
+            metavar="K=V", help="A Ray Serve autoscaling setting: max_replicas=8; repeatable. [default: none]"
+        ),
     ] = None,
     prefill_replicas: Annotated[
         int,
         whole_option(
             "--prefill-replicas",
             least=0,
-            help="Servers that prefill for the --replicas, which generate; 0: each does both.",
+            help="Separate servers that prefill for the --replicas; 0: each replica does both.",
         ),
     ] = 0,
     prefill_autoscaling: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="As --autoscaling, of the --prefill-replicas. [none]"),
+        typer.Option(metavar="K=V", help="The same for the --prefill-replicas. [default: none]"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a checkpoint with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models.
+    """Serve a checkpoint over OpenAI's API.
 
-    Prints its address once it answers; a chat page at /, /health and /metrics beside them. SIGTERM ends it
-    once the answers under way are finished.
+    Endpoints are /v1/completions, /v1/chat/completions, /v1/responses and /v1/models, with a chat page at /,
+    and /health and /metrics. The command prints its address once it answers. On SIGTERM it finishes the
+    answers under way, then ends.
 
     \b
     mw serve --checkpoint runs/demo --port 8000

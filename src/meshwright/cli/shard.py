@@ -44,35 +44,40 @@ DEFAULT_CHIP = "v5p"
 
 @app.command()
 def shard(
-    written: Annotated[str, typer.Argument(help="A[I_X, J] . B[J_X, K] -> C[I_X, K], quoted.")],
-    mesh: Annotated[str, typer.Option(help="The axes and their sizes: X=4,Y=2.")],
-    dims: Annotated[str, typer.Option(help="The sizes of the dimensions: I=1024,J=4k,K=4k.")],
+    written: Annotated[
+        str, typer.Argument(metavar="EXPRESSION", help="A[I_X, J] . B[J_X, K] -> C[I_X, K], quoted.")
+    ],
+    mesh: Annotated[str, typer.Option(help="Mesh axes and their sizes: X=4,Y=2.")],
+    dims: Annotated[str, typer.Option(help="Sizes of the dimensions: I=1024,J=4k,K=4k.")],
     hardware: Annotated[
         str | None,
-        typer.Option(help="v5e:4x2, h100:8, machine.toml. [v5p, its torus shaped as the mesh]"),
+        typer.Option(help="v5e:4x2, h100:8, machine.toml. [default: v5p with a torus of the mesh's shape]"),
     ] = None,
-    dtype: Annotated[str, dtype_option("--dtype", help="Type of the elements.")] = "bf16",
+    dtype: Annotated[str, dtype_option("--dtype", help="Dtype of the arrays.")] = "bf16",
     memory_limit: Annotated[
-        int | None, count_option("--memory-limit", help="Bytes of one device: 300M, 16G. [the chip's HBM]")
+        int | None,
+        count_option(
+            "--memory-limit", help="Memory of one device in bytes: 300M, 16G. [default: the chip's HBM]"
+        ),
     ] = None,
     objective: Annotated[
         Literal["latency", "throughput"],
-        typer.Option(help="The time of one run, or of one of many whose collectives overlap products."),
+        typer.Option(help="Minimise the time of one run, or of each of many runs that overlap."),
     ] = "latency",
-    svg: Annotated[
-        Path | None, typer.Option(help="Write a drawing of the blocks that each device holds.")
-    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Draw the blocks that each device holds.")] = None,
     run: Annotated[
-        bool, typer.Option("--run", help="Run the cheapest on virtual CPU devices, and compare.")
+        bool,
+        typer.Option("--run", help="Run the cheapest strategy on virtual CPU devices and check its result."),
     ] = False,
     backward: Annotated[bool, typer.Option("--backward", help="Also derive the gradients.")] = False,
     as_json: Json = False,
 ) -> None:
     """Derive and price every way to multiply sharded arrays.
 
-    Without `-> C[...]` letters in both operands are summed and the output's sharding is left open;
-    `{U_X}` in the output leaves the sum over X to be reduced later. One array is resharded. Several
-    statements are a chain: the steps that its shardings make, and with --backward those of its gradients.
+    Without `-> C[...]`, letters in both operands are summed and the output may have any sharding. `{U_X}` in
+    the output leaves its partial sums over X unreduced. One array alone is resharded. Several statements form
+    a chain: the command prints the steps that its shardings imply, with --backward those of the gradients
+    too.
 
     \b
     mw shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096

@@ -40,77 +40,93 @@ _INTERRUPTED = 130
 @app.command()
 def train(
     plan_path: Annotated[
-        Path | None, typer.Argument(metavar="[PLAN.toml]", help="From mw plan. Without: that of the run.")
+        Path | None,
+        typer.Argument(metavar="[PLAN.toml]", help="The plan, from mw plan. [default: the run's]"),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATH[:WEIGHT]",
-            help="A folder, a .txt, .py, .jsonl or .parquet file, or stdlib; several are mixed by weight.",
+            help="A folder, a .txt, .py, .jsonl or .parquet file, or stdlib; repeat to mix by weight.",
         ),
     ] = None,
     eval_: Annotated[
         list[str] | None,
-        typer.Option("--eval", metavar="NAME=PATH", help="A further evaluation set; may be repeated."),
+        typer.Option("--eval", metavar="NAME=PATH", help="Another evaluation set; repeatable."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="A tokenizer.json or a folder with one. [trained on the data]")
+        str | None, typer.Option(help="A tokenizer.json or a folder with one. [default: trained on the data]")
     ] = None,
     from_: Annotated[
         str | None,
-        typer.Option("--from", metavar="DIR", help="Fine-tune this Hugging Face checkpoint. [fresh weights]"),
+        typer.Option(
+            "--from", metavar="DIR", help="Fine-tune this Hugging Face checkpoint. [default: fresh weights]"
+        ),
     ] = None,
     lora: Annotated[
         int | None,
-        count_option("--lora", help="Train adapters of this rank alone. [all weights]"),
+        count_option("--lora", help="Train only LoRA adapters of this rank. [default: all weights]"),
     ] = None,
     lora_alpha: Annotated[
-        float | None, number_option("--lora-alpha", help="Adapters add alpha / rank (x A) B. [the rank]")
+        float | None,
+        number_option(
+            "--lora-alpha", help="LoRA alpha: adapters add alpha / rank (x A) B. [default: the rank]"
+        ),
     ] = None,
     mask_documents: Annotated[
         bool | None,
-        typer.Option("--mask-documents", help="Attention stays within a document, as within a chat it does."),
+        typer.Option("--mask-documents", help="Keep attention within each document (chats always do)."),
     ] = None,
     bad_data: Annotated[
-        str | None, typer.Option(metavar="skip|stop", help="What to do about a damaged file or line. [stop]")
+        str | None,
+        typer.Option(metavar="skip|stop", help="What to do with a damaged file or line. [default: stop]"),
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="The run's folder. [runs/MODEL]")] = None,
-    steps: Annotated[int | None, count_option("--steps", help="Train up to this step. [one epoch]")] = None,
+    run: Annotated[Path | None, typer.Option(help="The run's folder. [default: runs/MODEL]")] = None,
+    steps: Annotated[
+        int | None, count_option("--steps", help="Train up to this step. [default: one epoch]")
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint, with the run's settings.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint with the run's settings.")
     ] = False,
     learning_rate: Annotated[
-        float | None, number_option("--learning-rate", help="Peak learning rate, after the warm-up. [1e-3]")
+        float | None,
+        number_option("--learning-rate", help="Peak learning rate after the warm-up. [default: 1e-3]"),
     ] = None,
     schedule_steps: Annotated[
-        int | None, count_option("--schedule-steps", help="Step at which the decay ends. [--steps]")
+        int | None, count_option("--schedule-steps", help="Step at which the decay ends. [default: --steps]")
     ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
-            metavar="cosine|wsd|constant", help="Learning-rate schedule after the warm-up. [cosine]"
+            metavar="cosine|wsd|constant", help="Learning-rate schedule after the warm-up. [default: cosine]"
         ),
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(metavar="adamw|adafactor|lion|muon", help="The optimizer. [that of the plan]"),
+        typer.Option(metavar="adamw|adafactor|lion|muon", help="The optimizer. [default: the plan's]"),
     ] = None,
     weight_decay: Annotated[
-        float | None, number_option("--weight-decay", help="Of matrices, times the learning rate. [0.1]")
+        float | None,
+        number_option(
+            "--weight-decay", help="Weight decay of matrices, times the learning rate. [default: 0.1]"
+        ),
     ] = None,
     clip_norm: Annotated[
-        float | None, number_option("--clip-norm", help="Bound of the gradients' global norm. [1]")
+        float | None, number_option("--clip-norm", help="Clip gradients to this global norm. [default: 1]")
     ] = None,
     z_loss: Annotated[
-        float | None, number_option("--z-loss", help="Weight of log(sum exp(logits))^2 in the loss. [0]")
+        float | None,
+        number_option("--z-loss", help="Weight of log(sum exp(logits))^2 in the loss. [default: 0]"),
     ] = None,
     balance_loss: Annotated[
         float | None,
-        number_option("--balance-loss", help="Weight of each router's loss for experts' unequal loads. [0]"),
+        number_option(
+            "--balance-loss", help="Weight of the load-balancing loss of each router. [default: 0]"
+        ),
     ] = None,
     router_z_loss: Annotated[
         float | None,
-        number_option("--router-z-loss", help="Weight of log(sum exp(logits))^2 of each router. [0]"),
+        number_option("--router-z-loss", help="Weight of the z-loss of each router. [default: 0]"),
     ] = None,
     seed: Annotated[
         int | None,
@@ -118,36 +134,45 @@ def train(
             "--seed",
             least=0,
             most=2**32 - 1,
-            help="Seed of the parameters and of the order of the data. [0]",
+            help="Seed of the parameters and of the order of the data. [default: 0]",
         ),
     ] = None,
     checkpoint_every: Annotated[
-        int | None, count_option("--checkpoint-every", help="Steps between checkpoints. [by time alone]")
+        int | None,
+        count_option("--checkpoint-every", help="Steps between checkpoints. [default: only by time]"),
     ] = None,
     checkpoint_minutes: Annotated[
         float | None,
-        number_option("--checkpoint-minutes", metavar="MINUTES", help="Minutes between checkpoints. [10]"),
+        number_option(
+            "--checkpoint-minutes", metavar="MINUTES", help="Minutes between checkpoints. [default: 10]"
+        ),
     ] = None,
     keep: Annotated[
         int | None,
-        whole_option("--keep", help="Checkpoints kept: the last ones, and the best validated one. [2]"),
+        whole_option(
+            "--keep", help="How many of the last checkpoints to keep; the best one stays too. [default: 2]"
+        ),
     ] = None,
     on_spike: Annotated[
-        str | None, typer.Option(metavar="skip|stop", help="What to do about a loss that spikes. [skip]")
+        str | None,
+        typer.Option(
+            metavar="skip|stop", help="When the loss spikes: skip the batch, or stop. [default: skip]"
+        ),
     ] = None,
     tensorboard: Annotated[
-        bool | None, typer.Option("--tensorboard", help="Write the metrics for TensorBoard, too.")
+        bool | None, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="FIRST:LAST", help="Trace these steps, and say where their time went."),
+        typer.Option(metavar="FIRST:LAST", help="Trace these steps and print where their time went."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a model with a plan's layout; the run's folder gets checkpoints and metrics.
+    """Train a model with a plan's layout; write checkpoints and metrics to the run's folder.
 
-    Checkpoints are written in the background. SIGINT and SIGTERM end it after the step at hand, with
-    one. A resumed run keeps its plan, data and settings; an option that differs is reported.
+    Checkpoints are written in the background. On SIGINT or SIGTERM the command finishes the current step,
+    writes a checkpoint and ends. A resumed run keeps its plan, data and settings; it reports options that
+    differ.
 
     \b
     mw train plan.toml --data stdlib --run runs/demo --steps 300

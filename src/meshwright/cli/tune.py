@@ -18,24 +18,24 @@ _DOES_NOT_FIT = 1
 def tune(
     plan: Annotated[Path, typer.Argument(help="The plan.toml of a training step.", metavar="PLAN.toml")],
     target: Annotated[
-        str | None, typer.Option(help="tpu, gpu or cpu. [the hardware's where installed, else cpu]")
+        str | None, typer.Option(help="tpu, gpu or cpu. [default: the hardware's where installed, else cpu]")
     ] = None,
     trials: Annotated[
-        int | None, whole_option("--trials", help="The most variants to compile. [all]")
+        int | None, whole_option("--trials", help="The most variants to compile. [default: all]")
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was tried before.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the best plan here. [PLAN.toml itself]")
+        Path | None,
+        typer.Option("-o", "--output", help="Write the best plan here. [default: PLAN.toml itself]"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Try changes of a plan by compiling each for the plan's chips, of which none need be attached.
+    """Compile variants of a plan and keep the fastest.
 
-    Remat policies, then the layouts nearest to the best by planned step time, then XLA's documented options,
-    each on the best before it, and ranked by the compiled schedule's own step time and memory. A change is
-    taken if it is faster by more than 2%, which is as much as the price can tell. What was tried is kept, so
-    that a run that was cut off goes on. The best plan is written with what each change gave. Exits 1 where
-    nothing fits.
+    No chip need be attached. The command varies the remat policy, then the layout (those nearest to the best
+    by planned step time), then XLA's documented options, each time starting from the best so far. It ranks
+    variants by the step time of the compiled schedule and by compiled memory, and takes a change that is more
+    than 2% faster. Finished variants are cached, so an interrupted run continues. Exits 1 if nothing fits.
 
     \b
     mw tune plan.toml

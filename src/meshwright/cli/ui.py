@@ -24,18 +24,18 @@ _KEPT = 16  # rankings
 
 @app.command()
 def ui(
-    model: Annotated[str | None, typer.Option(help="The model to begin with. [llama-3-8b]")] = None,
-    hardware: Annotated[str | None, typer.Option(help="The hardware to begin with. [v5e:8x8]")] = None,
+    model: Annotated[str | None, typer.Option(help="Initial model. [default: llama-3-8b]")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Initial hardware. [default: v5e:8x8]")] = None,
     port: Annotated[
         int, whole_option("--port", least=0, most=65535, help="The port to listen on; 0 takes a free one.")
     ] = 8765,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Price layouts in a local page: model, hardware, batch and layout are controls.
+    """Explore layouts in a local web page, with controls for model, hardware, batch and layout.
 
-    A moved control is priced at once, and a search ranks the layouts in the background. The page's address
-    holds its state; two layouts can be compared; the plan and its figures can be saved. Ctrl-C ends it.
+    The page prices a layout as soon as a control moves, while a search ranks layouts in the background. Its
+    address holds its state. Two layouts can be compared, and the plan and its figures saved. Ctrl-C ends it.
 
     \b
     mw ui
@@ -45,6 +45,10 @@ def ui(
 
     from meshwright.report.ui import Planner, Server
 
+    if model:
+        _model(model)
+    if hardware:
+        _hardware(hardware)
     searches = _Searches()
     try:
         server = Server(Planner(price_of, searches.find), port)

@@ -41,35 +41,35 @@ def validate(
         list[Path], typer.Argument(help="Tables of published results, scored together.", metavar="FILE.csv")
     ],
     anchor: Annotated[
-        bool, typer.Option("--anchor", help="The first row of each source, chip and dtype sets one factor.")
+        bool, typer.Option("--anchor", help="Correct each source, chip and dtype by its first row.")
     ] = False,
     trust: Annotated[
         float,
         number_option(
             "--trust",
             most=1.0,
-            help="With --anchor: share of the first row's error (its logarithm) to correct.",
+            help="With --anchor: share of the first row's (log) error to correct.",
         ),
     ] = TRUST,
     median_bar: Annotated[
         float | None,
         number_option(
             "--median-bar",
-            help="Largest median error that passes. [0.07; 0.05 with --anchor; 0.12 of serving]",
+            help="Largest median error that passes. [default: 0.07; 0.05 with --anchor; 0.12 of serving]",
         ),
     ] = None,
     p90_bar: Annotated[
         float | None,
         number_option(
             "--p90-bar",
-            help="Largest 90th percentile that passes. [0.25; 0.20 with --anchor; 0.35 of serving]",
+            help="Largest 90th percentile that passes. [default: 0.25; 0.20 with --anchor; 0.35 of serving]",
         ),
     ] = None,
     memory_bar: Annotated[
         float, number_option("--memory-bar", help="Largest median error of memory that passes.")
     ] = 0.10,
     regret_bar: Annotated[
-        float, number_option("--regret-bar", help="Largest regret in four panels of five that passes.")
+        float, number_option("--regret-bar", help="Largest 80th percentile of regret that passes.")
     ] = 0.03,
     rows: Annotated[bool, typer.Option("--rows", help="List every row.")] = False,
     as_json: Json = False,

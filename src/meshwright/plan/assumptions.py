@@ -50,31 +50,33 @@ def assumptions(
     if warning := step_warning(chip):
         yield warning
     yield (
-        "MFU counts 6 FLOPs a matmul parameter and token and half of 12 B T^2 N H a layer for causal "
-        f"attention, over the dense {best.layout.compute_dtype} peak of "
-        f"{chip.flops(best.layout.compute_dtype):.3g} FLOP/s a chip"
+        "MFU divides the model's FLOPs by the dense "
+        f"{best.layout.compute_dtype} peak of {chip.flops(best.layout.compute_dtype):.3g} FLOP/s per chip; "
+        "the "
+        "model's FLOPs are 6 per matmul parameter and token, and 6 B T^2 N H per layer for causal attention"
     )
     weighty = [found for found in shares(config, hardware, workload, best) if found[0] > LEAST_SHARE]
     for share, constant in weighty:
         yield f"{constant.text}: {share:.0%} of this step depends on it ({constant.source})"
     yield (
-        f"no {'other ' if weighty else ''}figure that was fitted or measured makes up more than "
-        f"{LEAST_SHARE:.0%} of this step"
+        f"no {'other ' if weighty else ''}fitted or measured constant affects more than {LEAST_SHARE:.0%} of "
+        "this step"
     )
     if hardware.software.name != DEFAULT:
-        yield f"steps are those of {hardware.software.name} ({hardware.software.about})"
+        yield f"the step is priced as {hardware.software.name} runs it ({hardware.software.about})"
     if found := spread_of(best):
-        yield f"its step time: {found}"
+        yield f"the error of the step time is {found}"
     if chip.step.slowdown != 1:
-        yield f"every step takes {chip.step.slowdown:.3g} times what is priced, as the anchoring run did"
+        yield f"the priced step is multiplied by {chip.step.slowdown:.3g}, the factor of the anchoring run"
     known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
-    yield f"a program can have {format_bytes(chip.program_bytes)} of a chip ({known})"
+    yield f"a program can use {format_bytes(chip.program_bytes)} of a chip's memory ({known})"
     if chip.kind != "cpu":
-        yield "attention runs a flash kernel that skips masked blocks; scores stay on chip"
+        yield "attention runs a flash kernel that skips masked blocks and keeps scores on chip"
     elif hardware.num_chips > 1:
         yield (
-            f"the {hardware.num_chips} virtual devices share one CPU, and a step is waited for before the "
-            "next is dispatched: nothing of the host's work between two steps is hidden"
+            f"the {hardware.num_chips} virtual devices share one CPU, and the host waits for each step "
+            "before "
+            "it dispatches the next: none of its work between steps is hidden"
         )
 
 
@@ -133,7 +135,7 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
         yield "matmul", text, {"matmul": {}, "matmul_half_outputs": 0.0}
     yield (
         "experts",
-        f"the products of several experts at once reach {step.experts:.0%} of the rate of one product",
+        f"grouped matmuls of several experts reach {step.experts:.0%} of the rate of one matmul",
         {"experts": 1.0},
     )
     yield (
@@ -159,7 +161,7 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
         yield "links", text, {"links": links, **even}
     yield (
         "overlap",
-        f"with as much compute beside it, a collective hides {step.overlap:.0%} of its time",
+        f"a collective with enough compute beside it hides {step.overlap:.0%} of its time",
         {"overlap": 1.0},
     )
     yield (
@@ -169,14 +171,14 @@ def _step_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
     )
     yield (
         "exchanging",
-        f"compute waits for {step.exchanging:.0%} of the time of exchanges of tokens between experts",
+        f"compute waits for {step.exchanging:.0%} of the time in which experts exchange tokens",
         {"exchanging": 0.0},
     )
     text = f"the host takes {format_seconds(step.host_seconds)} to launch an operation"
     yield "host_seconds", text, {"host_seconds": 0.0, "host_collective_seconds": 0.0}
     yield (
         "kernel_seconds",
-        f"a kernel takes {format_seconds(step.kernel_seconds)} beside its work",
+        f"a kernel has a fixed cost of {format_seconds(step.kernel_seconds)}",
         {"kernel_seconds": 0.0},
     )
     yield (
@@ -194,7 +196,7 @@ def _chip_constants(chip: Chip, layout: Layout) -> Iterator[_Row]:
     if chip.clock_share < 1:
         yield (
             "power_limit_watts",
-            f"{chip.power_limit_watts:g} W of the {chip.power_watts:g} W that the chip is rated for leave "
+            f"a power limit of {chip.power_limit_watts:g} W (rated {chip.power_watts:g} W) leaves the chip "
             f"{chip.clock_share:.0%} of its clock",
             {"power_limit_watts": None},
         )
@@ -205,7 +207,7 @@ def _network_constants(network: Network) -> Iterator[_Row]:
         slowest = max(cost.latency_seconds for cost in network.costs.values())
         yield (
             "network",
-            f"a collective between devices of the host takes up to {format_seconds(slowest)} before any byte",
+            f"a collective between devices of the host has a fixed cost of up to {format_seconds(slowest)}",
             {"costs": {op: replace(cost, latency_seconds=0.0) for op, cost in network.costs.items()}},
         )
         return
@@ -216,5 +218,5 @@ def _network_constants(network: Network) -> Iterator[_Row]:
         seconds = format_seconds(network.collective_launch_seconds)
         launch = "collective_launch_seconds"
         yield launch, f"a collective takes {seconds} to launch", {launch: 0.0}
-    text = "collectives reach the share of the links' bandwidth that was measured for their size"
+    text = "collectives reach the share of link bandwidth that was measured for their size"
     yield "efficiency", text, {"efficiency": {}}

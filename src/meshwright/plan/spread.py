@@ -58,10 +58,11 @@ class Spread:
     def __str__(self) -> str:
         """
         >>> str(Spread(0.123, 40))
-        'within 12% in 8 of 10 of 40 published cases like this'
+        'at most 12% in 80% of the 40 most similar published cases'
         """
-        share = f"{10 * INSIDE:.0f} of 10 of {self.num_rows}"
-        return f"within {self.within:.0%} in {share} published cases like this"
+        return (
+            f"at most {self.within:.0%} in {INSIDE:.0%} of the {self.num_rows} most similar published cases"
+        )
 
 
 def spread(kind: str, software: str, chips: int, tensor: int, pipe: int) -> Spread | None:

@@ -5,43 +5,42 @@ from math import log
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from meshwright.report.documents import Document
-from meshwright.units import format_bytes, format_seconds
+from meshwright.report.fitted import AtCommas
+from meshwright.units import format_bytes, format_number_of, format_seconds
 
-# Rows of a frontier that a terminal shows: as evenly spread as they lie.
+# Rows of a frontier that a terminal shows, evenly spread over its points.
 _MOST_ROWS = 14
 _PLOT_SIZE = (90, 16)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def frontier_table(document: Document) -> Table:
-    """The frontier by time per token, the chosen point in bold (and added where it is not on it)."""
+    """The frontier by time per token, the chosen point in bold (added if it is not on the frontier)."""
     best, points = document["best"], document["frontier"]
     shown = _spread(points)
     if best not in shown:
         shown = sorted([*shown, best], key=lambda point: point["tpot_seconds"])
-    table = Table(
-        title="Tokens a second a chip against time per token", box=SIMPLE_HEAD, title_justify="left"
-    )
-    for heading in ("hardware", "layout", "types"):
-        table.add_column(heading)
-    for heading in ("batch", "a token", "TTFT", "tokens/s", "a chip", "memory/chip", "price"):
+    table = Table(title="Throughput per chip against time per token", box=SIMPLE_HEAD, title_justify="left")
+    table.add_column("hardware", no_wrap=True)
+    table.add_column("layout")
+    table.add_column("dtypes", no_wrap=True)
+    for heading in ("batch", "TPOT", "TTFT", "tok/s", "per chip", "memory", "price"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("bound")
+    table.add_column("bound", no_wrap=True)
     for point in shown:
         table.add_row(*_cells(point), style="bold" if point == best else "")
     if len(points) > len(shown):
-        table.caption = f"{len(shown)} of {len(points):,} points; price of a million new tokens"
+        table.caption = f"{len(shown)} of {len(points):,} points; price per million generated tokens"
     return table
 
 
-def _cells(point: Document) -> list[str | Text]:
+def _cells(point: Document) -> list[str | AtCommas]:
     price = point["price_per_million_tokens"]
     return [
         point["hardware"],
-        Text(point["layout"].removesuffix(",remat=none")),
+        AtCommas(point["layout"].removesuffix(",remat=none")),
         f"{point['weights_dtype']}/{point['kv_dtype']}",
         f"{point['batch']:,}",
         format_seconds(point["tpot_seconds"]),
@@ -78,12 +77,12 @@ def frontier_plot(document: Document) -> str:
         across = log(x / left) / log(right / left) if right > left else 0.0
         rows[height - 1 - round(y / top * (height - 1))][round(across * (width - 1))] = letter
     lines = [f"{top:>9,.0f} |" if row == 0 else " " * 10 + "|" for row in range(height)]
-    axis = f"{left:.3g} ms a token"
+    axis = f"{left:.3g} ms per token"
     end = f"{right:.3g} ms (log scale)"
     named = ", ".join(f"{letter} {kind}" for kind, letter in kinds.items())
     return "\n".join(
         [
-            f"tokens/s a chip: {named}",
+            f"tokens/s per chip: {named}",
             *(start + "".join(row) for start, row in zip(lines, rows, strict=True)),
             " " * 10 + "+" + "-" * width,
             " " * 11 + axis + end.rjust(width - len(axis)),
@@ -96,11 +95,14 @@ def phase_lines(document: Document) -> str:
     memory = document["bytes_per_chip"]
     fits = "fits" if document["fits"] else "does not fit"
     return (
-        f"{document['phase']} of {document['batch']:,} sequences at {document['context']:,} positions on "
+        f"{document['phase']} of {format_number_of(document['batch'], 'sequence')} at "
+        f"{document['context']:,} positions on "
         f"{document['hardware']} as {document['layout'].removesuffix(',remat=none')}: "
-        f"{format_seconds(document['step_seconds'])} a step, {document['tokens_per_second']:,.0f} tokens/s, "
+        f"{format_seconds(document['step_seconds'])} per step, {document['tokens_per_second']:,.0f} "
+        "tokens/s, "
         f"bound by {document['bound_name']}\n"
-        f"{format_bytes(memory['total'])} a chip ({fits}): weights {format_bytes(memory['weights'])}, cache "
+        f"{format_bytes(memory['total'])} per chip ({fits}): weights {format_bytes(memory['weights'])}, "
+        "cache "
         f"{format_bytes(memory['cache'])}, buffers {format_bytes(memory['buffers'])}; at most "
-        f"{document['max_batch']:,} sequences fit"
+        f"{format_number_of(document['max_batch'], 'sequence')} fit"
     )

@@ -106,7 +106,7 @@ def test_pure_data_parallelism_does_not_fit_and_says_by_how_much():
     rejected = {one.name: one for one in said("13B on 64 v5p").rejected}
     alone = rejected["data parallelism alone"]
     assert alone.reason == "memory" and alone.numbers["largest"] == "optimizer"
-    assert "does not fit: it needs" in alone.text and "than the 103 GB there are" in alone.text
+    assert "does not fit: it needs" in alone.text and "than the 103 GB available" in alone.text
     assert "104 GB are optimizer" in alone.text
 
 
@@ -117,13 +117,13 @@ def test_too_few_sequences_say_how_many():
     rejected = {one.name: one for one in result.rejected}
     alone = rejected["FSDP alone"]
     assert alone.reason == "batch" and alone.nearest == "--batch-tokens 16777216"
-    assert "needs 4,096 sequences, one for each shard; the batch has 512" in alone.text
+    assert "needs 4,096 sequences, one per shard; the batch has 512" in alone.text
     data = rejected["data parallelism alone"]
     assert "Even then it does not fit: it needs" in data.text
     mixed = rejected["FSDP with tensor parallelism"]
     assert mixed.layout.startswith("fsdp=1024,tensor=4")  # the chapter's answer
     assert mixed.nearest is not None and mixed.nearest.startswith("fsdp=512,tensor=8")
-    assert "is the one chosen" in mixed.text
+    assert "is the chosen one" in mixed.text
 
 
 def test_what_does_not_divide_names_the_nearest_that_does():
@@ -145,7 +145,7 @@ def test_a_next_best_mesh_that_ties_is_said_to():
     assert result.is_tie(other)
     runner_up = explain(config, hardware, result).rejected[0]
     assert runner_up.layout == str(other.layout)
-    assert runner_up.text.endswith(": a tie, and the simpler layout is ranked first")
+    assert runner_up.text.endswith(". That is a tie; the simpler layout is ranked first")
 
 
 def test_beside_a_layout_that_was_asked_for_others_may_be_faster():
@@ -164,7 +164,7 @@ def test_nothing_fits_says_so():
     assert "To make it fit" in text and "To go faster" not in text
     best = found("405B on a node").best
     chips = -(-best.memory.total * 8 // best.hardware.chip.program_bytes)
-    assert f"fills {chips:,} of them; --smallest finds the fewest that do" in text
+    assert f"would fill {chips:,} chips; --smallest finds the fewest that suffice" in text
     assert said("405B on a node").batch_range.max_tokens is None
 
 

@@ -277,14 +277,14 @@ class TestCases:
         memory = found["data_parallel_memory"]
         assert not memory.holds
         assert count_params(LLAMA_13B).total * BYTES_PER_PARAM == pytest.approx(130e9, rel=0.002)
-        assert "130 GB of weights and moments" in memory.meaning and "it has 96 GB" in memory.meaning
+        assert "130 GB of weights and moments" in memory.meaning and "a chip has 96 GB" in memory.meaning
         alone = found["data_parallel_tokens_per_chip"]
         assert (round(alone.value), round(alone.limit), alone.holds) == (732, 850, False)
         assert alone.limit * 4096 == pytest.approx(3.48e6, rel=0.001)
         assert found["tensor_degree"].holds and found["tensor_degree"].limit == pytest.approx(5.42, abs=0.01)
         mixed = found["fsdp_with_tensor_degree"]
         assert mixed.limit == pytest.approx(1333, abs=1) and mixed.value == 1024 and mixed.holds is None
-        assert "near 1024 x 4" in mixed.meaning
+        assert "(about fsdp=1024, tensor=4)" in mixed.meaning
         together = found["fsdp_with_tensor_tokens_per_chip"]
         assert together.limit == pytest.approx(235, abs=0.5) and together.holds
         in_turn = found["fsdp_with_tensor_tokens_per_chip_in_turn"]
@@ -314,7 +314,7 @@ class TestCases:
         assert alone.limit == pytest.approx(989e12 / 400e9)
         assert found["tensor_degree"].limit == pytest.approx(53_248 * 450e9 / 989e12)
         assert "NVLink joins 8" in found["tensor_degree"].meaning
-        assert "near 2048 x 8" in found["fsdp_with_tensor_degree"].meaning
+        assert "(about fsdp=2048, tensor=8)" in found["fsdp_with_tensor_degree"].meaning
 
     def test_experts_move_for_the_few_that_a_token_uses(self):
         """E / k times the tokens: Mixtral has 8 experts of which a token goes through 2."""
@@ -328,10 +328,10 @@ class TestCases:
     def test_a_pipelines_bubble(self):
         layout = Layout.of(pipe=4, fsdp=16, microbatches=8)
         found = self.case("llama-3-8b", "v5p:4x4x4", Workload(512, 4096), layout)["microbatches"]
-        assert "(v m + p - 1) = 27.3%" in found.meaning and (found.limit, found.holds) == (27, False)
+        assert "(v m + p - 1), is 27.3%" in found.meaning and (found.limit, found.holds) == (27, False)
         chunks = layout.replace(interleave=4)
         found = self.case("llama-3-8b", "v5p:4x4x4", Workload(512, 4096), chunks)["microbatches"]
-        assert "= 8.6%" in found.meaning and (found.limit, found.holds) == (7, True)
+        assert "is 8.6%" in found.meaning and (found.limit, found.holds) == (7, True)
 
     def test_one_node(self):
         ideal = links(load("h100:8"))

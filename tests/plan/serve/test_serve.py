@@ -293,7 +293,7 @@ def test_requests_that_are_none_are_refused():
 def test_the_library_plans_serving_and_saves_what_is_served(tmp_path):
     found = mw.plan("llama-3-8b", "v5e:2x2,v5e:1x2", mw.Serve("1k", 128, tpot=0.1), weights_dtype="bf16,int8")
     best = found.best
-    assert len(found) == len(list(found)) > 1 and "Tokens a second a chip" in repr(found)
+    assert len(found) == len(list(found)) > 1 and "Throughput per chip" in repr(found)
     assert best.fits and best.tpot_seconds <= 0.1 and 0 < best.mfu < 1
     assert "B_crit" in str(best.explain()) and found.to_dict()["best"] == best.to_dict()
     plan = load_plan(best.save(tmp_path / "plan.toml"))

@@ -60,15 +60,13 @@ class Context(Axis):
             f"each sequence is cut into {layout.context} pieces of {piece:,} tokens; "
             f"{_WORDS[layout.word('context_method')]}"
         )
-        return (
-            f"{text}, and the pieces' chips share what ZeRO shards" if layout.word("zero_context") else text
-        )
+        return f"{text}, and ZeRO shards over these chips as well" if layout.word("zero_context") else text
 
 
 _WORDS = {
-    "allgather": "keys and values are gathered for attention",
+    "allgather": "keys and values are all-gathered for attention",
     "ring": "keys and values pass round a ring for attention",
-    "ulysses": "for attention each chip has whole sequences of a share of the heads (Ulysses: AllToAll)",
+    "ulysses": "for attention, an all-to-all gives each chip whole sequences of some of the heads (Ulysses)",
 }
 
 

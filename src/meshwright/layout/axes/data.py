@@ -22,7 +22,10 @@ class Data(Axis):
             yield {"data": ask.chips}
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
-        state = {1: "a share of the optimizer", 2: "a share of the optimizer and the gradients"}
+        state = {
+            1: "a shard of the optimizer's state",
+            2: "a shard of the optimizer's state and of the gradients",
+        }
         shared = state.get(layout.zero_stage) if layout.fsdp == 1 else None
         text = (
             f"{layout.data:,} groups of chips hold the same weights and take different sequences; their "

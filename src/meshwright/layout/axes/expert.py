@@ -60,14 +60,14 @@ class Expert(Axis):
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         home = "fsdp" if layout.fsdp > 1 else "data"
         travel = (
-            "all of them read the tokens of the group (AllGather), and what their experts make of these is "
-            "summed where the tokens are (ReduceScatter)"
+            "each of them all-gathers the tokens of the group, and the outputs of the experts are "
+            "reduce-scattered back"
             if layout.schedule.grouped
-            else "tokens travel to their experts and back (AllToAll)"
+            else "an all-to-all sends tokens to their experts, another one back"
         )
         return (
-            f"the experts are shared out over {layout.degree('expert')} chips; {travel}. In the notation "
-            f"their axis is cut out of {home}"
+            f"the experts are divided over {layout.degree('expert')} chips; {travel}. The expert axis is "
+            f"part of the {home} axis"
         )
 
 

@@ -84,7 +84,7 @@ class Fsdp(Axis):
             )
         what = "the optimizer's state" if layout.zero_stage == 1 else "gradients and the optimizer's state"
         return (
-            f"{layout.fsdp} groups of chips take different sequences and share {what} (ZeRO-"
+            f"{layout.fsdp} groups of chips take different sequences; each keeps a shard of {what} (ZeRO-"
             f"{layout.zero_stage})"
         )
 

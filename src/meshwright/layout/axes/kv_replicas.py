@@ -72,7 +72,7 @@ class KvReplicas(Axis):
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         return (
             "the queries of each KV head and the feed-forward width are split over "
-            f"{layout.degree('kv_replicas')} chips more, which hold copies of that KV head"
+            f"{layout.degree('kv_replicas')} chips, each with a copy of that KV head"
         )
 
 

@@ -47,7 +47,8 @@ class Pipe(Axis):
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         chunks = f", each in {layout.interleave} chunks" if layout.interleave > 1 else ""
         return (
-            f"the {config.num_layers} layers lie in {layout.pipe} stages{chunks}; microbatches pass from "
+            f"the {config.num_layers} layers are cut into {layout.pipe} stages{chunks}; microbatches pass "
+            "from "
             f"stage to stage: {SCHEDULES[layout.schedule.pipeline].words}"
         )
 

@@ -18,7 +18,7 @@ def _alive(p: int, m: int, v: int, stage: int) -> int:
 
 GPIPE = PipelineSchedule(
     name="gpipe",
-    words="all microbatches forward, then all backward (GPipe)",
+    words="all forward passes before all backward passes (GPipe)",
     rows=gpipe,
     most_alive=_alive,
 )

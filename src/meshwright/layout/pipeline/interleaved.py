@@ -33,7 +33,7 @@ def _check(p: int, m: int) -> None:
 
 INTERLEAVED = PipelineSchedule(
     name="interleaved",
-    words="one forward, one backward in turn, over several chunks a stage (interleaved 1F1B)",
+    words="one forward and one backward pass in turn, over several chunks per stage (interleaved 1F1B)",
     rows=interleaved,
     most_alive=_alive,
     num_chunks=None,

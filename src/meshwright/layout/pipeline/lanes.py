@@ -42,7 +42,7 @@ def _alive(p: int, m: int, v: int, stage: int) -> int:
 
 LANES = PipelineSchedule(
     name="lanes",
-    words="every tick runs one forward and one backward pass on all stages alike (lanes)",
+    words="one forward and one backward pass per stage and tick (lanes)",
     rows=lanes,
     most_alive=_alive,
     least_stages=2,

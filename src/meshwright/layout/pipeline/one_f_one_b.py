@@ -27,7 +27,7 @@ def _alive(p: int, m: int, v: int, stage: int) -> int:
 
 ONE_F_ONE_B = PipelineSchedule(
     name="1f1b",
-    words="one forward, one backward in turn (1F1B)",
+    words="one forward and one backward pass in turn (1F1B)",
     rows=one_f_one_b,
     most_alive=_alive,
 )

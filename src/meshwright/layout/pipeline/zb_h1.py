@@ -29,7 +29,7 @@ def _alive(p: int, m: int, v: int, stage: int) -> int:
 
 ZB_H1 = PipelineSchedule(
     name="zb-h1",
-    words="the gradients of weights wait for idle slots (zero bubble, ZB-H1)",
+    words="gradients of weights are computed in idle slots (zero bubble, ZB-H1)",
     rows=zb_h1,
     most_alive=_alive,
     splits_backward=True,

@@ -124,7 +124,7 @@ def _check(p: int, m: int) -> None:
 
 ZB_V = PipelineSchedule(
     name="zb-v",
-    words="two chunks a stage in a V, the gradients of weights in idle slots (zero bubble, ZB-V)",
+    words="two chunks per stage in a V, gradients of weights in idle slots (zero bubble, ZB-V)",
     rows=zb_v,
     most_alive=_alive,
     num_chunks=2,

@@ -6,7 +6,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.explain.comparison import bound_seconds, percent, resource_name
+from meshwright.plan.explain.comparison import bound_seconds, percent, ratio_words, resource_name
 from meshwright.plan.explain.fitting import Change
 from meshwright.plan.train import price
 from meshwright.units import format_bytes, format_seconds
@@ -15,16 +15,18 @@ from meshwright.units import format_bytes, format_seconds
 _WORTH_ADVICE = 0.05
 _WORTH_SAYING = 0.01
 
+_FP8_COSTS = ": casts and scales cost more than the matmuls save"
+
 _ADVICE = {
-    "compute": "More chips, faster chips or matmuls in a narrower type shorten it; another layout of these "
+    "compute": "More chips, faster chips or matmuls in a narrower dtype shorten it; another layout of the "
+    "same "
     "chips does not.",
     "hbm": "Larger microbatches, less recomputation and fewer optimizer bytes (more shards, narrower "
     "moments) shorten it.",
     "ici": "A larger batch gives more compute per gathered weight, a smaller tensor degree moves fewer "
     "activations, and fewer chips for the same batch wait less.",
-    "dcn": "A larger batch per slice or node, or fewer of them, hides more of the slow links' time.",
-    "host_link": "More shards, narrower moments or a larger batch for each update shorten it, or keeping "
-    "on the chip what there is room for.",
+    "dcn": "A larger batch per slice or node, or fewer slices or nodes, hides more of the transfers.",
+    "host_link": "More shards, narrower moments, a larger batch per update or less offloading shorten it.",
     "bubble": "More microbatches, more chunks a stage (interleave), a zero-bubble schedule or fewer stages "
     "make the bubble smaller.",
     "launch": "Larger microbatches launch fewer kernels for the same work.",
@@ -44,19 +46,21 @@ def to_go_faster(
     again = sum(t.seconds for t in best.cost.terms if "recompute" in t.name)
     if again / best.step_seconds >= _WORTH_SAYING:
         yield (
-            f"Recomputing the forward pass takes {percent(again / best.step_seconds)} of the step; with more "
-            "memory a chip, or more chips, less of it is needed."
+            f"Recomputing the forward pass takes {percent(again / best.step_seconds)} of the step; more "
+            "memory per chip, or more chips, would need less of it."
         )
     if twice := _twice_the_batch(config, hardware, workload, best):
         yield (
-            f"Tried: with twice the batch a step of this mesh takes {format_seconds(twice.step_seconds)}, "
-            f"{twice.mfu:.1%} MFU against {best.mfu:.1%}."
+            f"Tried: with twice the batch, a step on this mesh takes {format_seconds(twice.step_seconds)}, "
+            f"at {twice.mfu:.1%} MFU instead of {best.mfu:.1%}."
         )
     if narrow := _narrower_matmuls(config, hardware, workload, best):
         yield (
-            f"Tried: with fp8 matmuls (--given matmul_dtype=fp8) a step takes "
-            f"{format_seconds(narrow.step_seconds)}; a planner cannot know whether the model still trains "
-            "well."
+            f"Tried: with fp8 matmuls (--given matmul_dtype=fp8), a step takes "
+            f"{format_seconds(narrow.step_seconds)}, "
+            f"{ratio_words(narrow.step_seconds / best.step_seconds - 1)}"
+            f"{_FP8_COSTS if narrow.step_seconds >= best.step_seconds else ''}. The planner cannot know "
+            "whether the model still trains well."
         )
 
 
@@ -76,19 +80,19 @@ def to_fit(best: Candidate, change: Change | None) -> Iterator[str]:
     parts = {key: value for key, value in best.memory.to_dict().items() if key != "total"}
     largest = max(parts, key=parts.__getitem__)
     yield (
-        f"Each chip lacks {format_bytes(needed - usable)}; most of what it needs is {largest}, "
+        f"Each chip lacks {format_bytes(needed - usable)}; the largest part of what it needs is {largest}, "
         f"{format_bytes(parts[largest])}."
     )
     if change:
         yield f"Tried: {change}."
     else:
         yield (
-            "None of these helps: more microbatches, more recomputation, ZeRO, wider context and tensor "
+            "Tried without success: more microbatches, more recomputation, ZeRO, wider context and tensor "
             "axes, bf16 moments, smaller batches."
         )
     yield (
-        f"Split evenly, the memory that they need fills "
-        f"{-(-needed * best.hardware.num_chips // usable):,} of them; --smallest finds the fewest that do."
+        f"Divided evenly, this memory would fill {-(-needed * best.hardware.num_chips // usable):,} chips; "
+        "--smallest finds the fewest that suffice."
     )
 
 

@@ -92,7 +92,7 @@ def _runner_up_words(found: Search, runner_up: Candidate) -> Rejected:
     compared = compare("the next best mesh", runner_up, found.best)
     if not found.is_tie(runner_up):
         return compared
-    return replace(compared, text=f"{compared.text}: a tie, and the simpler layout is ranked first")
+    return replace(compared, text=f"{compared.text}. That is a tie; the simpler layout is ranked first")
 
 
 def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterator[tuple[str, Layout]]:
@@ -162,7 +162,7 @@ def _too_few_sequences(
     shards = layout.num_batch_shards
     needed = Workload(shards, workload.seq_len)
     text = (
-        f"needs {shards:,} sequences, one for each shard; the batch has "
+        f"needs {shards:,} sequences, one per shard; the batch has "
         f"{workload.num_sequences:,} (--batch-tokens {needed.num_tokens})"
     )
     numbers: dict[str, float | str] = {"num_sequences": workload.num_sequences, "needed": shards}
@@ -194,7 +194,7 @@ def _with_nearest(
             continue
         judged = compare(rejected.name, candidate, best)
         chosen = candidate.layout.mesh == best.layout.mesh
-        said = "is the one chosen" if chosen else judged.text
+        said = "is the chosen one" if chosen else judged.text
         text = f"{rejected.text}. The nearest that divides, {candidate.layout}, {said}"
         return replace(rejected, text=text, nearest=str(candidate.layout), numbers=judged.numbers)
     return rejected

@@ -69,12 +69,13 @@ def compare(name: str, candidate: Candidate, best: Candidate) -> Rejected:
     if not best.fits:
         return Rejected(name, str(candidate.layout), "fits", f"{text} and fits", numbers)
     if abs(slower) < _SAME:
-        return Rejected(name, str(candidate.layout), "slower", f"{text}, as long", numbers)
-    text += f", {_ratio(slower)}: {_difference(extra, bound, candidate, best)}"
+        return Rejected(name, str(candidate.layout), "slower", f"{text}, equally long", numbers)
+    text += f", {ratio_words(slower)}: {_difference(extra, bound, candidate, best)}"
     return Rejected(name, str(candidate.layout), "slower" if slower > 0 else "faster", text, numbers)
 
 
-def _ratio(slower: float) -> str:
+def ratio_words(slower: float) -> str:
+    """`12% longer`, `3.2% less`, `2.1 times as long`; slower: seconds over the other's, less 1."""
     if slower >= 1:
         return f"{1 + slower:.2g} times as long"
     return f"{percent(abs(slower))} {'longer' if slower > 0 else 'less'}"
@@ -126,8 +127,8 @@ def too_large_layout(name: str, candidate: Candidate) -> Rejected:
     largest = max(parts, key=parts.__getitem__)
     over = candidate.memory.total - usable
     text = (
-        f"does not fit: it needs {format_bytes(candidate.memory.total)} a chip, {format_bytes(over)} more "
-        f"than the {format_bytes(usable)} there are; {format_bytes(parts[largest])} are {largest}"
+        f"does not fit: it needs {format_bytes(candidate.memory.total)} per chip, {format_bytes(over)} more "
+        f"than the {format_bytes(usable)} available; {format_bytes(parts[largest])} are {largest}"
     )
     numbers: dict[str, float | str] = {
         "bytes_per_chip": candidate.memory.total,

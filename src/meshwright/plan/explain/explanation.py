@@ -117,7 +117,7 @@ def _time(best: Candidate) -> Iterator[str]:
             yield f"{percent(shares[bound] / seconds)} {name}: {_terms(best, bound)}."
     hidden = sum(one.hidden_seconds for one in best.cost.collectives)
     if hidden / seconds >= _WORTH_NAMING:
-        yield (f"Transfers of {format_seconds(hidden)} more are hidden behind compute and cost nothing.")
+        yield f"Another {format_seconds(hidden)} of transfers are hidden behind compute."
 
 
 def _flops(flops_per_second: float) -> str:
@@ -147,8 +147,11 @@ def _others(others: tuple[Rejected, ...], best: Candidate) -> Iterator[str]:
 
 def _rules(limits: tuple[Threshold, ...]) -> Iterator[str]:
     yield (
-        "Closed forms of the textbook with this case's figures. They assume ideal links, count the MLP alone "
-        "and hide every transfer. The search does not use them: it prices the whole step."
+        "Closed forms of the textbook with this case's figures. They assume ideal links, count only the MLP "
+        "and hide every transfer. The search does not use them: it prices the whole step. Symbols: P "
+        "parameters; B tokens per step; N chips; X shards of the batch, Y of the model; M_X, M_Y mesh "
+        "dimensions that each uses, n all of them; F feed-forward width; alpha a chip's FLOP/s over the "
+        "bytes/s of one dimension's links."
     )
     for limit in limits:
         verdict = {True: "yes", False: "no", None: f"optimum {figure(limit.limit)}"}[limit.holds]
@@ -161,7 +164,7 @@ def _batches(
     shards, hardware = best.layout.num_batch_shards, best.hardware
     if batches.min_tokens is None or batches.tokens_per_chip is None:
         yield (
-            "No batch that was tried makes this layout compute-bound: "
+            "This layout is not compute-bound at any batch size that was tried: "
             f"{resource_name(batches.bound, hardware)} stays the largest share of the step."
         )
     else:
@@ -173,8 +176,9 @@ def _batches(
             text += " (one sequence for each shard of the batch, the least that divides)"
         if batches.max_tokens:
             text += (
-                f"; {format_count(batches.max_tokens)} fit in memory with these microbatches, and more with "
-                "more of them"
+                f"; {format_count(batches.max_tokens)} fit in memory with this number of microbatches, more "
+                "with "
+                "more microbatches"
             )
         yield f"{text}. This step has {format_count(workload.num_tokens)}."
     if critical:
@@ -185,13 +189,14 @@ def _critical(critical: CriticalBatch) -> str:
     side = "beyond" if critical.crossed else "within"
     text = (
         f"The batch is {critical.times:.2g} times the critical batch size of {format_count(critical.tokens)} "
-        f"tokens, {side} it: to reach the same loss takes about {critical.more_tokens:.2g} times the tokens "
-        "that very small batches need"
+        f"tokens ({side} it). Reaching the same loss takes about {critical.more_tokens:.2g} times as many "
+        "tokens as with very small batches"
     )
     if critical.max_chips:
         text += (
-            f". With as few tokens per chip as keep this layout compute-bound, {critical.max_chips:,} chips "
-            "reach the critical batch size"
+            f". At the fewest tokens per chip that keep this layout compute-bound, {critical.max_chips:,} "
+            "chips "
+            "use a whole critical batch"
         )
     return f"{text}."
 

@@ -13,16 +13,17 @@ from meshwright.plan_file import shardings
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _REMATS = {
-    "none": "Everything that the backward pass reads is kept: nothing is recomputed (remat=none).",
+    "none": "The forward pass keeps everything that the backward pass reads; nothing is recomputed "
+    "(remat=none).",
     "attention": "The backward pass recomputes attention's scores and keeps the rest (remat=attention).",
     "matmuls": "The forward pass keeps the results of matmuls and of attention; the rest is "
     "recomputed (remat=matmuls).",
-    "latents": "The forward pass keeps the results of matmuls and of attention, but of queries, keys and "
-    "values their latents; the rest is recomputed (remat=latents).",
+    "latents": "The forward pass keeps the results of matmuls and of attention, and the latents in place of "
+    "queries, keys and values; the rest is recomputed (remat=latents).",
     "alternate": "The forward pass keeps attention and every second matmul; the rest is "
     "recomputed (remat=alternate).",
-    "full": "Each layer keeps its input alone, and the backward pass runs the layer again: a third more "
-    "FLOPs for the least memory (remat=full).",
+    "full": "Each layer keeps only its input, and the backward pass runs the layer again: a third more "
+    "FLOPs, the least memory (remat=full).",
 }
 
 
@@ -69,10 +70,10 @@ def describe(config: ModelConfig, workload: Workload, candidate: Candidate) -> I
     yield _notation(config, layout)
     yield _batch(workload, layout)
     yield _REMATS.get(layout.remat, f"remat={layout.remat}.") + (
-        " What is kept is offloaded to the host's memory." if layout.offload else ""
+        " Kept activations are offloaded to the host's memory." if layout.offload else ""
     )
     if layout.offload_optimizer:
-        yield "The optimizer's state waits in the host's memory, and comes to the chips for each update."
+        yield "The optimizer's state stays in the host's memory and is copied to the chips for each update."
 
 
 def _notation(config: ModelConfig, layout: Layout) -> str:
@@ -89,7 +90,7 @@ def _batch(workload: Workload, layout: Layout) -> str:
         f"({format_count(workload.num_tokens)} tokens)"
     )
     if layout.num_batch_shards > 1:
-        text += f", {per_shard:.3g} for each of {layout.num_batch_shards:,} shards"
+        text += f", {per_shard:.3g} per shard over {layout.num_batch_shards:,} shards"
     if layout.microbatches > 1:
         text += f", in {layout.microbatches} microbatches of {per_shard / layout.microbatches:.3g}"
     return text + "."

@@ -155,8 +155,8 @@ def _memory(config: ModelConfig, hardware: Hardware, layout: Layout) -> Threshol
         "parameters",
         params < limit,
         f"Pure data parallelism keeps {format_bytes(BYTES_PER_PARAM * params)} of weights and moments on "
-        f"every chip ({BYTES_PER_PARAM} bytes per parameter), where it has {format_bytes(hbm)}; gradients, "
-        "activations and buffers come on top",
+        f"every chip ({BYTES_PER_PARAM} bytes per parameter); a chip has {format_bytes(hbm)}, and gradients, "
+        "activations and buffers need room too",
     )
 
 
@@ -185,8 +185,8 @@ def _communication(
         layout.tensor,
         "chips",
         layout.tensor < limit,
-        f"Tensor parallelism over {layout.tensor}; it is compute-bound up to {limit:.3g} chips, whatever the "
-        "batch" + (f"; NVLink joins {ideal.tensor_reach}" if ideal.tensor_reach < limit else ""),
+        f"tensor={layout.tensor}; tensor parallelism is compute-bound up to {limit:.3g} chips at any "
+        "batch size" + (f"; NVLink joins {ideal.tensor_reach}" if ideal.tensor_reach < limit else ""),
     )
     best = mixed_batch_shards(tokens, round(d_ff * copies), chips, ideal.axes_ratio)
     shards = layout.num_batch_shards * layout.context
@@ -198,8 +198,8 @@ def _communication(
         shards,
         "shards of the batch",
         None,
-        f"{figure(shards)} shards of the batch; FSDP with TP moves the fewest bytes with {figure(best)}, "
-        f"near {chips // tensor} x {tensor}",
+        f"{figure(shards)} shards of the batch; FSDP with TP moves the fewest bytes with {figure(best)} "
+        f"(about fsdp={chips // tensor}, tensor={tensor})",
     )
     for overlapped in (True, False):
         limit = mixed_tokens_per_chip(ideal.alpha, d_ff, ideal.axes_product, copies, overlapped=overlapped)
@@ -246,6 +246,7 @@ def _pipeline(layout: Layout) -> Iterator[Threshold]:
             layout.microbatches,
             "microbatches",
             layout.microbatches >= needed,
-            f"{layout.microbatches} microbatches; the bubble of 1F1B is (p - 1) / (v m + p - 1) = "
-            f"{bubble:.1%} of the step, and a tenth with {needed}",
+            f"{layout.microbatches} microbatches (m), {stages} stages (p), v = {chunks}; the "
+            f"bubble of 1F1B, (p - 1) / (v m + p - 1), is {bubble:.1%} of the step, and at most 10% from "
+            f"{needed} microbatches",
         )

@@ -1,4 +1,5 @@
-"""A way to serve in words: where a step's time goes, from which batch on, and what other types would give."""
+"""A serving plan in words: where a step's time goes, which batch makes it compute-bound, what int8 would "
+"give."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -17,8 +18,9 @@ from meshwright.units import dtype_bytes, format_bytes, format_seconds
 class ServeExplanation:
     """Figures and prose on one point.
 
-    critical_batch: sequences from which on products are bound by FLOPs. crossover_batch: from which on the
-    caches are larger than the weights. int8_gain: the time of a step over that with int8 weights and cache.
+    critical_batch: the number of sequences from which matmuls are compute-bound. crossover_batch: the number
+    from which the caches are larger than the weights. int8_gain: seconds of a step over those with int8
+    weights and cache.
     """
 
     critical_batch: float
@@ -39,7 +41,7 @@ class ServeExplanation:
 
 
 def explain(point: Point) -> ServeExplanation:
-    """Why generation is bound by what it is, and what would change it."""
+    """What limits a generate step of `point`, and what would change that."""
     critical, crossover, gain = _critical(point), _crossover(point), _int8_gain(point)
     sections = (
         Section("Generate", tuple(_generate(point, critical))),
@@ -87,7 +89,7 @@ def _generate(point: Point, critical: float) -> list[str]:
     ]
     start = (
         f"A step of {point.batch} sequences takes {format_seconds(cost.seconds)}: it reads "
-        f"{format_bytes(point.memory.weights)} of weights a chip whatever the batch, and the cache of every "
+        f"{format_bytes(point.memory.weights)} of weights per chip at any batch size, and the cache of every "
         f"sequence. Its parts: {'; '.join(parts)}."
     )
     beta = dtype_bytes(layout.weights_dtype) / 2
@@ -95,11 +97,13 @@ def _generate(point: Point, critical: float) -> list[str]:
     times = f" x E/k = {experts.num_experts}/{experts.experts_per_token}" if experts else ""
     sides = "below" if point.batch < critical else "at or above"
     bound = (
-        f"Products are bound by HBM up to B_crit = beta C / W = {beta:g} x {chip.flops(computes):.3g} / "
-        f"{chip.hbm_bytes_per_second:.3g}{times} = {critical:,.0f} sequences: {point.batch} is {sides} it."
+        f"Matmuls are memory-bound below B_crit = beta C / W = {beta:g} x {chip.flops(computes):.3g} / "
+        f"{chip.hbm_bytes_per_second:.3g}{times} = {critical:,.0f} sequences (beta: bytes per weight / 2; C: "
+        "FLOP/s; W: bytes/s of "
+        f"HBM); {point.batch} is {sides} it."
     )
     more = (
-        "A larger batch reads the weights once for more tokens."
+        "A larger batch reads the same weights for more tokens."
         if point.batch < critical
         else "A larger batch takes proportionally longer."
     )
@@ -111,15 +115,17 @@ def _cache(point: Point, crossover: int) -> list[str]:
     a_sequence = kv_cache_bytes(config, requests.mean_context, dtype)
     text = (
         f"The cache of one sequence of {requests.mean_context:,} tokens is {format_bytes(a_sequence)} in "
-        f"{dtype}; from {crossover:,} sequences on the caches outgrow the weights"
+        f"{dtype}; from {crossover:,} sequences on, the caches are larger than the weights"
     )
     if point.batch >= crossover:
-        text += ", as here: time grows with the batch, and a larger one gains little throughput"
+        text += (
+            ", as here: a step takes longer with each sequence, and a larger batch gains little throughput"
+        )
     fit = f"Memory holds {point.max_batch:,} sequences in this layout"
     kind = (
-        "of mean length: pages are allocated as they fill"
+        "of mean length, because pages are allocated as they fill"
         if requests.paged
-        else f"of {requests.context:,} tokens, room for which each has from the start; --paged counts means"
+        else f"of {requests.context:,} tokens, allocated from the start; --paged counts mean lengths instead"
     )
     return [f"{text}.", f"{fit}, {kind}."]
 
@@ -129,24 +135,28 @@ def _layout(point: Point) -> list[str]:
     said = []
     if layout.tensor > 1:
         said.append(
-            f"Heads and feed-forward width are split over tensor = {layout.tensor}: weights and the cache's "
-            f"{heads} KV heads (K) lie on as many chips, and each layer has two AllReduces of one token a "
-            "sequence, which latency bounds."
+            f"Heads and feed-forward width are split over tensor = {layout.tensor}, and so are the weights "
+            "and "
+            f"the {heads} KV heads (K) of the cache. Each layer has two all-reduces of one token per "
+            "sequence, "
+            "which are latency-bound."
         )
     if (copies := layout.degree("kv_replicas")) > 1:
         how = {
             "copies": "hold copies of the same KV heads",
-            "batch": "split the cache by sequence of the batch, with two AllToAlls a layer",
-            "sequence": "split the cache by position, and add up partial sums of softmax",
+            "batch": "split the cache by sequence, with two all-to-alls per layer",
+            "sequence": "split the cache by position and combine partial softmax sums",
         }[str(layout.word("cache"))]
-        said.append(f"There are {heads} KV heads for more devices: kv_replicas = {copies} {how}.")
+        said.append(f"There are more devices than the {heads} KV heads: kv_replicas = {copies} {how}.")
     if (second := layout.degree("tensor2")) > 1:
-        said.append(f"D is split over tensor2 = {second} besides (2D weight-stationary).")
+        said.append(f"D is split over tensor2 = {second} (2D weight-stationary).")
     if (experts := layout.degree("expert")) > 1:
         said.append(f"Experts are split over {experts} devices, to which tokens travel.")
     if layout.data > 1:
-        said.append(f"data = {layout.data} groups of chips have the same weights and their own requests.")
-    return said or ["One chip holds everything: no communication."]
+        said.append(
+            f"data = {layout.data} groups of chips hold the same weights and serve different requests."
+        )
+    return said or ["One chip holds everything; nothing is communicated."]
 
 
 def _prefill(point: Point) -> list[str]:
@@ -158,17 +168,21 @@ def _prefill(point: Point) -> list[str]:
     said = [
         f"A prompt of {point.requests.prompt_tokens:,} tokens takes {format_seconds(point.ttft_seconds)} on "
         f"idle chips (TTFT), prefilled {how}. A request takes {prefill:.3g} chip-seconds of prefill and "
-        f"{generate:.3g} of generation: {point.prefill_to_generate_ratio:.2g} chips that prefill for each "
-        "that generates."
+        f"{generate:.3g} of generation: {point.prefill_to_generate_ratio:.2g} prefill chips per generate "
+        "chip."
     ]
     if other := next((way for way in ways if way.chunk != chunk), None):
         slower = other.ttft_seconds / point.ttft_seconds
-        how = "Whole" if other.chunk is None else f"In chunks of {other.chunk:,}, which delay answers less"
+        how = (
+            "Whole"
+            if other.chunk is None
+            else f"In chunks of {other.chunk:,}, which delay running answers less"
+        )
         said.append(f"{how}, it takes {format_seconds(other.ttft_seconds)}, {slower:.2f} times as long.")
     if other := next((way for way in ways if way.layout.context > max(1, split)), None):
         slower = other.ttft_seconds / point.ttft_seconds
         said.append(
-            f"Split by position over context = {other.layout.context} ({other.layout}) it would take "
+            f"Split by position over context = {other.layout.context} ({other.layout}), it would take "
             f"{format_seconds(other.ttft_seconds)}, {slower:.2f} times as long."
         )
     return said
@@ -179,7 +193,6 @@ def _int8(point: Point, gain: float) -> str:
     if layout.weights_dtype == layout.kv_dtype == "int8":
         return "Weights and cache are in int8 already."
     return (
-        f"Weights and cache in int8, widened where they are multiplied, make the same step {gain:.2f} times "
-        f"as fast, and halve B_crit where bf16 is multiplied; weights are {layout.weights_dtype} here, the "
-        f"cache {layout.kv_dtype}."
+        f"With weights and cache in int8, widened for the matmul, the same step is {gain:.2f} times as fast. "
+        f"Here weights are {layout.weights_dtype} and the cache is {layout.kv_dtype}."
     )
