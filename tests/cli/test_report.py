@@ -58,3 +58,26 @@ def test_what_cannot_be_is_refused_in_one_line(plan, tmp_path, capsys, arguments
     assert main(["report", *(one.replace("{tmp}", str(tmp_path)) for one in arguments)]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("  ")]
     assert len(lines) == 1 and message in lines[0]
+
+
+def test_a_plan_of_serving_is_refused_with_and_without_its_json(tmp_path: Path, capsys):
+    """It has neither steps nor candidates, and ended in a traceback."""
+    plan = tmp_path / "serving.toml"
+    asked = [
+        "--model",
+        "tiny",
+        "--hardware",
+        "v5e:2x2",
+        "--phase",
+        "generate",
+        "--batch",
+        "2",
+        "--context",
+        "64",
+    ]
+    assert main(["plan", "serve", *asked, "-o", str(plan)]) == 0
+    for missing in (None, plan.with_suffix(".json")):
+        if missing:
+            missing.unlink()
+        assert main(["report", str(plan), "-o", str(tmp_path / "serving.html")]) == 2
+        assert "is a plan of mw plan serve, which has no report yet" in capsys.readouterr().err

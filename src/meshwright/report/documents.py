@@ -40,7 +40,16 @@ def read_run(path: Path) -> Run:
         raise PlanError(
             f"{path} holds neither plan.toml, plan.json nor metrics.jsonl; give a run folder or a plan"
         )
+    if run.plan is not None and ("frontier" in run.plan or "phase" in run.plan):
+        raise serving_plan(path)
     return run
+
+
+def serving_plan(path: Path) -> PlanError:
+    """The error of a report on a plan of `mw plan serve`."""
+    return PlanError(
+        f"{path} is a plan of mw plan serve, which has no report yet; mw plan serve --explain prints it"
+    )
 
 
 def winner(plan: Document) -> Document | None:

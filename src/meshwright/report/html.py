@@ -21,7 +21,7 @@ from meshwright.plan_file import load_plan
 from meshwright.report import audit_view, mesh_view, pages, plan_view, summary
 from meshwright.report.audit_graph import layer_svg
 from meshwright.report.charts import libraries, script_json
-from meshwright.report.documents import Document, Run, read_run, step_seconds_of_plan
+from meshwright.report.documents import Document, Run, read_run, serving_plan, step_seconds_of_plan
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
@@ -79,6 +79,8 @@ def write_report(path: Path, output: Path, describe: Describe | None = None) -> 
 def read_plan(path: Path, on_progress: Progress | None = None) -> PricedPlan:
     """The plan that a run folder or a plan.toml holds, on its machine."""
     plan = load_plan(path / "plan.toml" if path.is_dir() else path.with_suffix(".toml"))
+    if plan.workload.phase != "train":
+        raise serving_plan(path)
     return price_plan(plan, on_progress)
 
 

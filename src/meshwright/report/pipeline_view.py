@@ -1,4 +1,4 @@
-"""A pipeline schedule as a Gantt chart: a row a stage, a block a pass, idle time as the bare row.
+"""A pipeline schedule as a Gantt chart: one row per stage, one block per pass, idle time as the bare row.
 
 Blue goes forward, teal back, ochre is the gradient of the weights; paler blocks are later chunks of the
 model (in DualPipe, microbatches that entered at the last stage). Blocks carry their microbatch's number
@@ -22,7 +22,8 @@ _KINDS = {"F": "#3f63a3", "B": "#0f7f8c", "W": "#d3a548"}
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1064, 62, 118, 30, 24
 _PALEST = 0.5  # share of white in the last chunk's colour
 _SIZES = (11, 10, 9, 8)  # of numbers, in pixels
-_LEAST = 1.2  # pixels of a pass below which a row shows only when it is busy
+# A row shows only when its stage is busy if passes are narrower than this many pixels, or more than this many.
+_LEAST, _MOST = 1.2, 5000
 
 
 def pipeline_figure(timeline: PipelineTimeline, title: str) -> str:
@@ -37,12 +38,12 @@ def pipeline_caption(timeline: PipelineTimeline) -> str:
     stage = max(range(table.num_stages), key=timeline.peak_in_flight.__getitem__)
     alive, when = timeline.peak_in_flight[stage], format_seconds(timeline.peak_at_seconds[stage])
     parts = table.num_chunks // table.weight_copies
-    what = "microbatches" if parts == 1 else f"chunks of microbatches, {parts} a stage,"
+    what = "microbatches" if parts == 1 else f"chunks of microbatches ({parts} per stage)"
     copies = f"; {table.weight_copies} copies of the weights" if table.weight_copies > 1 else ""
     return (
         f"{table.num_stages} stages, {table.num_microbatches} microbatches: "
-        f"{format_seconds(timeline.makespan_seconds)}, of which stages idle {timeline.bubble_share:.1%}. "
-        f"At most {alive} {what} alive, first on stage {stage} after {when}{copies}."
+        f"{format_seconds(timeline.makespan_seconds)}, with a bubble of {timeline.bubble_share:.1%}. "
+        f"At most {alive} {what} in flight, first on stage {stage} after {when}{copies}."
     )
 
 
@@ -115,7 +116,7 @@ class _Gantt:
     def rows(self) -> list[Markup]:
         parts = [
             label("idle", _WIDTH - _RIGHT + 52, 13, "muted", anchor="end", size=SMALL),
-            label("alive", _WIDTH - 8, 13, "muted", anchor="end", size=SMALL),
+            label("in flight", _WIDTH - 8, 13, "muted", anchor="end", size=SMALL),
         ]
         every = max(1, round(14 / self.pitch + 0.49))  # rows whose words stay apart
         for stage in range(self.timeline.table.num_stages):
@@ -137,19 +138,20 @@ class _Gantt:
 
     def _passes(self, stage: int, y: float) -> list[Markup]:
         events = self.by_stage[stage]
-        if self._narrowest < _LEAST:
-            return [self._stretch(start, end, y) for start, end in _stretches(events)]
-        colours: defaultdict[str, list[str]] = defaultdict(list)
+        if self._too_fine:
+            return [self._stretches(_stretches(events), y)]
+        lines: defaultdict[tuple[str, float, float], list[str]] = defaultdict(list)
         numbers: list[Markup] = []
         for event in events:
             fill = _shade(event.kind, event.chunk, self.timeline.table.num_chunks)
             top, height = self._share_of_row(event, y)
             x, width = self.scale.place(event.start), self.width(event)
-            colours[fill].append(f"M{x:.1f} {top:.1f}h{max(width - 0.8, 0.6):.1f}v{height:.1f}H{x:.1f}z")
+            lines[fill, top, height].append(f"M{x:.1f} {top + height / 2:.1f}h{max(width - 0.8, 0.6):.1f}")
             if self._size:
                 numbers.append(_number(event.microbatch, x + width / 2, top + height / 2, self._size, fill))
-        paths = Markup('<path fill="{}" d="{}"/>')
-        return [*(paths.format(fill, "".join(d)) for fill, d in colours.items()), *numbers]
+        path = Markup('<path stroke="{}" stroke-width="{:.1f}" d="{}"/>')
+        drawn = (path.format(fill, height, "".join(d)) for (fill, _, height), d in lines.items())
+        return [*drawn, *numbers]
 
     def _share_of_row(self, event: PassEvent, y: float) -> tuple[float, float]:
         """Top and height: of two joined passes F is above."""
@@ -158,13 +160,16 @@ class _Gantt:
         half = self.height / 2
         return (y, half - 0.4) if event.kind == "F" else (y + half + 0.4, half - 0.4)
 
-    def _stretch(self, start: float, end: float, y: float) -> Markup:
-        x = self.scale.place(start)
-        return bar(x, y, self.scale.place(end) - x, self.height, "compute")
+    def _stretches(self, stretches: Iterable[tuple[float, float]], y: float) -> Markup:
+        places = ((self.scale.place(start), self.scale.place(end)) for start, end in stretches)
+        drawn = "".join(f"M{x:.1f} {y:.1f}H{end:.1f}v{self.height:.1f}H{x:.1f}z" for x, end in places)
+        return Markup('<path fill="{}" class="f-compute" d="{}"/>').format(COLOURS["compute"], drawn)
 
     @cached_property
-    def _narrowest(self) -> float:
-        return min(self.width(event) for event in self.timeline.events if event.end > event.start)
+    def _too_fine(self) -> bool:
+        events = self.timeline.events
+        narrowest = min(self.width(event) for event in events if event.end > event.start)
+        return narrowest < _LEAST or len(events) > _MOST
 
     @cached_property
     def _size(self) -> int:
@@ -176,8 +181,7 @@ class _Gantt:
 
     def legend(self) -> Markup:
         """What each colour is."""
-        narrow = self._narrowest < _LEAST
-        entries = [([_KINDS["F"]], "computing")] if narrow else _entries(self.timeline.table)
+        entries = [([_KINDS["F"]], "computing")] if self._too_fine else _entries(self.timeline.table)
         parts, x = [], float(_LEFT)
         for colours, words in [*entries, ([COLOURS["band"]], "idle")]:
             for colour in colours:

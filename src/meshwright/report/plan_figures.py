@@ -136,12 +136,15 @@ def _pipeline_figure(priced: PricedPlan) -> Figure:
     ]
     shown = shown_microbatches(layout.pipe, layout.microbatches)
     caption = (
-        f"A row for each of the {layout.pipe} stages, a block for each pass of a microbatch; the bare row is "
-        f"idle. The plan runs {layout.schedule.pipeline}; the slider shows what the other schedules would "
-        "make of it."
+        f"One row for each of the {layout.pipe} stages, one block per pass of a microbatch; where the row is "
+        "bare, "
+        f"the stage idles. The plan runs {layout.schedule.pipeline}; the slider shows the other schedules."
     )
     if shown < layout.microbatches:
-        caption += f" {shown} of {layout.microbatches:,} microbatches are drawn."
+        caption += (
+            f" Only {shown} of {layout.microbatches:,} microbatches are simulated here, so the bubble looks "
+            "larger."
+        )
     return Figure("pipeline", "The pipeline", caption, tuple(frames), slider="schedule")
 
 

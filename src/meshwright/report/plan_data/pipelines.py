@@ -12,8 +12,8 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.space import record
 
-# Passes of one direction that a picture can hold; with more, fewer microbatches are simulated.
-_MOST_PASSES = 4000
+# Microbatches whose passes a picture can still tell apart; of more, the first whole rounds are simulated.
+_MOST_SHOWN = 64
 
 
 def timelines(config: ModelConfig, workload: Workload, candidate: Candidate) -> dict[str, PipelineTimeline]:
@@ -33,11 +33,10 @@ def timelines(config: ModelConfig, workload: Workload, candidate: Candidate) -> 
 def shown_microbatches(pipe: int, microbatches: int) -> int:
     """The number of microbatches to simulate: all, or as many whole rounds of the stages as can be shown.
 
-    >>> shown_microbatches(8, 32), shown_microbatches(64, 1024)
-    (32, 128)
+    >>> shown_microbatches(8, 32), shown_microbatches(8, 244), shown_microbatches(64, 1024)
+    (32, 64, 128)
     """
-    rounds = max(2, _MOST_PASSES // pipe**2)
-    return min(microbatches, rounds * pipe)
+    return min(microbatches, max(2, _MOST_SHOWN // pipe) * pipe)
 
 
 def _variants(layout: Layout) -> Iterator[Layout]:
