@@ -17,8 +17,9 @@ from dataclasses import replace
 
 from meshwright.bench.serve import traffic
 from meshwright.bench.serve.drive import Load
+from meshwright.bench.serve.planned_server import figures
 from meshwright.bench.serve.simulate import Planned, simulate
-from meshwright.bench.serve.summary import LatencyTargets, summary
+from meshwright.bench.serve.summary import LatencyTargets
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
@@ -53,8 +54,7 @@ def main() -> None:
     server = Planned(limits, prices)
 
     def whole() -> None:
-        answers, _ = simulate(server, load_of(asked.requests))
-        summary(answers, LatencyTargets())
+        figures(server, load_of(asked.requests), LatencyTargets())
 
     counted, few = seconds(whole), load_of(asked.alike)
     pairs = [

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -36,6 +37,11 @@ class SequenceWork(NamedTuple):
     num_drafts: int = 0
     samples: bool = True
     window_pages: tuple[int, ...] = ()
+
+    @property
+    def drafts(self) -> Ordered[int]:
+        """The guesses that are to be verified."""
+        return self.tokens[len(self.tokens) - self.num_drafts :] if self.num_drafts else ()
 
     @property
     def num_samples(self) -> int:
@@ -163,6 +169,18 @@ class Limits:
     def tokens_of_a_step(self, num_drafts: int) -> int:
         """Most tokens of a step, of all replicas: their chunks, and a token and its drafts of every slot."""
         return self.chunk * self.num_replicas + self.num_slots * (1 + num_drafts)
+
+    def prompt_time(self, start: int, count: int) -> float:
+        """The time of so many tokens of a prompt from position `start` on, in tokens without attention."""
+        return count * (1 + (start + count / 2) / self.even_context)
+
+    @cached_property
+    def longest_prompts(self) -> float:
+        """The most time of the prompts of a replica's step: twice that of a chunk at the beginning of one.
+
+        Far behind it fewer tokens fit, since attention to all before them takes longer.
+        """
+        return 2 * self.prompt_time(0, self.chunk)
 
     @property
     def pages_of_a_context(self) -> int:

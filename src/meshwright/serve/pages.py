@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 NO_PAGE = -1  # of positions that no window reaches any more
 
 
-@dataclass
+@dataclass(slots=True)
 class Pages:
     """The pages of a sequence, in the order of its positions.
 
@@ -16,11 +16,6 @@ class Pages:
 
     whole: list[int] = field(default_factory=list)
     of_window: list[int] = field(default_factory=list)
-
-    def extend(self, more: "Pages") -> None:
-        """Takes up the pages of the positions behind."""
-        self.whole.extend(more.whole)
-        self.of_window.extend(more.of_window)
 
     @property
     def held_of_window(self) -> list[int]:

@@ -80,11 +80,7 @@ class Replica:
         missing = -(-num_tokens // self._limits.page_size) - len(sequence.pages.whole)
         if missing <= 0:
             return True
-        pages = self._take(missing)
-        if pages is None:
-            return False
-        sequence.pages.extend(pages)
-        return True
+        return self._take(missing, sequence.pages)
 
     def room(self, sequence: Sequence) -> int:
         """Tokens that the sequence can take before `grow` has anything to do for it."""
@@ -114,12 +110,11 @@ class Replica:
         known = self.prefixes.match(tokens)
         num_known = len(known.whole)
         self._share(known)  # so that they are not evicted for the others
-        pages = self._take(len(tokens) // self._limits.page_size - num_known)
-        if pages is not None:
-            known.extend(pages)
+        has_room = self._take(len(tokens) // self._limits.page_size - num_known, known)
+        if has_room:
             self.prefixes.insert(tokens, known)
         self._release(known)
-        return None if pages is None else [ALREADY_THERE] * num_known + pages.whole
+        return [ALREADY_THERE] * num_known + known.whole[num_known:] if has_room else None
 
     def leave(self, sequence: Sequence) -> None:
         """Takes slot and pages from a sequence."""
@@ -131,18 +126,21 @@ class Replica:
     def _known(self, sequence: Sequence) -> Pages:
         return Pages() if self.prefixes is None else self.prefixes.match(sequence.tokens[:-1])
 
-    def _take(self, count: int) -> Pages | None:
-        """`count` pages of each pool; None, and none taken, where they are missing."""
+    def _take(self, count: int, pages: Pages) -> bool:
+        """Whether `pages` now has `count` more of each pool; none are taken where they are missing."""
         if self.prefixes is not None:
             self.prefixes.make_room(count)
         whole = self.pool.take(count)
-        if whole is None or self.window_pool is None:
-            return None if whole is None else Pages(whole)
-        of_window = self.window_pool.take(count)
-        if of_window is None:
-            self.pool.release(whole)
-            return None
-        return Pages(whole, of_window)
+        if whole is None:
+            return False
+        if self.window_pool is not None:
+            of_window = self.window_pool.take(count)
+            if of_window is None:
+                self.pool.release(whole)
+                return False
+            pages.of_window += of_window
+        pages.whole += whole
+        return True
 
     def _leave_behind(self, sequence: Sequence, window_pool: PagePool) -> None:
         """Gives back pages of windows that the sequence's next token does not see."""

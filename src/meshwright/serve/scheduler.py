@@ -151,7 +151,7 @@ class Scheduler:
 
     @property
     def _num_free_slots(self) -> int:
-        return sum(len(replica.free_slots) for replica in self.replicas)
+        return sum([len(replica.free_slots) for replica in self.replicas])
 
     def _replica_of(self, sequence: Sequence) -> Replica:
         if len(self.replicas) == 1:
@@ -234,7 +234,7 @@ class Scheduler:
             # Without a slot: one that came before has just taken its pages.
             if sequence.slot is not None and not is_held:
                 self._continue(sequence, step)
-        if not step.has_preempted and (self._mode == "interleaved" or self._is_filling):
+        if self._waiting and not step.has_preempted and (self._mode == "interleaved" or self._is_filling):
             self._admit(step)
         if self._is_filling and not step.works and self._running:
             self._is_filling = False
@@ -316,7 +316,10 @@ class Scheduler:
             # Where most of its pages are; of equals where the fewest sequences are, and the most free pages.
             if len(able) > 1:
                 able.sort(key=lambda one: (one.num_known(sequence), len(one.free_slots), one.pool.num_free))
-            if not any(self._admit_to(replica, sequence, step) for replica in reversed(able)):
+            for replica in reversed(able):
+                if self._admit_to(replica, sequence, step):
+                    break
+            else:
                 return
 
     def _admit_to(self, replica: Replica, sequence: Sequence, step: "_Step") -> bool:
@@ -382,17 +385,16 @@ class Scheduler:
         A draft that was sampled too is right, and what was sampled behind it holds: so an answer is the same
         as without drafts. Of the first wrong one on, what was computed is written again.
         """
-        sequence, drafts = work.sequence, work.tokens[len(work.tokens) - work.num_drafts :]
-        num_right = next(
-            (i for i, draft in enumerate(drafts) if sampled[i].token != draft),
-            len(drafts),
-        )
+        sequence, drafts = work.sequence, work.drafts
         sequence.num_pending -= 1
-        if drafts:
-            if self._drafter is not None:
-                self._drafter.verified(len(drafts), num_right)
-            if sequence.slot is not None:
-                sequence.num_computed -= len(drafts) - num_right
+        if not drafts:
+            return sampled[:1]
+        wrong = (place for place, draft in enumerate(drafts) if sampled[place].token != draft)
+        num_right = next(wrong, len(drafts))
+        if self._drafter is not None:
+            self._drafter.verified(len(drafts), num_right)
+        if sequence.slot is not None:
+            sequence.num_computed -= len(drafts) - num_right
         return sampled[: num_right + 1]
 
     def delivered(self, work: SequenceWork, sampled: Ordered[TokenScore]) -> Iterator[TokenScore]:
@@ -451,25 +453,19 @@ def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
 
 
 class _Step:
-    """A batch as it fills, and how many prompt tokens of each replica it still has room for.
+    """A batch as it fills, and how many prompt tokens of each replica it still has room for."""
 
-    They take at most twice as long as a chunk at the beginning of a prompt: far behind it fewer of them fit,
-    since attention to all before them takes longer.
-    """
+    __slots__ = ("_block", "_limits", "_room", "_time", "has_preempted", "works")
 
     def __init__(self, limits: Limits) -> None:
         self.works: list[SequenceWork] = []
         self._room: dict[Replica, int] = {}
         self._time: dict[Replica, float] = {}
-        self._chunk, self._block, self._even = limits.chunk, limits.block, limits.even_context
+        self._limits, self._block = limits, limits.block
         self.has_preempted = False
 
-    def _time_of(self, start: int, count: int) -> float:
-        """The time of so many tokens of a prompt from position `start` on, in tokens without attention."""
-        return count * (1 + (start + count / 2) / self._even)
-
     def room_on(self, replica: Replica) -> int:
-        return self._room.get(replica, self._chunk)
+        return self._room.get(replica, self._limits.chunk)
 
     def room_for(self, sequence: Sequence, replica: Replica) -> int:
         """Tokens of the sequence that fit: one always does, as the slots of a step are not prompt tokens.
@@ -479,11 +475,11 @@ class _Step:
         if sequence.num_uncomputed == 1:
             return 1
         room, start = self.room_on(replica), sequence.num_computed
-        left = 2 * self._time_of(0, self._chunk) - self._time.get(replica, 0.0)
+        left = self._limits.longest_prompts - self._time.get(replica, 0.0)
         most = -(-room // self._block) * self._block
-        while most > 0 and self._time_of(start, most) > left:
+        while most > 0 and self._limits.prompt_time(start, most) > left:
             most -= self._block
-        return max(most, 0) or (self._block if room == self._chunk else 0)
+        return max(most, 0) or (self._block if room == self._limits.chunk else 0)
 
     def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
         """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""
@@ -500,6 +496,6 @@ class _Step:
         if count > 1:
             padded = -(-count // self._block) * self._block
             self._room[replica] = self.room_on(replica) - padded
-            self._time[replica] = self._time.get(replica, 0.0) + self._time_of(start, padded)
+            self._time[replica] = self._time.get(replica, 0.0) + self._limits.prompt_time(start, padded)
         sequence.num_computed += len(tokens)
         sequence.num_pending += samples

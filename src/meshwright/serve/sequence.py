@@ -91,8 +91,7 @@ class TokenScore(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One more token of the request at `index` among those submitted together.
 
     finish_reason: set on the last event: `stop` (the token is one of stop_ids and not part of the
@@ -115,7 +114,7 @@ class Event:
         return self.score.logprob
 
 
-@dataclass
+@dataclass(slots=True)
 class Lifetime:
     """When a request came, entered its first step, had its first token, and finished; of `time.perf_counter`.
 
@@ -191,7 +190,12 @@ class Sequence:
 
     def append(self, score: TokenScore) -> Event:
         """The event of the next token; sets finish_reason when it is the last."""
-        token = score.token
+        self.take(score.token)
+        prompt, self.prompt_scores = self.prompt_scores, ()
+        return Event(self.index, score, self.finish_reason, prompt)
+
+    def take(self, token: int) -> None:
+        """Goes on with the next token; sets finish_reason when it is the last."""
         self.tokens.append(token)
         self.num_generated += 1
         if self.edits is not None:
@@ -202,8 +206,6 @@ class Sequence:
             self.finish_reason = "stop"
         elif self.num_generated == self.max_tokens:
             self.finish_reason = "length"
-        prompt, self.prompt_scores = self.prompt_scores, ()
-        return Event(self.index, score, self.finish_reason, prompt)
 
     def grow(self, count: int) -> None:
         """`count` more tokens of an answer whose tokens are counted."""

@@ -1,8 +1,9 @@
 """The figures of a load test: percentiles, throughput, goodput."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,14 @@ class LatencyTargets:
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
 
-    def met_by(self, answer: Answer) -> bool:
-        """Whether the answer is whole and within both targets; one token has no TPOT and meets it."""
-        first = answer.ttft_seconds
-        if answer.error or first is None:
-            return False
-        late = self.ttft_seconds is not None and first > self.ttft_seconds
-        slow = self.tpot_seconds is not None and (answer.tpot_seconds or 0.0) > self.tpot_seconds
-        return not late and not slow
+    def num_met(self, ttft_seconds: np.ndarray, tpot_seconds: np.ndarray) -> int:
+        """How many whole answers have a first token and are within both targets.
+
+        NaN is what was not measured: one token has no TPOT and meets its target.
+        """
+        late = ttft_seconds > (inf if self.ttft_seconds is None else self.ttft_seconds)
+        slow = tpot_seconds > (inf if self.tpot_seconds is None else self.tpot_seconds)
+        return int(np.sum(~np.isnan(ttft_seconds) & ~late & ~slow))
 
 
 def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any]:
@@ -41,10 +42,9 @@ def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any
     )
     rate = 1 / seconds if seconds > 0 else 0.0
     new_tokens = sum(answer.num_tokens for answer in whole)
-    gaps = [answer.gaps_seconds for answer in answers]
-    rows = [_row(answer, gap) for answer, gap in zip(answers, gaps, strict=True)]
-    rows_of_whole = [row for row in rows if row["error"] is None]
-    gaps_of_whole = [gap for gap, answer in zip(gaps, answers, strict=True) if answer.error is None]
+    times = _Times.of(answers)
+    is_whole = np.array([answer.error is None for answer in answers], dtype=bool)
+    of_whole = {name: getattr(times, name)[is_whole] for name in _TIMES}
     return {
         "requests": len(answers),
         "errors": len(answers) - len(whole),
@@ -54,13 +54,13 @@ def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any
         "new_tokens": new_tokens,
         "new_tokens_per_second": new_tokens * rate,
         "requests_per_second": len(whole) * rate,
-        "goodput": sum(map(targets.met_by, answers)) * rate,
+        "goodput": targets.num_met(of_whole["ttft_seconds"], of_whole["tpot_seconds"]) * rate,
         "targets": {"ttft_seconds": targets.ttft_seconds, "tpot_seconds": targets.tpot_seconds},
-        "ttft_seconds": percentiles(_known(rows_of_whole, "ttft_seconds")),
-        "tpot_seconds": percentiles(_known(rows_of_whole, "tpot_seconds")),
-        "itl_seconds": percentiles(np.concatenate(gaps_of_whole) if whole else ()),
-        "request_seconds": percentiles(_known(rows_of_whole, "seconds")),
-        "answers": rows,
+        "ttft_seconds": percentiles(_known(of_whole["ttft_seconds"])),
+        "tpot_seconds": percentiles(_known(of_whole["tpot_seconds"])),
+        "itl_seconds": percentiles(_known(times.gaps[np.repeat(is_whole, times.num_pieces)])),
+        "request_seconds": percentiles(of_whole["seconds"]),
+        "answers": times.rows(answers),
     }
 
 
@@ -74,18 +74,56 @@ def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]
     return {"mean": float(np.mean(values)), **by_name, "max": float(values.max())}
 
 
-def _known(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    return [row[key] for row in rows if row[key] is not None]
+def _known(values: np.ndarray) -> np.ndarray:
+    return values[~np.isnan(values)]
 
 
-def _row(answer: Answer, gaps: np.ndarray) -> dict[str, Any]:
-    return {
-        "start_seconds": answer.start_seconds,
-        "seconds": answer.end_seconds - answer.start_seconds,
-        "ttft_seconds": answer.ttft_seconds,
-        "tpot_seconds": answer.tpot_seconds,
-        "longest_gap_seconds": float(gaps.max()) if len(gaps) else None,
-        "prompt_tokens": answer.prompt_tokens,
-        "new_tokens": answer.num_tokens,
-        "error": answer.error,
-    }
+_TIMES = ("start_seconds", "seconds", "ttft_seconds", "tpot_seconds", "longest_gap_seconds")
+
+
+@dataclass(frozen=True)
+class _Times:
+    """The times of answers, one entry each, in seconds; NaN where nothing was measured.
+
+    num_pieces: of each. gaps: before each piece of all answers, NaN before the first of one.
+    """
+
+    start_seconds: np.ndarray
+    seconds: np.ndarray
+    ttft_seconds: np.ndarray
+    tpot_seconds: np.ndarray
+    longest_gap_seconds: np.ndarray
+    num_pieces: np.ndarray
+    gaps: np.ndarray
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> "_Times":
+        """Those of all answers at once: a test of an hour has a million gaps."""
+        counts = np.array([len(answer.piece_seconds) for answer in answers], dtype=int)
+        pieces = np.concatenate([(), *(answer.piece_seconds for answer in answers)])
+        begin = (np.cumsum(counts) - counts)[counts > 0]
+        gaps = np.diff(pieces, prepend=nan)
+        gaps[begin] = nan
+        start = np.array([answer.start_seconds for answer in answers])
+        end = np.array([answer.end_seconds for answer in answers])
+        tokens = np.array([answer.num_tokens for answer in answers], dtype=int)
+        ttft, tpot, longest = (np.full(len(answers), nan) for _ in range(3))
+        if len(begin):
+            first, last = pieces[begin], pieces[begin + counts[counts > 0] - 1]
+            ttft[counts > 0] = first - start[counts > 0]
+            longest[counts > 0] = np.fmax.reduceat(gaps, begin)
+            tpot[counts > 0] = (last - first) / np.maximum(tokens[counts > 0] - 1, 1)
+            tpot[(counts < 2) | (tokens < 2)] = nan
+        return cls(start, end - start, ttft, tpot, longest, counts, gaps)
+
+    def rows(self, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+        """The record of each answer."""
+        times = [getattr(self, name) for name in _TIMES]
+        columns = [
+            *(np.where(np.isnan(column), None, column).tolist() for column in times),
+            [answer.prompt_tokens for answer in answers],
+            [answer.num_tokens for answer in answers],
+            [answer.error for answer in answers],
+        ]
+        names = (*_TIMES, "prompt_tokens", "new_tokens", "error")
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

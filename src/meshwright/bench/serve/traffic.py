@@ -5,23 +5,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshwright.errors import DataError, nearest
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One request of so many prompt tokens (its own, without earlier turns) and new tokens."""
 
     prompt_tokens: int
     output_tokens: int
 
 
-@dataclass(frozen=True)
-class Chat:
+class Chat(NamedTuple):
     """Turns asked one after the other, each with what went before; a lone request is a chat of one turn.
 
     arrival_seconds: when the first turn is sent, counted from the start of the test.
@@ -46,12 +44,12 @@ class Lengths:
         """The lengths of `num_turns` requests, each at least one token."""
         prompts = self._draw(self.prompt_mean, rng, num_turns)
         outputs = self._draw(self.output_mean, rng, num_turns)
-        return [Turn(int(p), int(o)) for p, o in zip(prompts, outputs, strict=True)]
+        return [Turn(p, o) for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)]
 
     def _draw(self, mean: float, rng: np.random.Generator, count: int) -> np.ndarray:
         # The mean of a log-normal is exp(mu + spread^2 / 2).
         tokens = rng.lognormal(log(mean) - self.spread**2 / 2, self.spread, count)
-        return np.maximum(1, np.rint(tokens))
+        return np.maximum(1, np.rint(tokens)).astype(int)
 
 
 # Mean tokens of the two datasets: Kwon et al. 2023 (arXiv 2309.06180), figure 11. Their spread is not
@@ -90,9 +88,10 @@ def poisson(rate_per_second: float, burst: int, seed: int) -> Iterator[float]:
     """Arrivals of `rate_per_second` on average, `burst` at a time, with exponential times between them."""
     rng, now = np.random.default_rng([seed, 1]), 0.0
     while True:
-        now += float(rng.exponential(burst / rate_per_second))
-        for _ in range(burst):
-            yield now
+        for gap in rng.exponential(burst / rate_per_second, 1024).tolist():
+            now += gap
+            for _ in range(burst):
+                yield now
 
 
 def read_trace(path: Path) -> list[Chat]:

@@ -59,19 +59,23 @@ class StepSeconds:
         num_sequences: that generate, behind `mean_context` positions. chunks: of each prompt its tokens in
         this step, and the positions up to their last. num_drafts: guesses verified, of all sequences.
         """
-        num_tokens = sum(count for count, _ in chunks)
-        alone = self._prompt(num_tokens, max(ends for _, ends in chunks)) if chunks else 0.0
+        alone, num_tokens = 0.0, 0
+        if chunks:
+            counts, ends = zip(*chunks, strict=True)
+            num_tokens = sum(counts)
+            alone = self._prompt(num_tokens, max(ends))
         if not num_sequences:
             return alone
         generating = self.generate(num_sequences, mean_context)
         besides = num_tokens + num_drafts
         if not besides:
             return generating
-        attention = max(0.0, generating - self._products(num_sequences))
+        products = self._products(num_sequences)
+        attention = generating - products if generating > products else 0.0
         if not chunks:
             return attention + self._products(num_sequences + num_drafts)
         more = self._products(num_sequences + besides) - self._products(num_tokens)
-        return alone + attention + max(0.0, more)
+        return alone + attention + more if more > 0 else alone + attention
 
     def _products(self, num_tokens: int) -> float:
         """Seconds of a generate step of `num_tokens` sequences with almost no context."""
