@@ -4,7 +4,7 @@ from meshwright.layout.axes import AXES
 from meshwright.layout.layout import Layout
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.precision import FITS
-from meshwright.layout.schedule import REMATS
+from meshwright.layout.schedule import DISPATCHES, REMATS
 from meshwright.layout.short import OPTIONS, WORDS
 
 MEANINGS = {
@@ -31,6 +31,7 @@ MEANINGS = {
     "offload_optimizer": "Whether the optimizer's state and float32 weights wait in the host's memory.",
     "capacity": "The most tokens of an expert, in times its even share; without it, all that choose it.",
     "grouped": "Whether the devices of a group of experts gather its tokens, where else rows are exchanged.",
+    "dispatch": "Whether each row crosses the network for itself, or those of one token for one node once.",
     "weights_dtype": "Stored weights; narrower than bf16 only in inference.",
     "compute_dtype": "Activations and gathers.",
     "matmul_dtype": "Operands of matmuls, where they differ from `compute_dtype`. Training has fp8 and int8, "
@@ -73,6 +74,8 @@ def _values(word: str) -> str:
         )
     if word == "remat":
         return _listed(REMATS)
+    if word == "dispatch":
+        return _listed(DISPATCHES)
     if word in _FLAGS:
         return _listed([False, True])
     return _FREE[word] if word in _FREE else _listed(FITS.get(word, ()))

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from meshwright.cost.collectives import Copies
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
@@ -77,6 +78,19 @@ class TestExperts:
 
     def test_without_expert_parallelism_no_token_moves(self) -> None:
         assert self._all_to_alls(Layout.of(data=8)) == []
+
+    def test_a_token_goes_once_to_a_node_where_the_layout_says_so(self) -> None:
+        """Of DeepSeek-V3's 8 experts in 4 of 8 groups: as many copies, all four ways."""
+        config = load_model("deepseek-v3")
+        for dispatch, copies in (("each", Copies()), ("once", Copies(8, 8, 4))):
+            graph = _record(config, Layout.of(data=8, expert=8, dispatch=dispatch))
+            sent = [
+                transfer.copies
+                for _, node in graph.nodes()
+                for transfer in (*node.forward_transfers, *node.backward_transfers)
+                if transfer.op == "all_to_all"
+            ]
+            assert sent and set(sent) == {copies}
 
     def test_an_experts_gradient_is_summed_over_the_other_data_ranks_alone(self) -> None:
         graph = _record(self.CONFIG, Layout.of(data=8, expert=4))

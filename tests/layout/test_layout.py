@@ -271,6 +271,15 @@ class TestWideLayouts:
 
 
 class TestCheck:
+    def test_tokens_that_go_once_to_a_node_are_planned_alone(self) -> None:
+        layout = Layout.of(data=8, expert=8, dispatch="once")
+        assert why_not(load_model("mixtral-8x7b"), layout) == "dispatch=once"
+        assert why_not(load_model("mixtral-8x7b"), layout.replace(dispatch="each")) is None
+        with pytest.raises(LayoutError, match=r"grouped = true, under which no row travels; fits: one of"):
+            layout.replace(grouped=True)
+        with pytest.raises(LayoutError, match=r"has no experts .E. for dispatch = once; leave out dispatch$"):
+            Layout.of(data=8, dispatch="once").check(LLAMA)
+
     @pytest.mark.parametrize(
         ("layout", "message"),
         [

@@ -62,8 +62,40 @@ PROTOCOLS = (Protocol(1.0, 1.0, 1.0), Protocol(1.9 / 3.4, 4 / 14, 0.92), Protoco
 _AROUND = ("all_gather", "reduce_scatter", "all_reduce")
 
 
+class Copies(NamedTuple):
+    """Rows of an all-to-all that are copies of one, each for another device.
+
+    rows: as many. Those for one slice or domain cross to it as one. groups, met: of groups of devices, those
+    that the copies of one row go to.
+    """
+
+    rows: int = 1
+    groups: int = 1
+    met: int = 1
+
+    def crossing(self, num_domains: int) -> float:
+        """Share of the rows that cross where those for one of `num_domains` do as one: its mean over random
+        choices of r domains, r (1 - (1 - 1/r)^k) of k rows.
+
+        r: all, or as many as the groups that are met lie in.
+
+        >>> Copies().crossing(4), round(Copies(8).crossing(4), 3), round(Copies(8, 8, 4).crossing(8), 3)
+        (1.0, 0.45, 0.45)
+        """
+        reached = min(num_domains, max(self.met, num_domains * self.met / self.groups))
+        return reached * (1 - (1 - 1 / reached) ** self.rows) / self.rows
+
+
+ALONE = Copies()
+
+
 def collective_seconds(
-    op: Op, gathered_bytes: float, axes: str | tuple[str, ...], placement: Placement, *, copies: int = 1
+    op: Op,
+    gathered_bytes: float,
+    axes: str | tuple[str, ...],
+    placement: Placement,
+    *,
+    copies: Copies = ALONE,
 ) -> CollectivePrice:
     """The price of one collective over one or several mesh axes at once.
 
@@ -76,9 +108,10 @@ def collective_seconds(
     launch of the kernel counts into the latency of the first phase, an all-gather or reduce-scatter is a
     ring over all n devices, with n - 1 steps of which those between the domains cross the network, and an
     all-reduce is two rings or a tree, whichever is faster. Both pass blocks over all links at once, so the
-    slowest sets the bandwidth; an all-to-all takes one phase after the other.
-    copies: of each row of an all-to-all, for different devices: those for one slice or domain cross to it
-    as one, and are copied there (DeepEP, DeepSeek-V3, 2024).
+    slowest sets the bandwidth; an all-to-all takes one phase after the other, unless its rows are copied
+    where they arrive: then blocks pass over all links at once, too.
+    copies: of each row of an all-to-all: those for one slice or domain cross to it as one, and are copied
+    there (DeepSeek-V3, 2024, section 3.2.2; DeepEP).
     gathered_bytes: V. An all-reduce is a reduce-scatter and an all-gather; a reduce-scatter over several
     dimensions of a torus takes the network's `scatter_passes`.
     Raises LayoutError for an axis that the mesh does not have.
@@ -89,19 +122,20 @@ def collective_seconds(
     if isinstance(network, SharedMemory):
         return _host_price(op, gathered_bytes, placement.stretches(names), network.costs[op])
     ways = _ways_to_send(op, placement.stretches(names), network, copies)
-    found = (_way_price(op, gathered_bytes, way, network) for way in ways)
+    at_once = _at_once(op, network, copies)
+    found = (_way_price(op, gathered_bytes, way, network, at_once=at_once) for way in ways)
     return min(found, key=lambda price: price.seconds, default=NOTHING)
 
 
 def _way_price(
-    op: Op, gathered_bytes: float, way: "tuple[_Part, ...]", network: Torus | Switch
+    op: Op, gathered_bytes: float, way: "tuple[_Part, ...]", network: Torus | Switch, *, at_once: bool
 ) -> CollectivePrice:
     prices = [_part_price(op, gathered_bytes, part, network) for part in way]
     slower = max(prices, key=lambda price: price.seconds)
     if op == "permute" or len(prices) == 1:  # a message takes the links of one part
         return slower
     seconds, hops = sum(price.seconds for price in prices), sum(price.hops for price in prices)
-    if op in _AROUND and isinstance(network, Switch):
+    if at_once:
         latency = sum(part.latency for part in way)
         bandwidth = max(price.seconds - part.latency for price, part in zip(prices, way, strict=True))
         seconds = latency + bandwidth
@@ -116,12 +150,12 @@ def seconds_by_bytes(op: Op, axes: tuple[str, ...], placement: Placement) -> Cal
     network = placement.network
     if isinstance(network, SharedMemory) or network.efficiency:
         return lambda gathered_bytes: collective_seconds(op, gathered_bytes, axes, placement).seconds
-    lines, adds = _kept_lines(op, placement.stretches(axes), network, 1), isinstance(network, Switch)
+    lines, adds = _kept_lines(op, placement.stretches(axes), network, ALONE), isinstance(network, Switch)
     return lambda gathered_bytes: along_lines(op, gathered_bytes, lines, adds=adds)
 
 
 def seconds_of_many(
-    op: Op, axes: tuple[str, ...], placements: Sequence[Placement], *, copies: int = 1
+    op: Op, axes: tuple[str, ...], placements: Sequence[Placement], *, copies: Copies = ALONE
 ) -> Callable[[Any], Any]:
     """The seconds of `collective_seconds` on each placement, as a function of an array with a V for each."""
     import numpy as np  # a tenth of a second, which the price of a single layout need not take
@@ -163,19 +197,24 @@ def along_lines(op: Op, gathered_bytes: Any, lines: Lines, *, adds: bool) -> Any
     return fastest
 
 
-def lines_of(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: int) -> Lines:
+def lines_of(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Copies) -> Lines:
     """What `along_lines` takes, over the links of a placement: a line is zero where a phase is not."""
     found = _ways_to_send(op, links, network, copies) or ((),) * _num_ways(op, network)
-    lines = []
+    lines, at_once = [], _at_once(op, network, copies)
     for way in found:
         inner = outer = (0.0, 0.0)
         for part in way:
             line = part.bandwidth_seconds(1.0), part.latency
             inner, outer = (inner, line) if part.link in OUTER_LINKS else (line, outer)
-        if op in _AROUND and isinstance(network, Switch):
+        if at_once:
             inner, outer = (larger(inner[0], outer[0]), inner[1] + outer[1]), (0.0, 0.0)
         lines.append((inner, outer))
     return tuple(lines)
+
+
+def _at_once(op: Op, network: Torus | Switch, copies: Copies) -> bool:
+    """Whether blocks pass over all links of a switch at once, so that the slowest sets the bandwidth."""
+    return isinstance(network, Switch) and (op in _AROUND or copies.rows > 1)
 
 
 _kept_lines = lru_cache(maxsize=65536)(lines_of)
@@ -204,7 +243,7 @@ def _num_ways(op: Op, network: Torus | Switch) -> int:
 
 
 def _ways_to_send(
-    op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: int
+    op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Copies
 ) -> tuple[tuple[_Part, ...], ...]:
     """The ways in which a collective can run, each its phases: on a torus one, on a switch several."""
     parts = _parts(op, links, network, copies)
@@ -252,7 +291,7 @@ def _under(protocol: Protocol, way: tuple[_Part, ...], network: Switch) -> tuple
     return tuple(found)
 
 
-def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: int) -> tuple[_Part, ...]:
+def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Copies) -> tuple[_Part, ...]:
     """The phases of a collective: that inside slices or domains, and that between them.
 
     Of a permute they run at once: a block takes the links of one of them.
@@ -273,23 +312,12 @@ def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: int
     )
     parts = [_part(op, inner, inner_share, launch, whole)] if inner else []
     if outer:
-        between = _part(op, outer, _crossing(num_outer, copies) / num_inner, 0.0 if inner else launch, passes)
+        between = _part(op, outer, copies.crossing(num_outer) / num_inner, 0.0 if inner else launch, passes)
         if isinstance(network, Switch):
             rate = between.seconds_per_byte / network.share_by_nodes(op, num_outer)
             between = between._replace(seconds_per_byte=rate)
         parts.append(between)
     return tuple(parts)
-
-
-def _crossing(num_domains: int, copies: int) -> float:
-    """Share of `copies` rows left if those for one of `num_domains` cross as one: its mean over random ways.
-
-    >>> _crossing(4, 1), round(_crossing(4, 8), 3)
-    (1.0, 0.45)
-    """
-    if copies == 1:
-        return 1.0
-    return num_domains * (1 - (1 - 1 / num_domains) ** copies) / copies
 
 
 def _part(op: Op, links: tuple[Link, ...], share: float, launch: float, passes: int) -> _Part:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
-from meshwright.cost.collectives import Op
+from meshwright.cost.collectives import ALONE, Copies, Op
 from meshwright.models.parameters import is_latent
 from meshwright.notation.array import ShardedArray
 
@@ -68,8 +68,7 @@ class Transfer:
     what: the kind of array that travels. gathered_bytes: V, as cost/collectives.py prices it. critical:
     compute waits for it; the others (weights gathered, gradients reduced) may hide under compute. once: of
     a step, not of every microbatch, as gradients that accumulate where they are made are reduced. repeat:
-    times in a row, as the blocks of a ring. copies: of each row that go to different devices, as a token
-    goes to several experts.
+    times in a row, as the blocks of a ring. copies: of each row, which cross to a node as one.
     """
 
     what: Cargo
@@ -81,7 +80,7 @@ class Transfer:
     critical: bool
     once: bool = False
     repeat: int = 1
-    copies: int = 1
+    copies: Copies = ALONE
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from meshwright.cost.collectives import Copies
 from meshwright.cost.figures import smaller
 from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
@@ -452,7 +453,7 @@ class SymbolicOps(Recorder):
         return self._exchange(name, self.elementwise(f"{name}_sum", (y, own), parts, (y, own)), back)
 
     def _exchange(self, name: str, rows: Value, reshard: Reshard, counts: tuple[Value, ...] = ()) -> Value:
-        """Rows of tokens to or from the experts' devices, k of each token.
+        """Rows of tokens to or from the experts' devices, k of each token, or one for each node of them.
 
         Where a schedule joins the passes of two microbatches (DualPipe; DeepSeek-V3, 2024), one's rows travel
         beside the other's compute (cost/step.py).
@@ -465,7 +466,9 @@ class SymbolicOps(Recorder):
             return out
         if reshard.used.same_layout(self.layout.routed(name)):
             out = replace(self._rows_at_home(name, out.dtype), is_copy=out.is_copy)
-        node = _with_copies(self.nodes[-1], moe.experts_per_token)
+        node = self.nodes[-1]
+        if self.layout.schedule.dispatch == "once":
+            node = _with_copies(node, Copies(moe.experts_per_token, moe.num_groups, moe.groups_per_token))
         self.nodes[-1] = replace(node, inputs=(*node.inputs, *counts), outputs=(out,))
         return out
 
@@ -555,7 +558,7 @@ class SymbolicOps(Recorder):
         return chunk, (copy,)
 
 
-def _with_copies(node: Node, copies: int) -> Node:
+def _with_copies(node: Node, copies: Copies) -> Node:
     def copied(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
         return tuple(replace(t, copies=copies) if t.op == "all_to_all" else t for t in transfers)
 

@@ -52,6 +52,8 @@ class Software:
     reports_first_stage: whether the memory that it tells of is that of the first stage, not of the fullest.
     counts_head: whether stages are filled with whole layers until each is past its share of all parameters,
     the head's among them; else layers alone are dealt out.
+    once_since: the year from which a token goes to a node once, for all of its experts there
+    (`Schedule.dispatch`); 0: never.
     static_rows: whether shapes do not depend on data: experts then have room for all rows that could come.
     sources: where each figure comes from, by key.
     """
@@ -72,6 +74,7 @@ class Software:
     counts_head: bool = False
     static_rows: bool = False
     flash_since: int = 0
+    once_since: int = 0
     flash: bool = True
     fused: tuple[str, ...] = ()
     loss_arrays: int = 0
@@ -138,7 +141,7 @@ def read_software(text: str, origin: str) -> Software:
     """The software that TOML `text` describes. Raises HardwareError naming file, line and key of a fault."""
     file = CheckedToml(origin, text)
     data = file.parse()
-    counts = ("flash_since", "loss_arrays", "split_loss_arrays")
+    counts = ("flash_since", "once_since", "loss_arrays", "split_loss_arrays")
     known_keys = ("name", "about", "odds", "seconds", "sources", "fused", *counts, *_HOST, *_FLAGS)
     file.refuse_unknown(data, known_keys)
     factors: dict[str, dict[str, float]] = {}
@@ -161,9 +164,7 @@ def read_software(text: str, origin: str) -> Software:
         seconds=factors["seconds"],
         **{key: file.figure(data, key) for key in _HOST if key in data},
         **flags,
-        flash_since=numbers.get("flash_since", 0),
-        loss_arrays=numbers.get("loss_arrays", 0),
-        split_loss_arrays=numbers.get("split_loss_arrays", 0),
+        **numbers,
         fused=tuple(fused),
         sources=file.strings(data, "sources"),
     )

@@ -120,7 +120,11 @@ def check_fields(layout: "Layout", config: ModelConfig) -> None:
             f"{precision.matmul_dtype or precision.compute_dtype}, which has no scales; "
             f"fits: matmul_dtype in {{{', '.join(SCALED_DTYPES)}}}"
         )
-    of_experts = {"grouped": "true" if schedule.grouped else None, "capacity": schedule.capacity}
+    of_experts = {
+        "grouped": "true" if schedule.grouped else None,
+        "dispatch": schedule.dispatch if schedule.dispatch != "each" else None,
+        "capacity": schedule.capacity,
+    }
     for name, value in of_experts.items():
         if value is not None and config.moe is None:
             raise LayoutError(f"{config.name} has no experts (E) for {name} = {value}; leave out {name}")

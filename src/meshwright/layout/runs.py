@@ -56,6 +56,7 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         return word
     schedule, precision, is_inference = layout.schedule, layout.precision, phase != "train"
     features = {
+        f"dispatch={schedule.dispatch}": schedule.dispatch != "each",
         f"offload=true with pipe={layout.pipe}": schedule.offload and layout.pipe > 1,
         "offload=true": schedule.offload and is_inference,
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,

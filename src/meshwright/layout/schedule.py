@@ -6,6 +6,7 @@ from meshwright.errors import LayoutError, nearest
 from meshwright.layout.pipeline import SCHEDULES
 
 REMATS = ("none", "attention", "matmuls", "latents", "alternate", "full")
+DISPATCHES = ("each", "once")
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Schedule:
     the host's memory. offload_optimizer: so do the optimizer's state and float32 weights between updates.
     capacity: how many times its even share of a device's tokens an expert takes at most, the others going
     past it (None: all that choose it). grouped: tokens are gathered by the devices of a group of experts, and
-    no row travels (layout/grouped.py).
+    no row travels (layout/grouped.py). dispatch: rows that travel go "each" to its expert, or those of one
+    token for the same node "once" over the network, and are copied there (DeepSeek-V3, 2024, section 3.2.2).
     """
 
     microbatches: int = 1
@@ -30,6 +32,7 @@ class Schedule:
     offload_optimizer: bool = False
     capacity: float | None = None
     grouped: bool = False
+    dispatch: str = "each"
 
     def __post_init__(self) -> None:
         for name in ("microbatches", "interleave"):
@@ -43,7 +46,13 @@ class Schedule:
                 f"layout: capacity = {self.capacity} with grouped = true, under which experts take all the "
                 "tokens that choose them; fits: one of the two"
             )
-        for name, value, known in (("remat", self.remat, REMATS), ("schedule", self.pipeline, SCHEDULES)):
+        if self.grouped and self.dispatch != "each":
+            raise LayoutError(
+                f"layout: dispatch = {self.dispatch} with grouped = true, under which no row travels; "
+                "fits: one of the two"
+            )
+        choices = ("remat", self.remat, REMATS), ("dispatch", self.dispatch, DISPATCHES)
+        for name, value, known in (*choices, ("schedule", self.pipeline, SCHEDULES)):
             if value not in known:
                 raise LayoutError(f"layout: {name} = {value!r}; {nearest(value, list(known))}")
         if self.interleave > 1 and self.pipeline == "1f1b":

@@ -14,6 +14,7 @@ NOT_SEARCHED = (
     "offload",
     "offload_optimizer",
     "capacity",
+    "dispatch",
     "matmul_dtype",
     "matmul_scales",
     "gradients_dtype",

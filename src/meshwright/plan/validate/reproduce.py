@@ -174,6 +174,7 @@ def _layouts(
                 "pipe": pipe,
                 "context": context,
                 "expert": row.expert or 1,
+                "dispatch": "once" if _dispatches_once(row, config, hardware) else "each",
                 "zero": zero,
                 "zero_context": context > 1 and bool(zero),  # as all frameworks do
                 "sequence_parallel": split and tensor > 1,
@@ -186,6 +187,12 @@ def _layouts(
                 **states,
             }
         )
+
+
+def _dispatches_once(row: PublishedRow, config: ModelConfig, hardware: Hardware) -> bool:
+    """Whether the row's software sends a token to a node once, for all of its experts there."""
+    since = hardware.software.once_since
+    return config.moe is not None and bool(since) and row.year is not None and row.year >= since
 
 
 def _least_tensor(row: PublishedRow) -> int:
