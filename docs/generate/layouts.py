@@ -39,6 +39,7 @@ MEANINGS = {
     "matmul_scales": "What a scale of fp8 and int8 operands is of, in training: a row or column of a "
     "device's block, or a tile of 128 numbers of an activation and of 128 x 128 of a weight, as DeepSeek-V3 "
     "was trained. Plans price both alike.",
+    "saved_dtype": "What products and gates read, as it is kept for the backward pass; planned alone.",
     "gradients_dtype": "Gradients as they are summed over devices and microbatches; by default the sums over "
     "devices are in `compute_dtype`, those over microbatches in `weights_dtype`.",
     "optimizer": "The rule that updates the weights.",

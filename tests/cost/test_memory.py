@@ -80,6 +80,16 @@ def test_latents_are_kept_and_not_what_is_made_of_them() -> None:
     assert again == {"wq_up", "wk_up", "wv_up"}
 
 
+def test_what_products_and_gates_read_may_be_kept_in_a_byte() -> None:
+    """Nothing recomputed: two normed inputs, what wo reads, gate, up and their product; not x, q, k, v."""
+    wide, narrow = (
+        _memory(Layout.of(matmul_dtype="fp8", saved_dtype=kept)).activations for kept in (None, "fp8")
+    )
+    of_layers = 2 * BTD + TOKENS * N * H + 3 * TOKENS * F
+    of_head = BTD  # the normed input of the head
+    assert wide - narrow == L * of_layers + of_head
+
+
 def test_float32_doubles_weights_and_keeps_the_moments() -> None:
     params, memory = count_params(SMALL).total, _memory(Layout.of(weights_dtype="f32"))
     assert (memory.weights, memory.gradients, memory.optimizer) == (4 * params, 4 * params, 8 * params)

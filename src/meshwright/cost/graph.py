@@ -141,13 +141,15 @@ class Segment:
     """Nodes that run `count` times: the embedding, one layer, the head.
 
     source: the input that a layer's rematerialisation starts from; None where nothing is recomputed:
-    such a segment is on the first stage of a pipeline, or after the layers on the last.
+    such a segment is on the first stage of a pipeline, or after the layers on the last. saved_dtype: of
+    what products and gates read, as it is kept.
     """
 
     name: str
     nodes: tuple[Node, ...]
     count: int
     source: Value | None = None
+    saved_dtype: str | None = None
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -230,9 +230,24 @@ def held_bytes(graph: Graph, counts: Counts, remat: str) -> HeldBytes:
 
 @kept_with
 def saved_bytes(segment: Segment, remat: str) -> int:
-    """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer."""
+    """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer.
+
+    What products and gates read may be kept narrower than it is made (DeepSeek-V3, 2024, section 3.3.3);
+    its scales are not counted.
+    """
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
-    return _bytes([value for value in saved_values(segment, remat) if id(value) not in weights])
+    values = [value for value in saved_values(segment, remat) if id(value) not in weights]
+    if segment.saved_dtype is None:
+        return _bytes(values)
+    readers = [node for node in segment.nodes if node.kind == "matmul" or node.steps == "gates"]
+    narrowed = {id(value) for node in readers for value in node.inputs}
+    each = dtype_bytes(segment.saved_dtype)
+    return whole(
+        sum(
+            value.memory_bytes * (each / dtype_bytes(value.dtype) if id(value) in narrowed else 1)
+            for value in values
+        )
+    )
 
 
 @kept_with

@@ -114,7 +114,9 @@ class Recorder:
     def close(self, name: str, count: int, source: Value | None = None) -> None:
         """The nodes since the last segment as one that runs `count` times."""
         if self.nodes:
-            self.segments.append(Segment(name, tuple(self.nodes), count, source))
+            self.segments.append(
+                Segment(name, tuple(self.nodes), count, source, self.layout.precision.saved_dtype)
+            )
         self.nodes = []
         # Layers of other windows are recorded with the same weights and have their own.
         self._used |= set() if source else set(self._used_here)

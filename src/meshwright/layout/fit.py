@@ -120,6 +120,12 @@ def check_fields(layout: "Layout", config: ModelConfig) -> None:
             f"{precision.matmul_dtype or precision.compute_dtype}, which has no scales; "
             f"fits: matmul_dtype in {{{', '.join(SCALED_DTYPES)}}}"
         )
+    if precision.saved_dtype and precision.matmul_dtype != precision.saved_dtype:
+        raise LayoutError(
+            f"layout: saved_dtype = {precision.saved_dtype} with matmul_dtype = "
+            f"{precision.matmul_dtype or precision.compute_dtype}, whose operands are not made in it; "
+            f"fits: matmul_dtype = {precision.saved_dtype}"
+        )
     of_experts = {
         "grouped": "true" if schedule.grouped else None,
         "dispatch": schedule.dispatch if schedule.dispatch != "each" else None,

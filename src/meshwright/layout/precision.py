@@ -21,7 +21,8 @@ class Precision:
     weights_dtype: stored weights; narrower than bf16 only where nothing is trained. kv_dtype: the cache of
     keys and values in inference (None: compute_dtype). compute_dtype: activations and gathers. matmul_dtype:
     the operands of matmuls alone (None: compute_dtype). matmul_scales: whether operands of fp8 or int8 have
-    a scale for each of their "rows" (None) or of their "tiles" of 128 numbers, in training. gradients_dtype:
+    a scale for each of their "rows" (None) or of their "tiles" of 128 numbers, in training. saved_dtype: what
+    products and gates read, as it is kept for the backward pass (None: as it is made). gradients_dtype:
     gradients, as they are summed over devices (None: compute_dtype) and over microbatches (None:
     weights_dtype). optimizer: of OPTIMIZERS; optimizer_dtype: of its state, such as Adam's two moments.
     master_weights: whether a float32 copy lies beside the weights.
@@ -34,6 +35,7 @@ class Precision:
     optimizer_dtype: str = "f32"
     master_weights: bool = False
     kv_dtype: str | None = None
+    saved_dtype: str | None = None
     optimizer: str = "adamw"
     matmul_scales: str | None = None
 
@@ -51,12 +53,13 @@ class Precision:
             )
 
 
-_MAY_BE_NONE = ("matmul_dtype", "matmul_scales", "gradients_dtype", "kv_dtype")
+_MAY_BE_NONE = ("matmul_dtype", "matmul_scales", "gradients_dtype", "kv_dtype", "saved_dtype")
 FITS = {
     "weights_dtype": STORED_DTYPES,
     "kv_dtype": STORED_DTYPES,
     "compute_dtype": DTYPES,
     "matmul_dtype": MATMUL_DTYPES,
+    "saved_dtype": ("fp8",),
     "gradients_dtype": DTYPES,
     "optimizer_dtype": OPTIMIZER_DTYPES,
     "optimizer": OPTIMIZERS,

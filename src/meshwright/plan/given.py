@@ -17,6 +17,7 @@ NOT_SEARCHED = (
     "dispatch",
     "matmul_dtype",
     "matmul_scales",
+    "saved_dtype",
     "gradients_dtype",
     "optimizer",
     "optimizer_dtype",
