@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from meshwright.bench.serve import traffic
 from meshwright.bench.serve.drive import Load
+from meshwright.bench.serve.padded import PaddedSteps
 from meshwright.bench.serve.planned_server import figures
 from meshwright.bench.serve.simulate import Planned, simulate
 from meshwright.bench.serve.summary import LatencyTargets
@@ -51,7 +52,7 @@ def main() -> None:
     layout, machine = Layout.of(tensor=8, compute_dtype="bf16"), catalog.load("h100:1x8")
     most = limits.tokens_of_a_step(0)
     prices = StepSeconds(load_model("llama-3-8b"), layout, machine, most, CONTEXT)
-    server = Planned(limits, prices)
+    server = Planned(limits, PaddedSteps(prices, limits, has_kernels=True))
 
     def whole() -> None:
         figures(server, load_of(asked.requests), LatencyTargets())

@@ -1,11 +1,14 @@
 """Load tests on a clock that prices move on: by hand, by queueing theory, and by what each mode promises."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from meshwright.bench.serve.drive import Load
+from meshwright.bench.serve.padded import PaddedSteps
 from meshwright.bench.serve.simulate import Planned, simulate
 from meshwright.bench.serve.traffic import Chat, Turn, poisson
 from meshwright.cost.inference import pass_cost
@@ -14,7 +17,8 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds
-from meshwright.serve.batch import Limits
+from meshwright.serve.batch import Batch, Limits, SequenceWork
+from meshwright.serve.runner import JaxRunner
 
 
 class Fixed:
@@ -203,3 +207,40 @@ def test_prompts_and_answers_together_read_the_weights_once(steps: StepSeconds):
     apart = steps.seconds(32, 1024, []) + steps.seconds(0, 0, [(256, 1024)])
     together = steps.seconds(32, 1024, [(256, 1024)])
     assert steps.seconds(0, 0, [(256, 1024)]) < together < apart
+
+
+class Asked:
+    """Prices that tell what they were asked for."""
+
+    def seconds(self, num_sequences, mean_context, chunks, num_drafts) -> Any:
+        return num_sequences, num_sequences * mean_context, chunks, num_drafts
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_kernels: bool):
+    """Rows and blocks are those of the shape that its runner takes for the same batch."""
+    random = np.random.default_rng(seed)
+    limits = Limits.of(int(random.integers(1, 12)), 1024, chunk=int(random.integers(1, 9)) * 64)
+    runner: Any = SimpleNamespace(
+        limits=limits, _mesh=one_device(has_kernels), _num_drafts=0, _has_kernels=has_kernels
+    )
+    runner._steps = dict.fromkeys(JaxRunner._shapes(runner))
+    num_blocks = int(random.integers(0, limits.chunk // limits.block + 1))
+    num_others = int(random.integers(0 if num_blocks else 1, limits.num_slots + 1))
+    works = [SequenceWork(None, 0, 300, [1], ()) for _ in range(num_others)]  # type: ignore[arg-type]
+    start = int(random.choice([0, 64]))
+    if num_blocks:
+        count = num_blocks * limits.block - int(random.integers(0, 60))
+        works.append(SequenceWork(None, 0, start, [1] * count, ()))  # type: ignore[arg-type]
+    batch = Batch(tuple(works))
+    shape = JaxRunner._shape_of(runner, batch)
+    rows, contexts, chunks, _ = PaddedSteps(Asked(), limits, has_kernels=has_kernels).seconds(*batch.figures)
+    assert rows == shape.generate
+    assert sum(count for count, _ in chunks) == max(shape.blocks, shape.fresh) * limits.block
+    assert contexts == pytest.approx(301 * num_others)
+
+
+def one_device(is_accelerator: bool) -> Any:
+    platform = "gpu" if is_accelerator else "cpu"
+    return SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)], dtype=object))

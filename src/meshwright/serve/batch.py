@@ -89,6 +89,18 @@ def on_each(num_replicas: int) -> str:
     return f" on each of {num_replicas} replicas" if num_replicas > 1 else ""
 
 
+def compiled_sizes(most: int) -> list[int]:
+    """The numbers of rows or blocks that programs have: powers of two below `most`, and `most`.
+
+    >>> compiled_sizes(6), compiled_sizes(1)
+    ([1, 2, 4, 6], [1])
+    """
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(2 * sizes[-1], most))
+    return sizes
+
+
 @dataclass(frozen=True)
 class Limits:
     """How much a runner holds, in sequences, positions and tokens.

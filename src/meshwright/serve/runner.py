@@ -42,6 +42,7 @@ from meshwright.serve.batch import (
     Batch,
     Limits,
     SequenceWork,
+    compiled_sizes,
     on_each,
 )
 from meshwright.serve.host_pages import HostPages
@@ -166,7 +167,7 @@ class JaxRunner:
                     choice = self._programs.choice(num_logits, with_edits=with_edits)
                     self._choices[num_logits, with_edits] = choice
         moves_pages = self._shares_pages or self._host.num_pages
-        for count in _sizes(self.limits.pages_of_a_context) if moves_pages else ():
+        for count in compiled_sizes(self.limits.pages_of_a_context) if moves_pages else ():
             self._exports[count] = self._programs.export(count)
             self._accepts[count] = self._programs.accept(count)
         self._pools, self._last = self._programs.empty()
@@ -203,7 +204,7 @@ class JaxRunner:
 
     def _rows_for(self, num_sequences: int) -> int:
         of_replica = -(-num_sequences // self.limits.num_replicas)
-        return next(n for n in _sizes(self.limits.slots_of_replica) if n >= of_replica)
+        return next(n for n in compiled_sizes(self.limits.slots_of_replica) if n >= of_replica)
 
     def cost_ratio(self, num_sequences: int) -> float:
         """How much longer a step that verifies drafts of so many sequences takes than one that generates."""
@@ -211,8 +212,8 @@ class JaxRunner:
         return self._seconds[_Shape(0, count, 0)] / self._seconds[_Shape(count, 0, 0)]
 
     def _shapes(self) -> list[_Shape]:
-        slots = _sizes(self.limits.slots_of_replica)
-        blocks = _sizes(self.limits.chunk // self.limits.block)
+        slots = compiled_sizes(self.limits.slots_of_replica)
+        blocks = compiled_sizes(self.limits.chunk // self.limits.block)
         narrow = _widths(self.limits.pages_of_a_context) if reads_whole_tables(self._mesh) else []
         return [
             *[_Shape(count, 0, 0, pages=pages) for count in slots for pages in [*narrow, 0]],
@@ -497,18 +498,6 @@ def _starts(rows: tuple[Rows, ...]) -> Any:
 
 def _num_blocks(work: SequenceWork, block: int) -> int:
     return 0 if len(work.tokens) == 1 + work.num_drafts else -(-len(work.tokens) // block)
-
-
-def _sizes(most: int) -> list[int]:
-    """Powers of two below `most`, and `most`.
-
-    >>> _sizes(6), _sizes(1)
-    ([1, 2, 4, 6], [1])
-    """
-    sizes = [1]
-    while sizes[-1] < most:
-        sizes.append(min(2 * sizes[-1], most))
-    return sizes
 
 
 def _widths(most: int) -> list[int]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from meshwright.bench.serve.drive import Load
+from meshwright.bench.serve.padded import PaddedSteps
 from meshwright.bench.serve.simulate import Planned, Used, collector_paused, simulate
 from meshwright.bench.serve.summary import LatencyTargets, summary
 from meshwright.bench.serve.traffic import within
@@ -86,9 +87,10 @@ def _server(plan: Plan, engines: Engines) -> Planned:
     )
     most = limits.tokens_of_a_step(engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED
+    prices = StepSeconds(plan.model, plan.layout, hardware, most, context)
     return Planned(
         limits,
-        StepSeconds(plan.model, plan.layout, hardware, most, context),
+        PaddedSteps(prices, limits, has_kernels=hardware.chip.kind != "cpu"),
         mode_of(engines.mode),
         engines.prefix_cache,
         engines.replicas or 1,

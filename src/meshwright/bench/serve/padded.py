@@ -1,0 +1,48 @@
+"""Steps as the server's programs take them: filled up to the numbers of rows and blocks that are compiled."""
+
+from collections.abc import Sequence
+
+from meshwright.bench.serve.simulate import StepPrices
+from meshwright.serve.batch import Limits, compiled_sizes
+
+
+class PaddedSteps:
+    """What a step takes in the smallest program that holds it (`JaxRunner`), in seconds.
+
+    Steps that generate have 1, 2, 4, ... rows a replica; beside prompts all slots have one, and prompts have
+    1, 2, 4, ... blocks. Rows that nobody holds are multiplied and attend to nothing. has_kernels: a whole
+    prompt that comes alone has a program without rows (accelerators).
+    """
+
+    def __init__(self, prices: StepPrices, limits: Limits, *, has_kernels: bool) -> None:
+        self._prices, self._limits, self._has_kernels = prices, limits, has_kernels
+        self._rows = _filled_up(limits.slots_of_replica, limits.num_replicas)
+        self._blocks = _filled_up(limits.chunk // limits.block, limits.num_replicas)
+
+    def seconds(
+        self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
+    ) -> float:
+        """Seconds of a step, as `StepPrices` has them."""
+        rows = self._rows[num_sequences]
+        if chunks:
+            block = self._limits.block
+            num_blocks = sum([-(-count // block) for count, _ in chunks])
+            count, end = max(chunks, key=_end)
+            alone = self._has_kernels and not num_sequences and len(chunks) == 1 and count == end
+            rows = 0 if alone else self._limits.num_slots
+            chunks = [(self._blocks[num_blocks] * block, end)]
+        if rows == num_sequences:
+            return self._prices.seconds(num_sequences, mean_context, chunks, num_drafts)
+        drafts = num_drafts * rows // num_sequences if num_drafts else 0
+        return self._prices.seconds(rows, mean_context * num_sequences / rows, chunks, drafts)
+
+
+def _end(chunk: tuple[int, int]) -> int:
+    return chunk[1]
+
+
+def _filled_up(most: int, num_replicas: int) -> list[int]:
+    """For each number up to `most` a replica, shared out evenly, how many the smallest program has of all."""
+    sizes = compiled_sizes(most)
+    of_replica = [next(size for size in sizes if size >= number) for number in range(1, most + 1)]
+    return [0, *(num_replicas * size for size in of_replica for _ in range(num_replicas))]
