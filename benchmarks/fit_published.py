@@ -251,7 +251,7 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
     def timed_pass(one: SegmentPass) -> TimedPass:
         return TimedPass(one, sent, chip, lambda transfer: lost_between_stages(transfer, placement, chip))
 
-    timed = timed_passes(graph, layout, layout.remat, dtypes, chip, timed_pass)
+    timed = timed_passes(graph, layout, dtypes, chip, timed_pass)
     for segment in graph.segments:  # prices of this chip, which nobody asks for again
         for key in [key for key in segment.memo if chip in key]:
             del segment.memo[key]

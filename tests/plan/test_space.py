@@ -20,44 +20,51 @@ _ROUNDING = 1e-9
 
 
 def _sample(
-    model: str, hardware: str, workload: Workload, base: Layout, number: int = _NUM_PRICED
+    model: str, hardware: str, workload: Workload, base: Layout, given: str = "", number: int = _NUM_PRICED
 ) -> list[tuple[Considered, Candidate]]:
     config, machine = load_model(model), load(hardware)
-    space = Space(config, machine, workload, base)
+    space = Space(config, machine, workload, base, given=parse_conditions(given))
     choices = list(space.choices(space.meshes()))
     some = Random(0).sample(choices, min(number, len(choices)))
     return [(choice, price(config, machine, workload, choice.layout)) for choice in some]
 
 
 @pytest.mark.parametrize(
-    ("model", "hardware", "workload", "base"),
+    ("model", "hardware", "workload", "base", "given"),
     [
-        pytest.param("llama-3-8b", "h100:2x8", Workload(200, 4096), Layout.of(), id="a batch of 8 * 25"),
+        pytest.param("llama-3-8b", "h100:2x8", Workload(200, 4096), Layout.of(), "", id="a batch of 8 * 25"),
         pytest.param(
-            "llama-3-8b", "2*v5e:4x2", Workload(32, 4096), Layout.of(context_method="ring"), id="slices"
+            "llama-3-8b", "2*v5e:4x2", Workload(32, 4096), Layout.of(context_method="ring"), "", id="slices"
         ),
-        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout.of(matmul_dtype="fp8"), id="casts"),
-        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout.of(offload=True), id="offload"),
-        pytest.param("gemma-2-9b", "v5p:2x4x4", Workload(32, 8192), Layout.of(), id="windows and a torus"),
-        pytest.param("mixtral-8x7b", "h100:2x8", Workload(64, 4096), Layout.of(), id="experts"),
+        pytest.param(
+            "llama-3-8b", "h100:1x8", Workload(64, 4096), Layout.of(matmul_dtype="fp8"), "", id="casts"
+        ),
+        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout.of(), "offload=true", id="offload"),
+        pytest.param("llama-3-8b", "v6e:2x2", Workload(64, 8192), Layout.of(), "", id="offload on TPUs"),
+        pytest.param(
+            "gemma-2-9b", "v5p:2x4x4", Workload(32, 8192), Layout.of(), "", id="windows and a torus"
+        ),
+        pytest.param("mixtral-8x7b", "h100:2x8", Workload(64, 4096), Layout.of(), "", id="experts"),
         pytest.param(
             "deepseek-v2-lite",
             "h100:1x8",
             Workload(32, 4096),
             Layout.of(),
+            "",
             id="experts after dense layers",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "llama-3-8b", "cpu:8", Workload(16, 1024), Layout.of(compute_dtype="f32"), id="measured"
+            "llama-3-8b", "cpu:8", Workload(16, 1024), Layout.of(compute_dtype="f32"), "", id="measured"
         ),
     ],
 )
 def test_a_choice_has_the_memory_and_the_time_of_its_layout(
-    model: str, hardware: str, workload: Workload, base: Layout
+    model: str, hardware: str, workload: Workload, base: Layout, given: str
 ) -> None:
-    for choice, candidate in _sample(model, hardware, workload, base):
+    for choice, candidate in _sample(model, hardware, workload, base, given):
         assert choice.bytes_per_chip == candidate.memory.total, choice.layout
+        assert choice.host_bytes == candidate.memory.host, choice.layout
         assert choice.seconds == pytest.approx(candidate.step_seconds, rel=_ROUNDING), choice.layout
         assert choice.least_seconds <= choice.seconds * (1 + _ROUNDING)
 
@@ -80,7 +87,7 @@ def test_axes_that_a_mesh_lacks_change_nothing(
 ) -> None:
     """A mesh is recorded with others that have more axes."""
     base = Layout.of(context_method=context_method)
-    for choice, candidate in _sample(model, hardware, workload, base, _NUM_PRICED_SLOWLY):
+    for choice, candidate in _sample(model, hardware, workload, base, number=_NUM_PRICED_SLOWLY):
         assert choice.bytes_per_chip == candidate.memory.total, choice.layout
         assert choice.seconds == pytest.approx(candidate.step_seconds, rel=_ROUNDING), choice.layout
 
@@ -149,7 +156,7 @@ def test_sequence_parallelism_costs_nothing(model: str, hardware: str) -> None:
 
 
 def _without_mesh(choice: Considered) -> tuple[object, ...]:
-    return choice.microbatches, choice.schedule, choice.interleave, choice.remat
+    return choice.microbatches, choice.schedule, choice.interleave, choice.remat, choice.offload
 
 
 def test_sequence_parallelism_is_left_out_where_that_is_asked_for() -> None:

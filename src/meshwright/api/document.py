@@ -86,7 +86,7 @@ def plan_document(
             "asked_batch_tokens": batch_tokens,
         },
         "shardings": shardings(config, found.best.layout),
-        "environment": environment(),
+        "environment": versions(),
     }
 
 
@@ -119,7 +119,7 @@ def check_output(path: Path) -> None:
     check_writable(path)
 
 
-def environment() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Versions and the machine, as far as they can be had without importing JAX."""
     found = {"meshwright": __version__, "python": platform.python_version()}
     for package in _PACKAGES:

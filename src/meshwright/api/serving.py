@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from meshwright.api.document import check_output, environment
+from meshwright.api.document import check_output, versions
 from meshwright.api.work import Serve
 from meshwright.files import write_whole
 from meshwright.hardware.topology import Hardware
@@ -153,7 +153,7 @@ def serve_document(config: ModelConfig, work: Serve, found: ServePlan) -> dict:
         "search": {"considered": found.considered, "seconds": found.seconds},
         "model": {"name": config.name, "params": count_params(config).total},
         "requests": asdict(work.requests),
-        "environment": environment(),
+        "environment": versions(),
     }
 
 

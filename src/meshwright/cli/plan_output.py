@@ -23,13 +23,11 @@ def write_plan(path: Path, written: Plan, document: dict) -> None:
 
 def misses(found: Search, change: Change | None) -> str:
     """The bytes that the best layout lacks, and the cheapest change with which it fits."""
-    best, needed = found.best, found.best.needed_bytes
-    usable = best.hardware.chip.program_bytes
+    best, lack = found.best, found.best.shortage
     which = "nothing fits; the nearest is" if found.considered > 1 else "does not fit:"
     return (
-        f"{which} {best.layout}, which needs {format_bytes(needed)} per chip, "
-        f"{format_bytes(needed - usable)} "
-        f"more than the {format_bytes(usable)} available; "
+        f"{which} {best.layout}, which needs {format_bytes(lack.needed_bytes)} {lack.where}, "
+        f"{format_bytes(lack.over_bytes)} more than the {format_bytes(lack.usable_bytes)} available; "
         + (str(change) if change else "take more chips (--smallest finds how many)")
     )
 

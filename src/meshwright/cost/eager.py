@@ -36,6 +36,7 @@ from meshwright.cost.memory import (
     gathered_weights_bytes,
     held_bytes,
     host_state_bytes,
+    peak_of,
     state_bytes,
     train_memory,
 )
@@ -61,8 +62,7 @@ def step_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
 def eager_memory(graph: Graph, layout: Layout, software: Software) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
     stages = different_stages(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
-    found = (_stage_memory(graph, layout, software, stage) for stage in stages)
-    return max(found, key=lambda memory: memory.total)
+    return peak_of(_stage_memory(graph, layout, software, stage) for stage in stages)
 
 
 def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: int) -> Memory:
@@ -71,7 +71,7 @@ def _stage_memory(graph: Graph, layout: Layout, software: Software, stage: int) 
     alive = alive_microbatches(schedule, pipe, layout.microbatches, interleave, stage)
     states = state_bytes(graph, layout, stage, reduced_at_once=False)
     phases = eager_phases(graph, counts, states, alive, layout, software)
-    found = max(phases, key=lambda memory: memory.total)
+    found = peak_of(phases)
     return replace(found, host=found.host + host_state_bytes(graph, layout, stage))
 
 

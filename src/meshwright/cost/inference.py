@@ -308,7 +308,7 @@ class Passes:
 
         dtypes = Dtypes.of(self.layout)
         timed = timed_passes(
-            self.graph, self.layout, "none", dtypes, chip, lambda one: TimedPass(one, seconds_of, chip)
+            self.graph, self.layout, dtypes, chip, lambda one: TimedPass(one, seconds_of, chip)
         )
         [counts] = depth_counts(self.graph, "1f1b", 1, 1)
         return stage_times(timed, counts)[0] + chip.step.launch_seconds + 0 * self.batches

@@ -16,7 +16,7 @@ from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.eager import eager_phases
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Transfer
-from meshwright.cost.memory import HeldBytes, held_bytes, peak, state_bytes, update_work
+from meshwright.cost.memory import HeldBytes, held_bytes, host_state_bytes, peak, state_bytes, update_work
 from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
@@ -97,6 +97,13 @@ def _sums_no_matrix_as_vectors(wide: Layout, config: ModelConfig) -> bool:
     return all("tensor" in axes and not set(axes).isdisjoint(wide.batch_axes) for axes in split)
 
 
+class Saving(NamedTuple):
+    """What a step saves for its backward pass, by the remat policy; offload: in the host's memory."""
+
+    remat: str = "none"
+    offload: bool = False
+
+
 class Family:
     """Members with one pattern, all of one microbatch or all of several, recorded at once."""
 
@@ -120,8 +127,8 @@ class Family:
         self.placements = [machine.place(member.mesh.mesh) for member in members]
         self._prices: dict[tuple, Any] = {}
         self._timed: dict[tuple[SegmentPass, bool], TimedPass] = {}
-        self._segments: dict[tuple[str, bool], _SegmentSeconds] = {}
-        self._stages: dict[tuple[tuple[StageRoute, ...], str], Stages] = {}
+        self._segments: dict[tuple[Saving, bool], _SegmentSeconds] = {}
+        self._stages: dict[tuple[tuple[StageRoute, ...], Saving], Stages] = {}
         self._states: dict[tuple, _States] = {}
         self._norms: dict[int, Any] = {}
 
@@ -133,14 +140,14 @@ class Family:
             found.setdefault(member.mesh.pipe, []).append(row)
         return found
 
-    def stages(self, schedule: str, pipe: int, interleave: int, remat: str) -> "Stages":
+    def stages(self, schedule: str, pipe: int, interleave: int, saving: Saving) -> "Stages":
         """What the members with `pipe` stages take and hold, in the order of `rows`.
 
         Schedules that put the layers on the same stages share it.
         """
-        key = (stage_routes(schedule, pipe, interleave), remat)
+        key = (stage_routes(schedule, pipe, interleave), saving)
         if key not in self._stages:
-            self._stages[key] = Stages(self, schedule, pipe, interleave, remat)
+            self._stages[key] = Stages(self, schedule, pipe, interleave, saving)
         return self._stages[key]
 
     def least_seconds(self, pipe: int) -> Any:
@@ -150,7 +157,7 @@ class Family:
         """
         [whole] = depth_counts(self.graph, "1f1b", 1, 1)
         rows = self.rows[pipe]
-        passes = [self.segments("none", joined).passes[..., rows].sum(axis=1) for joined in (False, True)]
+        passes = [self.segments(Saving(), joined).passes[..., rows].sum(axis=1) for joined in (False, True)]
         passes = np.minimum(*passes)
         microbatch = np.tensordot(np.array(whole), passes, 1) / pipe + self.chip.step.launch_seconds
         return microbatch * self.microbatches[rows]
@@ -179,25 +186,26 @@ class Family:
             self._norms[pipe] = seconds + self._lost_at_nodes(norm, placements)
         return self._norms[pipe]
 
-    def segments(self, remat: str, joined: bool) -> "_SegmentSeconds":
+    def segments(self, saving: Saving, joined: bool) -> "_SegmentSeconds":
         """What one run of every segment takes, for all members; joined: as `TimedPass` has it."""
         if joined and not self._exchanges:
-            return self.segments(remat, False)
-        if (remat, joined) not in self._segments:
+            return self.segments(saving, False)
+        if (saving, joined) not in self._segments:
 
             def timed_pass(one: SegmentPass) -> TimedPass:
                 return self._timed_pass(one, joined)
 
-            timed = timed_passes(self.graph, self.layout, remat, self.dtypes, self.chip, timed_pass)
+            layout = self.layout.replace(**saving._asdict())
+            timed = timed_passes(self.graph, layout, self.dtypes, self.chip, timed_pass)
             alone: list[Counts] = [tuple(row) for row in np.eye(len(timed)).tolist()]
             once = [
                 [done_once(timed, one, direction) for one in alone] for direction in ("forward", "backward")
             ]
-            self._segments[remat, joined] = _SegmentSeconds(
+            self._segments[saving, joined] = _SegmentSeconds(
                 np.array([[self._all(seconds) for seconds in stage_times(timed, one)] for one in alone]),
                 np.array([[[self._all(seconds) for seconds in pair] for pair in pairs] for pairs in once]),
             )
-        return self._segments[remat, joined]
+        return self._segments[saving, joined]
 
     def _all(self, figure: Any) -> Any:
         return _at(np.arange(len(self.members)), figure)
@@ -257,20 +265,20 @@ class _States(NamedTuple):
 
 
 class Stages:
-    """The members with one number of stages, under one placement of the layers and one remat policy.
+    """The members with one number of stages, under one placement of the layers, which save the same.
 
     rows: their places in the family. place: of one of them, in rows and in every array here.
     """
 
-    def __init__(self, family: Family, schedule: str, pipe: int, interleave: int, remat: str) -> None:
-        self.family, self.pipe, self.interleave, self.remat = family, pipe, interleave, remat
+    def __init__(self, family: Family, schedule: str, pipe: int, interleave: int, saving: Saving) -> None:
+        self.family, self.pipe, self.interleave, self.saving = family, pipe, interleave, saving
         self.rows = np.array(family.rows[pipe])
         self._counts = stage_counts(family.graph, schedule, pipe, interleave)
         by_depth = depth_counts(family.graph, schedule, pipe, interleave)
         chunks = list(dict.fromkeys(by_depth))
         self._chunk_at = [chunks.index(counts) for counts in by_depth]
         joined = joins_passes(schedule, pipe, interleave)
-        passes, once = (seconds[..., self.rows] for seconds in family.segments(remat, joined))
+        passes, once = (seconds[..., self.rows] for seconds in family.segments(saving, joined))
         self._microbatches = family.microbatches[self.rows]
         # Seconds by kind of pass and kind of chunk.
         self._chunk_seconds = np.tensordot(np.array(chunks), passes, 1).swapaxes(0, 1)
@@ -282,12 +290,15 @@ class Stages:
         exposed = waiting * exposed_share(waiting, room, family.chip.step.overlap)
         self._besides = exposed.sum(axis=0) + family.chip.step.launch_seconds * self._microbatches
 
-    def needed_bytes(self, places: Sequence[int], schedule: str) -> Any:
-        """Bytes of some members at the peak, on one chip of the stage that needs most."""
+    def needed_bytes(self, places: Sequence[int], schedule: str) -> tuple[Any, Any]:
+        """Bytes of some members at the peak, on one chip of the stage that needs most.
+
+        The second array is what they have in the host's memory for a chip.
+        """
         family, pipe, interleave = self.family, self.pipe, self.interleave
         rows, states = self.rows[places], family.states(schedule, pipe, interleave)
-        microbatches, totals = family.microbatches[rows], []
-        layout = states.layout.replace(remat=self.remat)
+        microbatches, totals, hosts = family.microbatches[rows], [], []
+        layout = states.layout.replace(**self.saving._asdict())
         numbers, which = np.unique(microbatches, return_inverse=True)
         for stage, parts in states.stages.items():
             alive = [alive_microbatches(schedule, pipe, m, interleave, stage) for m in numbers.tolist()]
@@ -298,13 +309,16 @@ class Stages:
                 counts, software = self._counts[stage], family.software
                 phases = eager_phases(family.graph, counts, parts, of_all, layout, software)
                 totals += [_at(rows, np.asarray(phase.total)) for phase in phases]
-                continue
-            weights, gradients, optimizer = (_at(rows, part) for part in parts)
-            held = held_bytes(family.graph, self._counts[stage], self.remat)
-            held = HeldBytes(*[_at(rows, figure) for figure in held])
-            memory = peak((weights, gradients, optimizer), held, alive, microbatches, states.layout)
-            totals.append(memory.total)
-        return largest(totals)
+                hosts += [_at(rows, phase.host) for phase in phases]
+            else:
+                weights, gradients, optimizer = (_at(rows, part) for part in parts)
+                held = held_bytes(family.graph, self._counts[stage], self.saving.remat)
+                held = HeldBytes(*[_at(rows, figure) for figure in held])
+                memory = peak((weights, gradients, optimizer), held, alive, microbatches, layout)
+                totals.append(memory.total)
+                hosts.append(memory.host)
+            hosts[-1] = hosts[-1] + _at(rows, host_state_bytes(family.graph, layout, stage))
+        return largest(totals), largest(hosts)
 
     def least_seconds(self, places: Sequence[int], schedule: str) -> Any:
         """What a step of some members takes at least: the bound of cost/pipeline/bound.py."""

@@ -65,6 +65,12 @@ class Memory:
     def total(self) -> int:
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
+    @property
+    def largest(self) -> tuple[str, int]:
+        """(name, bytes) of what takes most of the chip's."""
+        parts = {name: size for name, size in asdict(self).items() if name != "host"}
+        return max(parts.items(), key=lambda part: part[1])
+
     def to_dict(self) -> dict[str, int]:
         """The keys of contract.md, and `host` where something is offloaded."""
         items = asdict(self)
@@ -112,8 +118,14 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
 def train_memory(graph: Graph, layout: Layout) -> Memory:
     """The peak of a step whose microbatch is `graph`, on the stage that has most."""
     stages = different_stages(graph, layout.schedule.pipeline, layout.pipe, layout.interleave)
-    found = (_stage_memory(graph, layout, stage) for stage in stages)
-    return max(found, key=lambda memory: memory.total)
+    return peak_of(_stage_memory(graph, layout, stage) for stage in stages)
+
+
+def peak_of(found: Iterable[Memory]) -> Memory:
+    """The one with the largest total, and the most that any has in the host's memory."""
+    of_all = list(found)
+    largest = max(of_all, key=lambda memory: memory.total)
+    return replace(largest, host=max(memory.host for memory in of_all))
 
 
 def _stage_memory(graph: Graph, layout: Layout, index: int) -> Memory:

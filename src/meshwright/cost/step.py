@@ -189,7 +189,7 @@ class StepPricer:
         def timed(one: SegmentPass) -> TimedPass:
             return TimedPass(one, seconds_of, self.chip, lost, joined=joined)
 
-        return timed_passes(self.graph, self.layout, self.layout.remat, self.dtypes, self.chip, timed)
+        return timed_passes(self.graph, self.layout, self.dtypes, self.chip, timed)
 
     def _add_once(self, sums: "_Sums", timed: "list[list[TimedPass]]", counts: Counts) -> None:
         """What a step does once hides under what one microbatch's passes leave.
@@ -414,21 +414,20 @@ def _sent_together(
 def timed_passes(
     graph: Graph,
     layout: Layout,
-    remat: str,
     dtypes: Dtypes,
     chip: Chip,
     timed: Callable[[SegmentPass], TimedPass],
 ) -> list[list[TimedPass]]:
-    """For each segment its pass in each of the graph's directions, `timed`.
+    """For each segment its pass in each of the graph's directions under the layout's remat policy, `timed`.
 
     Where activations are offloaded, those of a layer go while the next layer's are made, and come back before
     its backward pass: each of the two passes takes at least as long as that transfer.
     """
     found = []
     for segment in graph.segments:
-        of_segment = list(map(timed, passes(segment, graph.directions, remat, dtypes, chip)))
+        of_segment = list(map(timed, passes(segment, graph.directions, layout.remat, dtypes, chip)))
         if layout.offload and segment.source:
-            sent = host_seconds(saved_bytes(segment, remat), chip)
+            sent = host_seconds(saved_bytes(segment, layout.remat), chip)
             of_segment = [
                 one if one.work.direction == "recompute" else one.beside(sent) for one in of_segment
             ]

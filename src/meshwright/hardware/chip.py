@@ -14,6 +14,8 @@ LinkEfficiency = Mapping[str, Mapping[str, Points]]
 _CLOCK_OF_POWER = 0.4
 # HBM that the runtime and the compiler keep, where a chip's file does not say it.
 RESERVED_SHARE = 0.05
+# The host's memory that its own programs need.
+HOST_RESERVED_SHARE = 0.1
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 
 
@@ -268,6 +270,15 @@ class Chip:
     def program_bytes(self) -> int:
         """HBM that a program can have: what the runtime is known to leave, else all but RESERVED_SHARE."""
         return self.hbm_usable_bytes or round(self.hbm_bytes * (1 - RESERVED_SHARE))
+
+    @property
+    def host_program_bytes(self) -> float:
+        """A chip's share of its host's memory, but for what the host itself needs."""
+        return self.host_bytes / self.chips_per_host * (1 - HOST_RESERVED_SHARE)
+
+    def lacking_bytes(self, needed: float, host: float) -> float:
+        """What a program lacks that needs so many bytes on a chip and `host` of its share of the host's."""
+        return max(0, needed - self.program_bytes) + max(0, host - self.host_program_bytes)
 
     @property
     def clock_share(self) -> float:

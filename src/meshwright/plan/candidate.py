@@ -1,6 +1,7 @@
 """A layout with its price."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshwright.cost.memory import Memory
 from meshwright.cost.step import StepCost
@@ -8,6 +9,18 @@ from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.units import format_bytes, format_seconds
+
+
+class Shortage(NamedTuple):
+    """The memory of which a layout needs more than there is. where: `per chip`, or of its host."""
+
+    needed_bytes: float
+    usable_bytes: float
+    where: str
+
+    @property
+    def over_bytes(self) -> float:
+        return self.needed_bytes - self.usable_bytes
 
 
 @dataclass(frozen=True)
@@ -45,8 +58,21 @@ class Candidate:
         return self.memory.total if self.compiled_bytes is None else self.compiled_bytes
 
     @property
+    def lacking_bytes(self) -> float:
+        """Bytes that it needs and a chip, or its share of the host, has not; 0 where it fits."""
+        return self.hardware.chip.lacking_bytes(self.needed_bytes, self.memory.host)
+
+    @property
     def fits(self) -> bool:
-        return self.needed_bytes <= self.hardware.chip.program_bytes
+        return not self.lacking_bytes
+
+    @property
+    def shortage(self) -> Shortage:
+        """What it lacks, of a chip's memory first; for a layout that does not fit."""
+        chip = self.hardware.chip
+        if self.needed_bytes > chip.program_bytes:
+            return Shortage(self.needed_bytes, chip.program_bytes, "per chip")
+        return Shortage(self.memory.host, chip.host_program_bytes, "of host memory per chip")
 
     @property
     def mfu(self) -> float:

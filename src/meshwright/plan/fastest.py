@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.plan.space import Considered, Group, tries_next
+from meshwright.cost.many import Saving
+from meshwright.plan.space import Considered, Group
 
 # What is at most so much above the least bound is taken further together with it, since arrays are priced
 # at once.
@@ -39,14 +40,14 @@ class _Members(NamedTuple):
 
 
 class _Scheduled(NamedTuple):
-    """Members of a group under one schedule and remat policy. remat: the number of the policy."""
+    """Members of a group under one schedule and remat policy."""
 
     wanted: _Wanted
     group: Group
     places: Any
     bounds: Any
     schedule: tuple[str, int]
-    remat: int
+    saving: Saving
 
 
 class _Single(NamedTuple):
@@ -146,35 +147,35 @@ class Fastest:
             chosen = set(now.tolist())
             for schedule, places in one.group.schedules.items():
                 if some := [place for place in places if place in chosen]:
-                    self._schedule(one, schedule, 0, some)
+                    for saving in one.group.space.first_savings(one.group.pipe):
+                        self._schedule(one, schedule, saving, some)
         else:
             self._fit(one, now, one.bounds[:number])
         self._push(later)
 
     def _schedule(
-        self, one: _Members | _Scheduled, schedule: tuple[str, int], remat: int, places: list[int]
+        self, one: _Members | _Scheduled, schedule: tuple[str, int], saving: Saving, places: list[int]
     ) -> None:
         group = one.group
-        least = group.least_seconds_of(*schedule, group.space.remats[remat], places)
+        least = group.least_seconds_of(*schedule, saving, places)
         ascending = self._ascending(group, np.array(places), least)
-        self._push(_Scheduled(one.wanted, group, *ascending, schedule, remat))
+        self._push(_Scheduled(one.wanted, group, *ascending, schedule, saving))
 
     def _fit(self, one: _Scheduled, places: Any, bounds: Any) -> None:
-        """Keeps those that fit, and tries the next policy with the others."""
-        group, remats = one.group, one.group.space.remats
-        usable, more = group.space.hardware.chip.program_bytes, []
-        choices = group.choices(*one.schedule, remats[one.remat], places.tolist())
+        """Keeps those that fit, and tries the next policies with the others."""
+        group, space, more = one.group, one.group.space, []
+        choices = group.choices(*one.schedule, one.saving, places.tolist())
         for choice, bound in zip(choices, bounds.tolist(), strict=True):
-            if tries_next(choice, usable):
+            if space.tries_next(choice):
                 more.append(choice.place)
             if one.wanted and not one.wanted(choice):
                 continue
-            if choice.bytes_per_chip > usable:
+            if choice.lacking_bytes:
                 self.lacking.append(choice)
             else:
                 self._push_single(choice, bound, is_timed=False)
-        if more and one.remat + 1 < len(remats):
-            self._schedule(one, one.schedule, one.remat + 1, more)
+        for saving in space.next_savings(one.saving, group.pipe) if more else ():
+            self._schedule(one, one.schedule, saving, more)
 
     def _ascending(self, group: Group, places: Any, seconds: Any) -> tuple[Any, Any]:
         """Places and bounds, the least bound first."""

@@ -11,7 +11,6 @@ from meshwright.layout import Layout
 # Fields of a layout that a search does not choose, and takes from what is given.
 NOT_SEARCHED = (
     "context_method",
-    "offload",
     "offload_optimizer",
     "capacity",
     "dispatch",

@@ -20,7 +20,7 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     same = {id(candidate) for candidate in equals}
 
     def key(candidate: Candidate) -> tuple:
-        over = 0 if candidate.fits else candidate.needed_bytes
+        over = candidate.lacking_bytes
         plain = plainness(candidate.layout) if id(candidate) in same else ()
         return (over, id(candidate) not in same, plain, candidate.step_seconds)
 
@@ -49,6 +49,7 @@ def plainness(layout: Layout) -> tuple[int, ...]:
         layout.word("inner") is not None,
         layout.word("sequence_parallel"),
         layout.schedule.grouped,
+        layout.offload,
         layout.microbatches,
         REMATS.index(layout.remat),
     )

@@ -219,8 +219,9 @@ def _hopeless(
 def _why_not(found: Search, max_seconds: float | None) -> str | None:
     best = found.best
     if not best.fits:
-        over = best.memory.total - best.hardware.chip.program_bytes
-        return f"the nearest layout, {best.layout}, needs {format_bytes(over)} a chip more than there are"
+        lack = best.shortage
+        over = f"{format_bytes(lack.over_bytes)} {lack.where}"
+        return f"the nearest layout, {best.layout}, needs {over} more than there are"
     if max_seconds is not None and best.step_seconds > max_seconds:
         return f"{format_seconds(best.step_seconds)} a step, more than {format_seconds(max_seconds)}"
     return None

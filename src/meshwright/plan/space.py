@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.cost.graph import Graph
-from meshwright.cost.many import Family, Member, Stages, pattern
+from meshwright.cost.many import Family, Member, Saving, Stages, pattern
 from meshwright.cost.ops import has_static_rows, record_training, runs_flash
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.chip import Torus
@@ -39,22 +39,25 @@ SEARCHED_REMATS = ("none", "attention", "matmuls", "latents", "full")
 # Axes whose degrees multiply to the chips; `expert` is cut out of the data ranks.
 _multiplied = itemgetter(*(axis for axis in DEGREES if axis != "expert"))
 # Fields of a layout that are not of its mesh.
-_OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat")
+_OF_SCHEDULE = ("microbatches", "schedule", "interleave", "remat", "offload")
 
 
 class Considered(NamedTuple):
     """One layout for a batch that it divides, whose price is not itemised yet.
 
-    bytes_per_chip: at the peak. stages, place: where its price is.
+    bytes_per_chip: at the peak. host_bytes: in the host's memory, for a chip. stages, place: where its price
+    is.
     """
 
     bytes_per_chip: float
+    host_bytes: float
     mesh: Layout
     microbatches: int
     num_sequences: int
     schedule: str
     interleave: int
     remat: str
+    offload: bool
     stages: Stages
     place: int
 
@@ -79,7 +82,13 @@ class Considered(NamedTuple):
             schedule=self.schedule,
             interleave=self.interleave,
             remat=self.remat,
+            offload=self.offload,
         )
+
+    @property
+    def lacking_bytes(self) -> float:
+        """Bytes that it needs and a chip, or its share of the host, has not; 0 where it fits."""
+        return self.stages.family.chip.lacking_bytes(self.bytes_per_chip, self.host_bytes)
 
 
 class Space:
@@ -181,15 +190,19 @@ class Space:
     # Schedules
 
     def choices(self, meshes: Iterable[Layout]) -> Iterator[Considered]:
-        """Microbatches by schedules of meshes, each with the remat policy that recomputes least to fit."""
-        usable = self.hardware.chip.program_bytes
+        """Microbatches by schedules of meshes, each with the remat policy that recomputes least to fit.
+
+        Where that is not the first policy, also with those whose activations are offloaded.
+        """
         for group in self.groups(meshes):
             for (schedule, interleave), places in group.schedules.items():
-                for remat in self.remats:
-                    found = group.choices(schedule, interleave, remat, places)
+                waiting = [(saving, places) for saving in self.first_savings(group.pipe)]
+                while waiting:
+                    saving, some = waiting.pop()
+                    found = group.choices(schedule, interleave, saving, some)
                     yield from found
-                    if not (places := [c.place for c in found if tries_next(c, usable)]):
-                        break
+                    if more := [choice.place for choice in found if self.tries_next(choice)]:
+                        waiting += [(other, more) for other in self.next_savings(saving, group.pipe)]
 
     def groups(self, meshes: Iterable[Layout]) -> Iterator["Group"]:
         """The meshes by microbatches, those together that are priced at once and have as many stages."""
@@ -283,6 +296,38 @@ class Space:
         tried = [remat for remat in asked or SEARCHED_REMATS if self._meets("remat", remat)]
         return tried if asked else different_remats(self.config, self.hardware, tried)
 
+    def first_savings(self, pipe: int) -> Sequence[Saving]:
+        """What layouts with `pipe` stages save, of all that is tried the first: what recomputes least."""
+        return self._savings(pipe)[0][:1] or self._savings(pipe)[1]
+
+    def next_savings(self, saving: Saving, pipe: int) -> Sequence[Saving]:
+        """What is tried after `saving`: the next remat policy, and after the first of them all offloaded.
+
+        Which of those is fastest depends on the link to the host. None of them is faster than the first.
+        """
+        on_chip, offloaded = self._savings(pipe)
+        if saving.offload:
+            return ()
+        place = on_chip.index(saving)
+        return [*on_chip[place + 1 : place + 2], *(offloaded if place == 0 else ())]
+
+    def tries_next(self, choice: Considered) -> bool:
+        """Whether another policy is tried: for what does not fit, and for a policy that is not run."""
+        return choice.lacking_bytes > 0 or choice.remat == "attention"
+
+    def _savings(self, pipe: int) -> tuple[Sequence[Saving], Sequence[Saving]]:
+        """What may be saved on the chip, what recomputes least first, and what in the host's memory.
+
+        The second is searched where it is given; and without stages, with which it does not run, on TPUs:
+        published runs there hide the transfers, as the price has it. No such run on GPUs is known, and a
+        CPU's memory is the host's.
+        """
+        asked = any(one.field == "offload" for one in self._of_schedule)
+        asked = asked or (pipe == 1 and self.hardware.chip.kind == "tpu")
+        on_chip = self.remats if self._meets("offload", False) else []
+        offloaded = self.remats if asked and self._meets("offload", True) else []
+        return [Saving(remat) for remat in on_chip], [Saving(remat, True) for remat in offloaded]
+
     def _meets(self, field: str, value: object) -> bool:
         return all(one.holds(value) for one in self._of_schedule if one.field == field)
 
@@ -306,18 +351,20 @@ class Group:
     def num_layouts(self) -> int:
         return sum(map(len, self.schedules.values()))
 
-    def least_seconds_of(self, schedule: str, interleave: int, remat: str, places: Sequence[int]) -> Any:
+    def least_seconds_of(self, schedule: str, interleave: int, saving: Saving, places: Sequence[int]) -> Any:
         """What a step takes at least with the members at `places`, an array of one number for each."""
-        stages = self.family.stages(schedule, self.pipe, interleave, remat)
+        stages = self.family.stages(schedule, self.pipe, interleave, saving)
         return self._slowdown * stages.least_seconds(places, schedule)
 
-    def choices(self, schedule: str, interleave: int, remat: str, places: Sequence[int]) -> list[Considered]:
-        """The members at `places` under one schedule and policy."""
-        stages = self.family.stages(schedule, self.pipe, interleave, remat)
+    def choices(
+        self, schedule: str, interleave: int, saving: Saving, places: Sequence[int]
+    ) -> list[Considered]:
+        """The members at `places` under one schedule, which save the same."""
+        stages = self.family.stages(schedule, self.pipe, interleave, saving)
         needed = stages.needed_bytes(places, schedule)
         return [
-            Considered(num_bytes, *self._member(place), schedule, interleave, remat, stages, place)
-            for place, num_bytes in zip(places, needed.tolist(), strict=True)
+            Considered(*num_bytes, *self._member(place), schedule, interleave, *saving, stages, place)
+            for place, *num_bytes in zip(places, *(one.tolist() for one in needed), strict=True)
         ]
 
     def _member(self, place: int) -> Member:
@@ -333,11 +380,6 @@ def different_remats(
     """
     alike = {"attention"} if runs_flash(hardware) else set()
     return [remat for remat in remats if remat in remats_of(config) and remat not in alike]
-
-
-def tries_next(choice: Considered, usable: float) -> bool:
-    """Whether the next remat policy is tried, too: of what does not fit, and of a policy that is not run."""
-    return choice.bytes_per_chip > usable or choice.remat == "attention"
 
 
 def record(

@@ -320,7 +320,7 @@ class _Scout:
     def why_not(self, choice: Considered) -> str | None:
         """Why a layout does not run: for its mesh or, however many its microbatches, for its schedule."""
         reasons, mesh = self._reasons, choice.mesh
-        of_schedule = (id(mesh), choice.schedule, choice.remat)
+        of_schedule = (id(mesh), choice.schedule, choice.remat, choice.offload)
         of_mesh = self._of_mesh(mesh)
         if of_mesh is None and of_schedule not in reasons:
             reasons[of_schedule] = mesh, why_not(self._config, choice.layout)
@@ -355,8 +355,8 @@ def _planned_batch(pool: Fastest, asked: int) -> int:
             break
         near.add(choice.num_sequences)
     if best is None:
-        least = (1 + TIE) * min(choice.bytes_per_chip for choice in pool.lacking)
-        near = {choice.num_sequences for choice in pool.lacking if choice.bytes_per_chip <= least}
+        least = (1 + TIE) * min(choice.lacking_bytes for choice in pool.lacking)
+        near = {choice.num_sequences for choice in pool.lacking if choice.lacking_bytes <= least}
     return min(near, key=lambda number: _distance(number, asked))
 
 
@@ -369,7 +369,7 @@ def _best(layouts: Fastest, num_ranked: int) -> list[Layout]:
     """The fastest that fit, and the plainest that ties with them; or those that come nearest to fitting."""
     fastest = list(islice(layouts, num_ranked))
     if not fastest:
-        nearest = nsmallest(num_ranked, layouts.lacking, key=lambda choice: choice.bytes_per_chip)
+        nearest = nsmallest(num_ranked, layouts.lacking, key=lambda choice: choice.lacking_bytes)
         return [choice.layout for choice in nearest]
     tie = (1 + TIE) * fastest[0][0]
     plainest = min(plainness(choice.layout) for seconds, choice in fastest if seconds <= tie)

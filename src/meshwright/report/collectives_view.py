@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from math import log
 from string import ascii_uppercase
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from meshwright import __version__
+from meshwright.report import pages
 from meshwright.report.charts import Chart, chart, libraries, script_json, series
 from meshwright.report.documents import Document
 from meshwright.units import format_bytes, format_seconds
@@ -19,15 +18,16 @@ _WIDTH, _HEIGHT = 84, 20  # characters of a plot
 
 def collectives_html(document: Document) -> str:
     """The document of `mw bench collectives` as one HTML page that loads nothing."""
-    environment = Environment(
-        loader=PackageLoader("meshwright.report"), autoescape=True, undefined=StrictUndefined
-    )
-    return environment.get_template("collectives.html.jinja").render(
-        title=f"Collectives of {document['hardware']}",
-        version=__version__,
-        mesh=document["mesh"],
-        charts={op: script_json(figure(document["results"], op)) for op in operations(document)},
-        libraries=libraries(),
+    return (
+        pages.environment()
+        .get_template("collectives.html.jinja")
+        .render(
+            title=f"Collectives of {document['hardware']}",
+            version=__version__,
+            mesh=document["mesh"],
+            charts={op: script_json(figure(document["results"], op)) for op in operations(document)},
+            libraries=libraries(),
+        )
     )
 
 

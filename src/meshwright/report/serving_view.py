@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from meshwright import __version__
 from meshwright.errors import DataError
+from meshwright.report import pages
 from meshwright.report.charts import Chart, chart, libraries, script_json, series
 from meshwright.report.documents import Document, read_json
 from meshwright.units import format_seconds
@@ -120,9 +119,7 @@ def _histogram(title: str, values: Sequence[float]) -> str:
 
 def serving_html(document: Document) -> str:
     """The document of `mw bench serve` as one HTML page that loads nothing."""
-    environment = Environment(
-        loader=PackageLoader("meshwright.report"), autoescape=True, undefined=StrictUndefined
-    )
+    environment = pages.environment()
     environment.filters["seconds"] = format_seconds
     return environment.get_template("serving.html.jinja").render(
         title=f"{document['model']} at {document['url']}",

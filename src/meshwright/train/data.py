@@ -39,7 +39,7 @@ from meshwright.train.documents import (
     read_mixture,
 )
 from meshwright.train.rows import BEGINS, UNCOUNTED, ids, is_counted
-from meshwright.train.tokenizer import end_of_text_id, load_tokenizer, train_tokenizer
+from meshwright.train.tokenizer import end_of_text_id, load_bpe, train_tokenizer
 
 _REPACK = "delete that folder, and it is prepared again from its text"
 _FORMAT = 2  # part of the fingerprint: raise it when the files' meaning changes
@@ -174,7 +174,7 @@ def prepare_corpus(
     division = divide(read, survey.num_characters)
     report("tokenizer", 0.0)
     if tokenizer:
-        bpe = load_tokenizer(tokenizer)
+        bpe = load_bpe(tokenizer)
     else:
         texts = (piece.text for piece, is_validation in division.pieces(read()) if not is_validation)
         bpe = train_tokenizer(_sample(texts, _TOKENIZER_CHARACTERS), vocab_size)

@@ -23,7 +23,7 @@ from meshwright.train.settings import (
     load_settings,
     new_settings,
 )
-from meshwright.train.tokenizer import check_vocab_size, load_tokenizer, tokenizer_file
+from meshwright.train.tokenizer import check_vocab_size, load_bpe, tokenizer_file
 
 PLAN = "plan.toml"
 
@@ -141,7 +141,7 @@ def _check_new(settings: Settings, model: ModelConfig) -> None:
     if settings.from_ is not None:
         _check_start(Path(settings.from_), model)
     if given_tokenizer := settings.tokenizer or settings.from_:
-        load_tokenizer(tokenizer_file(given_tokenizer))
+        load_bpe(tokenizer_file(given_tokenizer))
     else:
         check_vocab_size(model.vocab_size)
     if model.lora_rank and settings.from_ is None:

@@ -48,7 +48,7 @@ def tokenizer_file(given: str) -> Path:
     return path / "tokenizer.json" if path.is_dir() else path
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_bpe(path: Path) -> Tokenizer:
     """The tokenizer in a tokenizer.json; DataError where it is none."""
     if not path.is_file():
         raise DataError(f"tokenizer {path}: no such file; give a tokenizer.json")

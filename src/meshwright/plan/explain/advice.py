@@ -77,18 +77,17 @@ def _narrower_matmuls(
 def to_fit(best: Candidate, change: Change | None) -> Iterator[str]:
     """What to change where nothing fits: the change that was found to do, or more chips."""
     usable, needed = best.hardware.chip.program_bytes, best.memory.total
-    parts = {key: value for key, value in best.memory.to_dict().items() if key != "total"}
-    largest = max(parts, key=parts.__getitem__)
+    lack, (largest, num_bytes) = best.shortage, best.memory.largest
     yield (
-        f"Each chip lacks {format_bytes(needed - usable)}; the largest part of what it needs is {largest}, "
-        f"{format_bytes(parts[largest])}."
+        f"It lacks {format_bytes(lack.over_bytes)} {lack.where}; the largest part of what a chip needs is "
+        f"{largest}, {format_bytes(num_bytes)}."
     )
     if change:
         yield f"Tried: {change}."
     else:
         yield (
-            "Tried without success: more microbatches, more recomputation, ZeRO, wider context and tensor "
-            "axes, bf16 moments, smaller batches."
+            "Tried without success: more microbatches, more recomputation, ZeRO, offloading, wider context "
+            "and tensor axes, bf16 moments, smaller batches."
         )
     yield (
         f"Divided evenly, this memory would fill {-(-needed * best.hardware.num_chips // usable):,} chips; "

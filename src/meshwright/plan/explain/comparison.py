@@ -122,18 +122,16 @@ def _culprit(candidate: Candidate, best: Candidate, bound: str) -> str:
 
 def too_large_layout(name: str, candidate: Candidate) -> Rejected:
     """`candidate`, which does not fit: by how much, and what takes most."""
-    usable = candidate.hardware.chip.program_bytes
-    parts = {key: value for key, value in candidate.memory.to_dict().items() if key != "total"}
-    largest = max(parts, key=parts.__getitem__)
-    over = candidate.memory.total - usable
+    lack, (largest, num_bytes) = candidate.shortage, candidate.memory.largest
     text = (
-        f"does not fit: it needs {format_bytes(candidate.memory.total)} per chip, {format_bytes(over)} more "
-        f"than the {format_bytes(usable)} available; {format_bytes(parts[largest])} are {largest}"
+        f"does not fit: it needs {format_bytes(lack.needed_bytes)} {lack.where}, "
+        f"{format_bytes(lack.over_bytes)} more than the {format_bytes(lack.usable_bytes)} available; "
+        f"{format_bytes(num_bytes)} are {largest}"
     )
     numbers: dict[str, float | str] = {
         "bytes_per_chip": candidate.memory.total,
-        "over_bytes": over,
-        "usable_bytes": usable,
+        "over_bytes": lack.over_bytes,
+        "usable_bytes": lack.usable_bytes,
         "largest": largest,
     }
     return Rejected(name, str(candidate.layout), "memory", text, numbers)

@@ -25,8 +25,6 @@ from meshwright.plan.validate.reproduce import Case
 _kept_record = lru_cache(maxsize=32)(record)
 # The share of the layers is counted in so many parts, down.
 _PARTS = 1000
-# Of the host's memory, what saved activations may take.
-_HOST_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def mixes(case: Case) -> list[Mix]:
     """
     nearest: tuple[float, Hardware, Layout] | None = None
     for group, hardware in product(case.layouts, _with_losses(case.hardware)):
-        excess = [(_excess(hardware, memory_of(case, hardware, layout)), layout) for layout in group]
+        excess = [(_excess(case, hardware, layout), layout) for layout in group]
         if fitting := [layout for over, layout in excess if over == 0]:
             return [_less_than_full(case, hardware, layout) for layout in fitting]
         over, closest = min(excess, key=lambda pair: pair[0])
@@ -121,13 +119,10 @@ def _graph(case: Case, layout: Layout) -> Graph:
     return _kept_record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
 
 
-def _excess(hardware: Hardware, memory: Memory) -> float:
+def _excess(case: Case, hardware: Hardware, layout: Layout) -> float:
     """Bytes that do not fit, on the chip and on its share of the host."""
-    return max(0, memory.total - hardware.chip.program_bytes) + max(0, memory.host - _host_bytes(hardware))
-
-
-def _host_bytes(hardware: Hardware) -> float:
-    return hardware.chip.host_bytes / hardware.chip.chips_per_host * _HOST_SHARE
+    memory = memory_of(case, hardware, layout)
+    return hardware.chip.lacking_bytes(memory.total, memory.host)
 
 
 def _less_than_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
@@ -146,7 +141,7 @@ def _with_full(case: Case, hardware: Hardware, layout: Layout) -> Mix:
     asked, least = memory_of(case, hardware, layout), memory_of(case, hardware, other)
     room = max(0.0, hardware.chip.program_bytes - least.total)
     if layout.offload:
-        room += max(0.0, _host_bytes(hardware) - least.host)
+        room += max(0.0, hardware.chip.host_program_bytes - least.host)
     share = min(1.0, room / max(1.0, asked.total + asked.host - least.total - least.host))
     share = floor(share * _PARTS) / _PARTS
     return Mix(hardware, ((share, layout), (1 - share, other)))
