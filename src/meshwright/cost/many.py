@@ -73,7 +73,8 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
         axes.append("data")
     # Experts without a capacity keep what they gather over `tensor` beside what they gather it from.
     by_token = config.moe is not None and mesh.schedule.capacity is None
-    if mesh.degree("expert") == 1 and mesh.tensor == 1 and not by_token:
+    heads = mesh.tensor * mesh.degree("kv_replicas")  # of a model with one KV head the replicas alone
+    if mesh.degree("expert") == 1 and heads == 1 and not by_token:
         wide = _with(mesh, {"tensor": 2, "sequence_parallel": True})
         mesh = wide if _sums_no_matrix_as_vectors(wide, config) else mesh
     return _with(mesh, {axis: max(2, mesh.degree(axis)) for axis in axes})

@@ -192,7 +192,7 @@ class Space:
     def choices(self, meshes: Iterable[Layout]) -> Iterator[Considered]:
         """Microbatches by schedules of meshes, each with the remat policy that recomputes least to fit.
 
-        Where that is not the first policy, also with those whose activations are offloaded.
+        Policies that do not fit are tried with offloaded activations, too.
         """
         for group in self.groups(meshes):
             for (schedule, interleave), places in group.schedules.items():
@@ -301,15 +301,12 @@ class Space:
         return self._savings(pipe)[0][:1] or self._savings(pipe)[1]
 
     def next_savings(self, saving: Saving, pipe: int) -> Sequence[Saving]:
-        """What is tried after `saving`: the next remat policy, and after the first of them all offloaded.
-
-        Which of those is fastest depends on the link to the host. None of them is faster than the first.
-        """
+        """What is tried where `saving` does not fit: the next remat policy, and the same one offloaded."""
         on_chip, offloaded = self._savings(pipe)
         if saving.offload:
             return ()
-        place = on_chip.index(saving)
-        return [*on_chip[place + 1 : place + 2], *(offloaded if place == 0 else ())]
+        place = on_chip.index(saving) + 1
+        return [*on_chip[place : place + 1], *(one for one in offloaded if one.remat == saving.remat)]
 
     def tries_next(self, choice: Considered) -> bool:
         """Whether another policy is tried: for what does not fit, and for a policy that is not run."""
