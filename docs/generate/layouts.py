@@ -8,44 +8,51 @@ from meshwright.layout.schedule import DISPATCHES, REMATS
 from meshwright.layout.short import OPTIONS, WORDS
 
 MEANINGS = {
-    "data": "Groups of devices with the same weights, which take different sequences and sum gradients.",
-    "fsdp": "Devices that share every weight, gather it before use and reduce-scatter its gradient (ZeRO-3).",
-    "tensor": "Devices that split heads, feed-forward width and vocabulary of the same tokens.",
+    "data": "Data parallelism: groups of devices with the same weights take different sequences and sum "
+    "gradients.",
+    "fsdp": "Fully sharded data parallelism (ZeRO-3): weights are sharded, all-gathered before use, and "
+    "their gradients reduce-scattered.",
+    "tensor": "Tensor parallelism: devices split heads, feed-forward width and vocabulary for the same "
+    "tokens.",
     "tensor2": "A second tensor axis, which splits the model dimension (2D tensor parallelism).",
-    "context": "Devices that split each sequence by position.",
-    "expert": "Devices that share out the experts of a mixture; cut out of the data ranks.",
-    "pipe": "Stages of layers, one after another.",
-    "kv_replicas": "Devices that share one KV head and split its queries: tensor parallelism past KV heads.",
-    "zero": "What `data` shards: 1 the optimizer, 2 the gradients too, 3 the weights (that is `fsdp`).",
-    "zero_context": "Whether weights are sharded over `context` as well.",
-    "inner": "`fsdp`: its devices are neighbours, of one host; else those of `tensor`, or of `context`, are.",
-    "context_method": "Keys and values are gathered or pass round a ring; or heads are split, not positions.",
+    "context": "Context parallelism: devices split each sequence by position.",
+    "expert": "Expert parallelism: experts are divided over these devices, which are part of the data ranks.",
+    "pipe": "Pipeline stages.",
+    "kv_replicas": "Tensor parallelism beyond the number of KV heads: devices hold the same KV head and "
+    "split its queries.",
+    "zero": "What is sharded over `data`: 1 the optimizer's state, 2 the gradients too, 3 the weights too "
+    "(as `fsdp`).",
+    "zero_context": "Whether ZeRO also shards over `context`.",
+    "inner": "`fsdp`: the devices of `fsdp` are neighbours, within one host; by default those of `tensor` or "
+    "`context` are.",
+    "context_method": "How attention gets its keys and values: all-gathered, round a ring, or by splitting "
+    "heads (Ulysses).",
     "sequence_parallel": "Whether activations between blocks are split by position over `tensor`.",
-    "cache": "What `kv_replicas` does to the cache: copies, or a split by batch or by sequence.",
-    "microbatches": "Parts of the batch that follow each other; gradients accumulate.",
+    "cache": "How the cache is stored over `kv_replicas`: copied, split by batch, or split by position.",
+    "microbatches": "Parts of the batch that run one after another; their gradients accumulate.",
     "schedule": "The order of forward and backward passes over the stages.",
-    "interleave": "Chunks of layers a stage holds.",
-    "remat": "What the backward pass recomputes: nothing, attention's scores, all but matmuls, every second "
-    "matmul too, or the whole block.",
-    "offload": "Whether saved activations wait in the host's memory.",
-    "offload_optimizer": "Whether the optimizer's state and float32 weights wait in the host's memory.",
-    "capacity": "The most tokens of an expert, in times its even share; without it, all that choose it.",
-    "grouped": "Whether the devices of a group of experts gather its tokens, where else rows are exchanged.",
-    "dispatch": "Whether each row crosses the network for itself, or those of one token for one node once.",
-    "weights_dtype": "Stored weights; narrower than bf16 only in inference.",
-    "compute_dtype": "Activations and gathers.",
-    "matmul_dtype": "Operands of matmuls, where they differ from `compute_dtype`. Training has fp8 and int8, "
-    "with scales; CPUs emulate fp8.",
-    "matmul_scales": "What a scale of fp8 and int8 operands is of, in training: a row or column of a "
-    "device's block, or a tile of 128 numbers of an activation and of 128 x 128 of a weight, as DeepSeek-V3 "
-    "was trained. Plans price both alike.",
-    "saved_dtype": "What products and gates read, as it is kept for the backward pass; planned alone.",
-    "gradients_dtype": "Gradients as they are summed over devices and microbatches; by default the sums over "
-    "devices are in `compute_dtype`, those over microbatches in `weights_dtype`.",
-    "optimizer": "The rule that updates the weights.",
-    "optimizer_dtype": "The optimizer's state, such as Adam's two moments.",
-    "master_weights": "Whether a float32 copy lies beside the weights.",
-    "kv_dtype": "The cache of keys and values in inference.",
+    "interleave": "Chunks of layers per stage.",
+    "remat": "What the backward pass recomputes: nothing, attention's scores, everything except matmuls, "
+    "also every second matmul, or the whole layer.",
+    "offload": "Whether saved activations are kept in the host's memory.",
+    "offload_optimizer": "Whether the optimizer's state and float32 weights are kept in the host's memory.",
+    "capacity": "The most tokens per expert, relative to an even share; by default no token is dropped.",
+    "grouped": "Whether devices of an expert group all-gather its tokens instead of exchanging rows.",
+    "dispatch": "Whether each row crosses the network by itself, or a token's rows for one node only once.",
+    "weights_dtype": "Dtype of stored weights; narrower than bf16 only in inference.",
+    "compute_dtype": "Dtype of activations and of gathered weights.",
+    "matmul_dtype": "Dtype of matmul operands, if not `compute_dtype`. Training supports fp8 and int8, with "
+    "scales; CPUs emulate fp8.",
+    "matmul_scales": "What shares a scale of fp8 and int8 operands in training: a row or column of a "
+    "device's block, or a tile (128 elements of an activation, 128 x 128 of a weight, as in DeepSeek-V3). "
+    "Plans price both the same.",
+    "saved_dtype": "Dtype in which inputs of matmuls and gates are kept for the backward pass; planned only.",
+    "gradients_dtype": "Dtype in which gradients are summed over devices and microbatches; by default "
+    "`compute_dtype` over devices and `weights_dtype` over microbatches.",
+    "optimizer": "The optimizer.",
+    "optimizer_dtype": "Dtype of the optimizer's state, such as Adam's two moments.",
+    "master_weights": "Whether there is a float32 copy of the weights.",
+    "kv_dtype": "Dtype of the KV cache in inference.",
 }
 _FREE = {"microbatches": "1, 2, ...", "interleave": "1, 2, ...", "capacity": "a number above 0, such as 1.25"}
 _FLAGS = {"offload", "offload_optimizer", "grouped", "master_weights"}
@@ -54,7 +61,7 @@ _FLAGS = {"offload", "offload_optimizer", "grouped", "master_weights"}
 def text() -> str:
     """A table of all words."""
     rows = [f"| `{word}` | {_values(word)} | {MEANINGS.get(word, '')} |" for word in WORDS]
-    return "\n".join(["| word | values, the default first | meaning |", "|---|---|---|", *rows])
+    return "\n".join(["| option | values, default first | meaning |", "|---|---|---|", *rows])
 
 
 def schedules() -> str:

@@ -18,14 +18,14 @@ LAYOUTS = {
     "`tensor`, sequence parallel": "tensor=2,sequence_parallel=true",
     "`tensor2`": "tensor=2,tensor2=2",
     "`kv_replicas`": "tensor=2,kv_replicas=2",
-    "`context`, gathered": "context=2",
+    "`context`, all-gather": "context=2",
     "`context`, ring": "context=2,context_method=ring",
     "`context`, Ulysses": "context=2,context_method=ulysses",
     "`expert`": "fsdp=2,expert=2",
     "`pipe`, schedule `lanes`": "pipe=2,microbatches=2,schedule=lanes",
     "`pipe`, other schedules": "pipe=2,microbatches=2",
     "`offload`": "data=2,offload=true",
-    "fp8 or int8 products": "data=2,matmul_dtype=fp8",
+    "fp8 or int8 matmuls": "data=2,matmul_dtype=fp8",
     "int8 or int4 weights": "tensor=2,weights_dtype=int8",
 }
 PHASES = {"train": "training", "prefill": "prefill", "generate": "generation"}

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from meshwright.layout import DEGREES, Layout
 from meshwright.plan.candidate import Candidate
-from meshwright.report.chart import SMALL, TEXT_SIZE, bar, label, line, text_width
+from meshwright.report.chart import SMALL, bar, label, line, text_width
 from meshwright.report.figure import Panel
 from meshwright.report.plan_data.split import StepSplit, split_step
 from meshwright.units import format_bytes, format_seconds
@@ -176,10 +176,10 @@ def _key(rows: Sequence[_Row]) -> tuple[Markup, float]:
 
 def _words(row: _Row) -> tuple[list[str], list[str]]:
     """The lines of the title and of what stands under it, as they fit at the left of the bar."""
-    most = int((_LABELS - 8) / (TEXT_SIZE * 0.5))
+    most = int((_LABELS - 8) / text_width("0", bold=row.bold))
     # Axis, size and the dot after them stay on one line.
     title = re.sub(r" (?=[\d·])", "\N{NO-BREAK SPACE}", row.title)
-    return wrap(title, most), wrap(row.subtitle, most + 2)
+    return wrap(title, most), wrap(row.subtitle, int((_LABELS - 8) / text_width("0", SMALL)))
 
 
 def _height(row: _Row) -> float:

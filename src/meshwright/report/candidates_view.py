@@ -20,8 +20,9 @@ _MOST_DOTS = 3000
 def candidates_figure(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[ScalingPoint]) -> Figure:
     """A dot for each of `found`; the chosen one and the best of each usual strategy have names."""
     caption = (
-        "Each dot is a layout; those right of the line do not fit the memory of a chip. The best layout of "
-        "each usual strategy is named."
+        "Each dot is a layout. Layouts to the right of the line do not fit in a chip's memory. The best "
+        "layout "
+        "of each usual strategy is labelled."
     )
     return Figure.of("layouts", "Why this layout", caption, _panel(found, chosen, usual))
 
@@ -46,8 +47,8 @@ def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Scalin
     body.append(_named(named, chosen, x, y))
     absent = [strategy for strategy in STRATEGIES if strategy not in dict(named)]
     if absent:
-        words = f"{', '.join(absent)}: no mesh takes this batch"
-        body.append(label(words, x.end + 14, bottom + 34, "muted", size=SMALL))
+        words = f"not drawn, since they do not divide this batch: {', '.join(absent)}"
+        body.append(label(words, 0, bottom + 34, "muted", size=SMALL))
     return Panel(_WIDTH, _HEIGHT, Markup().join(body))
 
 

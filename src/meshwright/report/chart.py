@@ -35,7 +35,8 @@ COLOURS = {
 }
 FONT = "Inter, system-ui, sans-serif"
 TEXT_SIZE, SMALL = 12, 11
-_GLYPH = 0.57  # mean width of a character in text sizes
+_GLYPH, _BOLD = 0.57, 1.1  # mean width of a character in text sizes; how much wider bold is
+_FEWEST_TICKS = 3
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,12 @@ class Scale:
     def ticks(self, most: int = 6) -> list[float]:
         """Round values within the axis: decades (or 1, 2, 5 of few decades), or even steps."""
         if self.logarithmic:
-            return _log_ticks(self.low, self.high, most)
+            found = _log_ticks(self.low, self.high, most)
+            # An axis of a fraction of a decade has hardly a round value of its own.
+            return found if len(found) >= _FEWEST_TICKS else self._even_ticks(most)
+        return self._even_ticks(most)
+
+    def _even_ticks(self, most: int) -> list[float]:
         step = next(s for s in _steps((self.high - self.low) / most) if (self.high - self.low) / s <= most)
         first = ceil(self.low / step - 1e-9)
         return [n * step for n in range(first, floor(self.high / step + 1e-9) + 1)]
@@ -86,9 +92,9 @@ def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
     return 10 ** (low - room), 10 ** (high + room)
 
 
-def text_width(words: str, size: float = TEXT_SIZE) -> float:
+def text_width(words: str, size: float = TEXT_SIZE, *, bold: bool = False) -> float:
     """About how many pixels `words` take."""
-    return len(words) * size * _GLYPH
+    return len(words) * size * _GLYPH * (_BOLD if bold else 1)
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:

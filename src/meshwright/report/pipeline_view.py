@@ -22,7 +22,7 @@ _KINDS = {"F": "#3f63a3", "B": "#0f7f8c", "W": "#d3a548"}
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1064, 62, 118, 30, 24
 _PALEST = 0.5  # share of white in the last chunk's colour
 _SIZES = (11, 10, 9, 8)  # of numbers, in pixels
-# A row shows only when its stage is busy if passes are narrower than this many pixels, or more than this many.
+# Least pixels and largest number of passes that are drawn one by one; else a row shows only busy times.
 _LEAST, _MOST = 1.2, 5000
 
 

@@ -29,10 +29,10 @@ def roofline_figure(config: ModelConfig, workload: Workload, candidate: Candidat
     found = operations(config, workload, candidate)
     step = candidate.step_seconds
     caption = (
-        "Operations of the planned step on one chip; an area is a share of the step. Left, FLOPs for each "
-        "byte of HBM traffic and what is achieved while computing. Right, FLOPs for each byte that the "
-        "operation's collectives move, and what is achieved with the time waited for them: an operation on "
-        "its roof is bound by it, one under both waits for bytes that do not hide."
+        "Operations of the planned step on one chip; an area is a share of the step. Left: achieved FLOP/s "
+        "against FLOPs per byte of HBM traffic. Right: achieved FLOP/s, with exposed transfers counted, "
+        "against "
+        "FLOPs per byte that the operation's collectives move. An operation on a roof is bound by it."
     )
     return Figure.of(
         "roofline",
@@ -144,8 +144,8 @@ def _points(found: Sequence[StepOperation], step: float, x: Scale, y: Scale, pla
         share = operation.seconds / step
         title = (
             f"{operation.name} ({operation.direction}): "
-            f"{format_seconds(operation.seconds)} a step, {share:.1%}\n"
-            f"{format_count(at[0])} FLOPs a byte, {_rate(at[1])}FLOP/s"
+            f"{format_seconds(operation.seconds)} per step, {share:.1%}\n"
+            f"{format_count(at[0])} FLOPs per byte, {_rate(at[1])}FLOP/s"
         )
         colour = COLOUR.get(operation.kind, "fsdp")
         parts.append(dot(x.place(at[0]), y.place(at[1]), _radius(share), colour, title=title))
@@ -259,5 +259,5 @@ def _without_flops(found: Sequence[StepOperation], step: float) -> Markup:
     seconds = sum(operation.seconds for operation in found)
     if not seconds:
         return Markup()
-    words = f"no FLOPs counted, HBM alone: {format_seconds(seconds)} a step ({seconds / step:.1%})"
+    words = f"operations without FLOPs: {format_seconds(seconds)} per step ({seconds / step:.1%})"
     return label(words, _LEFT, _HEIGHT - 6, "muted", size=SMALL)

@@ -34,7 +34,8 @@ def scaling_figure(sweeps: Sequence[ScalingSweep], planned: Hardware) -> Figure:
     return Figure(
         "strategies",
         "Strategies against the batch",
-        "Each mark is the best layout of a strategy at that batch; the broad band is the best layout found. "
+        "Each mark is the best layout of a strategy at that batch size; the wide band is the best layout "
+        "found. "
         "Where a line is above the dashed compute (HBM-bound work included), communication takes longer than "
         "compute; below it, communication may be hidden. Hollow marks do not fit the memory of a chip.",
         frames,

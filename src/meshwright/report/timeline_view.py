@@ -31,7 +31,7 @@ _WAITING, _BUBBLE = ("waiting", "waiting for links"), ("bubble", "pipeline bubbl
 _HOST = ("waiting", "waiting for the host's memory")
 _CARRIED = {"weights": "fsdp", "gradients": "gradients", "updated weights": "fsdp"}
 _OTHER = "exposed"
-_WIDTH, _LABELS, _ROW, _GAP, _TOP = 1060.0, 130.0, 26, 12, 62
+_WIDTH, _ROW, _GAP, _TOP = 1060.0, 26, 12, 62
 
 
 @dataclass(frozen=True)
@@ -126,16 +126,19 @@ def timeline_figure(candidate: Candidate) -> Figure:
     blocks = timeline(candidate)
     rows = list(dict.fromkeys(["chip", *(block.row for block in blocks)]))
     end = max(block.end for block in blocks)
-    x = Scale(0.0, end, _LABELS, _WIDTH - 8)
+    names = [row if row == "chip" else f"links: {row}" for row in rows]
+    labels = max(text_width(name, bold=True) for name in names) + 12
+    x = Scale(0.0, end, labels, _WIDTH - 8)
     height = _TOP + len(rows) * (_ROW + _GAP)
     body = [*_key(blocks), *_boundaries(blocks, x, height), *_axis(x, height)]
-    for number, row in enumerate(rows):
+    for number, (row, name) in enumerate(zip(rows, names, strict=True)):
         y = _TOP + number * (_ROW + _GAP)
-        body.append(label(row if row == "chip" else f"links: {row}", 0, y + _ROW / 2 + 4, weight=600))
+        body.append(label(name, 0, y + _ROW / 2 + 4, weight=600))
         body += [_drawn(block, x, y) for block in blocks if block.row == row]
     caption = (
-        "One step of the chosen layout: totals of each pass, from the plan. Where a link row runs under "
-        "compute it is hidden; where the chip waits it is exposed. Within a pass the order is not drawn."
+        "One step of the chosen layout, with the totals of each pass from the plan. Transfers below compute "
+        "are "
+        "hidden; transfers below a wait of the chip are exposed. The order within a pass is not shown."
     )
     panel = Panel(_WIDTH, height + 34, Markup().join(body))
     return Figure.of("timeline", "One step along time", caption, panel)
