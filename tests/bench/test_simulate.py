@@ -235,7 +235,8 @@ def test_steps_are_filled_up_to_the_programs_that_the_server_has(seed: int, has_
         works.append(SequenceWork(None, 0, start, [1] * count, ()))  # type: ignore[arg-type]
     batch = Batch(tuple(works))
     shape = JaxRunner._shape_of(runner, batch)
-    rows, contexts, chunks, _ = PaddedSteps(Asked(), limits, has_kernels=has_kernels).seconds(*batch.figures)
+    asked: Any = PaddedSteps(Asked(), limits, has_kernels=has_kernels).seconds(*batch.figures)
+    rows, contexts, chunks, _ = asked
     assert rows == shape.generate
     assert sum(count for count, _ in chunks) == max(shape.blocks, shape.fresh) * limits.block
     assert contexts == pytest.approx(301 * num_others)

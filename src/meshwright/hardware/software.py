@@ -153,7 +153,7 @@ def read_software(text: str, origin: str) -> Software:
     for key, value in flags.items():
         if not isinstance(value, bool):
             raise file.error(key, f"is {value!r}, not true or false")
-    numbers = {key: file.count(data, key) for key in counts if key in data}
+    numbers: dict[str, Any] = {key: file.count(data, key) for key in counts if key in data}
     fused = data.get("fused", [])
     if not isinstance(fused, list) or not set(fused) <= set(STEPS):
         raise file.error("fused", f"is {fused!r}; fits: a list of {', '.join(STEPS)}")

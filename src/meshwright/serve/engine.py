@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.errors import RequestError
@@ -281,7 +282,7 @@ class Engine:
         if sequence.num_generated == 1:
             self.metrics.prefilled(sequence)
         if sequence.request.exports_pages and event.finish_reason:
-            event = event._replace(pages=self._exported(sequence))
+            event = replace(event, pages=self._exported(sequence))
         if event.finish_reason:
             self._finish(sequence, event.finish_reason)
         sequence.emit(event)

@@ -91,7 +91,8 @@ class TokenScore(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Event(NamedTuple):
+@dataclass(frozen=True)
+class Event:
     """One more token of the request at `index` among those submitted together.
 
     finish_reason: set on the last event: `stop` (the token is one of stop_ids and not part of the

@@ -120,7 +120,7 @@ class _Times:
         """The record of each answer."""
         times = [getattr(self, name) for name in _TIMES]
         columns = [
-            *(np.where(np.isnan(column), None, column).tolist() for column in times),
+            *([None if time != time else time for time in column.tolist()] for column in times),
             [answer.prompt_tokens for answer in answers],
             [answer.num_tokens for answer in answers],
             [answer.error for answer in answers],
