@@ -163,7 +163,7 @@ def test_a_server_under_load(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ),
         (
             ["--url", "http://x", "--rate", "1", "--concurrency", "1"],
-            "--concurrency, --rate and --trace exclude",
+            "--concurrency, --rate and --trace cannot be combined",
         ),
         (["--url", "http://x", "--burst", "2"], "--burst needs --rate"),
         (["--url", "ftp://x"], "--url ftp://x: write http://HOST:PORT or https://HOST"),
