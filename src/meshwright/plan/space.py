@@ -358,10 +358,10 @@ class Group:
     ) -> list[Considered]:
         """The members at `places` under one schedule, which save the same."""
         stages = self.family.stages(schedule, self.pipe, interleave, saving)
-        needed = stages.needed_bytes(places, schedule)
+        on_chip, of_host = (needed.tolist() for needed in stages.needed_bytes(places, schedule))
         return [
-            Considered(*num_bytes, *self._member(place), schedule, interleave, *saving, stages, place)
-            for place, *num_bytes in zip(places, *(one.tolist() for one in needed), strict=True)
+            Considered(needed, host, *self._member(place), schedule, interleave, *saving, stages, place)
+            for place, needed, host in zip(places, on_chip, of_host, strict=True)
         ]
 
     def _member(self, place: int) -> Member:

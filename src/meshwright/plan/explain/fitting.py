@@ -72,7 +72,7 @@ def _same_work(
     """Layouts near `layout` that may need less memory: they share more, recompute more, take more passes."""
     place = REMATS.index(layout.remat)
     stronger = [remat for remat in different_remats(config, hardware) if REMATS.index(remat) > place]
-    for mesh in (layout, *_shared_further(hardware, layout)):
+    for mesh in (layout, *_offloaded(hardware, layout), *_shared_further(layout)):
         share = workload.num_sequences // mesh.num_batch_shards
         numbers = [n for n in (mesh.microbatches * 2**n for n in range(share.bit_length())) if share % n == 0]
         for remat in (layout.remat, *stronger):
@@ -81,8 +81,8 @@ def _same_work(
                     yield mesh.replace(remat=remat, microbatches=microbatches)
 
 
-def _shared_further(hardware: Hardware, layout: Layout) -> Iterator[Layout]:
-    """Layouts of the same chips that share out what a chip holds, or use the memory of its host."""
+def _shared_further(layout: Layout) -> Iterator[Layout]:
+    """Layouts of the same chips that share out what a chip holds, or its sequences."""
     data, fsdp = layout.data, layout.fsdp
     changes: list[dict[str, object]] = []
     if data > 1:
@@ -99,11 +99,17 @@ def _shared_further(hardware: Hardware, layout: Layout) -> Iterator[Layout]:
                 if layout.word(ranks) % factor == 0:
                     wider = layout.word(axis) * factor
                     changes += [{axis: wider, ranks: layout.word(ranks) // factor}]
-    if layout.pipe == 1 and hardware.chip.kind != "cpu":
-        changes += [{word: True} for word in ("offload", "offload_optimizer") if not layout.word(word)]
     for change in changes:
         with suppress(LayoutError):
             yield layout.replace(**change)
+
+
+def _offloaded(hardware: Hardware, layout: Layout) -> Iterator[Layout]:
+    """The layout with what can wait in the host's memory, where that is not a chip's own."""
+    if layout.pipe == 1 and hardware.chip.kind != "cpu":
+        for word in ("offload", "offload_optimizer"):
+            if not layout.word(word):
+                yield layout.replace(**{word: True})
 
 
 def _fewer_tokens(
