@@ -1,4 +1,4 @@
-"""Where the time of traced steps went: each operation's seconds beside what the plan has for it."""
+"""Seconds of each operation in traced steps, beside the planned ones."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

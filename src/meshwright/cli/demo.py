@@ -143,7 +143,7 @@ def train(job: Demo) -> None:
 
 
 def num_steps(job: Demo) -> int:
-    """As many steps as fill the demo's training time at the planned step time, within bounds."""
+    """The number of steps that fill the demo's training time at the planned step time, within bounds."""
     steps = round(job.train_seconds / job.plan["best"]["step_seconds"] / 10) * 10
     return min(max(steps, _MIN_STEPS), _MAX_STEPS)
 

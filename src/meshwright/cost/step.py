@@ -418,7 +418,7 @@ def timed_passes(
     chip: Chip,
     timed: Callable[[SegmentPass], TimedPass],
 ) -> list[list[TimedPass]]:
-    """For each segment its pass in each of the graph's directions under the layout's remat policy, `timed`.
+    """The passes of each segment, in each of the graph's directions under the layout's remat policy, `timed`.
 
     Where activations are offloaded, those of a layer go while the next layer's are made, and come back before
     its backward pass: each of the two passes takes at least as long as that transfer.

@@ -42,7 +42,7 @@ class Torus:
     scatter_passes: int = 1
 
     def wraparound(self, dims: tuple[int, ...]) -> tuple[bool, ...]:
-        """For each dimension of a slice, whether its links close to a ring.
+        """Whether the links of each dimension of a slice close to a ring.
 
         Optical switches join the faces of whole cubes, so one short dimension leaves the others open.
         Source: How to Scale Your Model, "TPU networking".

@@ -48,14 +48,14 @@ class Placement:
         return f"Placement({'; '.join(taken)})"
 
     def one_way(self) -> "Placement":
-        """The same links with every ring used in one direction only, as a simple ring algorithm does."""
+        """These links with every ring used in one direction only, as a simple ring algorithm does."""
         links = {
             axis: tuple(replace(link, two_way=False) for link in links) for axis, links in self.links.items()
         }
         return Placement(self.sizes, links, self.network)
 
     def over(self, network: Network) -> "Placement":
-        """The same links with the bandwidths and hops of another network of the same form."""
+        """These links with the bandwidths and hops of another network of the same form."""
         if isinstance(network, SharedMemory):
             return Placement(self.sizes, self.links, network)
         rates = {
@@ -174,13 +174,13 @@ class Hardware:
 
     @property
     def wraparound(self) -> tuple[bool, ...]:
-        """For each dimension, whether its links close to a ring (never on a switch)."""
+        """Whether the links of each dimension close to a ring (never on a switch)."""
         if isinstance(self.chip.network, Torus):
             return self.chip.network.wraparound(self.dims)
         return tuple(False for _ in self.dims)
 
     def place(self, mesh: Mesh) -> Placement:
-        """Which physical links each axis of `mesh` takes; the last axis is the innermost.
+        """The physical links of each axis of `mesh`; the last axis is the innermost.
 
         TPU: slices are taken by the outermost axes, the torus is folded (see fold.py). GPU: the
         innermost axes fill the NVLink domain, the rest goes over the network cards; an axis may

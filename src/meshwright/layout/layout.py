@@ -62,7 +62,7 @@ from meshwright.notation.mesh import Mesh
 
 @dataclass(frozen=True)
 class Layout:
-    """Which mesh axes split which letters of every array, and how a step runs.
+    """A layout: the mesh axes that split each letter of every array, and how a step runs.
 
     phase: whose table of activations holds: "train", "prefill" or "generate" (`at`).
 

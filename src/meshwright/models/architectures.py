@@ -1,4 +1,4 @@
-"""Which key of an HF `config.json` says what, for each architecture; `models/hf.py` goes by it."""
+"""The meaning of each key of a Hugging Face `config.json`, by architecture; `models/hf.py` reads it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

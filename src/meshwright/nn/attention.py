@@ -166,7 +166,7 @@ def absorbed(
 
 
 def cached_places(queries: Places, num_positions: int) -> Places:
-    """Where the keys of a cache stand: number s at position s. What is not written yet no query sees."""
+    """The positions of a cache's keys: key s is at s. No query sees a key that is not written yet."""
     rows = queries.positions.shape[0]
     positions = jnp.arange(num_positions, dtype=queries.positions.dtype)
     return Places(jnp.broadcast_to(positions[None], (rows, num_positions)))

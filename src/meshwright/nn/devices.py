@@ -1,4 +1,4 @@
-"""Which devices JAX is to see. They are chosen before it starts, and cannot be changed after."""
+"""The devices that JAX sees. They are chosen before it starts, and cannot be changed afterwards."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Where gradients lie: as microbatches add to them, and once summed, beside the optimizer's moments.
+"""Shardings of gradients: while microbatches add to them, and once summed, beside the optimizer's moments.
 
 The type of what is differentiated says where its gradient ends. A weight typed `reduced` over axes has one
 that stays a partial sum over them: every device adds up its own over the microbatches, and `summed`

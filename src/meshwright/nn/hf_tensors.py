@@ -23,7 +23,7 @@ Arrangement = Literal["after", "within", "alternate"]
 
 @dataclass(frozen=True)
 class HfTensor:
-    """Where a parameter is stored: the tensor's name, and its letters.
+    """The place of a parameter in a checkpoint: the tensor's name, and its letters.
 
     In the name the first `{}` stands for the layer, and one after it for the expert, where each expert has
     a tensor of its own. parts: where several parameters share a tensor along `axis`, the letters of each
@@ -136,7 +136,7 @@ def _flat(dim: str, sizes: Mapping[str, int]) -> int:
 
 
 def hf_tensors(config: ModelConfig, stored: Collection[str] = ()) -> dict[str, HfTensor]:
-    """Where each parameter of `config` lies, in a checkpoint of these tensors or in one to be written."""
+    """The place of each parameter of `config`, in a checkpoint of these tensors or in one to be written."""
     if config.positions == "learned":
         named = dict(_GPT_2)
         if stored and not any(name.startswith(_GPT_2_PREFIX) for name in stored):

@@ -49,7 +49,7 @@ def nats_of(logits: Array, targets: Array, *, masked: bool, z_loss: float) -> Ar
 
 
 def num_chunks(plan: Contraction, moved: Reshard, shape: Sequence[int], num_batch_shards: int) -> int:
-    """In how many chunks of positions the head of x[B, T, D] is taken, of shape (B, T); 1 where it is whole.
+    """The number of chunks of positions in which the head of x[B, T, D] is computed; 1 if all at once.
 
     On CPU as many as leave a chunk about 512 tokens of a device. XLA for CPU fuses no product with what reads
     it: logits of all tokens, their gradients and a transposed copy of these cross memory again and again (15M

@@ -33,7 +33,7 @@ _SPEAK_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Which process this is, of how many, and where process 0 listens."""
+    """This process among all: its number, how many there are, and the address of process 0."""
 
     process_id: int
     num_processes: int

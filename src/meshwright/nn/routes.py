@@ -32,7 +32,7 @@ from meshwright.notation.array import Axes
 
 
 class Routes(NamedTuple):
-    """Which rows there are, on each device.
+    """The rows of tokens and experts on each device.
 
     gates: f32[1, n, E] of the tokens that rows are made of, for a device's own experts, or all where rows
     travel. tokens: i32[1, C] which of them is a row, or n where it is none. owners: i32[1, C] its expert, of

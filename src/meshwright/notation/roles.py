@@ -71,7 +71,7 @@ def _costs_nothing(
 
 
 def axis_orders(letters: str, arrays: Sequence[ShardedArray], axes: Axes) -> dict[str, Axes]:
-    """For each letter all of `axes`, in the order in which they may split it.
+    """All of `axes` for each letter, in the order in which they may split it.
 
     That of einsum.contraction(): first as the first of `arrays` has them, and all arrays take it.
     """

@@ -1,4 +1,4 @@
-"""Which device holds which block of an array, worked out from its sharding."""
+"""The blocks of an array that each device holds, derived from its sharding."""
 
 from dataclasses import dataclass
 from math import prod

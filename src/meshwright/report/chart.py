@@ -98,7 +98,7 @@ def text_width(words: str, size: float = TEXT_SIZE, *, bold: bool = False) -> fl
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The same places, moved as little as keeps them `gap` apart and within [low, high] if they fit."""
+    """`places`, moved as little as keeps them `gap` apart and within [low, high] if they fit."""
     order = sorted(range(len(places)), key=places.__getitem__)
     moved = list(places)
     for rank, index in enumerate(order):

@@ -12,7 +12,7 @@ def block_colour(row: int, num_rows: int, column: int, num_columns: int) -> str:
 
 
 def block_hex(row: int, num_rows: int, column: int, num_columns: int) -> str:
-    """The same colour as `#rrggbb`, which every viewer of a lone SVG knows.
+    """The colour of a block as `#rrggbb`, which every viewer of a lone SVG knows.
 
     Source of the matrices: Björn Ottosson, "A perceptual color space for image processing" (2020).
     """

@@ -54,7 +54,7 @@ def _wrapped(text: str, width: int) -> Iterator[str]:
 
 
 def fitted(found: RenderableType, width: int) -> RenderableType:
-    """The same where it fits `width` columns; else a table whose prose wraps, or one line for each cell.
+    """`found` if it fits `width` columns; else a table whose prose wraps, or one line for each cell.
 
     A word is never broken: names and numbers must be read, and typed again.
     """

@@ -1,4 +1,4 @@
-"""The same documents for the terminal: rich tables and the panel that ends a demo.
+"""Plans, audits and runs on the terminal: rich tables, and the panel that ends a demo.
 
 Text from documents is wrapped in `Text`, so that `[D_fsdp]` is never read as rich's markup.
 """
@@ -47,7 +47,7 @@ def plan_table(plan: Document) -> Table:
 
 
 def breakdown_table(candidate: Document) -> Table:
-    """Where one candidate's step goes, the longest first."""
+    """The operations of one candidate's step, the longest first."""
     table = _table("Where the step goes", "operation")
     for heading in ("time", "share"):
         table.add_column(heading, justify="right")

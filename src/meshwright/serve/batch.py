@@ -203,7 +203,7 @@ class StepResult(Protocol):
     """The tokens of a step that has been dispatched."""
 
     def read(self) -> Ordered[Ordered[TokenScore]]:
-        """For each work of the batch its sampled tokens, `work.num_samples` of them; waits for the device."""
+        """The sampled tokens of each work of the batch, `work.num_samples` of them; waits for the device."""
         ...
 
 

@@ -17,7 +17,7 @@ _APART = 1 << 40
 
 
 class Text(Ordered[int]):
-    """So many tokens of chat number `chat`, of which the first `num_shared` begin every chat.
+    """A text that is only counted: tokens of chat number `chat`, the first `num_shared` shared by all chats.
 
     It is read as a list of ids is. Slices of consecutive ids are ranges, which compare and hash at once.
 
@@ -121,7 +121,7 @@ class Together:
         return [one for one in self._looks.pop(step, ()) if self._until.get(one) == step]
 
     def position(self, sequence: "Sequence") -> int:
-        """Where its next token stands."""
+        """The position of its next token."""
         return sequence.num_computed + self.num_steps - self._since[sequence]
 
     def num_left(self, sequence: "Sequence") -> int:

@@ -12,7 +12,7 @@ from meshwright.serve.batch import on_each
 
 
 class HostPages:
-    """As many pages as `num_bytes` hold, shared evenly among the replicas, of all layers.
+    """The cache pages in host memory, as many as `num_bytes` hold, of all layers, divided among the replicas.
 
     page: the types of the arrays of a page of each replica, its replicas along their first dimensions.
     Raises PlanError where the bytes are too few for a page of each.

@@ -14,7 +14,7 @@ from meshwright.serve.sequence import Request, SamplingParams
 
 
 class Constraint(Protocol):
-    """Which tokens may come next, by what came before: a JSON schema, a regular expression, a grammar."""
+    """A constraint on the next token by those before: a JSON schema, a regular expression, a grammar."""
 
     def allowed(self) -> np.ndarray:
         """bool[V], at least one of them true."""

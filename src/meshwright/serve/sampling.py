@@ -1,4 +1,4 @@
-"""Which token comes next, given the logits: penalties, temperature, filters and a seed, a row at a time."""
+"""Sampling of the next token from logits: penalties, temperature, filters and a seed, one row at a time."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

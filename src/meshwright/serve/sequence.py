@@ -117,7 +117,7 @@ class Event:
 
 @dataclass(slots=True)
 class Lifetime:
-    """When a request came, entered its first step, had its first token, and finished; of `time.perf_counter`.
+    """The times of a request by `time.perf_counter`: arrival, first step, first token, end.
 
     0: not yet. reason: why it finished.
     """
@@ -137,7 +137,7 @@ class Lifetime:
 
     @property
     def phases(self) -> dict[str, tuple[float, float]]:
-        """From when to when it was in each phase that it has left: queue, prefill, generate."""
+        """(start, end) of each phase that it has left: queue, prefill, generate."""
         ends = [self.submitted_seconds, self.started_seconds, self.first_token_seconds]
         reached = [*(seconds for seconds in ends if seconds), self.finished_seconds]
         return dict(zip(("queue", "prefill", "generate"), pairwise(reached), strict=False))

@@ -148,7 +148,7 @@ class _Places:
         self._num_known = 0
 
     def find(self, tokens: Ordered[int]) -> int | None:
-        """Where what follows the last tokens began, the last time that they came."""
+        """The position after the previous occurrence of the last tokens."""
         # The n-grams that end at the last token are looked up before they are noted.
         for end in range(self._num_known + 1, len(tokens)):
             for length in range(_SHORTEST, min(_LONGEST, end) + 1):

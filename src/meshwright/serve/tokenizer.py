@@ -50,7 +50,7 @@ class Tokenizer:
         return self.tokenizer.decode(tokens)
 
     def with_special(self) -> "Tokenizer":
-        """The same tokenizer, whose `decode` writes special tokens too."""
+        """This tokenizer with a `decode` that writes special tokens too."""
         return _WithSpecial(self.tokenizer, self.eos_ids, self.start_id, self.chat)
 
     def token_bytes(self, token: int) -> bytes:

@@ -139,7 +139,7 @@ def check_source(source: str) -> None:
 
 @dataclass(frozen=True)
 class Division:
-    """Which documents are validation: 5 to 10% of the characters.
+    """The division of documents into training and validation, 5 to 10% of the characters.
 
     A document longer than 5% of the corpus is cut at line ends into pieces of at most `longest`
     characters. Pieces are ranked by the SHA-256 of their names, so neither the order of reading nor a

@@ -71,7 +71,7 @@ class TrainStep(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """Where training begins: after `step` steps, at the example `next_example` of the data.
+    """The start of training: after `step` steps, at the example `next_example` of the data.
 
     skipped: examples [begin, end) that are left out. trend: of the loss so far. best_loss: the lowest
     validation loss so far.

@@ -1,4 +1,4 @@
-"""When to stop and when to save, decided alike by all processes."""
+"""The decisions when to stop and when to save, the same on all processes."""
 
 import signal
 import threading

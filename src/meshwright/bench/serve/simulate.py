@@ -283,7 +283,7 @@ class _Replica:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """When its steps ended, once it has stopped."""
+        """The times at which its steps ended, once it has stopped."""
         return np.frombuffer(self._ends)
 
     def num_unfinished(self) -> int:

@@ -40,7 +40,7 @@ def hops(schedule: str, stages: int, microbatches: int, chunks: int, times: Time
 
 
 def sent_hops(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> list[tuple[int, int]]:
-    """For every stage, (activations, cotangents) that it sends to others in a step.
+    """(activations, cotangents) that each stage sends to others in a step.
 
     >>> sent_hops("1f1b", 4, 8)
     [(8, 0), (8, 8), (8, 8), (0, 8)]

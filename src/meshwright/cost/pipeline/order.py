@@ -76,7 +76,7 @@ class Order:
         return len(self.kinds) - 1
 
     def run(self, times: Times) -> list[float]:
-        """When each entry ends: it starts once the one before it is over and its input has come."""
+        """The end of each entry, which starts once its predecessor is over and its input has arrived."""
         seconds = times.flat()
         hop = (0.0, times.hop_seconds)
         ends = [0.0]

@@ -1,4 +1,4 @@
-"""When every pass of a schedule runs, given the seconds of each pass and of a hop between stages."""
+"""A simulation of a schedule: the times of every pass, from the seconds of each pass and of a message."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -81,5 +81,5 @@ class PassTable:
 
     @cached_property
     def split(self) -> tuple[frozenset[tuple[int, int]], ...]:
-        """For each stage, (microbatch, chunk) whose backward pass is split into B and W."""
+        """(microbatch, chunk) of each stage whose backward pass is split into B and W."""
         return tuple(frozenset((p.microbatch, p.chunk) for p in row if p.kind == "W") for row in self.rows)

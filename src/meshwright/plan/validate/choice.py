@@ -1,4 +1,4 @@
-"""Which of the layouts that a published row may mean is taken, from the memory that each needs.
+"""The choice among the layouts that a published row may mean, by the memory that each needs.
 
 A policy that saves more than fits is mixed with full rematerialisation: so many layers keep what it
 saves as there is room for on the chip, and on the host where activations are offloaded. Where PyTorch's

@@ -1,4 +1,4 @@
-"""Where a step goes, in the few parts that a picture shows: work, waiting, and what hides.
+"""The parts of a step that a picture shows: work, exposed transfers and hidden ones.
 
     step = compute + memory-bound work + waiting for activations + weights and gradients that do not hide
        + pipeline bubble + rest

@@ -56,7 +56,7 @@ class ResponsesRequest(RequestObject):
     }
 
     def as_chat(self) -> ChatRequest:
-        """The same question as a chat's."""
+        """The request as one of the chat endpoint."""
         said = [Message(role="system", content=self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
             said.append(Message(role="user", content=self.input))

@@ -1,4 +1,4 @@
-"""Which server a request goes to: where its prompt's beginning is cached, unless that one is busy."""
+"""The routing of requests to servers: to the one that has the prompt's prefix cached, unless it is busy."""
 
 import threading
 from collections import OrderedDict
