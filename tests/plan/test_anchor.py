@@ -61,7 +61,7 @@ def test_a_search_says_so_and_ranks_as_before(tmp_path: Path, capsys: pytest.Cap
     plain, anchored = documents
     assert anchored["best"]["layout"] == plain["best"]["layout"]
     assert anchored["best"]["step_seconds"] == pytest.approx(3 * plain["best"]["step_seconds"])
-    assert "every step takes 3 times what is priced, as the anchoring run did" in anchored["assumptions"]
+    assert "the priced step is multiplied by 3, the factor of the anchoring run" in anchored["assumptions"]
 
 
 # Runs that rest on products, on attention and on links, in different parts.
