@@ -80,7 +80,7 @@ def test_a_moved_control_is_answered_at_once():
 
 def test_two_layouts_side_by_side(address: str):
     found = json.loads(got(address, "price", **SMALL, layout2="fsdp=8", hardware2="b200:8"))
-    assert found["html"].count('<section class="side"') == 2 and found["said"].count(" a step, ") == 2
+    assert found["html"].count('<section class="side"') == 2 and found["said"].count(" per step, ") == 2
     assert "tiny on b200:8: fsdp=8" in found["html"]
 
 
@@ -93,7 +93,7 @@ def test_the_cards_say_what_the_library_says(address: str):
         "Layout",
         "Step time, planned",
         "MFU",
-        "Memory of a chip",
+        "Memory per chip",
     ]
 
 

@@ -121,7 +121,7 @@ def test_the_summary_comes_first_and_leads_to_every_section(run):
     ids = {attrs["id"] for tag, attrs in page.tags if tag == "h2"}
     assert anchors and {anchor.removeprefix("#") for anchor in anchors} == ids
     labels = re.findall(r'<span class="label">([^<]*)</span><strong>', html)
-    assert labels[:4] == ["Layout", "Step time", "MFU", "Memory of a chip"]
+    assert labels[:4] == ["Layout", "Step time", "MFU", "Memory per chip"]
     assert html.index('class="cards"') < html.index('<nav class="contents"') < html.index("<main")
 
 

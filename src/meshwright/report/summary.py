@@ -162,7 +162,7 @@ def _memory_card(run: Run) -> Card | None:
     if left < 0:
         room = f"{format_bytes(-left)} more than the {format_bytes(usable)} there are"
     tone = "bad" if left < 0 else "warn" if left < 0.05 * usable else "good"
-    return Card("Memory of a chip", format_bytes(needed), room, tone)
+    return Card("Memory per chip", format_bytes(needed), room, tone)
 
 
 def _budget_card(run: Run) -> Card | None:

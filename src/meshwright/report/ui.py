@@ -190,7 +190,7 @@ def _said(side: ComparedLayout) -> str:
         return side.error
     one = side.priced.candidate
     fits = "fits" if one.fits else "does not fit"
-    return f"{format_seconds(one.step_seconds)} a step, {one.mfu:.1%} MFU, {fits}"
+    return f"{format_seconds(one.step_seconds)} per step, {one.mfu:.1%} MFU, {fits}"
 
 
 def _exports(state: Mapping[str, str]) -> list[tuple[str, str]]:
