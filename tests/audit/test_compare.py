@@ -245,6 +245,16 @@ def test_a_norm_s_sums_may_be_sent_together() -> None:
         assert [row.status for row in rows if row.tensor == "grad_norm"] == [status]
 
 
+def test_a_norm_has_a_sum_for_the_weights_of_each_stack_that_have_one_name() -> None:
+    """As XLA for CPU sends them: of nine weights in each of two stacks, for the clipping and the metrics."""
+    norm = [_planned("all_reduce", "data", "grad_norm", size=4, direction="update")]
+    weights = [_planned("all_reduce", "data", f"w{i}") for i in range(9)]
+    number = _emitted("all_reduce", "data", "update", 4, phase="update")
+    for planned, status in ((weights * 2, "equivalent"), (weights, "differs")):
+        rows = line_up([*norm, *planned], [number] * 36)
+        assert [row.status for row in rows if row.tensor == "grad_norm"] == [status]
+
+
 def test_a_sum_of_a_number_is_missing_unless_another_is_made_in_its_place() -> None:
     planned = [_planned("all_reduce", "data", "grad_norm", size=4, direction="update")]
     loss = _planned("all_reduce", "data", "loss", size=4, direction="forward")

@@ -197,3 +197,50 @@ def test_a_product_in_a_fusion_without_a_name_has_that_of_what_is_beside_it(
     """As XLA for CPU leaves batched products that it hands to a library."""
     (product,) = products(parse_hlo(NAMELESS.replace("FUSION", fusion).replace("OPERAND", operand)))
     assert product.op_name == name
+
+
+ALIKE = """HloModule test
+
+%body (p: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %p = (s32[], f32[8,8]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[8,8] get-tuple-element(%p), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %y = f32[8,8] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="PRODUCT"}
+  ROOT %t = (s32[], f32[8,8]) tuple(%next, %y)
+}
+
+%condition (p: (s32[], f32[8,8])) -> pred[] {
+  %p = (s32[], f32[8,8]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(3)
+  ROOT %c = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[8,8]) -> (s32[], f32[8,8]) {
+  %zero = s32[] constant(0)
+  %x = f32[8,8] parameter(0)
+  %init = (s32[], f32[8,8]) tuple(%zero, %x)
+  %first = (s32[], f32[8,8]) while(%init), condition=%condition, body=%body, metadata={op_name="FIRST"}
+  ROOT %second = (s32[], f32[8,8]) while(%first), condition=%condition, body=%body, metadata={op_name="SECOND"}
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("product", "second", "name"),
+    [
+        ("jit(f)/jvp(gate)/while/body/ab/dot", "jit(f)/jvp(in)/while", "jit(f)/jvp(in)/while/body/ab/dot"),
+        # Moved into the loop by the compiler, from where no loop is; and a loop that no name is left of.
+        ("jit(f)/jvp(gate)/ab/dot", "jit(f)/jvp(in)/while", "jit(f)/jvp(gate)/ab/dot"),
+        ("jit(f)/jvp(gate)/while/body/ab/dot", "", "jit(f)/jvp(gate)/while/body/ab/dot"),
+    ],
+)
+def test_a_product_in_a_body_that_loops_share_has_the_name_of_its_loop(
+    product: str, second: str, name: str
+) -> None:
+    """As XLA for GPU merges loops over rows of experts, forward and recomputed."""
+    first = "jit(f)/jvp(gate)/while"
+    text = ALIKE.replace("PRODUCT", product).replace("FIRST", first).replace("SECOND", second)
+    assert [one.op_name for one in products(parse_hlo(text))] == [product, name]

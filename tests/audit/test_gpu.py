@@ -3,6 +3,8 @@
 Needs the [cuda12] extra; without it the CPU's compiler stands in (test_compare.py).
 """
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.audit.audit import audit_plan
@@ -33,6 +35,14 @@ def test_the_compiled_step_is_the_planned_one(model: str, hardware: str, layout:
     assert audit["memory"]["compiled"] > 0
     # A causal mask leaves (T + 1) / 2 keys a query, which a plan counts as T / 2.
     assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.01)
+
+
+def test_products_of_experts_are_those_of_their_pass() -> None:
+    """XLA makes one body of the loops of two weights, forward and recomputed, with the names of one."""
+    config = replace(load_model("mixtral-8x7b"), num_layers=2)
+    layout = Layout.of(fsdp=16, expert=8, remat="full")
+    audit = audit_plan(Plan(config, "h100:2x8", Workload(32, 4096), layout), "gpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
 
 
 def test_a_prompt_s_keys_and_values_do_not_wait_for_the_end_of_the_step() -> None:

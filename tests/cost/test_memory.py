@@ -15,11 +15,12 @@ from meshwright.cost.memory import (
     Memory,
     Stored,
     held_bytes,
+    saved_bytes,
     stored_parameters,
     train_memory,
     update_work,
 )
-from meshwright.cost.ops import record_loss
+from meshwright.cost.ops import record_loss, record_training
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
@@ -352,3 +353,15 @@ def test_the_compilers_take_about_as_much(case: dict) -> None:
     workload = Workload(case["num_sequences"], case["seq_len"])
     planned = price(load_model(case["model"]), load(case["hardware"]), workload, Layout.parse(case["layout"]))
     assert 1 / 1.15 <= case["memory_bytes"] / planned.memory.total <= 1.15, planned.memory
+
+
+def test_on_cpus_what_the_only_layer_of_a_stack_recomputes_waits_as_if_saved() -> None:
+    """XLA for CPU runs that right after the forward pass; the layers of a loop wait for their cotangent."""
+    layout, shape = Layout.of(remat="full"), Shape(2, 16, 16)
+    for num_layers, policy in ((1, "none"), (2, "full")):
+        config = replace(SMALL, num_layers=num_layers)
+        memory = train_memory(record_training(config, load("cpu:1"), layout, shape), layout)
+        plain = record_loss(config, layout, shape, flash_attention=False, head_by_chunks=True)
+        layers, *_ = (one for one in plain.segments if one.source)
+        more = saved_bytes(layers, policy) - saved_bytes(layers, "full")
+        assert memory.activations == train_memory(plain, layout).activations + num_layers * more

@@ -142,7 +142,8 @@ class Segment:
 
     source: the input that a layer's rematerialisation starts from; None where nothing is recomputed:
     such a segment is on the first stage of a pipeline, or after the layers on the last. saved_dtype: of
-    what products and gates read, as it is kept.
+    what products and gates read, as it is kept. recomputed_early: whether a compiler may recompute it long
+    before its backward pass, so that what it makes waits.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Segment:
     count: int
     source: Value | None = None
     saved_dtype: str | None = None
+    recomputed_early: bool = False
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -229,7 +229,7 @@ def held_bytes(graph: Graph, counts: Counts, remat: str) -> HeldBytes:
     head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
     waits = head_gradient - once
     return HeldBytes(
-        a_microbatch=sum(count * saved_bytes(segment, remat) for segment, count in layers),
+        a_microbatch=sum(count * _kept_bytes(segment, remat) for segment, count in layers),
         once=once,
         on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
         layer=largest(_alive_in_backward(segment, remat) for segment, _ in layers),
@@ -238,6 +238,11 @@ def held_bytes(graph: Graph, counts: Counts, remat: str) -> HeldBytes:
         head_gradient=head_gradient,
         table=largest(_table(segment) for segment in ends),
     )
+
+
+def _kept_bytes(segment: Segment, remat: str) -> int:
+    """Bytes that one run keeps: all that its backward pass reads, where that is recomputed too early."""
+    return saved_bytes(segment, "none" if segment.recomputed_early else remat)
 
 
 @kept_with

@@ -617,11 +617,22 @@ def record_training(
         many=many,
     )
     graph = replace(graph, head_waits=hardware.chip.kind != "tpu")
+    graph = _with_early_layers(graph) if hardware.chip.kind == "cpu" else graph
     if not hardware.software.counts_head:
         return graph
     params = count_params(config)
     of_a_layer = (params.total - params.vocab) / config.num_layers
     return replace(graph, head_layers=config.d_model * config.vocab_size / of_a_layer)
+
+
+def _with_early_layers(graph: Graph) -> Graph:
+    """The graph as XLA for CPU runs it, which leaves out the barriers before what is computed again.
+
+    Of a stack of one layer nothing else ties that to the backward pass, as a loop over several does.
+    """
+    alone = {graph.layers[layer] for part in graph.weights if len(part.layers) == 1 for layer in part.layers}
+    segments = (replace(one, recomputed_early=i in alone) for i, one in enumerate(graph.segments))
+    return replace(graph, segments=tuple(segments))
 
 
 def has_static_rows(hardware: Hardware, layout: Layout) -> bool:

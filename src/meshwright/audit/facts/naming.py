@@ -18,6 +18,8 @@ MOVED = MOVES | {"pad"}
 _OF_MANY = {"constant", "parameter", "tuple", "get-tuple-element", "while", "conditional", "call"}
 # Sums of sums, turns of loops within loops: more steps back than this lead nowhere.
 _MOST_STEPS = 8
+# What JAX writes between the name of a loop and what is in it.
+_IN_BODY = "/while/body/"
 
 
 def origin_name(program: Program, value: TracedValue) -> str:
@@ -100,8 +102,26 @@ def reader_name(program: Program, result: TracedValue) -> str:
 
 
 def own_name(product: TracedValue) -> str:
-    """JAX's name of a product, or of the fusion that it is in."""
-    return _named(product)[0].op_name
+    """JAX's name of a product, or of the fusion that it is in, under that of the loop that runs it.
+
+    XLA for GPU makes one body of loops whose bodies are alike, with the names of one of them: of the loops
+    over rows of an expert's two first weights, forward and recomputed. Each loop keeps its own.
+    """
+    instruction, place = _named(product)
+    return _within_loop(instruction.op_name, place)
+
+
+def _within_loop(op_name: str, place: CallPath) -> str:
+    """`op_name` under the name of the loop around `place`, where it has that of another loop as deep."""
+    while place.frames and place.frames[-1].caller.opcode != "while":
+        place = place.parent
+    if not place.frames:
+        return op_name
+    loop = _within_loop(place.frames[-1].caller.op_name, place.parent)
+    is_as_deep = op_name.count(_IN_BODY) == f"{loop}/body/".count(_IN_BODY)
+    if not is_as_deep or not loop.endswith("/while"):
+        return op_name
+    return f"{loop}/body/{op_name.rsplit(_IN_BODY, 1)[1]}"
 
 
 def _named(product: TracedValue) -> tuple[Instruction, CallPath]:
