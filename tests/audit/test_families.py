@@ -45,7 +45,7 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,capacity=1"),
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true"),
         (MIXTURE, "data=2,fsdp=4,expert=2,grouped=true"),
-        # Rows travel; XLA:CPU sends room for all that could come, which the audit names.
+        # Rows travel; XLA:CPU sends all that a round has room for, which the audit names.
         (MIXTURE, "fsdp=8"),
         (MIXTURE, "fsdp=8,expert=4"),
         (MIXTURE, "fsdp=4,expert=2,tensor=2"),

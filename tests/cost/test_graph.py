@@ -259,27 +259,39 @@ class TestRecomputation:
 
 
 @pytest.mark.parametrize(
-    ("text", "static_rows", "rows"),
+    ("text", "static_on", "rows"),
     [
         # Of 8 x 4096 tokens each chooses 2 of 8 experts, of which a device has one: 8192 rows where all get
-        # as much. Where shapes are static there is room for all 32768 tokens of a group, in blocks of 512.
-        ("fsdp=8,expert=8", False, 8192),
-        ("fsdp=8,expert=8", True, 32_768),
+        # as much. Where shapes are static a round has room for twice that, of the 32768 tokens of a group.
+        ("fsdp=8,expert=8", None, 8192),
+        ("fsdp=8,expert=8", "gpu", 16_384),
         # Without an axis of experts a device meets its own tokens alone: 8192 rows, and room for 8 experts'
-        # last blocks of 256 rows: (8192 + 8 x 255) / 256 = 39 blocks.
-        ("fsdp=8", True, 39 * 256),
+        # last blocks, on CPUs of 256 rows: (8192 + 8 x 255) / 256 = 39, elsewhere of 512: 23.
+        ("fsdp=8", "cpu", 39 * 256),
+        ("fsdp=8", "tpu", 23 * 512),
     ],
 )
-def test_rows_of_experts_have_room_for_the_worst_load_and_travel_by_an_even_one(
-    text: str, static_rows: bool, rows: int
+def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
+    text: str, static_on: str | None, rows: int
 ) -> None:
     config, layout = load_model("mixtral-8x7b"), Layout.parse(text)
-    graph = record_loss(config, layout, Shape(8, 4096, 4096), flash_attention=True, static_rows=static_rows)
+    graph = record_loss(config, layout, Shape(8, 4096, 4096), flash_attention=True, static_on=static_on)
     nodes = {(node.name, node.kind): node for _, node in graph.nodes()}
     (made,) = nodes["expert_in", "matmul"].outputs
     assert made.bytes_per_device == rows * 14_336 * 2
     (product,) = nodes["expert_in", "matmul"].forward
     assert product.flops == 2 * 8192 * 4096 * 14_336
+    if static_on:
+        # A block of 512 rows (256) reads its expert's weight, and adds to a float32 sum that is cast at last.
+        num_blocks, num_weights = 8192 / (256 if static_on == "cpu" else 512), 4096 * 14_336
+        once = num_weights * (8 if text == "fsdp=8" else 1)
+        rows_moved = 2 * 8192 * (4096 + 14_336)
+        (of_weight,) = nodes["expert_in", "matmul"].weight_gradient
+        assert product.hbm_bytes == pytest.approx(rows_moved + 2 * num_blocks * num_weights, rel=1e-6)
+        # Of four blocks of an expert the gradient is one product: of two, where there are two (fsdp=8).
+        num_sums = num_blocks / (2 if (text, static_on) == ("fsdp=8", "tpu") else 4)
+        moved = rows_moved + 8 * num_sums * num_weights + (4 + 4 + 2) * once
+        assert of_weight.hbm_bytes == pytest.approx(moved, rel=1e-6)
     if "expert" in text:
         (sent,) = nodes["dispatch", "exchange"].forward_transfers
         assert (sent.op, sent.axes) == ("all_to_all", ("expert",))
@@ -287,4 +299,4 @@ def test_rows_of_experts_have_room_for_the_worst_load_and_travel_by_an_even_one(
         # Every device tells the others how many rows it has for each of 8 experts.
         counts = nodes.get(("dispatch_counts", "exchange"))
         told = [one.gathered_bytes for one in counts.forward_transfers] if counts else []
-        assert told == ([8 * 8 * 4] if static_rows else [])
+        assert told == ([8 * 8 * 4] if static_on else [])

@@ -15,7 +15,7 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
     num_tokens: int, num_experts: int, top_k: int, own: int
 ) -> None:
     moe, random = MoE(num_experts, top_k, 16), np.random.default_rng(num_tokens)
-    blocks = blocks_of(num_tokens, moe, own)
+    blocks = blocks_of(num_tokens, moe, own, "cpu")
     loads = []
     for skew in (0.0, 2.0, 20.0):
         scores = random.gumbel(size=(num_tokens, num_experts)) - skew * np.arange(num_experts)
@@ -24,22 +24,45 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
     assert max(sum(-(-load // blocks.rows) for load in each) for each in loads) <= blocks.most
     even = [top_k * num_tokens / num_experts] * own
     assert blocks.even == min(sum(-(-load // blocks.rows) for load in even), blocks.most)
+    assert blocks.room == min(2 * blocks.even, blocks.most)
+    assert (blocks.rounds - 1) * blocks.room < blocks.most <= blocks.rounds * blocks.room
 
 
 def test_many_layouts_have_the_blocks_of_each() -> None:
     moe, tokens = MoE(64, 4, 16), np.array([8.0, 500.0, 4096.0, 1e6])
-    found = blocks_of(tokens, moe, np.array([64, 32, 16, 8]))
+    found = blocks_of(tokens, moe, np.array([64, 32, 16, 8]), "gpu")
     for place, (num, own) in enumerate(zip(tokens, (64, 32, 16, 8), strict=True)):
-        one = blocks_of(float(num), moe, own)
-        assert [figure[place] for figure in found] == [one.rows, one.most, one.even]
+        one = blocks_of(float(num), moe, own, "gpu")
+        assert [figure[place] for figure in found] == list(one)
 
 
 def test_few_rows_are_filled_up_where_experts_have_many() -> None:
     """At an even load of 64 rows and more each, at most an eighth of the blocks' rows is filled up."""
     moe = MoE(16, 2, 16)
     for num_tokens in range(512, 9000, 8):
-        blocks = blocks_of(num_tokens, moe, 16)
+        blocks = blocks_of(num_tokens, moe, 16, "cpu")
         assert 1 <= blocks.even * blocks.rows / (2 * num_tokens) <= 1.25
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_accelerators_read_the_weights_of_an_expert_once_or_twice_where_its_rows_are_few(
+    platform: str,
+) -> None:
+    """A block of 512 rows computes longer than it reads; past that weights are read again."""
+    moe = MoE(64, 4, 16)
+    for num_tokens in (128, 200, 1000, 4096, 8191, 8192, 50_000):
+        share = 4 * num_tokens / 64
+        blocks = blocks_of(num_tokens, moe, 16, platform)
+        assert blocks.rows <= share
+        assert blocks.even / 16 <= 2 if share < 1024 else blocks.rows == 512
+
+
+def test_many_devices_of_experts_need_no_room_for_the_worst_load() -> None:
+    """gpt-oss over 64 devices, two experts each: an even share is 1/32 of all rows that could come."""
+    blocks = blocks_of(64 * 8192, MoE(128, 4, 2880), 2, "gpu")
+    assert blocks.most * blocks.rows >= 64 * 8192 * 2
+    assert blocks.room * blocks.rows == 2 * 8192 * 4
+    assert blocks.rounds == 17
 
 
 def test_what_grouped_products_cannot_be_combined_with_is_said() -> None:

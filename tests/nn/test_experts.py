@@ -1,6 +1,6 @@
 """Routing, and the rows of experts with and without a capacity, against a loop over tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from meshwright.models.config import MoE
 from meshwright.nn.experts import combine, dispatch, gates_of, router_losses, rows_of
 from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
+from meshwright.nn.routes import choices_of, met_gates
 
 B, T, D, E = 2, 6, 4, 8
 LOGITS = np.random.default_rng(0).normal(size=(B, T, E)).astype(np.float32)
@@ -170,10 +171,13 @@ def test_experts_are_a_loop_over_tokens_and_their_experts(
 
     def through(x: jax.Array, gates: jax.Array, *weights: jax.Array) -> jax.Array:
         ops = JaxOps(replace(MIXTURE, moe=moe), layout)
-        d = ops.dispatch("dispatch", x, gates)
-        for (name, spec), w in zip(specs.items(), weights, strict=True):
-            (d,) = ops.einsums(d, {name: w}, **{name: spec})
-        return ops.combine("combine", d, gates, x)
+
+        def block(ops: JaxOps, w: Mapping[str, jax.Array], d: jax.Array) -> jax.Array:
+            for name, spec in specs.items():
+                (d,) = ops.einsums(d, w, **{name: spec})
+            return d
+
+        return ops.experts(block, dict(zip(specs, weights, strict=True)), x, gates)
 
     def by_loop(x: jax.Array, gates: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
         h = jnp.einsum("BTD,EDM->BTEM", x, first)
@@ -202,3 +206,35 @@ def test_experts_are_a_loop_over_tokens_and_their_experts(
         # A gate of zero chose no expert: what the expert would have made of the token is not computed.
         wanted = np.where(gates > 0, np.asarray(other), 0) if name == "gates" else np.asarray(other)
         np.testing.assert_allclose(np.asarray(one), wanted, rtol=0, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "load", "rounds"),
+    [
+        # A group's 32 tokens have 64 rows, of which a device of two experts has 16 by an even load, in two
+        # blocks of 8 rows, and room for four: all rows on one device are eight.
+        ("data=2,fsdp=4,expert=4", [4] * 8, 1),
+        ("data=2,fsdp=4,expert=4", [16, 16, 0, 0, 0, 0, 0, 0], 2),
+        # Each token chooses 1 and 4, of two devices: four blocks each.
+        ("data=2,fsdp=4,expert=4", [0, 16, 0, 0, 16, 0, 0, 0], 1),
+        # Without an axis of experts there is room for all.
+        ("data=8", [16, 16, 0, 0, 0, 0, 0, 0], 1),
+    ],
+)
+def test_rows_come_in_as_many_rounds_as_the_busiest_device_needs(
+    text: str, load: list[int], rounds: int
+) -> None:
+    """load: of the choices of 16 tokens, how many each expert has."""
+    layout, moe = Layout.parse(text), MoE(E, 2, 3)
+    owners = np.repeat(np.arange(E), load).reshape(2, -1).T
+    assert all(len(set(two)) == 2 for two in owners), "a token chooses two experts"
+    gates = np.zeros((16, 4, E), np.float32)
+    np.put_along_axis(gates.reshape(-1, E), np.tile(owners, (4, 1)), 0.5, axis=1)
+    mesh = device_mesh(layout)
+    placed = jax.device_put(gates, named_sharding(layout.activation("gates", "BTE"), mesh))
+
+    def found(gates: jax.Array) -> jax.Array:
+        return choices_of(met_gates(gates, layout), layout, moe, "kept").num_rounds
+
+    with jax.set_mesh(mesh):
+        assert int(jax.jit(found)(placed)) == rounds

@@ -362,3 +362,31 @@ def test_narrow_products_are_near(config: ModelConfig, matmul_dtype: str, text: 
     for path, gradient in gradients.items():
         a, b = gradient.ravel(), expected[path].ravel()
         assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.95, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("matmul_dtype", "text", "bound"),
+    [
+        ("fp8", "data=2,fsdp=4,expert=4", 0.05),
+        ("int8", "data=2,fsdp=4,expert=4,remat=full", 0.02),
+        ("fp8", "fsdp=8,expert=2,grouped=true", 0.05),
+    ],
+)
+def test_narrow_products_of_experts_are_those_of_one_device(
+    matmul_dtype: str, text: str, bound: float
+) -> None:
+    """Each row and column is rounded alike, so that tokens choose the same experts and the loss is the same.
+
+    But gradients of weights have a scale for what is summed over, a device's tokens or a block of rows: they
+    differ by rounding (see test_narrow for the bounds).
+    """
+    narrow = {"weights_dtype": "f32", "compute_dtype": "f32", "matmul_dtype": matmul_dtype}
+    loss, gradients = Step(MIXTURE, Layout.parse(text).replace(**narrow))()
+    expected_loss, expected = Step(MIXTURE, Layout.of(**narrow))()
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert loss != pytest.approx(_one_device(MIXTURE)[0], rel=1e-6), "products are rounded"
+    for path, gradient in gradients.items():
+        if (MIXTURE.name, path) not in WITHOUT_GRADIENT:
+            difference = np.linalg.norm(gradient - expected[path])
+            assert difference < bound * np.linalg.norm(expected[path]), path

@@ -152,3 +152,20 @@ def test_links_have_the_names_of_their_machine(spec: str, layout: str, names: se
     others = [item for item in found["breakdown"] if item["bound"] not in ("ici", "dcn")]
     assert all(item["bound_name"] == item["bound"] for item in others)
     assert found["bound"] in ("compute", "hbm", "ici", "dcn", "bubble", "launch")
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_said"),
+    [
+        ("fsdp=64,expert=8", True),
+        ("fsdp=64", False),
+        ("fsdp=64,expert=8,capacity=1.25", False),
+        ("pipe=4,fsdp=16,expert=8,microbatches=4,schedule=interleaved,interleave=2", False),
+    ],
+)
+def test_experts_over_several_devices_are_said_to_take_rounds(layout: str, is_said: bool) -> None:
+    """Of those that run here, without a capacity; without an axis of experts there is room for all rows."""
+    config, hardware, workload = load_model("mixtral-8x7b"), load("h100:64"), Workload(64, 4096)
+    found = price(config, hardware, workload, Layout.parse(layout))
+    said = " ".join(assumptions(config, hardware, workload, found))
+    assert ("the memory of one round, which holds twice as many rows" in said) == is_said

@@ -17,6 +17,7 @@ from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.grouped import Blocks
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig
@@ -50,10 +51,10 @@ class SymbolicOps(Recorder):
         scores_dtype: str = "f32",
         head_by_chunks: bool = False,
         head_tile: int = 1,
-        static_rows: bool = False,
+        static_on: str | None = None,
         many: MeshSizes | None = None,
     ) -> None:
-        super().__init__(config, layout, shape, many, head_tile=head_tile, static_rows=static_rows)
+        super().__init__(config, layout, shape, many, head_tile=head_tile, static_on=static_on)
         self.flash_attention, self.scores_dtype = flash_attention, scores_dtype
         self.head_by_chunks = head_by_chunks
         self._quantised: dict[int, Value] = {}
@@ -187,9 +188,15 @@ class SymbolicOps(Recorder):
         kernels = -(-batch * read // 1)  # one of each expert here
         flops = plan.flops_per_device(self.mesh, self.sizes) * taken
         routed = "E" in plan.einsum.lhs and "E" in plan.einsum.rhs
-        traffic = (x.bytes_per_device + partial.bytes_per_device) * taken + w.bytes_per_device * read
+        rows_moved = (x.bytes_per_device + partial.bytes_per_device) * taken
         widened = dtype_bytes(w.dtype) < dtype_bytes(self.layout.matmul_dtype or dtype)
-        product = Work(flops, traffic, kernels, (rows, inner, columns), batch, routed)
+        weight_bytes = w.bytes_per_device * read
+        product = Work(flops, rows_moved + weight_bytes, kernels, (rows, inner, columns), batch, routed)
+        of_weight = replace(product, shape=(inner, rows, columns))
+        if routed and self.blocks is not None:
+            reads = self.blocks.even / self.own_experts
+            product = replace(product, hbm_bytes=rows_moved + weight_bytes * reads)
+            of_weight = self._of_weight(of_weight, w, rows_moved, self.blocks)
         self.add(
             Node(
                 name,
@@ -199,10 +206,20 @@ class SymbolicOps(Recorder):
                 (w,) if stored.frozen else (x, w),
                 forward=(replace(product, widened=widened),),
                 backward=(replace(product, shape=(rows, columns, inner)),),
-                weight_gradient=() if stored.frozen else (replace(product, shape=(inner, rows, columns)),),
+                weight_gradient=() if stored.frozen else (of_weight,),
             )
         )
         return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
+
+    def _of_weight(self, work: Work, w: Value, rows_moved: Any, blocks: Blocks) -> Work:
+        """The gradient of experts' weights, each product of some blocks of rows, of which the last is masked.
+
+        It is a float32 sum, which each product reads and writes, from zeros to a cast.
+        """
+        more = blocks.sums * blocks.together / blocks.even
+        in_float32 = self.elements(w.array) * dtype_bytes("f32")
+        of_sums = (2 * blocks.sums / self.own_experts + 2) * in_float32 + w.bytes_per_device
+        return replace(work, flops=work.flops * more, hbm_bytes=rows_moved * more + of_sums)
 
     def multiplied_share(self, array: ShardedArray) -> Any:
         """The share of an array that is computed: of the rows of experts, those that there are."""
@@ -397,7 +414,18 @@ class SymbolicOps(Recorder):
             scores = self.bias(f"{name}_bias", scores, b)
         return self.elementwise("top_k", (scores,), self.value(scores.array, "f32"), (scores,))
 
-    def dispatch(self, name: str, x: Value, gates: Value) -> Value:
+    def experts(
+        self,
+        block: Callable[[Any, Mapping[str, Value], Value], Value],
+        w: Mapping[str, Value],
+        x: Value,
+        gates: Value,
+    ) -> Value:
+        """y[B, T, D], in one round: no device gets more than twice its even share of rows."""
+        rows = self._dispatch("dispatch", x, gates)
+        return self._combine("combine", block(self, w, rows), gates, x)
+
+    def _dispatch(self, name: str, x: Value, gates: Value) -> Value:
         """d[E, C, D]: each device sorts its tokens by expert and sends them to the experts' devices.
 
         Without a capacity each device tells the others of a group how many it has for each expert. Grouped,
@@ -417,7 +445,7 @@ class SymbolicOps(Recorder):
             rows = self.value(self.layout.rows("d"), x.dtype)
             return self.elementwise(f"{name}_sort", inputs, rows, (self._own_gates,))
         rows = self.elementwise(f"{name}_sort", inputs, self._rows_at_home("d", x.dtype), (self._own_gates,))
-        counts = (self._counts(name, rows),) if self.static_rows else ()
+        counts = (self._counts(name, rows),) if self.blocks is not None else ()
         return self._exchange(name, rows, self.layout.to_experts("d"), counts)
 
     def _rows_at_home(self, name: str, dtype: str) -> Value:
@@ -439,7 +467,7 @@ class SymbolicOps(Recorder):
         counts = Value(array, "i32", whole(num_bytes))
         return self.add(Node(f"{name}_counts", "exchange", (rows,), (counts,), forward_transfers=tuple(sent)))
 
-    def combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
+    def _combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
         """[B, T, D]: back to the tokens' devices, and summed by gate there; or summed before, if grouped."""
         if self.layout.schedule.capacity is not None:
             rows = self._exchange(name, y, self.layout.from_experts("y"))
@@ -578,7 +606,7 @@ def record_loss(
     scores_dtype: str = "f32",
     head_by_chunks: bool = False,
     head_tile: int = 1,
-    static_rows: bool = False,
+    static_on: str | None = None,
     many: MeshSizes | None = None,
 ) -> Graph:
     """The graph of one microbatch's loss. scores_dtype: of attention's scores where no kernel fuses them."""
@@ -590,7 +618,7 @@ def record_loss(
         scores_dtype=scores_dtype,
         head_by_chunks=head_by_chunks,
         head_tile=head_tile,
-        static_rows=static_rows,
+        static_on=static_on,
         many=many,
     )
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
@@ -613,7 +641,7 @@ def record_training(
         scores_dtype=scores,
         head_by_chunks=hardware.chip.kind == "cpu",
         head_tile=_TPU_LANES if flash and hardware.chip.kind == "tpu" else 1,
-        static_rows=has_static_rows(hardware, layout),
+        static_on=hardware.chip.kind if has_static_rows(hardware, layout) else None,
         many=many,
     )
     graph = replace(graph, head_waits=hardware.chip.kind != "tpu")
@@ -636,7 +664,7 @@ def _with_early_layers(graph: Graph) -> Graph:
 
 
 def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
-    """Whether experts have room for all rows that could come: in programs of static shapes, which run here.
+    """Whether the rows of experts have room by the round: in programs of static shapes, which run here.
 
     Schedules of which nn/ has no program are those of others, whose shapes follow the rows that there are.
     """

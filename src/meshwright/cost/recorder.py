@@ -18,7 +18,7 @@ from meshwright.cost.graph import (
     Work,
 )
 from meshwright.layout import Layout
-from meshwright.layout.grouped import blocks_of
+from meshwright.layout.grouped import Blocks, blocks_of
 from meshwright.layout.optimizers import state_elements, update_flops
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.parameters import Param, dimensions
@@ -58,8 +58,8 @@ class Recorder:
     Sizes may be fractions (a batch that does not divide), since they are only multiplied. Of layouts with
     one pattern all can be recorded at once: `many` has arrays of their sizes then, and every figure of the
     graph that follows from them is an array too. head_tile: elements that the head dimension of queries, keys
-    and values is padded to a multiple of. static_rows: whether experts have room for all rows that could
-    come, and multiply whole blocks of them.
+    and values is padded to a multiple of. static_on: the platform on which a program of static shapes
+    multiplies the rows of experts, in whole blocks and with the room of a round; None: of dynamic shapes.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Recorder:
         many: MeshSizes | None = None,
         *,
         head_tile: int = 1,
-        static_rows: bool = False,
+        static_on: str | None = None,
     ) -> None:
-        self.config, self.layout, self.head_tile, self.static_rows = config, layout, head_tile, static_rows
+        self.config, self.layout, self.head_tile = config, layout, head_tile
         self.mesh, self.microbatches = many or MeshSizes(layout.mesh, layout.microbatches)
         self.sizes: dict[str, Any] = {
             **dimensions(config),
@@ -82,14 +82,16 @@ class Recorder:
         }
         # Of the rows of experts that there is room for, the share that is multiplied.
         self.multiplied_rows: Any = 1.0
+        self.own_experts: Any = 1.0
+        self.blocks: Blocks | None = None
         # Rows of an expert where all get as much.
         self.even_rows: Any = 0.0
         if moe := config.moe:
             routed = moe.experts_per_token * shape.num_sequences * shape.query_len
             self.even_rows = routed / moe.num_experts * (layout.schedule.capacity or 1)
             self.sizes["C"] = self.even_rows
-            if static_rows and layout.schedule.capacity is None:
-                self._make_room(moe)
+            if static_on and layout.schedule.capacity is None:
+                self._make_room(moe, static_on)
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
         self.nodes: list[Node] = []
@@ -97,14 +99,15 @@ class Recorder:
         self._used_here: list[int] = []
         self._stored: dict[str, StoredWeights] = {}
 
-    def _make_room(self, moe: MoE) -> None:
-        """C as there is room for rows: nearly all tokens, where few experts are on a device."""
+    def _make_room(self, moe: MoE, platform: str) -> None:
+        """C as a round has room for rows."""
         size, routing = self.mesh.size, self.layout.routing
         over = size(tuple(axis for axis in self.layout.rows("d").axes_of("C") if axis not in routing.rows))
         own = moe.num_experts / size(self.layout.expert_axes)
-        blocks = blocks_of(self.sizes["B"] * self.sizes["T"] / over, moe, own)
-        self.sizes["C"] = blocks.most * blocks.rows / own * over
-        self.multiplied_rows = blocks.even / blocks.most
+        blocks = blocks_of(self.sizes["B"] * self.sizes["T"] / over, moe, own, platform)
+        self.sizes["C"] = blocks.room * blocks.rows / own * over
+        self.multiplied_rows = blocks.even / blocks.room
+        self.own_experts, self.blocks = own, blocks
 
     def graph(self) -> Graph:
         """What was recorded, the nodes since the layers as the last segment."""

@@ -54,7 +54,7 @@ class Software:
     the head's among them; else layers alone are dealt out.
     once_since: the year from which a token goes to a node once, for all of its experts there
     (`Schedule.dispatch`); 0: never.
-    static_rows: whether shapes do not depend on data: experts then have room for all rows that could come.
+    static_rows: whether shapes do not depend on data: the rows of experts then have the room of a round.
     sources: where each figure comes from, by key.
     """
 

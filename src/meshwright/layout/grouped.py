@@ -6,7 +6,8 @@ tokens (AllGather) and makes the rows of its own experts there.
 
 The rows of d[E, C, D] are sorted by expert, and each expert's are filled up to whole blocks, each of which is
 one product with that expert's weights. How many blocks there are depends on the tokens' choices: so many as
-`even` where all experts get as much, which plans count, and never more than `most`, for which there is room.
+`even` where all experts get as much, which plans count, and never more than `most`. They are multiplied in
+rounds, each with room for twice `even`: one round does unless a device gets more than twice its share.
 """
 
 from dataclasses import replace
@@ -19,6 +20,15 @@ from meshwright.notation.array import Axes
 
 # Rows that a block may have.
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
+# Blocks of an even share, at most, where they have more than the fewest rows and fewer than the most. A block
+# reads its expert's weights: from memory on accelerators, which compute as fast as they read with 160 rows
+# (v5p) to 560 (v6e), so that blocks are as large as may be; CPUs with 26, and rows that fill up cost more.
+_BLOCKS_OF_SHARE = {"cpu": 8, "gpu": 2, "tpu": 2}
+# A round has room for so many times the blocks of an even load.
+_ROOM = 2
+# Blocks of one expert of which the gradient of its weight is one product, at most: what a product adds to the
+# float32 sum, which is read and written, takes four times the memory traffic of its weights.
+_SUMMED = 4
 
 
 class RowRouting(NamedTuple):
@@ -74,33 +84,49 @@ def at_experts(activations: Table, *, grouped: bool) -> Table:
 
 
 class Blocks(NamedTuple):
-    """The blocks of one device. rows: of a block. most, even: how many there are at most, and by even load.
+    """The blocks of one device.
 
-    Numbers, or arrays of one number for each of many layouts.
+    rows: of a block. most, even: how many there are at most, and by even load. room: of one round. together:
+    blocks of an expert of which the gradient of its weight is one product. sums: of those products by even
+    load. Numbers, or arrays of one number for each of many layouts.
     """
 
     rows: Any
     most: Any
     even: Any
+    room: Any
+    together: Any
+    sums: Any
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the worst load."""
+        return -(-self.most // self.room)
 
 
-def blocks_of(num_tokens: Any, moe: MoE, own_experts: Any) -> Blocks:
+def blocks_of(num_tokens: Any, moe: MoE, own_experts: Any, platform: str) -> Blocks:
     """The blocks of a device that has `own_experts` and meets so many tokens.
 
-    A block has between an eighth and a quarter of an expert's even share, k tokens / E, from 8 rows to 512:
-    so that the rows that fill up the last block of each expert are few, and a product large. Each token
-    has a row for k of the experts at most.
+    A block has 8 rows to 512: on accelerators between half of an expert's even share, k tokens / E, and all
+    of it, so that weights are read once or twice; on CPUs between an eighth and a quarter, so that few rows
+    fill up the last block of each expert. Each token has a row for k of the experts at most.
 
-    >>> blocks_of(4096, MoE(8, 2, 64), own_experts=8)
-    Blocks(rows=256, most=39, even=32.0)
+    >>> blocks_of(4096, MoE(8, 2, 64), own_experts=8, platform="tpu")
+    Blocks(rows=512, most=23, even=16.0, room=23.0, together=2.0, sums=8.0)
+    >>> blocks_of(4096, MoE(64, 2, 64), own_experts=1, platform="cpu")
+    Blocks(rows=32, most=128, even=4.0, room=8.0, together=4.0, sums=1.0)
     """
     share = moe.experts_per_token * num_tokens / moe.num_experts
-    doublings = sum(share >= 8 * rows for rows in _SIZES[:-1])
+    doublings = sum(share >= _BLOCKS_OF_SHARE[platform] * rows for rows in _SIZES[:-1])
     rows = _SIZES[0] * 2**doublings
     num_rows = num_tokens * _least(moe.experts_per_token, own_experts)
     # No expert has part of a block more, and none that has no row.
     most = (num_rows + _least(own_experts, num_rows) * (rows - 1)) // rows
-    return Blocks(rows, most, _least(own_experts * -(-share // rows), most))
+    of_expert = -(-share // rows)
+    even = _least(own_experts * of_expert, most)
+    sums = -(-of_expert // _SUMMED)
+    room, together = _least(_ROOM * even, most), -(-of_expert // sums)
+    return Blocks(rows, most, even, room, _least(together, room), _least(own_experts * sums, even))
 
 
 def _least(one: Any, other: Any) -> Any:

@@ -59,6 +59,15 @@ def by_even_load(num_trips: int) -> str:
     return f"by_even_load_{num_trips}_trips"
 
 
+def more_rounds() -> str:
+    """The scope of the rounds after the first, which rows of experts need where one gets far more than all.
+
+    >>> more_rounds()
+    'by_even_load_0_trips'
+    """
+    return by_even_load(0)
+
+
 def rows_by_even_load(op: str, num_rows: int) -> str:
     """The scope of an exchange of rows of experts that amounts to `op` of so many where all get as much.
 
@@ -153,13 +162,14 @@ class ExpertOps(Ops, Protocol):
     """What a mixture of experts needs of an implementation, besides what every layer does.
 
     router: gates[B, T, E], what each expert adds of a token, zero but for its k; choice[E] is added to the
-    scores to choose them. dispatch: d[E, C, D] of x[B, T, D]. combine: back, like `like`, weighted by the
-    gates.
+    scores to choose them. experts: y[B, T, D] of x[B, T, D]: the rows d[E, C, D] of the tokens, through
+    block(ops, w, d), like d, and back, summed by the gates; in one round or several.
     """
 
     def router(self, name: str, x: Any, w: Any, b: Any = None, choice: Any = None) -> Any: ...
-    def dispatch(self, name: str, x: Any, gates: Any) -> Any: ...
-    def combine(self, name: str, y: Any, gates: Any, like: Any) -> Any: ...
+    def experts(
+        self, block: Callable[[Any, Mapping[str, Any], Any], Any], w: Mapping[str, Any], x: Any, gates: Any
+    ) -> Any: ...
 
 
 def _block(
@@ -296,9 +306,12 @@ def _feed_forward(
 def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) -> Any:
     """y[B, T, D] of h[B, T, D]: each token through its k experts, and through those that all share."""
     gates = ops.router("router", h, w["router"], w.get("router_bias"), w.get("router_choice_bias"))
-    d = ops.dispatch("dispatch", h, gates)
-    d = _feed_forward(config, ops, w, d, "expert", "ECD,EDM->ECM", "ECM,EMD->ECD")
-    y = ops.combine("combine", d, gates, like=h)
+
+    def through(ops: ExpertOps, w: Mapping[str, Any], d: Any) -> Any:
+        return _feed_forward(config, ops, w, d, "expert", "ECD,EDM->ECM", "ECM,EMD->ECD")
+
+    own = {name: weight for name, weight in w.items() if name.startswith("expert_")}
+    y = ops.experts(through, own, h, gates)
     if "shared_in" not in w:
         return y
     shared = _feed_forward(config, ops, w, h, "shared", "BTD,DU->BTU", "BTU,UD->BTD")

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from meshwright.layout.grouped import Blocks
 from meshwright.models.transformer import by_even_load
 from meshwright.nn.each_device import axes_of, each_device, own_copies, spec_of, with_gradient
 from meshwright.nn.routes import Routes
@@ -44,14 +45,16 @@ def grouped_product(
     out = PartitionSpec(of_x.partitions[0], None, second if is_second else None)
     split = {axis for entry in of_w.partitions for axis in axes_of(entry)}
     summed = tuple(axis for axis in axes_of(of_x.partitions[0]) if axis not in split)
-    trips = by_even_load(int(routes.blocks.even))
+    blocks = routes.blocks
+    trips = by_even_load(blocks.even)
 
     def local(x: Array, w: Array, experts: Array, count: Array) -> Array:
         y = _forward(x, w[0], experts, count, scope=trips, multiply=multiply)
         return lax.psum(y, over_d) if over_d and not is_second else y
 
     def local_backward(x: Array, w: Array, experts: Array, count: Array, d_y: Array) -> tuple[Array, Array]:
-        d_x, d_w = _backward(x, w[0], experts, count, d_y, scope=trips, multiply=multiply)
+        d_x = _of_rows(w[0], experts, count, d_y, scope=trips, multiply=multiply)
+        d_w = _of_weights(x, w[0], experts, count, d_y, blocks=blocks, multiply=multiply)
         d_x = lax.psum(d_x, over_d) if over_d and is_second else d_x
         return d_x, (lax.psum(d_w, summed) if summed else d_w)[None]
 
@@ -88,7 +91,7 @@ def read_product(
         def one(i: Array) -> Array:
             return multiply(blocks[i], jax.tree.map(lambda leaf: leaf[owners[i]], weight))
 
-        y = _looped(one, count[0], len(owners), by_even_load(int(routes.blocks.even)))
+        y = _looped(one, count[0], len(owners), by_even_load(routes.blocks.even))
         y = jnp.reshape(y, (1, -1, y.shape[-1]))
         return lax.psum(y, over_d) if over_d else y
 
@@ -111,8 +114,8 @@ def biased_rows(y: Array, b: Array, routes: Routes, parts: Axes = ()) -> Array:
 
 def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -> Array:
     """`compute`, element by element, of the blocks of rows[1, C, M] that there are; of others zero."""
-    spec, scope = spec_of(rows[0]), by_even_load(int(routes.blocks.even))
-    of_count, num_blocks = spec_of(routes.num_blocks), routes.blocks.most
+    spec, scope = spec_of(rows[0]), by_even_load(routes.blocks.even)
+    of_count, num_blocks = spec_of(routes.num_blocks), routes.blocks.room
 
     def in_blocks(rows: tuple[Array, ...]) -> list[Array]:
         return [jnp.reshape(one, (num_blocks, -1, one.shape[-1])) for one in rows]
@@ -166,22 +169,44 @@ def _forward(x: Array, w: Array, experts: Array, count: Array, *, scope: str, mu
     return jnp.reshape(_looped(one, count[0], len(owners), scope), (1, -1, w.shape[-1]))
 
 
-def _backward(
-    x: Array, w: Array, experts: Array, count: Array, d_y: Array, *, scope: str, multiply: Multiply
-) -> tuple[Array, Array]:
-    """The cotangents of one device's rows and weights; that of the weights is a sum in float32."""
-    blocks, d_blocks, owners = _blocks(x, experts), _blocks(d_y, experts), experts[0]
+def _of_rows(w: Array, experts: Array, count: Array, d_y: Array, *, scope: str, multiply: Multiply) -> Array:
+    """d_x[1, C, I], the cotangent of one device's rows, of d_y[1, C, O]."""
+    d_blocks, owners = _blocks(d_y, experts), experts[0]
 
-    def one(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        d_x, d_w = found
-        owner, d_block = owners[i], d_blocks[i]
-        made = multiply(OF_ROWS, d_block, w[owner].astype(d_block.dtype), True).astype(d_x.dtype)
-        d_w = d_w.at[owner].add(multiply(OF_WEIGHTS, blocks[i], d_block, False))
-        return lax.dynamic_update_index_in_dim(d_x, made, i, 0), d_w
+    def one(i: Array) -> Array:
+        return multiply(OF_ROWS, d_blocks[i], w[owners[i]].astype(d_y.dtype), True).astype(d_y.dtype)
 
-    with jax.named_scope(scope):
-        d_x, d_w = lax.fori_loop(0, count[0], one, (jnp.zeros_like(blocks), jnp.zeros(w.shape)))
-    return jnp.reshape(d_x, x.shape), d_w.astype(w.dtype)
+    return jnp.reshape(_looped(one, count[0], len(owners), scope), (1, -1, w.shape[1]))
+
+
+def _of_weights(
+    x: Array, w: Array, experts: Array, count: Array, d_y: Array, *, blocks: Blocks, multiply: Multiply
+) -> Array:
+    """d_w[E, I, O] of one device's experts, summed in float32.
+
+    Some blocks of an expert are one product, since the sum is read and written for each. The last has fewer.
+    """
+    rows, d_rows, owners, together = _blocks(x, experts), _blocks(d_y, experts), experts[0], blocks.together
+    is_there = jnp.arange(blocks.room, dtype=jnp.int32) < count[0]
+    own = owners[:, None] == jnp.arange(len(w), dtype=owners.dtype)[None]
+    of_expert = jnp.sum(own & is_there[:, None], axis=0, dtype=jnp.int32)
+    ends, products = jnp.cumsum(of_expert), -(-of_expert // together)
+    last = jnp.cumsum(products)
+
+    def one(i: Array, d_w: Array) -> Array:
+        owner = jnp.minimum(jnp.sum(i >= last), len(w) - 1)
+        first = ends[owner] - of_expert[owner] + together * (i - last[owner] + products[owner])
+        at = jnp.minimum(first, blocks.room - together)
+        numbers = at + jnp.arange(together, dtype=jnp.int32)
+        is_own = (numbers >= first) & (numbers < ends[owner])
+        some = lax.dynamic_slice_in_dim(rows, at, together)
+        some = jnp.where(is_own[:, None, None], some, 0) if together > 1 else some
+        d_some = lax.dynamic_slice_in_dim(d_rows, at, together)
+        flat, d_flat = (jnp.reshape(part, (-1, part.shape[-1])) for part in (some, d_some))
+        return d_w.at[owner].add(multiply(OF_WEIGHTS, flat, d_flat, False))
+
+    with jax.named_scope(by_even_load(blocks.sums)):
+        return lax.fori_loop(0, last[-1], one, jnp.zeros(w.shape)).astype(w.dtype)
 
 
 def _blocks(rows: Array, experts: Array) -> Array:

@@ -47,8 +47,11 @@ from meshwright.nn.narrow import narrow_multiply, narrow_product
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
 from meshwright.nn.routes import (
+    Choices,
     Routes,
+    choices_of,
     home_tokens,
+    in_rounds,
     met_gates,
     met_tokens,
     routes_of,
@@ -363,37 +366,65 @@ class JaxOps:
                 self._of_routers.append(router_losses(scores, gates, self.config.moe))
         return gates
 
-    def dispatch(self, name: str, x: Array, gates: Array) -> Array:
+    def experts(
+        self,
+        block: Callable[[Any, Mapping[str, Any], Array], Array],
+        w: Mapping[str, Any],
+        x: Array,
+        gates: Array,
+    ) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has experts"
         if self.layout.schedule.capacity is not None:
-            with jax.named_scope(name):
-                rows = checkpoint_name(dispatch(x, gates, self.layout, self.config.moe), OPERATION)
-                return checkpoint_name(apply_reshard(self.layout.to_experts("d"), rows), MATMUL)
+            return self._within_capacity(block, w, x, gates)
         with jax.named_scope("gates"):
             gates = checkpoint_name(met_gates(gates, self.layout), MATMUL)
-        with jax.named_scope(name):
+        with jax.named_scope("dispatch"):
             met = checkpoint_name(met_tokens(x, self.layout), MATMUL)
-            self._routes = routes = routes_of(gates, self.layout, self.config.moe, MATMUL)
-            rows = checkpoint_name(rows_of_tokens(met, routes), OPERATION)
-            if routes.counts is None:
-                return rows
-            return checkpoint_name(rows_at_experts(rows, routes, self.layout, self.config.moe), MATMUL)
+            choices = choices_of(gates, self.layout, self.config.moe, MATMUL)
+        start = self._num_products
 
-    def combine(self, name: str, y: Array, gates: Array, like: Array) -> Array:
-        assert self.config.moe is not None, "only a mixture of experts has experts"
-        routes, self._routes = self._routes, None
-        if routes and self.layout.routing.rows:
+        def of_round(choices: Choices, number: Array | int, met: Array, gates: Array, w: Any) -> Array:
+            ops = copy(self)
+            ops._num_products = start
+            ops._routes = routes_of(choices, gates, number)
+            sums = ops._sums_of_experts(block, w, met)
+            self._num_products = ops._num_products
+            return sums
+
+        total = in_rounds(of_round, choices, met, gates, dict(w))
+        with jax.named_scope("combine"):
+            return checkpoint_name(home_tokens(total, x, self.layout), MATMUL)
+
+    def _sums_of_experts(self, block: Callable[..., Array], w: Mapping[str, Any], met: Array) -> Array:
+        """What the rows of one round add to the tokens m[1, n, D] of which they are made."""
+        routes, layout, moe = self._routes, self.layout, self.config.moe
+        assert routes and moe, "rows have routes"
+        with jax.named_scope("dispatch"):
+            rows = checkpoint_name(rows_of_tokens(met, routes), OPERATION)
+            if routes.counts is not None:
+                rows = checkpoint_name(rows_at_experts(rows, routes, layout, moe), MATMUL)
+        y = block(self, w, rows)
+        if layout.routing.rows:
             # After the bias, of which the first device's columns have all, and in the name of the product.
             with jax.named_scope("expert_out"):
-                y = checkpoint_name(sums_of_columns(y, routes, self.layout, self.config.moe), MATMUL)
-        with jax.named_scope(name):
-            if routes is None:
-                rows = checkpoint_name(apply_reshard(self.layout.from_experts("y"), y), MATMUL)
-                return checkpoint_name(combine(rows, gates, self.layout, self.config.moe), OPERATION)
+                y = checkpoint_name(sums_of_columns(y, routes, layout, moe), MATMUL)
+        with jax.named_scope("combine"):
             if routes.counts is not None:
-                y = checkpoint_name(rows_at_tokens(y, routes, self.layout, self.config.moe), MATMUL)
-            total = checkpoint_name(sums_of_rows(y, routes), OPERATION)
-            return checkpoint_name(home_tokens(total, like, self.layout), MATMUL)
+                y = checkpoint_name(rows_at_tokens(y, routes, layout, moe), MATMUL)
+            return checkpoint_name(sums_of_rows(y, routes), OPERATION)
+
+    def _within_capacity(
+        self, block: Callable[..., Array], w: Mapping[str, Any], x: Array, gates: Array
+    ) -> Array:
+        layout, moe = self.layout, self.config.moe
+        assert moe is not None, "only a mixture of experts has experts"
+        with jax.named_scope("dispatch"):
+            rows = checkpoint_name(dispatch(x, gates, layout, moe), OPERATION)
+            rows = checkpoint_name(apply_reshard(layout.to_experts("d"), rows), MATMUL)
+        y = block(self, w, rows)
+        with jax.named_scope("combine"):
+            rows = checkpoint_name(apply_reshard(layout.from_experts("y"), y), MATMUL)
+            return checkpoint_name(combine(rows, gates, layout, moe), OPERATION)
 
     def _own(self, places: Places) -> Places:
         """The places of a device's own tokens, which may have a share of the positions T alone."""

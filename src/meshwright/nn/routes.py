@@ -7,8 +7,9 @@
     x[B, T, D]             the sums by gate of each token's rows
 
 Each device has its own part of these, along a first dimension over all axes of `Layout.routing`. No token is
-dropped: there is room for all rows that there could be. On TPUs and GPUs only rows that there are travel
-(`lax.ragged_all_to_all`). XLA for CPU has no such exchange (jax 0.10.2): there as many travel as could.
+dropped: rows for which there is no room wait for another round (`in_rounds`). On TPUs and GPUs only the rows
+that there are travel (`lax.ragged_all_to_all`). XLA for CPU has no such exchange (jax 0.10.2): there as many
+travel as there is room for.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,31 +21,48 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, RowRouting, blocks_of
 from meshwright.models.config import MoE
-from meshwright.models.transformer import rows_by_even_load
+from meshwright.models.transformer import more_rounds, rows_by_even_load
 from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient
 from meshwright.nn.mesh import platform
 from meshwright.notation.array import Axes
 
 
+class Choices(NamedTuple):
+    """What the tokens of each device chose.
+
+    num_rounds: i32 that all rows take, at least one, alike on all devices. tokens, owners: as of `Routes`, of
+    all rounds. totals: i32[1, e] rows of a device's own experts. counts: i32[1, s, p, E], where rows travel,
+    the rows that each device of a group has for each expert.
+    """
+
+    blocks: Blocks
+    num_rounds: Array
+    tokens: Array
+    owners: Array
+    totals: Array
+    counts: Array | None = None
+
+
 class Routes(NamedTuple):
-    """The rows of tokens and experts on each device.
+    """The rows of tokens and experts in one round, on each device.
 
     gates: f32[1, n, E] of the tokens that rows are made of, for a device's own experts, or all where rows
     travel. tokens: i32[1, C] which of them is a row, or n where it is none. owners: i32[1, C] its expert, of
-    those of `gates`. counts: i32[1, s, p, E], where rows travel, the rows that each device of a group has for
-    each expert. experts: i32[1, blocks] whose rows a block has, of a device's own. num_blocks: i32[1] that
-    there are. blocks: of a device.
+    those of `gates`. counts: i32[1, s, p, E] twice, where rows travel: how many rows each device of a group
+    sends to each expert, and where these begin among its own. experts: i32[1, blocks] whose rows a
+    block has, of a device's own. num_blocks: i32[1] that there are. blocks: of a device.
     """
 
     gates: Array
     tokens: Array
     owners: Array
-    counts: Array | None
+    counts: tuple[Array, Array] | None
     experts: Array
     num_blocks: Array
     blocks: Blocks
@@ -157,13 +175,13 @@ def _moved(
 # Rows
 
 
-def routes_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Routes:
-    """The rows of the gates that `met_gates` gives. kept: the name, for remat policies, of what says so."""
+def choices_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Choices:
+    """What the gates that `met_gates` gives say of rows. kept: the name of that, for remat policies."""
     routing, sizes = layout.routing, get_abstract_mesh().shape
     num_tokens = gates.shape[1]
     travelled = prod(sizes[axis] for axis in (*routing.exchanged, *routing.rows))
     own = moe.num_experts // prod(sizes[axis] for axis in routing.experts)
-    blocks = blocks_of(num_tokens * travelled, moe, own)
+    blocks = Blocks(*map(int, blocks_of(num_tokens * travelled, moe, own, platform())))
 
     def sorted_rows(chosen: Array, first: Array, num_rows: int) -> tuple[Array, Array]:
         place = first[None, :] + jnp.cumsum(chosen, axis=0, dtype=jnp.int32) - 1
@@ -174,16 +192,17 @@ def routes_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Routes:
             found.append(jnp.full(num_rows, none, jnp.int32).at[place].set(numbers, mode="drop"))
         return found[0], found[1]
 
-    def blocks_to_run(totals: Array) -> tuple[Array, Array]:
-        ends = jnp.cumsum(-(-totals // blocks.rows))
-        experts = jnp.sum(jnp.arange(blocks.most, dtype=jnp.int32)[:, None] >= ends[None, :], axis=1)
-        return jnp.minimum(experts, own - 1).astype(jnp.int32)[None], ends[-1:]
+    def rounds(totals: Array) -> Array:
+        """i32[1]: of this device."""
+        num_blocks = jnp.sum(-(-totals // blocks.rows))
+        return jnp.maximum(-(-num_blocks // blocks.room), 1)[None]
 
     def in_blocks(gates: Array) -> tuple[Array, ...]:
         chosen = gates[0] > 0
         totals = jnp.sum(chosen, axis=0, dtype=jnp.int32)
-        tokens, owners = sorted_rows(chosen, _first_rows(totals, blocks.rows), blocks.most * blocks.rows)
-        return tokens[None], owners[None], *blocks_to_run(totals)
+        num_rows = blocks.rounds * blocks.room * blocks.rows
+        tokens, owners = sorted_rows(chosen, _first_rows(totals, blocks.rows), num_rows)
+        return rounds(totals), tokens[None], owners[None], totals[None]
 
     def to_travel(gates: Array) -> tuple[Array, ...]:
         chosen = gates[0] > 0
@@ -192,14 +211,114 @@ def routes_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Routes:
         counts = lax.all_gather(mine, routing.exchanged)
         counts = lax.all_gather(counts, routing.rows) if routing.rows else counts[None]
         totals = jnp.sum(_of_own_experts(counts, routing, own), axis=(0, 1))
-        return tokens[None], owners[None], *blocks_to_run(totals), counts[None]
+        return rounds(totals), tokens[None], owners[None], totals[None], counts[None]
 
     local = to_travel if routing.exchanged else in_blocks
-    dims = (2, 2, 2, 1, 4) if routing.exchanged else (2, 2, 2, 1)
+    dims = (1, 2, 2, 2, 4) if routing.exchanged else (1, 2, 2, 2)
     taken = tuple(_of_rows(layout, dims=num) for num in dims)
     found = each_device(local, (spec_of(gates),), taken)(lax.stop_gradient(gates))
-    tokens, owners, experts, num_blocks, *counts = (checkpoint_name(one, kept) for one in found)
-    return Routes(gates, tokens, owners, counts[0] if counts else None, experts, num_blocks, blocks)
+    rounds_of_each, *found = (checkpoint_name(one, kept) for one in found)
+    return Choices(blocks, _most_of_all(rounds_of_each), *found)
+
+
+def _most_of_all(numbers: Array) -> Array:
+    """The largest number of all devices, also of other stages: what follows from it is alike on all."""
+
+    @custom_vmap
+    def most(numbers: Array) -> Array:
+        return jnp.max(numbers)
+
+    most.def_vmap(lambda _size, _mapped, numbers: (jnp.max(numbers), False))
+    return most(numbers)
+
+
+def routes_of(choices: Choices, gates: Array, number: Array | int) -> Routes:
+    """The rows of one round of the gates that `choices` are of."""
+    blocks = choices.blocks
+    number = jnp.asarray(number, jnp.int32)
+
+    def blocks_to_run(totals: Array, number: Array) -> tuple[Array, Array]:
+        ends, first = jnp.cumsum(-(-totals[0] // blocks.rows)), blocks.room * number
+        numbers = first + jnp.arange(blocks.room, dtype=jnp.int32)
+        experts = jnp.sum(numbers[:, None] >= ends[None, :], axis=1)
+        experts = jnp.minimum(experts, len(ends) - 1).astype(jnp.int32)
+        return experts[None], jnp.clip(ends[-1:] - first, 0, blocks.room)
+
+    def rows_here(rows: Array, number: Array) -> Array:
+        num_rows = blocks.room * blocks.rows
+        return lax.dynamic_slice_in_dim(rows, num_rows * number, num_rows, axis=1)
+
+    def rows_to_send(counts: Array, totals: Array, number: Array) -> tuple[Array, Array]:
+        """How many of the counts[1, s, p, E] are of this round, and where they begin at home."""
+        num_experts, own = counts.shape[-1], totals.shape[-1]
+        by_source = jnp.reshape(counts, (-1, num_experts))
+        of_devices = jnp.reshape(jnp.sum(by_source, axis=0), (-1, own))
+        begins = jnp.reshape(_first_rows(of_devices, blocks.rows), -1)
+        begins = begins[None] + jnp.cumsum(by_source, axis=0) - by_source
+        start = blocks.room * blocks.rows * number
+        before, until = (
+            jnp.clip(at - begins, 0, by_source) for at in (start, start + blocks.room * blocks.rows)
+        )
+        at_home = jnp.cumsum(by_source, axis=1) - by_source + before
+        return jnp.reshape(until - before, counts.shape), jnp.reshape(at_home, counts.shape)
+
+    def local(tokens: Array, owners: Array, totals: Array, *rest: Array) -> tuple[Array, ...]:
+        *counts, number = rest
+        if counts:
+            sent = rows_to_send(counts[0], totals, number)
+            return tokens, owners, *blocks_to_run(totals, number), *sent
+        return rows_here(tokens, number), rows_here(owners, number), *blocks_to_run(totals, number)
+
+    arrays = [choices.tokens, choices.owners, choices.totals]
+    arrays += [] if choices.counts is None else [choices.counts]
+    specs = [spec_of(one) for one in arrays]
+    first = specs[0].partitions[0]
+    of_counts = specs[3:] * 2
+    taken = (specs[0], specs[1], PartitionSpec(first, None), PartitionSpec(first), *of_counts)
+    found = each_device(local, (*specs, PartitionSpec()), taken)(*arrays, number)
+    tokens, owners, experts, num_blocks, *sent = found
+    return Routes(gates, tokens, owners, (sent[0], sent[1]) if sent else None, experts, num_blocks, blocks)
+
+
+def in_rounds(run: Callable[..., Array], choices: Choices, *arrays: Any) -> Array:
+    """The sum over all rounds of run(choices, number, *arrays), m[1, n, D] like the first of the arrays.
+
+    What the first round saves is kept. Another, which there is where a device gets more rows than a round has
+    room for, is run again in the backward pass. Those come before the first, which hands the cotangents of
+    the arrays on to them, so that they add to them without another sum.
+    """
+    if choices.blocks.rounds == 1:
+        return run(choices, 0, *arrays)
+    _, *told = choices
+
+    def others(step: Callable[[Array, Any], Any], told: Sequence[Any], start: Any) -> Any:
+        def body(state: tuple[Array, Any]) -> tuple[Array, Any]:
+            return state[0] + 1, step(*state)
+
+        with jax.named_scope(more_rounds()):
+            return lax.while_loop(lambda state: state[0] < told[0], body, (jnp.int32(1), start))[1]
+
+    @jax.custom_vjp
+    def more(told: Sequence[Any], *arrays: Any) -> tuple[Any, ...]:
+        def step(number: Array, total: Array) -> Array:
+            return total + run(Choices(choices.blocks, *told), number, *arrays)
+
+        return others(step, told, jnp.zeros_like(arrays[0])), *arrays
+
+    def backward(saved: tuple[Sequence[Any], tuple[Any, ...]], d: tuple[Any, ...]) -> tuple[Any, ...]:
+        (told, arrays), (d_total, *d_arrays) = saved, d
+
+        def step(number: Array, found: Any) -> Any:
+            def of_round(*arrays: Any) -> Array:
+                return run(Choices(choices.blocks, *told), number, *arrays)
+
+            return jax.tree.map(jnp.add, found, jax.vjp(of_round, *arrays)[1](d_total))
+
+        return None, *others(step, told, tuple(d_arrays))
+
+    more.defvjp(lambda told, *arrays: (more(told, *arrays), (told, arrays)), backward)
+    total, *handed_on = more(told, *arrays)
+    return total + run(choices, 0, *handed_on)
 
 
 def rows_of_tokens(m: Array, routes: Routes) -> Array:
@@ -251,22 +370,22 @@ def sums_of_columns(rows: Array, routes: Routes, layout: Layout, moe: MoE) -> Ar
     return _exchanged(back, there, rows, routes)
 
 
-_Travel = Callable[[Array, Array], Array]
+_Travel = Callable[[Array, Array, Array], Array]
 
 
 def _exchanged(there: _Travel, back: _Travel, rows: Array, routes: Routes) -> Array:
     assert routes.counts is not None, "rows travel where they are counted"
-    spec, of_counts = spec_of(rows), spec_of(routes.counts)
+    spec, of_counts = spec_of(rows), [spec_of(one) for one in routes.counts]
 
     @jax.custom_vjp
-    def run(rows: Array, counts: Array) -> Array:
-        return each_device(there, (spec, of_counts), spec)(rows, counts)
+    def run(rows: Array, *counts: Array) -> Array:
+        return each_device(there, (spec, *of_counts), spec)(rows, *counts)
 
-    def backward(counts: Array, d: Array) -> tuple[Array, None]:
-        return each_device(back, (spec, of_counts), spec)(d, counts), None
+    def backward(counts: tuple[Array, ...], d: Array) -> tuple[Array, None, None]:
+        return each_device(back, (spec, *of_counts), spec)(d, *counts), None, None
 
-    run.defvjp(lambda rows, counts: (run(rows, counts), counts), backward)
-    return run(rows, routes.counts)
+    run.defvjp(lambda rows, *counts: (run(rows, *counts), counts), backward)
+    return run(rows, *routes.counts)
 
 
 def _ways_of_rows(
@@ -278,12 +397,12 @@ def _ways_of_rows(
     own = moe.num_experts // prod(sizes[axis] for axis in routing.experts)
     num_home = routes.tokens.shape[1]
     # From one device to another at most, and in all.
-    most = num_home // moe.experts_per_token * min(moe.experts_per_token, own)
-    num_in_blocks = blocks.most * blocks.rows
-    num_between = num_peers * most if routing.rows else num_in_blocks
+    num_in_blocks = blocks.room * blocks.rows
+    most = min(num_home // moe.experts_per_token * min(moe.experts_per_token, own), num_in_blocks)
+    num_between = min(num_peers * most, num_in_blocks) if routing.rows else num_in_blocks
 
-    def ways(counts: Array) -> _Ways:
-        return _ways(counts[0], routing, own, blocks.rows, num_between)
+    def ways(counts: Array, at: Array) -> _Ways:
+        return _ways(counts[0], at[0], routing, own, blocks.rows, num_between)
 
     def travel(rows: Array, way: Pieces, num_rows: int) -> Array:
         with jax.named_scope(rows_by_even_load("all_to_all", num_home)):
@@ -293,17 +412,17 @@ def _ways_of_rows(
         with jax.named_scope(rows_by_even_load(op, num_home * num_copies)):
             return _exchange(rows[0], way, num_rows, axes=routing.rows, most=num_between)
 
-    def to_experts(rows: Array, counts: Array) -> Array:
-        return travel(rows, ways(counts).out, num_between)
+    def to_experts(rows: Array, *counts: Array) -> Array:
+        return travel(rows, ways(*counts).out, num_between)
 
-    def to_tokens(rows: Array, counts: Array) -> Array:
-        return travel(rows, ways(counts).home, num_home)
+    def to_tokens(rows: Array, *counts: Array) -> Array:
+        return travel(rows, ways(*counts).home, num_home)
 
-    def to_columns(rows: Array, counts: Array) -> Array:
-        return spread("all_gather", rows, ways(counts).copies, num_in_blocks)[None]
+    def to_columns(rows: Array, *counts: Array) -> Array:
+        return spread("all_gather", rows, ways(*counts).copies, num_in_blocks)[None]
 
-    def from_columns(rows: Array, counts: Array) -> Array:
-        parts = spread("reduce_scatter", rows, ways(counts).parts, num_copies * num_between)
+    def from_columns(rows: Array, *counts: Array) -> Array:
+        parts = spread("reduce_scatter", rows, ways(*counts).parts, num_copies * num_between)
         return jnp.sum(jnp.reshape(parts, (1, num_copies, num_between, -1)), axis=1)
 
     return (to_experts, to_tokens), (to_columns, from_columns)
@@ -318,18 +437,17 @@ class _Ways(NamedTuple):
     parts: Pieces
 
 
-def _ways(counts: Array, routing: RowRouting, own: int, block: int, num_between: int) -> _Ways:
-    """The beginnings of all pieces. counts[s, p, E]: rows that each device of a group has for each expert."""
+def _ways(counts: Array, at: Array, routing: RowRouting, own: int, block: int, num_between: int) -> _Ways:
+    """The beginnings of all pieces. counts[s, p, E]: rows of one round; at: where they begin at home."""
     here = lax.axis_index(routing.exchanged)
     copy = lax.axis_index(routing.rows) if routing.rows else 0
     mine = counts[copy]  # [p, E]
-    first = jnp.cumsum(mine, axis=1) - mine  # of each expert's, on each device at home
     experts = _experts_of(routing, own, counts.shape[1])  # [p, e] those of each device
     # Rows of each device's experts, by the device that they come from: [from, p, e].
     pieces = mine[:, experts]
     starts = _first_rows(jnp.sum(pieces, axis=0), 1 if routing.rows else block)
     lands = starts[None] + jnp.cumsum(pieces, axis=0) - pieces
-    at_home = first[:, experts]
+    at_home = at[copy][:, experts]
     out = Pieces(at_home[here], pieces[here], lands[here], lands[:, here], pieces[:, here])
     home = Pieces(lands[:, here], pieces[:, here], at_home[:, here], at_home[here], pieces[here])
     # Rows of this device's experts, by the copy of it that has them: [s, e].

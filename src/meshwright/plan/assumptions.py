@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from meshwright.cost.ops import has_static_rows
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
@@ -70,6 +71,13 @@ def assumptions(
         yield f"the priced step is multiplied by {chip.step.slowdown:.3g}, the factor of the anchoring run"
     known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
     yield f"a program can use {format_bytes(chip.program_bytes)} of a chip's memory ({known})"
+    layout = best.layout
+    in_rounds = layout.schedule.capacity is None and has_static_rows(hardware, layout)
+    if config.moe and layout.expert_axes and workload.phase == "train" and in_rounds:
+        yield (
+            "experts are priced at an even load, with the memory of one round, which holds twice as many "
+            "rows; rows beyond that take further rounds, and none is dropped"
+        )
     if chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks and keeps scores on chip"
     elif hardware.num_chips > 1:

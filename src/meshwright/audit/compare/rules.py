@@ -357,8 +357,8 @@ def padded(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
         return None
     if room := sum(e.collective.padding_bytes * e.runs for e in q.emitted if e.collective.has_room):
         return expected, (
-            f"{room:,} B a step more: XLA:CPU has no exchange of unequal parts, so room for all rows that "
-            "could come travels, and a plan counts those of an even load"
+            f"{room:,} B a step more: XLA:CPU has no exchange of unequal parts, so all that a round has room "
+            "for travels, and a plan counts the rows of an even load"
         )
     whole = sum(e.bytes_per_step for e in q.emitted if not e.collective.follows_sum)
     padding = sum(e.collective.padding_bytes * e.runs for e in q.emitted)

@@ -215,8 +215,8 @@ def _one(
     num_bytes = round(share * sum(s.num_bytes for s in (results if op == "all_gather" else sent))) - padding
     said = rows_said(op_name) if op == "all_to_all" else None
     if said:
-        # What travels is told by data; XLA for CPU sends room for all, others the rows alone, which that
-        # for TPU cuts in tiles.
+        # What travels is told by data; XLA for CPU sends the room of a round, others the rows alone, which
+        # that for TPU cuts in tiles.
         is_ragged, dims = instruction.opcode.startswith("ragged"), sent[0].dims
         whole, num_bytes = (
             num_bytes,

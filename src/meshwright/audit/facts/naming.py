@@ -112,16 +112,16 @@ def own_name(product: TracedValue) -> str:
 
 
 def _within_loop(op_name: str, place: CallPath) -> str:
-    """`op_name` under the name of the loop around `place`, where it has that of another loop as deep."""
+    """`op_name` under the name of the loop around `place`, where it has that of another loop."""
     while place.frames and place.frames[-1].caller.opcode != "while":
         place = place.parent
     if not place.frames:
         return op_name
     loop = _within_loop(place.frames[-1].caller.op_name, place.parent)
-    is_as_deep = op_name.count(_IN_BODY) == f"{loop}/body/".count(_IN_BODY)
-    if not is_as_deep or not loop.endswith("/while"):
+    own, _, inside = op_name.rpartition(_IN_BODY)
+    if not own or not loop.endswith("/while") or op_name.startswith(f"{loop}/body/"):
         return op_name
-    return f"{loop}/body/{op_name.rsplit(_IN_BODY, 1)[1]}"
+    return f"{loop}/body/{inside}"
 
 
 def _named(product: TracedValue) -> tuple[Instruction, CallPath]:

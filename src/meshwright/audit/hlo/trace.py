@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
-from meshwright.models.transformer import at_most, by_even_load
+from meshwright.models.transformer import at_most, by_even_load, more_rounds
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
 SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
@@ -71,11 +71,14 @@ class TracedValue:
 def places(program: Program, start: CallPath | None = None) -> Iterator[CallPath]:
     """Every chain of calls from the entry: fusions, calls, loop bodies, branches, async wrappers.
 
-    The small functions that reduce, sort and scatter apply to single elements are left out.
+    The small functions that reduce, sort and scatter apply to single elements are left out, and loops that
+    run no time.
     """
     start = start or CallPath(program.main)
     yield start
     for instruction in start.computation.instructions.values():
+        if instruction.opcode == "while" and more_rounds() in instruction.op_name:
+            continue
         for called in called_by(program, instruction):
             yield from places(program, start.enter(instruction, called))
 
