@@ -53,25 +53,26 @@ CONFIG = {
 TARGETS = {"throughput": 0.15, "tpot_p50": 0.15, "ttft_p95": 0.30}
 
 
-def write_checkpoint(folder: Path) -> None:
-    """The model in Hugging Face's form, and a tokenizer of one word a token."""
-    random = np.random.default_rng(0)
+def write_checkpoint(folder: Path, config: dict[str, Any]) -> None:
+    """A model with random weights in Hugging Face's form, and a tokenizer of one word a token."""
+    random, vocab, d = np.random.default_rng(0), config["vocab_size"], config["hidden_size"]
+    f = config["intermediate_size"]
 
     def weight(*shape: int) -> np.ndarray:
         return (random.normal(size=shape) * shape[-1] ** -0.5).astype(np.float32)
 
-    tensors = {"model.embed_tokens.weight": weight(VOCAB, D), "model.norm.weight": np.ones(D, np.float32)}
-    for layer in range(LAYERS):
+    tensors = {"model.embed_tokens.weight": weight(vocab, d), "model.norm.weight": np.ones(d, np.float32)}
+    for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
-        tensors |= {f"{at}self_attn.{name}_proj.weight": weight(D, D) for name in "qkvo"}
-        tensors |= {f"{at}mlp.{name}_proj.weight": weight(F, D) for name in ("gate", "up")}
-        tensors[f"{at}mlp.down_proj.weight"] = weight(D, F)
+        tensors |= {f"{at}self_attn.{name}_proj.weight": weight(d, d) for name in "qkvo"}
+        tensors |= {f"{at}mlp.{name}_proj.weight": weight(f, d) for name in ("gate", "up")}
+        tensors[f"{at}mlp.down_proj.weight"] = weight(d, f)
         norms = ("input_layernorm", "post_attention_layernorm")
-        tensors |= {f"{at}{name}.weight": np.ones(D, np.float32) for name in norms}
+        tensors |= {f"{at}{name}.weight": np.ones(d, np.float32) for name in norms}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     known = dict.fromkeys(["<s>", "</s>", "<unk>", *Words.words(5000, "vocabulary").split()])
-    names = [*known, *(f"t{number}" for number in range(VOCAB - len(known)))]
+    names = [*known, *(f"t{number}" for number in range(vocab - len(known)))]
     vocabulary = {name: number for number, name in enumerate(names)}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -85,9 +86,10 @@ def mw(*words: object) -> str:
 
 
 @contextmanager
-def served(folder: Path, plan: Path) -> Iterator[str]:
-    """The address of a server of the checkpoint with the plan."""
-    command = [sys.executable, "-m", "meshwright", "serve", "--checkpoint", folder, plan, "--port", "0"]
+def served(folder: Path, *words: object) -> Iterator[str]:
+    """The address of a server of the checkpoint, started with these words."""
+    command = [sys.executable, "-m", "meshwright", "serve", "--checkpoint", folder, "--port", "0"]
+    command += map(str, words)
     process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -126,7 +128,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "model")
         folder.mkdir()
-        write_checkpoint(folder)
+        write_checkpoint(folder, CONFIG)
         machine, plan = asked.machine or Path(scratch, "machine.toml"), Path(scratch, "plan.toml")
         if asked.machine is None:
             mw("calibrate", "--hardware", "cpu:1", "-o", machine)

@@ -74,6 +74,23 @@ def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_s
     assert np.isfinite(found).all()
 
 
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("last", [146, 127, 30])
+def test_a_long_row_reads_several_pages_at_a_time(window, last, monkeypatch):
+    """37 pages of four positions: groups of eight, and the rest, of which a window begins in the middle."""
+    pools = [jnp.asarray(RANDOM.normal(size=(40, K, PAGE, H)), jnp.float32) for _ in range(2)]
+    tables = jnp.asarray(RANDOM.permutation(40)[None, :37], jnp.int32)
+    unread = tables[0, last // PAGE + 1 :]
+    pools = [pool.at[unread].set(jnp.nan) for pool in pools]
+    positions = jnp.asarray([[last - 1, last]], jnp.int32)
+    asked = paged._Asked(QUERIES[:1, :2], positions, tables)
+    together = paged._page_by_page(asked, pools, window, Scores(None, 0.5), None, None).out
+    monkeypatch.setattr(paged, "_TOGETHER", 37)
+    one_by_one = paged._page_by_page(asked, pools, window, Scores(None, 0.5), None, None).out
+    np.testing.assert_allclose(together, one_by_one, atol=1e-6)
+    assert not np.isnan(together).any()
+
+
 @pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3"])
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_plans_count_every_byte_of_a_quantised_cache(name: str, kv_dtype: str):

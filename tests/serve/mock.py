@@ -80,7 +80,7 @@ class MockRunner:
         if window is not None:  # no more than one sequence may need at once
             of_step = -(-min(chunk, context) // page_size) + (window + page_size - 2) // page_size + 1
             self.limits = replace(self.limits, window=window, num_window_pages=of_step)
-        self.vocab_size = VOCAB_SIZE
+        self.vocab_size, self.idle_seconds = VOCAB_SIZE, None
         self.rule, self.spread = rule, spread
         self.gate = threading.Event()
         self.gate.set()

@@ -43,6 +43,7 @@ from meshwright.notation.array import Axes, ShardedArray
 Pool = Array | Quantised  # where narrow with a scale for each token and head
 Pools = dict[str, list[Pool]]
 NOBODY = -1  # the position of a token that is padding
+_TOGETHER = 8  # pages that one trip of a long row's loop attends to: a trip costs as much as some of them
 _HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without any makes no NaN
 
 
@@ -250,6 +251,9 @@ def _read(pool: Pool, at: Array) -> Array:
     return pool.values[at].astype(jnp.float32) * pool.scales[at][..., None]
 
 
+_Running = tuple[Array, Array, Array]  # of a softmax that goes on: its maximum, sum and output
+
+
 class _Found(NamedTuple):
     """out[R, Q, N, O], and where devices share positions the log-sum-exp of each query's scores [R, Q, N]."""
 
@@ -299,7 +303,7 @@ def _page_by_page(
     slopes: Array | None,
     split: Axes = (),
 ) -> _Found:
-    """Each row meets its pages one after another, with a running maximum and sum."""
+    """Each row meets its pages one after another, a long one several at a time, with a running softmax."""
     num_rows, length, num_heads, _ = asked.q.shape
     first_pool, second_pool = (_values(pool) for pool in pools)
     own, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
@@ -320,23 +324,37 @@ def _page_by_page(
         q = jnp.reshape(jnp.transpose(q, (1, 0, 2)), (*grouped, -1)).astype(jnp.float32)
         last = jnp.max(positions)
 
-        def one_page(number: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def some_pages(count: int, number: Array, running: _Running) -> _Running:
+            """The softmax with `count` more pages, from the row's page `number` on."""
             peak, total, out = running
-            k, v = _keys_and_values(pools, table[number])
-            keys = number * size + first + jnp.arange(own, dtype=jnp.int32)
+            k, v = _keys_and_values(pools, lax.dynamic_slice_in_dim(table, number, count))  # [P, K, S, H]
+            pages = (number + jnp.arange(count, dtype=jnp.int32))[:, None] * size
+            keys = pages + first + jnp.arange(own, dtype=jnp.int32)[None]
             # What lies beyond may be of a sequence that failed, and NaN times zero is NaN.
-            v = jnp.where((keys <= last)[None, :, None], v, 0.0).astype(jnp.float32)
-            scores = jnp.einsum("KGQH,KSH->KGQS", q, k.astype(jnp.float32))
-            scores = _scored(scores, positions, keys, window, how, slopes)
+            v = jnp.where((keys <= last)[:, None, :, None], v, 0.0).astype(jnp.float32)
+            scores = jnp.einsum("KGQH,PKSH->KGQPS", q, k.astype(jnp.float32))
+            scores = jnp.reshape(scores, (*grouped, count * own))
+            scores = _scored(scores, positions, jnp.reshape(keys, -1), window, how, slopes)
             higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
             weights, kept = jnp.exp(scores - higher[..., None]), jnp.exp(peak - higher)
-            more = jnp.einsum("KGQS,KSO->KGQO", weights, v)
+            by_page = jnp.reshape(weights, (*grouped, count, own))
+            more = jnp.einsum("KGQPS,PKSO->KGQO", by_page, v)
             return higher, total * kept + jnp.sum(weights, axis=-1), out * kept[..., None] + more
 
         begin = 0 if window is None else jnp.maximum(positions[0] - window + 1, 0) // size
-        nothing = jnp.zeros((*grouped, width), jnp.float32)
-        with jax.named_scope(at_most(table.shape[0])):
-            peak, sums, out = lax.fori_loop(begin, (last + size) // size, one_page, (start, total, nothing))
+        end, num_pages = (last + size) // size, table.shape[0]
+        running = start, total, jnp.zeros((*grouped, width), jnp.float32)
+        if num_pages >= 2 * _TOGETHER:
+            groups = (end - begin) // _TOGETHER
+
+            def one_group(number: Array, running: _Running) -> _Running:
+                return some_pages(_TOGETHER, begin + number * _TOGETHER, running)
+
+            with jax.named_scope(at_most(num_pages // _TOGETHER)):
+                running = lax.fori_loop(0, groups, one_group, running)
+            begin, num_pages = begin + groups * _TOGETHER, num_pages % _TOGETHER
+        with jax.named_scope(at_most(num_pages)):
+            peak, sums, out = lax.fori_loop(begin, end, partial(some_pages, 1), running)
         sums = jnp.maximum(sums, 1e-30)
         out = jnp.transpose(jnp.reshape(out / sums[..., None], (num_heads, length, width)), (1, 0, 2))
         outs = lax.dynamic_update_index_in_dim(found.out, out, row, 0)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # it loads JAX
 
 # Positions of a page and of a block of a prompt.
 DEFAULT_PAGE, DEFAULT_BLOCK = 64, 64
+# Where attention goes page by page, tables are not gathered for each block, and short ones waste less.
+_BLOCK_OF_CPU = 16
 PENDING = -1  # a token that the step before samples and nobody has read yet
 
 
@@ -47,6 +49,11 @@ class SequenceWork(NamedTuple):
     def num_samples(self) -> int:
         return self.num_drafts + 1 if self.samples else 0
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it prefills: several tokens that are no guesses, or one that nothing is sampled after."""
+        return len(self.tokens) > 1 + self.num_drafts or not self.samples
+
 
 class Batch(NamedTuple):
     """One step: for each of its sequences some tokens, one to generate and many to prefill.
@@ -76,12 +83,17 @@ class Batch(NamedTuple):
         for work in self.works:
             num_tokens = len(work.tokens)
             num_drafts += work.num_drafts
-            if num_tokens > 1 + work.num_drafts:
+            if work.is_prompt:
                 chunks.append((num_tokens, work.start + num_tokens))
             else:
                 contexts += work.start + 1
                 number += 1
         return number, contexts / number if number else 0.0, chunks, num_drafts
+
+
+def block_of(platform: str) -> int:
+    """Positions of a block of a prompt on devices of this platform, as JAX calls it."""
+    return _BLOCK_OF_CPU if platform == "cpu" else DEFAULT_BLOCK
 
 
 def on_each(num_replicas: int) -> str:
@@ -199,6 +211,17 @@ class Limits:
         return -(-self.context // self.page_size)
 
 
+class IdleSeconds(NamedTuple):
+    """Seconds of steps without attention.
+
+    generate: of steps for so many sequences of each replica, in order up to all slots. prompt_token: that one
+    more token of a prompt takes beside all of them.
+    """
+
+    generate: tuple[tuple[int, float], ...]
+    prompt_token: float
+
+
 class StepResult(Protocol):
     """The tokens of a step that has been dispatched."""
 
@@ -218,6 +241,11 @@ class Runner(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def idle_seconds(self) -> IdleSeconds | None:
+        """None where it has not been measured."""
+        ...
 
     def run(self, batch: Batch) -> StepResult:
         """Dispatches one step; it may return before the step is done."""

@@ -17,6 +17,7 @@ from meshwright.errors import RequestError
 from meshwright.serve.batch import Batch, Runner, SequenceWork, StepResult
 from meshwright.serve.logit_edits import LogitEdits
 from meshwright.serve.metrics import Forecast, Metrics
+from meshwright.serve.pace import Pace
 from meshwright.serve.scheduler import Counts, Drafter, Mode, Scheduler
 from meshwright.serve.sequence import EngineError, FinishReason, Lifetime, Request, Sequence, TokenScore
 from meshwright.serve.token_stream import TokenStream
@@ -52,6 +53,8 @@ class Engine:
         generator: "Engine | None" = None,
     ) -> None:
         self._runner, self._generator = runner, generator
+        idle = runner.idle_seconds
+        self._pace = None if idle is None else Pace(idle, runner.limits)
         self._scheduler = Scheduler(
             runner.limits,
             max_waiting,
@@ -59,6 +62,7 @@ class Engine:
             prefix_cache=prefix_cache,
             drafter=drafter,
             first_only=generator is not None,
+            pace=self._pace,
         )
         self._handed_over: list[tuple[Sequence, int, object]] = []  # to this engine, with their pages
         self._arrived: list[tuple[Ordered[int], object]] = []  # pages of prompts that another process filled
@@ -225,11 +229,14 @@ class Engine:
         batch, read = step.batch, step.sampled.read()
         # A step that was dispatched behind another began when that one ended.
         began, self._read_seconds = max(step.seconds, self._read_seconds), time.perf_counter()
-        self.metrics.step(batch, self._read_seconds - began)
+        seconds = self._read_seconds - began
+        self.metrics.step(batch, seconds)
         for sequence in (work.sequence for work in batch.works if work.samples):
             if sequence.request.scores_prompt and not sequence.num_generated:
                 self._score_prompt(sequence)
         with self._changed:
+            if self._pace is not None:
+                self._pace.took(batch, seconds)
             for work, tokens in zip(batch.works, read, strict=True):
                 if work.samples:
                     self._deliver_one(work, tokens)

@@ -36,12 +36,13 @@ from meshwright.nn.inference import layered
 from meshwright.nn.paged import NOBODY, Rows
 from meshwright.serve.batch import (
     ALREADY_THERE,
-    DEFAULT_BLOCK,
     DEFAULT_CHUNK,
     DEFAULT_PAGE,
     Batch,
+    IdleSeconds,
     Limits,
     SequenceWork,
+    block_of,
     compiled_sizes,
     on_each,
 )
@@ -60,6 +61,7 @@ from meshwright.serve.scoring import TokenScores
 from meshwright.serve.sequence import GREEDY, TokenScore
 
 _SHORTEST_SCORED = 16
+_TIMED_TOKENS = 64  # of prompts
 _FEWEST_PAGES = 4  # that a program of its own is worth
 _ONE_PROGRAM = threading.Lock()  # of all runners of this process
 
@@ -87,12 +89,13 @@ class JaxRunner:
 
     params: on `mesh` as the layout stores them, from `load_hf` or a checkpoint; they are moved into arrays a
     layer. Axes that split the batch or the cache's sequences make replicas, among which slots and pages are
-    split evenly. num_pages: of the cache in all, as many as all slots can fill where None. num_drafts: most
-    drafts of one sequence a step. strict: what this process compiles after the warm-up is an error of the
-    next step; scores of prompts of every length are compiled ahead, too. keeps_windows: layers with a
-    sliding window keep its positions alone, in pages of their own; else every position, as the others.
-    shares_pages: with another runner, of all layers. host_bytes: of the host's memory, for pages that are
-    evicted from the cache; then all layers keep every position. Call `warm_up` before use.
+    split evenly. num_pages: of the cache in all, as many as all slots can fill where None. block: tokens of a
+    prompt's row; None: as suits the platform. num_drafts: most drafts of one sequence a step. strict: what
+    this process compiles after the warm-up is an error of the next step; scores of prompts of every length
+    are compiled ahead, too. keeps_windows: layers with a sliding window keep its positions alone, in pages of
+    their own; else every position, as the others. shares_pages: with another runner, of all layers.
+    host_bytes: of the host's memory, for pages that are evicted from the cache; then all layers keep every
+    position. Call `warm_up` before use.
     Raises LayoutError where the layout does not fit the model or serving, PlanError where the context is
     longer than the model's, there is no slot, too few pages for one sequence, or too few bytes for a page.
     """
@@ -109,7 +112,7 @@ class JaxRunner:
         num_pages: int | None = None,
         page_size: int = DEFAULT_PAGE,
         chunk: int = DEFAULT_CHUNK,
-        block: int = DEFAULT_BLOCK,
+        block: int | None = None,
         num_drafts: int = 0,
         strict: bool = False,
         keeps_windows: bool = True,
@@ -127,7 +130,7 @@ class JaxRunner:
             page_size=page_size,
             # The chunks of replicas that share a shard of the batch are computed by all of its devices.
             chunk=max(1, chunk // num_together),
-            block=block,
+            block=block or block_of(mesh.devices.flat[0].platform),
             window=widest_window(config) if keeps_windows and not host_bytes else None,
             even_context=even_context(config, context),
         )
@@ -153,6 +156,7 @@ class JaxRunner:
         self._exports: dict[int, Any] = {}
         self._accepts: dict[int, Any] = {}
         self._score_programs: dict[int, Any] = {}
+        self.idle_seconds: IdleSeconds | None = None
         self._compilations = Compilations() if strict else None
         self._scoring = threading.Lock()
 
@@ -171,13 +175,13 @@ class JaxRunner:
             self._exports[count] = self._programs.export(count)
             self._accepts[count] = self._programs.accept(count)
         self._pools, self._last = self._programs.empty()
-        if self._num_drafts:
-            of_tokens = [
-                shape
-                for shape in self._steps
-                if shape.generate + shape.verify and not (shape.blocks or shape.pages)
-            ]
-            self._seconds = {shape: self._idle_seconds(shape) for shape in of_tokens}
+        of_tokens = [
+            shape
+            for shape in self._steps
+            if shape.generate + shape.verify and not (shape.blocks or shape.pages)
+        ]
+        self._seconds = {shape: self._idle_seconds(shape) for shape in of_tokens}
+        self.idle_seconds = self._measured()
         if self._compilations is not None:
             for length in score_lengths(self.limits.context):
                 self._score_program(length)
@@ -198,8 +202,17 @@ class JaxRunner:
         """Seconds of a step that generates for one sequence of each replica, without attention."""
         return self._idle_seconds(_Shape(1, 0, 0))
 
+    def _measured(self) -> IdleSeconds:
+        """By a step of some blocks, as few as have tokens enough to tell."""
+        slots, block = self.limits.slots_of_replica, self.limits.block
+        of_steps = [(shape.generate, seconds) for shape, seconds in self._seconds.items() if shape.generate]
+        blocks = compiled_sizes(self.limits.chunk // block)
+        count = next((count for count in blocks if count * block >= _TIMED_TOKENS), blocks[-1])
+        mixed = self._idle_seconds(_Shape(slots, 0, count))
+        return IdleSeconds(tuple(of_steps), max(mixed - of_steps[-1][1], 0.0) / (count * block))
+
     def generate_seconds(self, num_sequences: int) -> float:
-        """Seconds of a step that generates for so many sequences, where there are drafts."""
+        """Seconds of a step that generates for so many sequences, without attention."""
         return self._seconds[_Shape(self._rows_for(num_sequences), 0, 0)]
 
     def _rows_for(self, num_sequences: int) -> int:

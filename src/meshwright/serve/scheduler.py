@@ -19,6 +19,7 @@ from typing import Literal, Protocol, get_args
 from meshwright.errors import RequestError
 from meshwright.serve.batch import PENDING, Batch, Limits, SequenceWork
 from meshwright.serve.counted import Together
+from meshwright.serve.pace import Pace
 from meshwright.serve.pages import Move
 from meshwright.serve.replica import Replica
 from meshwright.serve.sequence import FinishReason, Sequence, TokenScore
@@ -78,7 +79,8 @@ class Scheduler:
     mode: "interleaved", or "batched": the next sequences begin once all of a batch have finished.
     prefix_cache: whether pages outlive their sequence, for others that begin alike. drafter: guesses tokens,
     which are verified several a step. first_only: a sequence is prefilled, and handed over after its first
-    token. on_tokens: sequences that generate are counted, not listed in batches; see `Together`. The caller
+    token. pace: bounds the prompt tokens beside sequences that generate; None: by `limits.chunk` alone.
+    on_tokens: sequences that generate are counted, not listed in batches; see `Together`. The caller
     then hands out the tokens of each step with `delivered_together`, and none stops before its last.
     """
 
@@ -91,9 +93,11 @@ class Scheduler:
         prefix_cache: bool = True,
         drafter: Drafter | None = None,
         first_only: bool = False,
+        pace: Pace | None = None,
         on_tokens: Callable[[Sequence, int, int], None] | None = None,
     ) -> None:
         assert on_tokens is None or (drafter is None and not first_only)
+        self._pace = pace
         self.limits, self._mode, self._drafter, self._first_only = limits, mode, drafter, first_only
         self._max_waiting = max_waiting
         self._waiting: list[Sequence] = []
@@ -225,7 +229,7 @@ class Scheduler:
         """The next step, whose pages are now given out; None where there is nothing to do yet."""
         if self._mode == "batched" and not self._running:
             self._is_filling = True
-        step = _Step(self.limits)
+        step = _Step(self.limits, self._paced)
         self._drafts_pay = self._drafter is not None and self._drafter.pays(self.num_running)
         if self._together is not None:
             self._look_at_those_due(self._together)
@@ -243,6 +247,15 @@ class Scheduler:
         if together is not None and (works or together.num_members):
             return Batch(works, *together.step(), moves=self.take_moves())
         return Batch(works, moves=self.take_moves()) if works else None
+
+    @property
+    def _paced(self) -> float | None:
+        """The time of prompts that fits beside those that generate; None where nobody does."""
+        number = sum(one.num_uncomputed == 1 and one.num_left > 0 for one in self._apart)
+        number += self._together.num_members if self._together is not None else 0
+        if self._pace is None or self._is_filling or not number:
+            return None
+        return self._pace.room(number)
 
     def _continue(self, sequence: Sequence, step: "_Step") -> None:
         replica = self._replica_of(sequence)
@@ -453,15 +466,19 @@ def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
 
 
 class _Step:
-    """A batch as it fills, and how many prompt tokens of each replica it still has room for."""
+    """A batch as it fills, and how many prompt tokens of each replica it still has room for.
 
-    __slots__ = ("_block", "_limits", "_room", "_time", "has_preempted", "works")
+    paced: of each replica, the time of prompts that fits beside those that generate; None where nobody does.
+    """
 
-    def __init__(self, limits: Limits) -> None:
+    __slots__ = ("_block", "_limits", "_most", "_room", "_time", "has_preempted", "works")
+
+    def __init__(self, limits: Limits, paced: float | None) -> None:
         self.works: list[SequenceWork] = []
         self._room: dict[Replica, int] = {}
         self._time: dict[Replica, float] = {}
         self._limits, self._block = limits, limits.block
+        self._most = limits.longest_prompts if paced is None else min(limits.longest_prompts, paced)
         self.has_preempted = False
 
     def room_on(self, replica: Replica) -> int:
@@ -470,16 +487,22 @@ class _Step:
     def room_for(self, sequence: Sequence, replica: Replica) -> int:
         """Tokens of the sequence that fit: one always does, as the slots of a step are not prompt tokens.
 
-        Of the first prompt so does a block.
+        Of the first prompt so does a block; but where attention is most of its time, beside those that
+        generate only where it holds them up no longer than it may.
         """
         if sequence.num_uncomputed == 1:
             return 1
         room, start = self.room_on(replica), sequence.num_computed
-        left = self._limits.longest_prompts - self._time.get(replica, 0.0)
-        most = -(-room // self._block) * self._block
+        left = self._most - self._time.get(replica, 0.0)
+        most = -(-min(room, sequence.num_uncomputed) // self._block) * self._block
         while most > 0 and self._limits.prompt_time(start, most) > left:
             most -= self._block
-        return max(most, 0) or (self._block if room == self._limits.chunk else 0)
+        if most > 0 or room < self._limits.chunk:
+            return max(most, 0)
+        is_paced = self._most < self._limits.longest_prompts
+        return (
+            1 if is_paced and self._limits.prompt_time(start, self._block) > 2 * self._block else self._block
+        )
 
     def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
         """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""
@@ -493,7 +516,7 @@ class _Step:
         self.works.append(
             SequenceWork(sequence, sequence.slot, start, tokens, pages, len(drafts), samples, of_window)
         )
-        if count > 1:
+        if count > 1 or not samples:
             padded = -(-count // self._block) * self._block
             self._room[replica] = self.room_on(replica) - padded
             self._time[replica] = self._time.get(replica, 0.0) + self._limits.prompt_time(start, padded)

@@ -17,7 +17,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.models.count import even_context, widest_window
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan_file import Plan, load_plan
-from meshwright.serve.batch import DEFAULT_PAGE, Limits
+from meshwright.serve.batch import DEFAULT_PAGE, Limits, block_of
 from meshwright.serve.scheduler import DISAGGREGATED, Mode, mode_of
 
 MODES = (*get_args(Mode), DISAGGREGATED)
@@ -82,6 +82,7 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         plan.workload.num_sequences,
         context,
         page_size=min(DEFAULT_PAGE, context),
+        block=block_of(hardware.chip.kind),
         window=widest_window(plan.model),
         even_context=even_context(plan.model, context),
     )

@@ -1,0 +1,56 @@
+"""How many prompt tokens a step takes beside sequences that generate, by what steps took. Plain Python."""
+
+from bisect import bisect_left
+from collections import defaultdict
+
+from meshwright.serve.batch import Batch, IdleSeconds, Limits
+
+# A step with prompt tokens takes at most so many times as long as one without, or twice as long as the
+# program of such steps does without any.
+MOST = 3.0
+_NEWEST = 0.25  # weight of the newest step among those before
+
+
+class Pace:
+    """The prompt tokens that fit beside those that generate.
+
+    idle: of the runner. What attention and the load of the machine add is learned from the steps.
+    """
+
+    def __init__(self, idle: IdleSeconds, limits: Limits) -> None:
+        self._idle, self._limits = idle, limits
+        self._numbers = [number for number, _ in idle.generate]
+        # How many times as long as idle steps, and as idle tokens whose attention took its FLOPs alone.
+        self._generate = self._prompt = 1.0
+
+    def room(self, num_sequences: int) -> float:
+        """The time of a replica's prompts, by the limits, that fits beside so many sequences of all."""
+        alone, mixed = self._plain(num_sequences), self._plain(self._limits.num_slots)
+        left = max(MOST * alone - mixed, mixed)
+        return left / max(self._prompt * self._idle.prompt_token, 1e-12)
+
+    def took(self, batch: Batch, seconds: float) -> None:
+        """A step has taken so long."""
+        num_sequences, _, chunks, num_drafts = batch.figures
+        if not num_sequences or num_drafts:
+            return
+        if not chunks:
+            ratio = seconds / self._plain(num_sequences)
+            self._generate += _NEWEST * (ratio - 1) * self._generate
+            return
+        has_blocks = any(count > 1 for count, _ in chunks)  # beside which all slots have a row
+        of_prompts = seconds - self._plain(self._limits.num_slots if has_blocks else num_sequences)
+        work: dict[int, float] = defaultdict(float)
+        for one in batch.works:
+            if one.is_prompt:
+                replica = one.slot // self._limits.slots_of_replica
+                work[replica] += self._limits.prompt_time(one.start, len(one.tokens))
+        ratio = of_prompts / max(max(work.values()) * self._idle.prompt_token, 1e-12)
+        # One that seems to cost nothing must not open the way to a long one.
+        self._prompt += _NEWEST * (max(ratio, self._prompt / 2) - self._prompt)
+
+    def _plain(self, num_sequences: int) -> float:
+        """Seconds of a step that generates for so many sequences."""
+        of_replica = -(-num_sequences // self._limits.num_replicas)
+        place = bisect_left(self._numbers, of_replica)
+        return self._generate * self._idle.generate[min(place, len(self._numbers) - 1)][1]

@@ -1,0 +1,90 @@
+"""How long prompts hold up those that generate: the pace of a scheduler over devices of known times."""
+
+from math import inf
+
+import pytest
+from tests.serve.test_scheduler import run, sequence
+
+from meshwright.serve.batch import Batch, IdleSeconds, Limits
+from meshwright.serve.pace import MOST, Pace
+from meshwright.serve.scheduler import Scheduler
+
+LIMITS = Limits(
+    num_slots=8, context=32_768, page_size=64, num_pages=3000, chunk=512, block=16, even_context=1562.0
+)
+IDLE = IdleSeconds(((1, 0.004), (2, 0.004), (4, 0.005), (8, 0.006)), 0.0002)
+
+
+def generating(number: int) -> list:
+    return [sequence(2, max_tokens=30_000, first=100 * one) for one in range(number)]
+
+
+def test_the_room_is_what_three_steps_leave_beside_one_of_all_slots():
+    pace = Pace(IDLE, LIMITS)
+    assert pace.room(4) == pytest.approx((MOST * 0.005 - 0.006) / 0.0002)
+    assert pace.room(3) == pace.room(4)  # the same program
+    few = Pace(IdleSeconds(((1, 0.001), (8, 0.006)), 0.0002), LIMITS)
+    assert few.room(1) == pytest.approx(0.006 / 0.0002)  # as long again as the slots' own part
+
+
+def test_a_slower_machine_changes_nothing_and_slower_prompts_leave_less_room():
+    pace = Pace(IDLE, LIMITS)
+    scheduler = Scheduler(LIMITS, max_waiting=8)
+    scheduler.add(generating(4))
+    run(scheduler, scheduler.schedule() or Batch(()))
+    plain = scheduler.schedule()
+    assert plain and plain.figures[0] == 4
+    for _ in range(40):
+        pace.took(plain, 0.010)  # all twice as slow
+    assert pace.room(4) == pytest.approx(2 * (MOST * 0.005 - 0.006) / 0.0002, rel=1e-3)
+    scheduler.add([sequence(400, first=5)])
+    mixed = scheduler.schedule()
+    assert mixed
+    work = LIMITS.prompt_time(0, mixed.figures[2][0][0])
+    for _ in range(40):
+        pace.took(mixed, 0.012 + 4 * 0.0002 * work)
+    assert pace.room(4) == pytest.approx(2 * (MOST * 0.005 - 0.006) / (4 * 0.0002), rel=1e-3)
+
+
+def seconds(batch: Batch, slope: float) -> float:
+    """Of a device on which attention takes `slope` times as long as its FLOPs tell."""
+    _, _, chunks, _ = batch.figures
+    even = LIMITS.even_context / slope
+    of_prompts = sum(count * (1 + (end - count / 2) / even) for count, end in chunks)
+    return (0.006 if chunks else 0.005) + 0.0002 * of_prompts
+
+
+@pytest.mark.parametrize("slope", [1.0, 3.0])
+def test_a_prompt_of_30k_tokens_never_holds_up_others_for_four_steps(slope):
+    def served(pace: Pace | None) -> tuple[float, list[int]]:
+        scheduler = Scheduler(LIMITS, max_waiting=8, prefix_cache=False, pace=pace)
+        scheduler.add(generating(4))
+        worst, counts, prompt = 0.0, [], sequence(30_000, max_tokens=1)
+        for number in range(100_000):
+            if number == 20:
+                scheduler.add([prompt])
+            batch = scheduler.schedule()
+            assert batch
+            if number > 20:
+                worst = max(worst, seconds(batch, slope))
+                counts += [count for count, _ in batch.figures[2]]
+            if pace is not None:
+                pace.took(batch, seconds(batch, slope))
+            run(scheduler, batch)
+            if prompt.num_generated:
+                return worst / 0.005, counts
+        raise AssertionError("the prompt was never prefilled")
+
+    ratio, counts = served(Pace(IDLE, LIMITS))
+    assert ratio < 4 and sum(counts) > 29_000
+    assert max(counts) >= 2 * LIMITS.block  # as many as fit, not the fewest there are
+    without, _ = served(None)
+    assert without > 4 * ratio
+
+
+def test_nobody_waits_where_nobody_generates():
+    slow = Pace(IdleSeconds(IDLE.generate, inf), LIMITS)
+    scheduler = Scheduler(LIMITS, max_waiting=8, pace=slow)
+    scheduler.add([sequence(600)])
+    batch = scheduler.schedule()
+    assert batch and batch.num_tokens == LIMITS.chunk
