@@ -26,7 +26,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
-from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_PAGE, Batch, SequenceWork
+from meshwright.serve.batch import DEFAULT_PAGE, Batch, SequenceWork
 from meshwright.serve.runner import JaxRunner
 from meshwright.serve.sequence import GREEDY, Request, Sequence
 
@@ -92,7 +92,7 @@ def prepare(progress: Progress, config: ModelConfig, host: ModelConfig) -> Prepa
 def _runner(config: ModelConfig, layout: Layout) -> JaxRunner:
     mesh = device_mesh(layout, jax.devices()[:1])
     params = init_params(config, layout, mesh, 0)
-    runner = JaxRunner(params, config, layout, mesh, num_slots=_SLOTS, context=_CONTEXT, chunk=DEFAULT_BLOCK)
+    runner = JaxRunner(params, config, layout, mesh, num_slots=_SLOTS, context=_CONTEXT, chunk=1)
     runner.warm_up()
     return runner
 
