@@ -46,7 +46,7 @@ def test_the_table_has_a_column_a_plan(plans, capsys):
     capsys.readouterr()
     assert main(["compare", *plans]) == 0
     printed = capsys.readouterr().out
-    for text in ("price of 1M tokens", "unavailable", "tensor=4", "v5e:2x2 (4 chips)"):
+    for text in ("price per 1M tokens", "unavailable", "tensor=4", "v5e:2x2 (4 chips)"):
         assert text in printed
 
 

@@ -72,7 +72,7 @@ def test_the_answer_fits_and_what_is_smaller_does_not():
         )
     first = result.tried[0]
     assert first.hardware == "v5e:1x1" and first.why_not is not None
-    assert "weights and moments alone need 80.3 GB a chip" in first.why_not
+    assert "weights and moments alone need 80.3 GB per chip" in first.why_not
 
 
 def test_a_limit_on_the_step_takes_more_chips():

@@ -104,14 +104,14 @@ def _table(plans: Sequence[dict]) -> object:
         "weights": lambda p: p["weights_dtype"],
         "sequences": lambda p: f"{p['num_sequences']:,} x {p['seq_len']:,}",
         "step": lambda p: format_seconds(p["step_seconds"]),
-        "tokens/s a chip": lambda p: f"{p['tokens_per_second_per_chip']:,.1f}",
+        "tokens/s per chip": lambda p: f"{p['tokens_per_second_per_chip']:,.1f}",
         "MFU": lambda p: f"{p['mfu']:.1%}",
         "memory/chip": lambda p: format_bytes(p["bytes_per_chip"]["total"]),
         "fits": lambda p: "yes" if p["fits"] else "no",
         "bound": lambda p: p["bound_name"],
-        "price an hour": lambda p: _money(p, "price_per_hour"),
-        "price of 1M tokens": lambda p: _money(p, "price"),
-        "energy of 1M tokens": lambda p: (
+        "price per hour": lambda p: _money(p, "price_per_hour"),
+        "price per 1M tokens": lambda p: _money(p, "price"),
+        "energy per 1M tokens": lambda p: (
             "unavailable" if p["joules"] is None else f"{format_count(p['joules'])}J"
         ),
     }

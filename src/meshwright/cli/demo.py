@@ -138,7 +138,7 @@ def train(job: Demo) -> None:
     )
     entropy = json.loads((job.run / "data" / "corpus.json").read_text())["unigram_entropy"]
     measured, planned = line["step_seconds"], line["planned_step_seconds"]
-    note(f"      validation loss {line['validation_loss']:.3f} nats a token, unigram entropy {entropy:.3f}")
+    note(f"      validation loss {line['validation_loss']:.3f} nats per token, unigram entropy {entropy:.3f}")
     note(f"      step time {format_seconds(measured)} measured, {format_seconds(planned)} planned")
 
 

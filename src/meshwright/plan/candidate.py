@@ -43,10 +43,10 @@ class Candidate:
         return f"Candidate({self})"
 
     def __str__(self) -> str:
-        """The layout and its headlines: `fsdp=64,remat=full: 2.61 s a step, MFU 48.3%, 8.6 GB a chip`."""
+        """The layout and its headlines: `fsdp=64,remat=full: 2.61 s per step, MFU 48.3%, 8.6 GB per chip`."""
         fits = "" if self.fits else ", does not fit"
-        needed = f"{format_bytes(self.needed_bytes)} a chip{fits}"
-        return f"{self.layout}: {format_seconds(self.step_seconds)} a step, MFU {self.mfu:.1%}, {needed}"
+        needed = f"{format_bytes(self.needed_bytes)} per chip{fits}"
+        return f"{self.layout}: {format_seconds(self.step_seconds)} per step, MFU {self.mfu:.1%}, {needed}"
 
     @property
     def step_seconds(self) -> float:

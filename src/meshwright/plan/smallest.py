@@ -206,13 +206,15 @@ def _hopeless(
     chips, usable = hardware.num_chips, hardware.chip.program_bytes
     if stored > chips * usable:
         return (
-            f"weights and moments alone need {format_bytes(stored / chips)} a chip, "
-            f"{format_bytes(stored / chips - usable)} more than there are"
+            f"weights and moments alone need {format_bytes(stored / chips)} per chip, "
+            f"{format_bytes(stored / chips - usable)} more than available"
         )
     peak = max(hardware.chip.flops(dtype) for dtype in dtypes)
     least = train_flops_per_token(config, workload.seq_len) * workload.num_tokens / (chips * peak)
     if max_seconds is not None and least > max_seconds:
-        return f"{format_seconds(least)} a step at the peak, more than {format_seconds(max_seconds)}"
+        return (
+            f"a step takes {format_seconds(least)} even at the peak, more than {format_seconds(max_seconds)}"
+        )
     return None
 
 
@@ -221,7 +223,7 @@ def _why_not(found: Search, max_seconds: float | None) -> str | None:
     if not best.fits:
         lack = best.shortage
         over = f"{format_bytes(lack.over_bytes)} {lack.where}"
-        return f"the nearest layout, {best.layout}, needs {over} more than there are"
+        return f"the nearest layout, {best.layout}, needs {over} more than available"
     if max_seconds is not None and best.step_seconds > max_seconds:
-        return f"{format_seconds(best.step_seconds)} a step, more than {format_seconds(max_seconds)}"
+        return f"a step takes {format_seconds(best.step_seconds)}, more than {format_seconds(max_seconds)}"
     return None

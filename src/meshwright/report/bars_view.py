@@ -104,7 +104,7 @@ _SETTINGS: dict[str, Callable[[Any], str]] = {
     "context_method": "{} attention".format,
     "microbatches": "{} microbatches".format,
     "schedule": str,
-    "interleave": "{} chunks a stage".format,
+    "interleave": "{} chunks per stage".format,
     "remat": "{} remat".format,
     "offload": lambda _: "offloaded",
 }

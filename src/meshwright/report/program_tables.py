@@ -20,7 +20,7 @@ def program_table(audit: Document) -> Group:
     )
     for heading in ("tensor", "direction", "collective", "over"):
         table.add_column(heading)
-    for heading in ("bytes", "times", "seconds a step"):
+    for heading in ("bytes", "times", "seconds per step"):
         table.add_column(heading, justify="right")
     for row in sorted(_alike(audit["emitted"]), key=_cost, reverse=True):
         table.add_row(*_cells(row))
@@ -102,5 +102,5 @@ def _verdict(audit: Document) -> Text:
     text.append(f" ({len(audit['emitted'])} collectives, {number} warnings, {gaps} not understood)")
     priced = audit["hardware"] and audit["seconds"] is not None
     return text.append(
-        f", {_time(audit['seconds'])} of communication a step on {audit['hardware']}" if priced else ""
+        f", {_time(audit['seconds'])} of communication per step on {audit['hardware']}" if priced else ""
     )

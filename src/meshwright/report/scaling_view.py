@@ -59,7 +59,7 @@ def _seconds(point: ScalingPoint) -> list[float]:
 
 def _times(sweep: ScalingSweep, x: Scale, y: Scale) -> Panel:
     """Seconds a step that the links are busy, by strategy; dashed what the best layout computes."""
-    axes = Axes(x, y, "tokens a batch", "time a step", format_count, format_seconds)
+    axes = Axes(x, y, "tokens per batch", "time per step", format_count, format_seconds)
     body = [label("Communication, all of it", 0, 10, weight=600), axes.svg()]
     drawn = [
         (COLOUR[name], _name(name), _communication_points(sweep.of(name)))
@@ -80,7 +80,7 @@ def _communication_points(points: Sequence[ScalingPoint]) -> list[tuple[ScalingP
 
 def _mfu(sweep: ScalingSweep, x: Scale, y: Scale) -> Panel:
     """Model FLOPs utilisation by strategy."""
-    axes = Axes(x, y, "tokens a batch", "MFU", format_count, "{:.0%}".format)
+    axes = Axes(x, y, "tokens per batch", "MFU", format_count, "{:.0%}".format)
     body = [label("What the step makes of it", 0, 10, weight=600), axes.svg()]
     drawn = [
         (COLOUR[name], _name(name), [(point, point.candidate.mfu) for point in sweep.of(name)])

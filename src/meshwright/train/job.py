@@ -201,7 +201,7 @@ def _plan_changes(written: Plan, chosen: Plan) -> list[str]:
     pairs = {
         "layout": (written.layout, chosen.layout),
         "hardware": (written.hardware, chosen.hardware),
-        "sequences a step": (written.workload.num_sequences, chosen.workload.num_sequences),
+        "sequences per step": (written.workload.num_sequences, chosen.workload.num_sequences),
     }
     if written.workload.seq_len != chosen.workload.seq_len:
         raise MeshwrightError(

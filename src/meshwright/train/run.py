@@ -57,14 +57,14 @@ class TrainingResult:
     ) -> list[str]:
         """The outcome in a few lines for people. collectives: seconds a step, of a profile and as planned."""
         measured, planned = self.line["step_seconds"], self.line["planned_step_seconds"]
-        found = [f"step {self.line['step']}: training loss {self.line['loss']:.3f} nats a token"]
+        found = [f"step {self.line['step']}: training loss {self.line['loss']:.3f} nats per token"]
         if "validation_loss" in self.line:
             found.append(
-                f"validation loss {self.line['validation_loss']:.3f} nats a token; "
+                f"validation loss {self.line['validation_loss']:.3f} nats per token; "
                 f"unigram entropy {self.corpus.unigram_entropy:.3f}"
             )
         for name, loss in self.line.get("evaluation_losses", {}).items():
-            found.append(f"{name}: {loss:.3f} nats a token")
+            found.append(f"{name}: {loss:.3f} nats per token")
         if measured:
             speed = f"{format_count(self.line['tokens_per_second'])} tokens/s, MFU {self.line['mfu']:.1%}"
             found.append(f"step time {format_seconds(measured)} measured; {speed}")
@@ -195,7 +195,7 @@ def _with_length(job: TrainingJob, corpus: Corpus) -> Settings:
 def _status(line: Line, num_steps: int) -> str:
     text = f"step {line['step']}/{num_steps}  loss {line['loss']:.3f}"
     if line["step_seconds"]:
-        text += f"  {format_seconds(line['step_seconds'])} a step"
+        text += f"  {format_seconds(line['step_seconds'])} per step"
     if line["step_seconds"] and line["planned_step_seconds"]:
         text += f" (planned {format_seconds(line['planned_step_seconds'])})"
     if line["mfu"]:

@@ -49,7 +49,7 @@ class Tensor(Axis):
 
     def words(self, config: ModelConfig, workload: Workload, layout: "Layout") -> str:
         summed = (
-            "reduce-scattered by tokens and all-gathered before the next product (sequence parallelism)"
+            "reduce-scattered by tokens and all-gathered before the next matmul (sequence parallelism)"
             if layout.word("sequence_parallel")
             else "summed before the next operation can begin (AllReduce)"
         )

@@ -27,7 +27,7 @@ _ADVICE = {
     "activations, and fewer chips for the same batch wait less.",
     "dcn": "A larger batch per slice or node, or fewer slices or nodes, hides more of the transfers.",
     "host_link": "More shards, narrower moments, a larger batch per update or less offloading shorten it.",
-    "bubble": "More microbatches, more chunks a stage (interleave), a zero-bubble schedule or fewer stages "
+    "bubble": "More microbatches, more chunks per stage (interleave), a zero-bubble schedule or fewer stages "
     "make the bubble smaller.",
     "launch": "Larger microbatches launch fewer kernels for the same work.",
 }

@@ -32,8 +32,8 @@ class Change:
     def __str__(self) -> str:
         found = self.candidate
         return (
-            f"with {', '.join(self.words)} it fits: {format_seconds(found.step_seconds)} a step and "
-            f"{format_bytes(found.needed_bytes)} a chip"
+            f"with {', '.join(self.words)} it fits: {format_seconds(found.step_seconds)} per step and "
+            f"{format_bytes(found.needed_bytes)} per chip"
             + (f" (planned; it does not run yet: {self.why_not})" if self.why_not else "")
         )
 

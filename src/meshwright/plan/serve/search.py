@@ -298,13 +298,13 @@ def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
     binding = max(_shares(nearest, targets), key=lambda pair: pair[1])[0]
     option, least, target = reached[binding]
     alone = (
-        f"no layout reaches it; the lowest is {_written(binding, least, nearest)}"
+        f"is met by no layout; the lowest is {_written(binding, least, nearest)}"
         if least > target
-        else ("layouts that reach it miss another target")
+        else "is the tightest target: layouts that meet it miss another"
     )
     return Infeasible(
-        f"{option} {_written(binding, target, nearest)} binds: {alone}; nearest is {nearest}, with TTFT "
-        f"{format_seconds(nearest.ttft_seconds)} and {format_seconds(nearest.tpot_seconds)} a token",
+        f"{option} {_written(binding, target, nearest)} {alone}; the nearest point is {nearest}, with TTFT "
+        f"{format_seconds(nearest.ttft_seconds)} and {format_seconds(nearest.tpot_seconds)} per token",
         nearest,
     )
 
@@ -324,7 +324,7 @@ def _nothing_fits(
     narrow = min((str(p["weights_dtype"]) for p in precisions), key=dtype_bytes)
     weights = count_params(config).total * dtype_bytes(narrow)
     there = largest.num_chips * largest.chip.program_bytes
-    start = f"{config.name} does not fit {largest.spec}: memory binds; its weights in {narrow} are "
+    start = f"{config.name} does not fit {largest.spec}: its weights in {narrow} are "
     if weights > there:
         return f"{start}{format_bytes(weights)} and all chips have {format_bytes(there)}; take more chips"
     return (

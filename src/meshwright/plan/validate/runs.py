@@ -21,5 +21,5 @@ def runs_of(table: Path) -> list[MeasuredRun]:
             layout = choose(case).mix.layout
             found.append(MeasuredRun(case.config, case.hardware, case.workload, layout, row.seconds()))
     if not found:
-        raise PlanError(f"--anchor {table}: no row tells a step time or a throughput")
+        raise PlanError(f"--anchor {table}: no row has a step time or a throughput")
     return found
