@@ -287,7 +287,8 @@ class CompiledStep:
             params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
             metrics = {
                 "loss": loss,
-                "grad_norm": optax.tree.norm(grads),
+                # In float32, as the optimizer takes it to clip by: one pass over the gradients then.
+                "grad_norm": optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads)),
                 "learning_rate": self.schedule(state.num_updates),
             }
             if of_routers is not None:
