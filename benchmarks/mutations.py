@@ -1,4 +1,4 @@
-"""Training steps broken on purpose, and which of them the audit notices: results/mutations.json.
+"""Steps broken on purpose, and which of them the audit notices: results/mutations.json.
 
 The rate is written into read-an-audit.md, too.
 
@@ -7,7 +7,8 @@ The rate is written into read-an-audit.md, too.
     python benchmarks/mutations.py --again gather   # anew the kinds that have this in their names
     python benchmarks/mutations.py --table          # only write the line in read-an-audit.md
 
-The ways to break a step are those of `tests/audit/mutations.py`, each on four layouts.
+The ways to break a step are those of `tests/audit/mutations.py`: of training on four layouts, of serving on
+three.
 """
 
 import argparse
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-from tests.audit.mutations import KINDS, LAYOUTS, broken, plan_of, unbroken  # noqa: E402
+from tests.audit.mutations import CASES, LAYOUTS, SERVING_LAYOUTS, broken, plan_of, unbroken  # noqa: E402
 
 from meshwright.audit.audit import judged  # noqa: E402
 from meshwright.audit.compile.compile import CompiledProgram  # noqa: E402
@@ -39,8 +40,8 @@ UNBROKEN = "unbroken"
 
 def cases() -> Iterator[tuple[str, str]]:
     """Kind and layout of every program, the unbroken ones first."""
-    yield from ((UNBROKEN, layout) for layout in LAYOUTS)
-    yield from ((kind, layout) for layout in LAYOUTS for kind in KINDS)
+    yield from ((UNBROKEN, layout) for layout in (*LAYOUTS, *SERVING_LAYOUTS))
+    yield from CASES
 
 
 def judgement(kind: str, layout: str, program: CompiledProgram | None) -> dict:
@@ -84,14 +85,19 @@ def sentence(found: list[dict]) -> str:
     whole = Counter(one["verdict"] for one in found if one["kind"] == UNBROKEN)
     programs = [one for one in found if one["kind"] != UNBROKEN and one["verdict"]]
     missed = [one for one in programs if one["verdict"] != "differs"]
-    kinds = {one["kind"] for one in programs}
+    kinds, asked = {_way(one["kind"], one["layout"]) for one in programs}, {_way(*case) for case in CASES}
     flagged = len(programs) - len(missed)
     text = (
-        f"Of {len(KINDS)} ways {len(kinds)} were compiled, as {len(programs)} programs: {flagged} are "
+        f"Of {len(asked)} ways {len(kinds)} were compiled, as {len(programs)} programs: {flagged} are "
         f"flagged. Of {whole.total()} unbroken steps {whole['match']} match."
     )
     names = "; ".join(f"{one['kind']} (`{one['layout']}`)" for one in missed)
     return f"{text} Missed: {names}." if missed else text
+
+
+def _way(kind: str, layout: str) -> tuple[str, bool]:
+    """What tells a way to break a step: training and serving have some of one name."""
+    return kind, layout in LAYOUTS
 
 
 def write_line() -> None:

@@ -1,14 +1,15 @@
-"""Ways to break a training step: each makes, of a plan, a program that is not the planned one.
+"""Ways to break a step: each makes, of a plan, a program that is not the planned one.
 
-The audit must flag every one. Four families: programs of another plan, steps that do something more,
-operations that do, and edits of the compiled text. A way that does not apply to a layout gives None.
+The audit must flag every one. Of training four families: programs of another plan, steps that do something
+more, operations that do, and edits of the compiled text; and those of serving. A way that does not apply to a
+layout gives None.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import jax
@@ -21,7 +22,7 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.audit.compile.compile import UNOPTIMIZED, CompiledProgram, memory_by_cause, program_text
 from meshwright.audit.facts.groups import parse_groups
 from meshwright.layout import Layout
-from meshwright.layout.workload import Workload
+from meshwright.layout.workload import Phase, Workload
 from meshwright.models.presets import load_model
 from meshwright.nn.contract import local_product
 from meshwright.nn.execute import apply_reshard
@@ -29,6 +30,7 @@ from meshwright.nn.gradients import gathered, shards
 from meshwright.nn.ops import MATMUL, JaxOps
 from meshwright.notation.einsum import Contraction
 from meshwright.plan_file import Plan
+from meshwright.serve.programs import workload_step
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep, TrainState
 
@@ -38,14 +40,17 @@ LAYOUTS = (
     "data=2,fsdp=2,tensor=2",
     "fsdp=4,tensor=2,sequence_parallel=true,microbatches=2",
 )
+# Those of serving, behind their phase.
+SERVING_LAYOUTS = ("generate data=2,tensor=4", "prefill data=2,tensor=4", "generate data=8")
 P = PartitionSpec
 
 
 def plan_of(layout: str) -> Plan:
     """A model of four small layers in bfloat16 on eight devices."""
     model = replace(load_model("tiny"), num_layers=4)
-    types = "weights_dtype=bf16,compute_dtype=bf16"
-    return Plan(model, "cpu:8", Workload(32, 64), Layout.parse(f"{types},{layout}"))
+    phase, _, words = layout.rpartition(" ")
+    workload = Workload(16, 64, cast(Phase, phase)) if phase else Workload(32, 64)
+    return Plan(model, "cpu:8", workload, Layout.parse(f"weights_dtype=bf16,compute_dtype=bf16,{words}"))
 
 
 class Broken(CompiledStep):
@@ -78,7 +83,8 @@ def compiled(
 
 @cache
 def unbroken(layout: str) -> CompiledProgram:
-    return compiled(Broken(plan_of(layout)))
+    plan = plan_of(layout)
+    return compiled(Broken(plan)) if plan.workload.phase == "train" else served(plan)
 
 
 # Programs of another plan
@@ -428,6 +434,66 @@ def _two_steps(step: Broken) -> CompiledProgram:
     return compiled(step, run)
 
 
+def _weights_norm(step: Broken, state: TrainState, rows: Array) -> Array:
+    return optax.tree.norm(state.params)
+
+
+def _update_norm(step: Broken) -> CompiledProgram:
+    """The norm of what the update changes."""
+
+    def run(state: TrainState, rows: Array) -> Any:
+        after, metrics = step._step(state, rows)
+        moved = jax.tree.map(lambda new, old: new - old, after.params, state.params)
+        return after, metrics | {"update_norm": optax.tree.norm(moved)}
+
+    return compiled(step, run)
+
+
+def _of_gradients(looked: Callable[[Array], Array]) -> Callable[[Broken], CompiledProgram]:
+    """The step with a number of each gradient as a further result."""
+
+    def broken(step: Broken) -> CompiledProgram:
+        plain, seen = step._losses_and_gradients, {}
+
+        def kept(params: Any, rows: Array) -> Any:
+            losses, seen["gradients"] = plain(params, rows)
+            return losses, seen["gradients"]
+
+        def run(state: TrainState, rows: Array) -> Any:
+            after, metrics = step._step(state, rows)
+            return after, metrics | {"of_gradients": jax.tree.map(looked, seen["gradients"])}
+
+        step._losses_and_gradients = kept
+        return compiled(step, run)
+
+    return broken
+
+
+def _updated_twice(step: Broken) -> CompiledProgram:
+    """Two updates by the same gradients, on the shards of the weights."""
+
+    def twice(state: TrainState, grads: Any) -> tuple[Any, Any]:
+        weights, moments = shards(step.config, step.layout, state.params), state.opt_state
+        for _ in range(2):
+            updates, moments = step.optimizer.update(grads, moments, weights)
+            weights = optax.apply_updates(weights, updates)
+        return weights, moments
+
+    step._updated = twice
+    return compiled(step)
+
+
+def _of_other_weights(step: Broken) -> CompiledProgram:
+    """Every matrix squashed before it is used."""
+    plain = step._over_all
+
+    def squashed(params: Any, rows: Array, ops: JaxOps) -> Any:
+        return plain(jax.tree.map(lambda w: jnp.tanh(w) if w.ndim > 1 else w, params), rows, ops)
+
+    step._over_all = squashed
+    return compiled(step)
+
+
 STEPS: dict[str, Callable[[Broken], CompiledProgram | None]] = {
     "a second forward pass": _metric(_second_forward),
     "a second backward pass": _metric(_gradients_again),
@@ -451,6 +517,12 @@ STEPS: dict[str, Callable[[Broken], CompiledProgram | None]] = {
     "gradients averaged again": _averaged_again,
     "updated weights sent in float32": _updates_sent_in_float32,
     "a step for each half of the batch": _two_steps,
+    "two updates": _updated_twice,
+    "a norm of the weights": _metric(_weights_norm),
+    "a norm of the update": _update_norm,
+    "gradients looked over for NaN": _of_gradients(lambda g: jnp.all(jnp.isfinite(g))),
+    "the largest of each gradient": _of_gradients(lambda g: jnp.max(jnp.abs(g))),
+    "weights squashed": _of_other_weights,
 }
 
 
@@ -719,6 +791,32 @@ class _WideResidual(JaxOps):
         return super().norm(name, x, *args, **kwargs).astype(self.dtype)
 
 
+class _Dropout(JaxOps):
+    """Dropout, each device by its own tokens."""
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        with jax.named_scope("dropout"):
+            y = jnp.where(jnp.sin(1e3 * y.astype(jnp.float32)) > -0.9, y, 0)
+        return super().residual(name, x, y)
+
+
+class _NormedResidual(JaxOps):
+    """A further norm, without a scale, of what is added to the residual stream."""
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        wide = y.astype(jnp.float32)
+        y = (wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)).astype(y.dtype)
+        return super().residual(name, x, y)
+
+
+class _CappedLogits(JaxOps):
+    """Logits squashed to thirty at most."""
+
+    def einsums(self, x: Array, weights: Any, **specs: str) -> tuple[Array, ...]:
+        made = super().einsums(x, weights, **specs)
+        return tuple(30 * jnp.tanh(y / 30) for y in made) if "unembed" in specs else made
+
+
 OPERATIONS: dict[str, type[JaxOps]] = {
     "activations gathered": _Gathered,
     "activations exchanged": _Exchanged,
@@ -746,6 +844,9 @@ OPERATIONS: dict[str, type[JaxOps]] = {
     "a look-up by products": _LookedUpByProduct,
     "a product by everybody": _ByEverybody,
     "a residual stream of float32": _WideResidual,
+    "dropout on each device": _Dropout,
+    "a norm of each residual": _NormedResidual,
+    "capped logits": _CappedLogits,
 }
 
 
@@ -904,12 +1005,105 @@ EDITS: dict[str, Callable[[str], str | None]] = {
     "shards gathered in another order": _shuffled,
 }
 
+# Steps of serving
+
+# Of a step's arguments: weights, then caches.
+_WEIGHTS, _CACHES = 0, 1
+Served = Callable[..., Any]
+
+
+def served(
+    plan: Plan, change: Callable[[Served], Served] | None = None, donated: int | tuple[()] = _CACHES
+) -> CompiledProgram:
+    """The step of an inference plan, or what `change` makes of it, compiled for virtual CPU devices."""
+    jitted, arguments, mesh = workload_step(
+        plan.model, plan.layout, plan.workload, cast(Phase, plan.workload.phase)
+    )
+    with jax.set_mesh(mesh):
+        changed = jax.jit(change(jitted), donate_argnums=donated) if change else jitted
+        program = changed.lower(*arguments).compile(compiler_options=UNOPTIMIZED)
+    return CompiledProgram(program_text(program), 0.0, memory_by_cause(program, "cpu"))
+
+
+def _given(argument: int, made: Callable[[Array], Array]) -> Callable[[Served], Served]:
+    """The step of other weights, or of other caches: of `made` of each array of two dimensions and more."""
+
+    def change(step: Served) -> Served:
+        def run(*arguments: Any) -> Any:
+            others = list(arguments)
+            others[argument] = jax.tree.map(lambda x: made(x) if x.ndim > 1 else x, arguments[argument])
+            return step(*others)
+
+        return run
+
+    return change
+
+
+def _whole_for_a_moment(x: Array) -> Array:
+    return _moved(x, *[None] * x.ndim)
+
+
+def _run_twice(step: Served) -> Served:
+    def run(*arguments: Any) -> Any:
+        logits, pools = step(*arguments)
+        again, pools = step(arguments[_WEIGHTS], pools, *arguments[2:])
+        return logits + again, pools
+
+    return run
+
+
+def _shifted(pages: Array) -> Array:
+    return jnp.roll(pages, 1, axis=2)
+
+
+def _other_split(plan: Plan) -> Plan:
+    return replace(plan, layout=plan.layout.replace(data=4, tensor=2))
+
+
+SERVING_PLANS: dict[str, Callable[[Plan], Plan | None]] = {
+    "half of the layers": _model(num_layers=2),
+    "a wider feed-forward": _model(d_ff=160),
+    "computed in float32": _layout(compute_dtype="f32"),
+    "weights in float32": _layout(weights_dtype="f32"),
+    "another split of the batch": _other_split,
+    "twice the sequences": lambda plan: replace(plan, workload=Workload(32, 64, plan.workload.phase)),
+    "twice the context": lambda plan: replace(plan, workload=Workload(16, 128, plan.workload.phase)),
+}
+SERVING_STEPS: dict[str, Callable[[Served], Served]] = {
+    "caches computed anew": _given(_CACHES, jnp.tanh),
+    "caches masked": _given(_CACHES, lambda pages: jnp.where(pages > 0, pages, 0)),
+    "caches shifted by a position": _given(_CACHES, _shifted),
+    "caches gathered": _given(_CACHES, _whole_for_a_moment),
+    "weights computed anew": _given(_WEIGHTS, jnp.sin),
+    "weights gathered": _given(_WEIGHTS, _whole_for_a_moment),
+    "the step twice": _run_twice,
+}
+
+
+def _served_otherwise(kind: str, plan: Plan) -> CompiledProgram | None:
+    if kind in SERVING_PLANS:
+        other = SERVING_PLANS[kind](plan)
+        return None if other is None or other == plan else served(other)
+    if kind == _NOT_DONATED:
+        return served(plan, lambda step: lambda *arguments: step(*arguments), donated=())
+    return served(plan, SERVING_STEPS[kind])
+
+
+_NOT_DONATED = "caches not donated"
+SERVING_KINDS = (*SERVING_PLANS, *SERVING_STEPS, _NOT_DONATED)
 KINDS = (*OTHER_PLANS, *STEPS, *OPERATIONS, *EDITS)
+# Every kind beside every layout that it is for.
+CASES = (
+    *((kind, layout) for layout in LAYOUTS for kind in KINDS),
+    *((kind, layout) for layout in SERVING_LAYOUTS for kind in SERVING_KINDS),
+)
 
 
 def broken(kind: str, layout: str) -> CompiledProgram | None:
     """The program of `layout`'s plan with the fault `kind`; None where it does not apply."""
     plan = plan_of(layout)
+    if plan.workload.phase != "train":
+        return _served_otherwise(kind, plan)
     if kind in OTHER_PLANS:
         other = OTHER_PLANS[kind](plan)
         return None if other is None or other == plan else compiled(Broken(other))

@@ -234,6 +234,15 @@ def test_other_numbers_are_never_negligible() -> None:
     assert _weighed(gather, [_emitted("all_gather", "data", size=640)], step_seconds=1e9) == ["negligible"]
 
 
+def test_an_all_reduce_that_is_faster_than_the_planned_reduce_scatter_is_no_fault() -> None:
+    scatter = _planned("reduce_scatter", "data", size=4096)
+    whole = [_emitted("all_reduce", "data", size=4096)]
+    assert _weighed([replace(scatter, seconds=10.0)], whole, step_seconds=1.0) == ["negligible"]
+    assert _weighed([replace(scatter, seconds=0.0)], whole, step_seconds=1e-6) == ["differs"]
+    half = [_emitted("all_reduce", "data", size=2048)]
+    assert _weighed([replace(scatter, seconds=10.0)], half, step_seconds=1.0) == ["differs"]
+
+
 def test_a_norm_s_sums_may_be_sent_together() -> None:
     """As XLA for GPU does: a number of each of nine weights in one all-reduce; a sum for each is not that."""
     norm = [_planned("all_reduce", "data", "grad_norm", size=4, direction="update")]

@@ -1,5 +1,7 @@
 """Sums within slices and across them: names, shares, what joins whom, and what it costs. No compiler."""
 
+from dataclasses import replace
+
 import pytest
 from tests.audit.hlo_text import HEAD
 
@@ -74,6 +76,15 @@ def test_a_sum_in_slices_and_across_them_is_the_planned_one() -> None:
     emitted = [on_mesh(one, MESH) for one in _read(IN_STEPS)]
     (row,) = line_up([_planned()], emitted, Side(has_reduce_scatter=True))
     assert (row.status, row.note) == ("equivalent", "reduced within each slice, then across slices")
+
+
+def test_both_gradients_of_a_tied_table_may_be_summed_in_steps() -> None:
+    planned = [replace(_planned(), tensor="w_in"), replace(_planned(), tensor="w_in")]
+    emitted = [on_mesh(one, MESH) for one in _read(IN_STEPS)]
+    (both,) = line_up(planned, emitted * 2, Side(has_reduce_scatter=True))
+    assert (both.status, both.note) == ("equivalent", "reduced within each slice, then across slices")
+    (once,) = line_up(planned, emitted, Side(has_reduce_scatter=True))
+    assert once.status == "equivalent" and once.note.startswith("the tied table's two gradients are added")
 
 
 @pytest.mark.parametrize("kept", [("reduce_scatter", "all_gather"), ("all_reduce",)])

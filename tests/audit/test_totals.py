@@ -95,16 +95,23 @@ class Case:
 def test_memory_is_compared_by_its_parts(case: Case, tensors: list[str]) -> None:
     compiled = {"arguments": case.arguments, "outputs": case.outputs, "temporaries": case.temporaries}
     compiled["total"] = sum(compiled.values())
-    found = compare_memory(STEP, compiled, 10, case.capacity, on_cpu=case.on_cpu)
+    found = compare_memory(STEP, compiled, 10, 0, case.capacity, on_cpu=case.on_cpu)
     assert [one.tensor for one in found] == tensors
     assert all(one.kind == "memory" and one.what for one in found)
 
 
 def test_a_state_that_is_not_donated_is_told_from_one_that_is_larger() -> None:
     given = {"arguments": 510, "outputs": 500, "temporaries": 500, "total": 1510}
-    (copied,) = compare_memory(STEP, given, 10, None, on_cpu=True)
+    (copied,) = compare_memory(STEP, given, 10, 0, None, on_cpu=True)
     assert "donate" in copied.change
     (larger,) = compare_memory(
-        replace(STEP), given | {"arguments": 1010, "outputs": 0}, 10, None, on_cpu=True
+        replace(STEP), given | {"arguments": 1010, "outputs": 0}, 10, 0, None, on_cpu=True
     )
     assert larger.change == "" and "weights, moments and caches take" in larger.what
+
+
+def test_results_that_are_no_state_are_no_state_that_is_not_donated() -> None:
+    """Logits of an inference step, beside caches of another size than planned."""
+    given = {"arguments": 560, "outputs": 100, "temporaries": 400, "total": 1060}
+    (found,) = compare_memory(STEP, given, 10, 100, None, on_cpu=True)
+    assert "weights, moments and caches take" in found.what

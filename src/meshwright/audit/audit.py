@@ -9,7 +9,10 @@ from meshwright.audit.compare.findings import (
     kept_findings,
     product_findings,
     saved_findings,
+    state_findings,
     too_large,
+    unplanned_findings,
+    update_findings,
     weight_findings,
     wide_findings,
 )
@@ -21,6 +24,7 @@ from meshwright.audit.compile.programs import PlannedStep, planned_step
 from meshwright.audit.compile.targets import Target, choose_target
 from meshwright.audit.facts.buffers import input_bytes, peak
 from meshwright.audit.facts.collectives import collectives, is_differentiated
+from meshwright.audit.facts.elementwise import scoped_arithmetic, state_passes, update_arithmetic
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.prices import Prices, step_prices
@@ -85,14 +89,21 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     differences = _differences(planned, program, rows, prices, on_cpu=on_cpu)
     if compiled.memory_bytes:
         capacity = hardware.chip.program_bytes if target.name == hardware.chip.kind != "cpu" else None
-        apart = input_bytes(program) + _logits_bytes(plan)
-        differences += compare_memory(planned, compiled.memory_bytes, apart, capacity, on_cpu=on_cpu)
+        apart = input_bytes(program), _logits_bytes(plan)
+        differences += compare_memory(planned, compiled.memory_bytes, *apart, capacity, on_cpu=on_cpu)
     if on_cpu:
         differences += saved_findings(planned, program)
     line = timeline(program, machine.chip, prices, emitted) if target.name == machine.chip.kind else None
     differences += exposure_findings(rows, line, planned.seconds)
     if plan.workload.phase == "train" and not plan.model.lora_rank:
         differences += kept_findings(program) + weight_findings(program, parameters(plan.model))
+    if planned.update:
+        differences += update_findings(planned.update, update_arithmetic(program), prices)
+    trains = is_differentiated(program)
+    differences += unplanned_findings(
+        scoped_arithmetic(program, differentiated=trains), planned.operations, prices
+    )
+    differences += state_findings(state_passes(program, differentiated=trains), planned, prices)
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
     bad = bool(differences or gaps) or replicates(said) or (checked is not None and not checked["agrees"])

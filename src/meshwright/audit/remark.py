@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class Remark:
     """A difference from the plan, an accident of a program without one, or a warning of the compiler.
 
-    kind: of a difference collective, product, dtype, exposure, memory or state; of an accident its name; of
-    the compiler's involuntary_replication, or other. tensor, instruction: what it is about. where: JAX's
-    name of it. change: the remedy, "" where none is known.
+    kind: of a difference collective, product, dtype, exposure, memory, state, update or elementwise; of an
+    accident its name; of the compiler's involuntary_replication, or other. tensor, instruction: what it is
+    about. where: JAX's name of it. change: the remedy, "" where none is known.
     bytes: that each device sends, or holds, beyond the plan or in vain in a step; None where unknown.
     seconds: their time on the links, to read them from memory, or of what is computed in vain, hidden or
     exposed; None for memory, without hardware, and where the collective's device groups follow no mesh axes.

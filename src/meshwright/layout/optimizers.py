@@ -13,8 +13,13 @@ OPTIMIZERS = ("adamw", "adafactor", "lion", "muon")
 LEAST_STATE = {"adamw": 2, "adafactor": 0, "lion": 1, "muon": 1}
 # Adafactor keeps a row and a column of an array whose two largest dimensions reach this (optax's default).
 FACTORED_FROM = 128
-# Of Adam (Kingma & Ba, 2014, algorithm 1), and about as many of the others; and Muon's iterations.
-_FLOPS, NEWTON_SCHULZ_STEPS = 12, 5
+# Elementwise operations an element of one update, of which every optimizer has the clipping's three (a square
+# for the norm, the quotient and the choice) and four of decay, rate and weight:
+#     adamw  m 3, v 4, both over 1 - b^t 2, square root, + eps, quotient
+#     lion   b1 m + (1 - b1) g 3, its sign, m 3
+# The others are taken to have as many as AdamW.
+ARITHMETIC = {"adamw": 19, "lion": 14}
+NEWTON_SCHULZ_STEPS = 5
 
 
 def is_orthogonalised(path: str, param: Param) -> bool:
@@ -66,9 +71,10 @@ def update_flops(optimizer: str, path: str, param: Param, sizes: Mapping[str, An
     Muon's iterations each multiply X[m, n], m <= n, as X X^T, its square and that with X: 4m + 2m^2 / n an
     element. It is taken to split over the devices as the weight does.
     """
+    elementwise = ARITHMETIC.get(optimizer, ARITHMETIC["adamw"])
     if optimizer != "muon" or not is_orthogonalised(path, param):
-        return _FLOPS
+        return elementwise
     rows = prod(sizes[letter] for letter in param.fan_in)
     columns = prod(sizes[letter] for letter in param.letters if letter not in param.fan_in + "LPE")
     few, many = min(rows, columns), max(rows, columns)
-    return _FLOPS + NEWTON_SCHULZ_STEPS * (4 * few + 2 * few * few / many)
+    return elementwise + NEWTON_SCHULZ_STEPS * (4 * few + 2 * few * few / many)

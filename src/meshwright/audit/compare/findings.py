@@ -1,25 +1,27 @@
 """What differs from the plan: what it costs on the planned hardware, where it arises, and what to change.
 
 Collectives that differ, matmuls that the plan does not have or that run in a wider type, time for which the
-schedule waits longer than planned, and memory.
+schedule waits longer than planned, passes over weights, gradients and caches, and memory.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from meshwright.audit.compare.line_up import DIFFERENT, Row, extra_seconds, summed_whole
 from meshwright.audit.compare.products import ProductDifference
-from meshwright.audit.compile.programs import PlannedStep
+from meshwright.audit.compile.programs import PlannedStep, PlannedUpdate
 from meshwright.audit.facts.buffers import layer_saved_bytes
+from meshwright.audit.facts.elementwise import ScopedArithmetic, StatePass, UpdateArithmetic
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
 from meshwright.audit.facts.schedule import StepTimeline
-from meshwright.audit.hlo.op_names import scope_of
+from meshwright.audit.hlo.op_names import primitive_of, scope_of
 from meshwright.audit.hlo.parse import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import CallPath, TracedValue, resolve
 from meshwright.audit.remark import Remark
-from meshwright.units import format_bytes
+from meshwright.units import dtype_bytes, format_bytes
 
 # Products in a wider type than planned are told of where they are more than this of all FLOPs.
 WIDE_SHARE = 0.01
@@ -140,6 +142,91 @@ def weight_findings(program: Program, planned: Iterable[str]) -> list[Remark]:
     return [Remark("state", "weights", "; ".join(told), "", "", 0)] if told else []
 
 
+# How much more than planned the update may compute or reduce (sums over slices are not planned, and a
+# compiler may select twice), and how little of it (XLA:CPU writes some sums of squares as products).
+UPDATE_TOLERANCE, LEAST_UPDATE = 0.25, 0.5
+_NUMBER_BYTES = dtype_bytes("f32")
+
+
+def update_findings(planned: PlannedUpdate, found: UpdateArithmetic, prices: Prices) -> list[Remark]:
+    """Findings where the update computes, or reduces, more or fewer elements than planned."""
+    again = found.computed / planned.computed - 1
+    told = (
+        ("computes", found.computed, planned.computed, again * planned.num_bytes),
+        ("reduces", found.reduced, planned.reduced, (found.reduced - planned.reduced) * _NUMBER_BYTES),
+    )
+    return [
+        Remark(
+            "update",
+            "update",
+            f"the update {does} {compiled:.3g} elements, planned are {wanted:.3g}",
+            "",
+            "",
+            0,
+            prices.read_seconds(extra),
+        )
+        for does, compiled, wanted, extra in told
+        if not LEAST_UPDATE * wanted <= compiled <= (1 + UPDATE_TOLERANCE) * wanted
+    ]
+
+
+# Of all elementwise operations, those that may have a name that the plan does not have: counters of loops.
+UNPLANNED_SHARE = 0.01
+
+
+def unplanned_findings(
+    found: Iterable[ScopedArithmetic], operations: Collection[str], prices: Prices
+) -> list[Remark]:
+    """One finding where elementwise operations have names of no planned operation: dropout, a second norm."""
+    total, unplanned = 0, Counter[str]()
+    for one in found:
+        total += one.elements
+        if not _is_planned(one.op_name, operations):
+            unplanned[one.op_name] += one.elements
+    elements = unplanned.total()
+    if elements <= UNPLANNED_SHARE * total:
+        return []
+    name = unplanned.most_common(1)[0][0]
+    scopes = scope_of(name)
+    return [
+        Remark(
+            "elementwise",
+            scopes[-1] if scopes else primitive_of(name),
+            f"{elements:.3g} elements, {elements / total:.0%} of all that is computed outside of products, "
+            "belong to no planned operation",
+            name,
+            "",
+            0,
+            prices.read_seconds(elements * _NUMBER_BYTES),
+        )
+    ]
+
+
+def _is_planned(op_name: str, operations: Collection[str]) -> bool:
+    """Whether a scope of JAX's name is a planned operation, or begins one: `dispatch`, of `dispatch_sort`."""
+    scopes = scope_of(op_name)
+    return any(one == scope or one.startswith(f"{scope}_") for scope in scopes for one in operations)
+
+
+def state_findings(passes: Iterable[StatePass], planned: PlannedStep, prices: Prices) -> list[Remark]:
+    """One finding where weights or caches are computed with outside of products, or written elsewhere.
+
+    What a planned operation does with its own weight, as a norm that adds one to its scale, is planned.
+    """
+    passes = [one for one in passes if not _is_planned(one.by.op_name, planned.operations)]
+    num_bytes = sum(one.num_bytes for one in passes)
+    if num_bytes <= STATE_TOLERANCE * planned.state_bytes:
+        return []
+    largest = max(passes, key=lambda one: one.num_bytes)
+    name, inputs = largest.state.op_name or largest.state.name, {one.state.name for one in passes}
+    others = f" and {len(inputs) - 1} more" if len(inputs) > 1 else ""
+    what = f"`{name}`{others}: {format_bytes(num_bytes)} pass through memory outside of products"
+    where = largest.by.op_name or largest.by.name
+    return [
+        Remark("state", name, what, where, "do it once, before the step", 0, prices.read_seconds(num_bytes))
+    ]
+
+
 def _origin(program: Program, path: tuple[int, ...]) -> Instruction | None:
     """The input that a result of the program is; None where it is computed."""
     found = resolve(program, TracedValue(program.main.result, CallPath(program.main), path)).instruction
@@ -158,19 +245,26 @@ NEGLIGIBLE_MEMORY = 1e-3
 
 
 def compare_memory(
-    planned: PlannedStep, compiled: Mapping[str, int], inputs: int, capacity: int | None, *, on_cpu: bool
+    planned: PlannedStep,
+    compiled: Mapping[str, int],
+    inputs: int,
+    results: int,
+    capacity: int | None,
+    *,
+    on_cpu: bool,
 ) -> list[Remark]:
     """What of the compiled memory is not as planned.
 
-    compiled: `arguments`, `outputs` (those that reuse no argument), `temporaries` and their `total`. inputs:
-    bytes of arguments and results that are no state (tokens, logits). capacity: of the chip; None where
-    another is compiled for.
+    compiled: `arguments`, `outputs` (those that reuse no argument), `temporaries` and their `total`. inputs,
+    results: bytes of arguments and of results that are no state (tokens, logits). capacity: of the chip; None
+    where another is compiled for.
     """
     total, state = compiled["total"], planned.state_bytes
-    held = compiled["arguments"] + compiled["outputs"] - inputs
+    fresh = compiled["outputs"] - results
+    held = compiled["arguments"] - inputs + fresh
     found = []
     if abs(held - state) > STATE_TOLERANCE * state:
-        found.append(_state(held, state, compiled["outputs"]))
+        found.append(_state(held, state, fresh))
     tolerance = CPU_TOTAL_TOLERANCE if on_cpu else TOTAL_TOLERANCE
     compared, wanted = total - held + state, planned.memory_total
     is_much = abs(compared - wanted) > NEGLIGIBLE_MEMORY * (capacity or 0)
@@ -209,13 +303,13 @@ def too_large(total: int | None, capacity: int, said: str = "") -> Remark:
     return _finding("memory", what, change, total - capacity if total else 0)
 
 
-def _state(held: int, state: int, outputs: int) -> Remark:
-    if outputs > STATE_TOLERANCE * state and held > state:
+def _state(held: int, state: int, fresh: int) -> Remark:
+    if fresh > STATE_TOLERANCE * state and held > state:
         return _finding(
             "state",
-            f"{format_bytes(outputs)} of new state is allocated beside the old, which is not donated",
+            f"{format_bytes(fresh)} of new state is allocated beside the old, which is not donated",
             "donate the state: jax.jit(step, donate_argnums=0)",
-            outputs,
+            fresh,
         )
     return _finding(
         "state",

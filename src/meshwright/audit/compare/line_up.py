@@ -347,7 +347,10 @@ def _small(row: Row, prices: Prices, spare: set[str]) -> float:
     )
     gathers = any(p.op == "all_gather" for p in row.planned)
     gathered = any(e.op in ("all_gather", "permute") for e in row.emitted)
-    return float("inf") if sums_others or not planned <= emitted or gathers > gathered else abs(seconds)
+    if sums_others or not planned <= emitted or gathers > gathered:
+        return float("inf")
+    # All of it is summed, though by another collective: that it takes less time is no fault.
+    return max(0.0, seconds) if summed_whole(row) else abs(seconds)
 
 
 def _numbers(sums: Iterable[Emitted]) -> float:

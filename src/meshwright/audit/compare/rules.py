@@ -140,14 +140,17 @@ def reduces_wrongly(planned: Iterable[PlannedCollective], emitted: Iterable[Emit
 def tied(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """The bytes of one use of what the plan moves twice, on the axes where less was emitted.
 
-    Of two uses the one that moves it more often is left.
+    Of a sum in steps (`across_slices`) the first step counts, which moves all of it. Of two uses the one that
+    moves it more often is left.
     """
     uses: dict[tuple[str, frozenset[str], int], list[float]] = defaultdict(list)
     for p in q.planned:
         uses[p.op, frozenset(p.axes), p.gathered_bytes].append(p.count)
     found, less, notes = emitted_bytes(q.emitted), expected.copy(), []
+    steps = emitted_bytes(e for e in q.emitted if e.is_part)
     for (op, axes, size), counts in uses.items():
-        if len(counts) == _TWICE and found[op, axes] < _HALF * expected[op, axes]:
+        moved = max(found[op, axes], *(steps[kind, axes] for kind in REDUCTIONS))
+        if len(counts) == _TWICE and moved < _HALF * expected[op, axes]:
             less[op, axes] -= round(size * min(counts))
             notes.append(_TIED["all_gather" if op == "all_gather" else "sum"])
     return (less, "; ".join(dict.fromkeys(notes))) if notes else None

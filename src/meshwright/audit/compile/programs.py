@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.inference import inference_cost, record_inference
-from meshwright.cost.memory import held_bytes
+from meshwright.cost.memory import held_bytes, stored_parameters, update_work
 from meshwright.cost.ops import runs_flash
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import mean_runs, stage_counts
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.optimizers import ARITHMETIC
 from meshwright.layout.workload import Phase
 from meshwright.plan.space import record
 from meshwright.plan.train import price
@@ -31,6 +32,8 @@ class PlannedStep:
     products: FLOPs by tensor and pass (forward, recompute, backward). state_bytes: of what enters the step
     and stays: weights, moments, caches. matmul_dtype: of the operands of products. layer_saved_bytes: what
     layers keep of one microbatch for the backward pass; None where they differ, have experts or are staged.
+    update: of the optimizer; None in inference, and of optimizers whose operations are not counted.
+    operations: the names of all operations of the forward pass.
     """
 
     collectives: tuple[PricedCollective, ...]
@@ -41,6 +44,8 @@ class PlannedStep:
     memory: Mapping[str, int]
     memory_total: int
     layer_saved_bytes: int | None = None
+    update: "PlannedUpdate | None" = None
+    operations: frozenset[str] = frozenset()
 
     @property
     def state_bytes(self) -> int:
@@ -48,6 +53,19 @@ class PlannedStep:
 
 
 _STATE = ("weights", "optimizer", "cache")
+
+
+@dataclass(frozen=True)
+class PlannedUpdate:
+    """What one device does in the update.
+
+    computed: elements that elementwise operations make. reduced: elements of gradients, whose norm is taken.
+    num_bytes: that are read and written.
+    """
+
+    computed: float
+    reduced: float
+    num_bytes: float
 
 
 def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> PlannedStep:
@@ -58,7 +76,7 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
     """
     compiled = replace(hardware, software=replace(hardware.software, flash=False)) if by_cpu else hardware
     workload, layout = plan.workload, plan.layout
-    saved = None
+    saved = update = None
     if workload.phase == "train":
         candidate = price(plan.model, hardware, workload, layout)
         cost, memory = candidate.cost, candidate.memory
@@ -70,6 +88,10 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
             saved = _saved_by_layers(
                 record(plan.model, hardware, layout, sequences, workload.seq_len), layout
             )
+        if layout.optimizer in ARITHMETIC:
+            work = update_work(graph, layout)
+            reduced = stored_parameters(graph, layout).updated
+            update = PlannedUpdate(work.flops, reduced, work.hbm_bytes)
     else:
         phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
         # Engines on CPUs keep 16-bit pages as float32 (nn/paged.py).
@@ -90,6 +112,8 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         memory=asdict(memory),
         memory_total=memory.total,
         layer_saved_bytes=saved,
+        update=update,
+        operations=frozenset(node.name for segment in graph.segments for node in segment.nodes),
     )
 
 

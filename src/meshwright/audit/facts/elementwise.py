@@ -1,0 +1,143 @@
+"""What a program computes outside of products: in the update, in its passes, and with weights and caches.
+
+A plan names the operations of its passes, and has the optimizer's of the update. More is another program, and
+mostly another pass over memory. An instruction counts wherever it stands, so that fusions change no count.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.audit.facts.work import multiplies
+from meshwright.audit.hlo.op_names import phase_of
+from meshwright.audit.hlo.parse import Computation, Instruction, Program
+from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, places, run_count
+
+# Opcodes that compute numbers from numbers one by one.
+_ARITHMETIC_OPCODES = """
+abs add and atan2 cbrt ceil clamp compare cosine divide erf exponential exponential-minus-one floor is-finite
+log log-plus-one logistic maximum minimum multiply negate not or power remainder round-nearest-afz
+round-nearest-even rsqrt select sign sine sqrt subtract tan tanh xor
+"""
+_ARITHMETIC = frozenset(_ARITHMETIC_OPCODES.split())
+# Opcodes that write the same numbers elsewhere, unless they are fused with the product that reads them.
+_WRITES = frozenset({"concatenate", "copy", "pad", "reverse"})
+
+
+@dataclass(frozen=True)
+class UpdateArithmetic:
+    """What one device computes in the update of a training step.
+
+    computed: elements that elementwise operations make of gradients and state. reduced: elements that are
+    summed, or reduced otherwise, as for a norm.
+    """
+
+    computed: float
+    reduced: float
+
+
+def update_arithmetic(program: Program) -> UpdateArithmetic:
+    """The elementwise operations and reductions of the update, outside of loops: those add up gradients.
+
+    Elementwise operations count on arrays that have as many elements as an input of the program.
+    """
+    sizes = {shape.num_elements for one in program.main.parameters for shape in one.shapes if shape.dims}
+    computed = reduced = 0
+    for place in places(program):
+        if place.loops:
+            continue
+        for one in place.computation.instructions.values():
+            if phase_of(one.op_name, differentiated=True) != "update":
+                continue
+            if one.opcode == "reduce":
+                reduced += place.computation.instructions[one.operands[0]].shapes[0].num_elements
+            elif one.opcode in _ARITHMETIC and one.shapes[0].num_elements in sizes:
+                computed += one.shapes[0].num_elements
+    return UpdateArithmetic(computed, reduced)
+
+
+@dataclass(frozen=True)
+class ScopedArithmetic:
+    """Elements that one elementwise operation, or reduction, of a pass makes in a step. op_name: JAX's."""
+
+    op_name: str
+    elements: int
+
+
+def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[ScopedArithmetic]:
+    """The elementwise operations and reductions of the forward and backward passes that have JAX's names.
+
+    The others are the compiler's own: indices, and constants that it works out anew.
+    """
+    for place in places(program):
+        runs = run_count(program, place) or 1
+        for one in place.computation.instructions.values():
+            is_counted = one.opcode in _ARITHMETIC or one.opcode == "reduce"
+            if is_counted and one.op_name and phase_of(one.op_name, differentiated) != "update":
+                yield ScopedArithmetic(one.op_name, runs * one.shapes[0].num_elements)
+
+
+@dataclass(frozen=True)
+class StatePass:
+    """An instruction that computes with an input of the program before any product, or writes it elsewhere.
+
+    num_bytes: that it reads in a step, and that it writes where it computes nothing.
+    """
+
+    state: Instruction
+    by: Instruction
+    num_bytes: int
+
+
+def state_passes(program: Program, *, differentiated: bool) -> Iterator[StatePass]:
+    """What is done with weights and caches outside of products and of the update.
+
+    Of caches, which an inference step gives back in their shape, also what writes them elsewhere; weights are
+    laid out by compilers as products want them. Slices that are taken and rows that are written are neither.
+    """
+    given_back = {(shape.dtype, shape.dims) for shape in program.main.result.shapes}
+    for place in places(program):
+        for one in place.computation.instructions.values():
+            computes = one.opcode in _ARITHMETIC or one.opcode == "reduce"
+            writes = one.opcode in _WRITES and _is_in_memory(one) and not _is_fused_with_product(place)
+            if not (computes or writes) or phase_of(one.op_name, differentiated) == "update":
+                continue
+            if _multiplies_rows(one, place.computation):
+                continue
+            value = TracedValue(one, place)
+            operands = [value.operand(index) for index in range(len(one.operands))]
+            state = next((found for each in operands if (found := _input(program, each))), None)
+            if state is None:
+                continue
+            runs = run_count(program, place) or 1
+            if computes:
+                yield StatePass(state, one, runs * operands[0].instruction.shapes[0].num_bytes)
+            elif not differentiated and (state.shapes[0].dtype, state.shapes[0].dims) in given_back:
+                yield StatePass(state, one, runs * 2 * one.shapes[0].num_bytes)
+
+
+def _is_in_memory(one: Instruction) -> bool:
+    """Whether it writes to the device's memory, and not to the faster one of a TPU."""
+    return all(shape.memory_space == 0 for shape in one.shapes)
+
+
+def _is_fused_with_product(place: CallPath) -> bool:
+    while place.frames and place.frames[-1].caller.opcode == "fusion":
+        if any(multiplies(one, place.computation) for one in place.computation.instructions.values()):
+            return True
+        place = place.parent
+    return False
+
+
+def _multiplies_rows(one: Instruction, computation: Computation) -> bool:
+    """Whether it is a product of a single row, which XLA for TPU writes as one of numbers that are summed."""
+    users = list(computation.users.get(one.name, ()))
+    is_summed = bool(users) and all(user.opcode == "reduce" for user in users)
+    return one.opcode == "multiply" and len(set(one.operands)) > 1 and is_summed
+
+
+def _input(program: Program, value: TracedValue) -> Instruction | None:
+    """The floating-point input of the program that a value is, or a slice of; None of others."""
+    *_, last = history(program, value, MOVES)
+    is_input = last.instruction.opcode == "parameter" and not last.place.frames
+    is_float = is_input and last.instruction.shapes[0].dtype.startswith(("f", "bf"))
+    return last.instruction if is_float else None

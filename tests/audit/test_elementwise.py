@@ -1,0 +1,125 @@
+"""What is computed outside of products, counted by hand in small programs."""
+
+import pytest
+
+from meshwright.audit.compare.findings import state_findings, unplanned_findings, update_findings
+from meshwright.audit.compile.programs import PlannedStep, PlannedUpdate
+from meshwright.audit.facts.elementwise import (
+    ScopedArithmetic,
+    UpdateArithmetic,
+    scoped_arithmetic,
+    state_passes,
+    update_arithmetic,
+)
+from meshwright.audit.facts.prices import Prices
+from meshwright.audit.hlo.parse import parse_hlo
+from meshwright.notation.mesh import Mesh
+
+UNPRICED = Prices(Mesh({}), None, None)
+
+# Of w[4, 8] and its gradient g: w - 0.1 g, which is 2 operations an element, and a norm of g, which squares
+# and sums. The forward pass adds to the residual stream what dropout leaves.
+TRAINED = """
+HloModule jit_step, is_scheduled=true
+
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}
+
+update {
+  w = f32[4,8] parameter(0)
+  g = f32[4,8] parameter(1)
+  rate = f32[4,8] constant({...})
+  scaled = f32[4,8] multiply(g, rate), metadata={op_name="jit(step)/update/mul"}
+  ROOT new = f32[4,8] subtract(w, scaled), metadata={op_name="jit(step)/update/sub"}
+}
+
+ENTRY main {
+  w = f32[4,8] parameter(0), metadata={op_name="state.params['w']"}
+  x = f32[2,8] parameter(1), metadata={op_name="rows"}
+  y = f32[2,4] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={1}, metadata={op_name="jit(step)/jvp()/w/dot_general"}
+  kept = f32[2,4] multiply(y, y), metadata={op_name="jit(step)/jvp(dropout)/mul"}
+  z = f32[2,4] add(y, kept), metadata={op_name="jit(step)/jvp(residual)/add"}
+  g = f32[4,8] dot(z, x), lhs_contracting_dims={0}, rhs_contracting_dims={0}, metadata={op_name="jit(step)/transpose(jvp())/w/dot_general"}
+  zero = f32[] constant(0)
+  squared = f32[4,8] multiply(g, g), metadata={op_name="jit(step)/update/square"}
+  norm = f32[] reduce(squared, zero), dimensions={0,1}, to_apply=sum, metadata={op_name="jit(step)/update/reduce_sum"}
+  new = f32[4,8] fusion(w, g), kind=kLoop, calls=update
+  ROOT out = (f32[4,8], f32[]) tuple(new, norm)
+}
+"""  # noqa: E501
+
+
+def test_the_update_is_counted_where_it_is_fused() -> None:
+    assert update_arithmetic(parse_hlo(TRAINED)) == UpdateArithmetic(computed=3 * 32, reduced=32)
+
+
+def test_operations_without_a_planned_name_are_told() -> None:
+    found = list(scoped_arithmetic(parse_hlo(TRAINED), differentiated=True))
+    assert [one.elements for one in found] == [8, 8]
+    (remark,) = unplanned_findings(found, {"w", "residual"}, UNPRICED)
+    assert (remark.kind, remark.tensor) == ("elementwise", "dropout")
+    assert remark.what.startswith("8 elements, 50%")
+    assert unplanned_findings(found, {"w", "residual", "dropout"}, UNPRICED) == []
+
+
+def test_counters_of_loops_are_not_told() -> None:
+    found = [ScopedArithmetic("jit(step)/residual/add", 1000), ScopedArithmetic("jit(step)/while/add", 10)]
+    assert unplanned_findings(found, {"residual"}, UNPRICED) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (UpdateArithmetic(1900, 100), []),
+        (UpdateArithmetic(2100, 100), []),
+        (UpdateArithmetic(3800, 100), ["computes"]),
+        (UpdateArithmetic(1900, 200), ["reduces"]),
+        (UpdateArithmetic(1900, 0), ["reduces"]),
+    ],
+)
+def test_updates_are_compared_by_what_they_compute_and_reduce(
+    found: UpdateArithmetic, words: list[str]
+) -> None:
+    told = update_findings(PlannedUpdate(1900, 100, 2200), found, UNPRICED)
+    assert [one.what.split()[2] for one in told] == words
+
+
+# A cache [2, 16], given back, of which a row is written; a weight [16, 4]; and a product of both. LINES: what
+# is done before.
+SERVED = """
+HloModule jit_step, is_scheduled=true
+
+ENTRY main {
+  w = bf16[16,4] parameter(0), metadata={op_name="params['w']"}
+  cache = bf16[2,16] parameter(1), metadata={op_name="pools['k']"}
+  row = bf16[1,16] parameter(2)
+  at = s32[] parameter(3)
+  zero = s32[] constant(0)
+  LINES
+  new = bf16[2,16] dynamic-update-slice(c, row, at, zero), metadata={op_name="jit(step)/attention/scatter"}
+  y = bf16[2,4] dot(new, v), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="jit(step)/wq/dot_general"}
+  ROOT out = (bf16[2,4], bf16[2,16]) tuple(y, new)
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "num_bytes"),
+    [
+        ("c = bf16[2,16] bitcast(cache)\n  v = bf16[16,4] copy(w)", "", 0),
+        ("c = bf16[2,16] copy(cache)\n  v = bf16[16,4] bitcast(w)", "pools['k']", 2 * 64),
+        ("c = bf16[2,16]{1,0:S(1)} copy(cache)\n  v = bf16[16,4] bitcast(w)", "", 0),
+        ("c = bf16[2,16] bitcast(cache)\n  v = bf16[16,4] tanh(w)", "params['w']", 128),
+        ("c = bf16[2,16] reverse(cache), dimensions={0}\n  v = bf16[16,4] bitcast(w)", "pools['k']", 2 * 64),
+    ],
+    ids=["as it is", "copied", "to fast memory", "weights computed", "cache reversed"],
+)
+def test_passes_over_weights_and_caches(lines: str, state: str, num_bytes: int) -> None:
+    passes = list(state_passes(parse_hlo(SERVED.replace("LINES", lines)), differentiated=False))
+    assert sum(one.num_bytes for one in passes) == num_bytes
+    planned = PlannedStep((), 1.0, 1.0, {}, "bf16", {"weights": 128, "cache": 64}, 200)
+    told = state_findings(passes, planned, UNPRICED)
+    assert [one.tensor for one in told] == ([state] if state else [])
