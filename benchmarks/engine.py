@@ -5,6 +5,7 @@
     chat         the time to the first token of a tenth turn, with cached prefixes over without; at most 1/3
     slots        a token of one stream in an engine of 16 slots over one in an engine of 1; at most 1.2
     capacity     a token of 16 streams of about 100 positions where slots hold 2,048 over where they hold 128
+    tail         the 99th percentile of the time between tokens of 16 streams over its median; under 2
     modes        goodput of interleaved over batched at the same arrivals; at least 2
     host         the share of a step of 64 streams in which Python's threads compute; under 0.1
     http         64 streams over HTTP: seconds over those of the engine alone; under 1.05
@@ -143,6 +144,21 @@ def of_two_runners(
 ) -> Row:
     """The seconds of a token of one runner beside another's, under one load of `token_seconds`."""
     return paired(rounds, lambda: token_seconds(one, *load), lambda: token_seconds(other, *load), names)
+
+
+def tail(rounds: int) -> Row:
+    runner = new_runner(16, 256)
+
+    def gaps() -> np.ndarray:
+        with Engine(runner, prefix_cache=False) as engine:
+            return np.diff(asyncio.run(streams(engine, 16, 64, 96))).ravel()
+
+    found = [gaps() for _ in range(rounds + 1)][1:]
+    return {
+        "ratio": statistics.median(float(np.quantile(one, 0.99) / np.median(one)) for one in found),
+        "p99_seconds": statistics.median(float(np.quantile(one, 0.99)) for one in found),
+        "median_seconds": statistics.median(float(np.median(one)) for one in found),
+    }
 
 
 def modes(rounds: int) -> Row:
@@ -350,6 +366,7 @@ def main() -> None:
         "chat": chat,
         "slots": slots,
         "capacity": capacity,
+        "tail": tail,
         "modes": modes,
         "host": host,
         "http": http,
