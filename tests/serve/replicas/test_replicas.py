@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,18 +95,18 @@ async def answered(http: httpx.AsyncClient) -> str:
     return "whole"
 
 
-async def streamed(http: httpx.AsyncClient, number: int, begun: set[int]) -> str:
+async def streamed(http: httpx.AsyncClient, body: dict, began: Callable[[], object]) -> str:
     """The fate of a stream whose server may die: whole, or ended with an error after a beginning."""
     text = ""
-    async with http.stream("POST", "/v1/completions", json=SHORT | {"stream": True}) as response:
+    async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
         assert response.status_code == 200
         async for piece in response.aiter_text():
-            begun.add(number)
             text += piece
-    begun.discard(number)
+            began()
     found = events(text)
     if found[-1] == "[DONE]":
-        assert "".join(chunk["choices"][0]["text"] for chunk in found[:-1]) == ANSWER
+        whole = "".join(chunk["choices"][0]["text"] for chunk in found[:-1])
+        assert whole == (ANSWER if body == SHORT else "r" * body["max_tokens"])
         return "whole"
     assert set(found[-1]["error"]) == {"message", "type", "param", "code"} and len(found) > 1
     assert "has died" in found[-1]["error"]["message"]
@@ -121,18 +121,21 @@ def test_a_server_killed_under_load_loses_no_request_that_had_not_begun_to_strea
     async def main() -> list[str]:
         limits = httpx.Limits(max_connections=60)
         async with httpx.AsyncClient(base_url=url, headers=KEY, timeout=120, limits=limits) as http:
-            begun: set[int] = set()
-            streams = [asyncio.ensure_future(streamed(http, i, begun)) for i in range(20)]
+            # Six long streams in eight slots: some are the victim's, and some are not.
+            begun = [asyncio.Event() for _ in range(6)]
+            body = ENDLESS | {"max_tokens": 500}
+            streams = [asyncio.ensure_future(streamed(http, body, one.set)) for one in begun]
+            await asyncio.gather(*(one.wait() for one in begun))
             others = [asyncio.ensure_future(answered(http)) for _ in range(20)]
-            while len(begun) < 5:  # a server has four slots, so some are the victim's
-                await asyncio.sleep(0.002)
+            others += [asyncio.ensure_future(streamed(http, SHORT, bool)) for _ in range(20)]
+            await asyncio.sleep(0.2)
             os.kill(victims[0], signal.SIGKILL)
-            fates = await asyncio.gather(*streams)
-            assert set(await asyncio.gather(*others)) == {"whole"}  # each was begun again elsewhere
-            return fates
+            fates = await asyncio.gather(*others)
+            assert set(fates[:20]) == {"whole"}  # not streamed: each was begun again elsewhere
+            assert set(fates[20:]) <= {"whole", "ended"}
+            return await asyncio.gather(*streams)
 
-    fates = asyncio.run(main())
-    assert set(fates) == {"ended", "whole"}
+    assert set(asyncio.run(main())) == {"ended", "whole"}
     until(lambda: len(server_pids(process)) == 2)
     until(lambda: sorted(running(url).values()) == [0, 0])
 
