@@ -29,7 +29,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.inference import InferenceOps, abstract_layered
 from meshwright.nn.mesh import device_mesh, partition_spec
 from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools, page_groups
-from meshwright.serve.batch import DEFAULT_BLOCK, DEFAULT_PAGE, PENDING
+from meshwright.serve.batch import DEFAULT_PAGE, PENDING, block_of
 from meshwright.serve.logit_edits import batch_rows, no_edits
 from meshwright.serve.sampling import Edits, Sampled, SampledRows, sample
 from meshwright.serve.scoring import score
@@ -297,7 +297,7 @@ def workload_step(
     elif is_fresh:
         rows = Rows(num_slots, workload.seq_len)
     else:
-        block = min(DEFAULT_BLOCK, workload.seq_len)
+        block = min(block_of(mesh.devices.flat[0].platform), workload.seq_len)
         rows = Rows(num_slots * -(-workload.seq_len // block), block)
     step = StepShape((rows,), num_slots, num_slots, pages_of_row, is_fresh=is_fresh and phase == "prefill")
     return *programs.jitted_step(step), mesh
