@@ -47,7 +47,7 @@ EXTRAS = (
     ),
     Extra(
         "serve",
-        ("starlette", "uvicorn", "prometheus_client", "pydantic", "httpx", "llguidance"),
+        ("starlette", "uvicorn", "httptools", "prometheus_client", "pydantic", "httpx", "llguidance"),
         "mw serve and mw bench serve",
     ),
     Extra("tpu", ("libtpu",), "training on TPUs, and audits by the TPU's compiler"),

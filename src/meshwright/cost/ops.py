@@ -440,7 +440,7 @@ class SymbolicOps(Recorder):
         self._own_gates = self.reshard(
             "gates", "exchange", gates, here, gates.dtype, critical=True, what="tokens"
         )
-        inputs = met, self._own_gates
+        inputs = met, self._own_gates, *self._agreed_rounds(name, gates)
         if not self.layout.routing.exchanged:
             rows = self.value(self.layout.rows("d"), x.dtype)
             return self.elementwise(f"{name}_sort", inputs, rows, (self._own_gates,))
@@ -466,6 +466,19 @@ class SymbolicOps(Recorder):
         array = ShardedArray(name, ("E",), ((),))
         counts = Value(array, "i32", whole(num_bytes))
         return self.add(Node(f"{name}_counts", "exchange", (rows,), (counts,), forward_transfers=tuple(sent)))
+
+    def _agreed_rounds(self, name: str, gates: Value) -> tuple[Value, ...]:
+        """How many rounds the rows take, alike on all devices; nothing where one always does."""
+        if self.blocks is None:
+            return ()
+        axes = (*(("pipe",) if self.layout.pipe > 1 else ()), *self.layout.routing.devices)
+        more = 1 * (self.blocks.rounds > 1) * (self.mesh.size(axes) > 1)
+        if isinstance(more, int) and not more:
+            return ()
+        each = whole(dtype_bytes("i32"))
+        sent = Transfer("tokens", "all_reduce", axes, name, each, "i32", critical=True, repeat=more)
+        number = Value(ShardedArray(name, (), ()), "i32", whole(each * more))
+        return (self.add(Node(f"{name}_rounds", "exchange", (gates,), (number,), forward_transfers=(sent,))),)
 
     def _combine(self, name: str, y: Value, gates: Value, like: Value) -> Value:
         """[B, T, D]: back to the tokens' devices, and summed by gate there; or summed before, if grouped."""

@@ -218,7 +218,7 @@ def choices_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Choices:
     taken = tuple(_of_rows(layout, dims=num) for num in dims)
     found = each_device(local, (spec_of(gates),), taken)(lax.stop_gradient(gates))
     rounds_of_each, *found = (checkpoint_name(one, kept) for one in found)
-    return Choices(blocks, _most_of_all(rounds_of_each), *found)
+    return Choices(blocks, checkpoint_name(_most_of_all(rounds_of_each), kept), *found)
 
 
 def _most_of_all(numbers: Array) -> Array:
@@ -298,10 +298,14 @@ def in_rounds(run: Callable[..., Array], choices: Choices, *arrays: Any) -> Arra
         with jax.named_scope(more_rounds()):
             return lax.while_loop(lambda state: state[0] < told[0], body, (jnp.int32(1), start))[1]
 
+    def there(number: Array, arrays: Sequence[Any]) -> Any:
+        """The arrays as what depends on the round, or XLA gathers them before it knows that there is one."""
+        return jax.tree.map(lambda one: jnp.where(number > 0, one, jnp.zeros_like(one)), tuple(arrays))
+
     @jax.custom_vjp
     def more(told: Sequence[Any], *arrays: Any) -> tuple[Any, ...]:
         def step(number: Array, total: Array) -> Array:
-            return total + run(Choices(choices.blocks, *told), number, *arrays)
+            return total + run(Choices(choices.blocks, *told), number, *there(number, arrays))
 
         return others(step, told, jnp.zeros_like(arrays[0])), *arrays
 
@@ -312,7 +316,7 @@ def in_rounds(run: Callable[..., Array], choices: Choices, *arrays: Any) -> Arra
             def of_round(*arrays: Any) -> Array:
                 return run(Choices(choices.blocks, *told), number, *arrays)
 
-            return jax.tree.map(jnp.add, found, jax.vjp(of_round, *arrays)[1](d_total))
+            return jax.tree.map(jnp.add, found, jax.vjp(of_round, *there(number, arrays))[1](d_total))
 
         return None, *others(step, told, tuple(d_arrays))
 
