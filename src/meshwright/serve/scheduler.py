@@ -487,8 +487,8 @@ class _Step:
     def room_for(self, sequence: Sequence, replica: Replica) -> int:
         """Tokens of the sequence that fit: one always does, as the slots of a step are not prompt tokens.
 
-        Of the first prompt so does a block; but where attention is most of its time, beside those that
-        generate only where it holds them up no longer than it may.
+        Of the first prompt so does a block. Far behind its beginning fewer tokens take hardly less time: all
+        that were before are read for one as for a block.
         """
         if sequence.num_uncomputed == 1:
             return 1
@@ -497,12 +497,7 @@ class _Step:
         most = -(-min(room, sequence.num_uncomputed) // self._block) * self._block
         while most > 0 and self._limits.prompt_time(start, most) > left:
             most -= self._block
-        if most > 0 or room < self._limits.chunk:
-            return max(most, 0)
-        is_paced = self._most < self._limits.longest_prompts
-        return (
-            1 if is_paced and self._limits.prompt_time(start, self._block) > 2 * self._block else self._block
-        )
+        return max(most, 0) if most > 0 or room < self._limits.chunk else self._block
 
     def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
         """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""
