@@ -122,7 +122,7 @@ def joined(parts: Sequence[tuple[HfTensor, np.ndarray]], sizes: Mapping[str, int
 
 
 def _halves(size: int, num_turned: int) -> list[int]:
-    """Where the elements of a head lie in the file: those before the turned ones, their evens, their odds.
+    """Places in the file of the elements of a head: those before the turned ones, their evens, their odds.
 
     >>> _halves(6, 4)
     [0, 1, 2, 4, 3, 5]
@@ -153,7 +153,7 @@ def hf_tensors(config: ModelConfig, stored: Collection[str] = ()) -> dict[str, H
 
 
 def _experts(config: ModelConfig, stored: Collection[str]) -> dict[str, HfTensor]:
-    """Where a mixture lies: gpt-oss's with biases, Mixtral's, or as all others name it."""
+    """The tensors of a mixture: gpt-oss's with biases, Mixtral's, or as all others name it."""
     assert config.moe is not None
     if config.moe.expert_bias:
         return _GPT_OSS

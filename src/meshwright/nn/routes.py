@@ -484,7 +484,7 @@ def _of_own_experts(counts: Array, routing: RowRouting, own: int) -> Array:
 
 
 def _first_rows(counts: Array, block: int = 1) -> Array:
-    """Where each expert's rows begin, along the last dimension, each filled up to whole blocks."""
+    """The number of each expert's first row, along the last dimension, each filled up to whole blocks."""
     filled = -(-counts // block) * block
     return jnp.cumsum(filled, axis=-1) - filled
 

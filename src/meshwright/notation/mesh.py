@@ -65,7 +65,7 @@ class Mesh:
         return iter(self.sizes)
 
     def __eq__(self, other: object) -> bool:
-        """Of the same axes in the same order."""
+        """Whether both have the same axes in the same order."""
         return isinstance(other, Mesh) and tuple(self.sizes.items()) == tuple(other.sizes.items())
 
     def __hash__(self) -> int:

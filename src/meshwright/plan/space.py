@@ -298,7 +298,8 @@ class Space:
 
     def first_savings(self, pipe: int) -> Sequence[Saving]:
         """What layouts with `pipe` stages save, of all that is tried the first: what recomputes least."""
-        return self._savings(pipe)[0][:1] or self._savings(pipe)[1]
+        on_chip, offloaded = self._savings(pipe)
+        return on_chip[:1] or offloaded
 
     def next_savings(self, saving: Saving, pipe: int) -> Sequence[Saving]:
         """What is tried where `saving` does not fit: the next remat policy, and the same one offloaded."""

@@ -51,8 +51,8 @@ class SequenceWork(NamedTuple):
 
     @property
     def is_prompt(self) -> bool:
-        """Whether it prefills: several tokens that are no guesses, or one that nothing is sampled after."""
-        return len(self.tokens) > 1 + self.num_drafts or not self.samples
+        """Whether it prefills: several tokens that are no guesses."""
+        return len(self.tokens) > 1 + self.num_drafts
 
 
 class Batch(NamedTuple):
@@ -156,7 +156,7 @@ class Limits:
         window: int | None = None,
         even_context: float = inf,
     ) -> "Limits":
-        """Those of a runner: whole slots and pages on each replica, chunks of whole blocks within a context.
+        """The limits of a runner: whole slots and pages a replica, chunks of whole blocks within a context.
 
         num_pages: in all, as many as all slots can fill where None. window: the widest of the model's layers,
         if any; their pages are as many as all slots need at once, where these are fewer. Raises PlanError

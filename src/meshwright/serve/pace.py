@@ -38,8 +38,7 @@ class Pace:
             ratio = seconds / self._plain(num_sequences)
             self._generate += _NEWEST * (ratio - 1) * self._generate
             return
-        has_blocks = any(count > 1 for count, _ in chunks)  # beside which all slots have a row
-        of_prompts = seconds - self._plain(self._limits.num_slots if has_blocks else num_sequences)
+        of_prompts = seconds - self._plain(self._limits.num_slots)  # beside prompts all slots have a row
         work: dict[int, float] = defaultdict(float)
         for one in batch.works:
             if one.is_prompt:

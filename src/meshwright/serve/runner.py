@@ -510,7 +510,7 @@ def _starts(rows: tuple[Rows, ...]) -> Any:
 
 
 def _num_blocks(work: SequenceWork, block: int) -> int:
-    return 0 if len(work.tokens) == 1 + work.num_drafts else -(-len(work.tokens) // block)
+    return -(-len(work.tokens) // block) if work.is_prompt else 0
 
 
 def _widths(most: int) -> list[int]:

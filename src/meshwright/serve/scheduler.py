@@ -251,11 +251,11 @@ class Scheduler:
     @property
     def _paced(self) -> float | None:
         """The time of prompts that fits beside those that generate; None where nobody does."""
+        if self._pace is None or self._is_filling:
+            return None
         number = sum(one.num_uncomputed == 1 and one.num_left > 0 for one in self._apart)
         number += self._together.num_members if self._together is not None else 0
-        if self._pace is None or self._is_filling or not number:
-            return None
-        return self._pace.room(number)
+        return self._pace.room(number) if number else None
 
     def _continue(self, sequence: Sequence, step: "_Step") -> None:
         replica = self._replica_of(sequence)
@@ -511,7 +511,7 @@ class _Step:
         self.works.append(
             SequenceWork(sequence, sequence.slot, start, tokens, pages, len(drafts), samples, of_window)
         )
-        if count > 1 or not samples:
+        if count > 1:
             padded = -(-count // self._block) * self._block
             self._room[replica] = self.room_on(replica) - padded
             self._time[replica] = self._time.get(replica, 0.0) + self._limits.prompt_time(start, padded)

@@ -305,9 +305,9 @@ def _is_lookup(e: Emitted) -> bool:
 
 
 def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """A sum of one number for each weight and axis, for the clipping and again for the metrics.
+    """A sum of one number for each weight and axis: of the norm that clips, and of one that is reported.
 
-    XLA for GPU sends those of each in one all-reduce.
+    A step that reports the norm by which it clips has them once. XLA for GPU sends all in one all-reduce.
     """
     singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
     if len(singles) < len(q.emitted) or not all(is_number(p) for p in q.planned):

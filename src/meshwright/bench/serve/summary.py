@@ -98,7 +98,7 @@ class _Times:
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> "_Times":
-        """Those of all answers at once: a test of an hour has a million gaps."""
+        """The times of all answers, computed at once: a test of an hour has a million gaps."""
         counts = np.array([len(answer.piece_seconds) for answer in answers], dtype=int)
         pieces = np.concatenate([(), *(answer.piece_seconds for answer in answers)])
         begin = (np.cumsum(counts) - counts)[counts > 0]
