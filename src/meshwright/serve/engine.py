@@ -19,7 +19,15 @@ from meshwright.serve.logit_edits import LogitEdits
 from meshwright.serve.metrics import Forecast, Metrics
 from meshwright.serve.pace import Pace
 from meshwright.serve.scheduler import Counts, Drafter, Mode, Scheduler
-from meshwright.serve.sequence import EngineError, FinishReason, Lifetime, Request, Sequence, TokenScore
+from meshwright.serve.sequence import (
+    EngineError,
+    EngineStopped,
+    FinishReason,
+    Lifetime,
+    Request,
+    Sequence,
+    TokenScore,
+)
 from meshwright.serve.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
@@ -125,7 +133,7 @@ class Engine:
         """The events of `requests`, numbered in order; all of them are queued, or none.
 
         Called from a running asyncio loop. Raises RequestError (400: it cannot fit the context; 429: the
-        queue is full) and EngineError (the engine has stopped).
+        queue is full) and EngineStopped.
         """
         lifetimes = [Lifetime() for _ in requests]
         stream = TokenStream(lifetimes, lambda index, reason: self._release(sequences[index], reason))
@@ -142,7 +150,7 @@ class Engine:
         ]
         with self._changed:
             if self.stopped:
-                raise EngineError(self.stopped)
+                raise EngineStopped(self.stopped)
             self._scheduler.add(sequences, self._generator._num_waiting if self._generator else 0)
             self._changed.notify()
         return stream

@@ -19,6 +19,10 @@ class EngineError(Exception):
     """The engine cannot finish a request; not the user's mistake, so HTTP answers 500."""
 
 
+class EngineStopped(EngineError):
+    """The engine takes no requests any more; nothing of this one was done, and HTTP answers 503."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to choose among tokens; see `SampledRows` and `Edits` in `meshwright.serve.sampling`.

@@ -107,12 +107,13 @@ def test_max_tokens(limit, text, reason):
     assert (choice["text"], choice["finish_reason"]) == (text or alphabet, reason)
 
 
-@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
-def test_a_chat_goes_on_to_its_limit_or_the_end_of_the_context(limit):
-    runner = MockRunner(says("z" * 100), context=64)
+@pytest.mark.parametrize("names", [("max_tokens",), ("max_completion_tokens",), ("max_tokens", "max_completion_tokens")])
+def test_an_answer_goes_on_to_its_limit_or_the_end_of_the_context(names):
+    runner, limit = MockRunner(says("z" * 100), context=64), dict.fromkeys(names, 3)
     num_prompt = len("user: hi\n\nassistant:")
     assert chat(runner)["usage"]["completion_tokens"] == 64 - num_prompt
-    assert chat(runner, **{limit: 3})["usage"]["completion_tokens"] == 3
+    assert chat(runner, **limit)["usage"]["completion_tokens"] == 3
+    assert complete(runner, **limit)["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,12 @@ STOPS = "a string or a list of up to 4 strings, none of them empty"
         (TEXT, {"min_tokens": 17}, "min_tokens", "min_tokens = 17 is more than max_tokens = 16"),
         (
             TEXT,
+            {"min_tokens": 3, "max_completion_tokens": 2},
+            "min_tokens",
+            "min_tokens = 3 is more than max_tokens = 2",
+        ),
+        (
+            TEXT,
             {"allowed_token_ids": [300]},
             "allowed_token_ids",
             "token 300 is not in the vocabulary of 300 tokens",
@@ -153,9 +159,9 @@ STOPS = "a string or a list of up to 4 strings, none of them empty"
         ("/detokenize", {"tokens": [300]}, "tokens", "token 300 is not in the vocabulary of 300 tokens"),
         (
             CHAT,
-            {"max_tokens": 1, "max_completion_tokens": 1},
+            {"max_tokens": 1, "max_completion_tokens": 2},
             "max_tokens",
-            "max_tokens and max_completion_tokens mean the same; send one",
+            "max_tokens = 1 and max_completion_tokens = 2 mean the same; send one, or both alike",
         ),
         (
             TEXT,
@@ -182,7 +188,7 @@ def test_a_bad_field_is_named(path, fields, param, message):
         400,
     )
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
+    assert error["type"] == "invalid_request_error" and error["code"]
     assert runner.prefilled == []
 
 
@@ -201,7 +207,7 @@ def test_a_bad_field_is_named(path, fields, param, message):
             "the body is not JSON: ",
         ),
         ("POST", TEXT, b"[" * 100_000, 400, "invalid_json", "the body is not JSON: recursion limit"),
-        ("POST", TEXT, b"[]", 400, None, "the body must be a JSON object"),
+        ("POST", TEXT, b"[]", 400, "invalid_value", "the body must be a JSON object"),
         (
             "POST",
             TEXT,
@@ -218,9 +224,9 @@ def test_a_bad_field_is_named(path, fields, param, message):
             "model_not_found",
             "model 'gpt-4' is not served",
         ),
-        ("POST", "/v1/embeddings", b"{}", 404, None, "POST /v1/embeddings: not found"),
-        ("GET", TEXT, b"", 405, None, "GET /v1/completions: method not allowed"),
-        ("POST", TEXT, b" " * 16_000_001, 413, None, "the body has more than 16000000 bytes"),
+        ("POST", "/v1/embeddings", b"{}", 404, "unknown_url", "POST /v1/embeddings: not found"),
+        ("GET", TEXT, b"", 405, "method_not_supported", "GET /v1/completions: method not allowed"),
+        ("POST", TEXT, b" " * 16_000_001, 413, "request_too_large", "the body has more than 16000000 bytes"),
     ],
 )
 def test_a_bad_request(method, path, content, status, code, message):
@@ -284,22 +290,21 @@ FAILED = {
 }
 
 
-def test_a_failed_engine_is_500_and_unhealthy():
+def test_a_failed_engine_is_500_then_503_and_unhealthy():
     runner = MockRunner()
 
     async def main():
         async with client(runner) as http:
             runner.failure = ValueError("out of memory")
             body = {"model": MODEL, "prompt": "x"}
-            under_way, streamed = (
-                await http.post(TEXT, json=body),
-                await http.post(TEXT, json=body | {"stream": True}),
-            )
-            return under_way, streamed, await http.get("/health")
+            under_way, later = [
+                await http.post(TEXT, json=body | {"stream": stream}) for stream in (False, True)
+            ]
+            return under_way, later, await http.get("/health")
 
-    under_way, streamed, health = asyncio.run(main())
+    under_way, later, health = asyncio.run(main())
     assert (under_way.status_code, under_way.json()["error"]) == (500, FAILED)
-    assert (streamed.status_code, streamed.json()["error"]) == (500, FAILED)
+    assert (later.status_code, later.json()["error"]) == (503, FAILED | {"code": "engine_stopped"})
     assert health.status_code == 503
     assert health.json() == {"status": "stopped", "message": FAILED["message"]}
 

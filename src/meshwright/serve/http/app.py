@@ -153,9 +153,9 @@ class _Api:
             num_sampled=asked.num_sampled,
             num_choices=asked.n,
             logprobs=asked.logprobs is not None,
-            silent=asked.max_tokens == 0,
+            silent=asked.limit == 0,
         )
-        return await self._answer(request, asked, prompts, asked.max_tokens, form)
+        return await self._answer(request, asked, prompts, form)
 
     async def chat_completions(self, request: Request) -> Response:
         asked = parse(ChatRequest, await whole_request(request, self.limits.max_body_bytes))
@@ -168,26 +168,23 @@ class _Api:
             tools=self.asking.tool_format if asked.offered_tools else None,
             forced_tool=is_forced(asked),
         )
-        return await self._answer(request, asked, [prompt], asked.limit, form)
+        return await self._answer(request, asked, [prompt], form)
 
     async def responses(self, request: Request) -> Response:
         asked = parse(ResponsesRequest, await whole_request(request, self.limits.max_body_bytes))
         self._check_model(asked.model)
         chat = asked.as_chat()
         prompt = await self.asking.chat_prompt(chat)
-        return await self._answer(
-            request, chat, [prompt], chat.limit, ResponsesForm.new(self.model_name, asked)
-        )
+        return await self._answer(request, chat, [prompt], ResponsesForm.new(self.model_name, asked))
 
     async def _answer(
         self,
         request: Request,
         asked: CompletionRequest | ChatRequest,
         prompts: Sequence[tuple[int, ...]],
-        max_tokens: int | None,
         form: Form,
     ) -> Response:
-        requests = await self.asking.requests(asked, prompts, max_tokens)
+        requests = await self.asking.requests(asked, prompts)
         if self.prefilled is not None:
             await unless_disconnected(request, self.prefilled.fetch(prompts))
         # Marks of tools may be special tokens, which are left out of a text otherwise.

@@ -86,9 +86,7 @@ class Asking:
         source = self.tokenizer.chat.source
         return format_of_template(source) if self.tokenizer.chat.reads_tools else None
 
-    async def requests(
-        self, asked: Asked, prompts: Sequence[Tokens], max_tokens: int | None
-    ) -> list[Request]:
+    async def requests(self, asked: Asked, prompts: Sequence[Tokens]) -> list[Request]:
         """The requests for each prompt, in order.
 
         Answer i of any prompt has seed + i, whatever else was asked.
@@ -107,7 +105,7 @@ class Asking:
             Request(
                 prompt,
                 # The engine always makes one token; for none it is left out of the answer.
-                max_tokens if max_tokens != 0 else 1,
+                1 if asked.limit == 0 else asked.limit,
                 self._sampling(asked, (seed + answer) % 2**32),
                 ends | frozenset(asked.stop_token_ids),
                 new_constraint=constraint,

@@ -7,9 +7,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from meshwright.errors import RequestError
-from meshwright.serve.sequence import EngineError
+from meshwright.serve.sequence import EngineError, EngineStopped
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
+# Of refusals that say no more themselves.
+_CODES = {
+    400: "invalid_value",
+    404: "unknown_url",
+    405: "method_not_supported",
+    413: "request_too_large",
+}
 # A queue that is full now has room again once an answer ends.
 _RETRY_SECONDS = 1
 
@@ -18,7 +30,9 @@ def error_object(error: Exception) -> dict[str, Any]:
     """The error object of `error`; an unexpected one keeps its details for the log."""
     if isinstance(error, RequestError):
         kind = _TYPES.get(error.status, "invalid_request_error")
-        return _object(str(error), kind, error.param, error.code)
+        return _object(str(error), kind, error.param, error.code or _CODES.get(error.status))
+    if isinstance(error, EngineStopped):
+        return _object(str(error), "server_error", None, "engine_stopped")
     if isinstance(error, EngineError):
         return _object(str(error), "server_error", None, "engine_error")
     return _object(
@@ -48,9 +62,9 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """404 and 405 of the router, in the same shape."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail.lower()}"
-    body = _object(message, _TYPES.get(error.status_code, "invalid_request_error"), None, None)
-    return JSONResponse(body, error.status_code, error.headers)
+    refused = RequestError(message, status=error.status_code)
+    return JSONResponse(error_object(refused), error.status_code, error.headers)
 
 
 async def on_failure(_: Request, error: Exception) -> Response:
-    return JSONResponse(error_object(error), 500)
+    return JSONResponse(error_object(error), 503 if isinstance(error, EngineStopped) else 500)

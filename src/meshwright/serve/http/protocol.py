@@ -133,6 +133,7 @@ class _Generation(RequestObject):
     stop: Stop = []
     n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
     presence_penalty: float = Field(0.0, ge=-2, le=2)
@@ -164,13 +165,25 @@ class _Generation(RequestObject):
         return self
 
     @model_validator(mode="after")
-    def _min_is_within_max(self) -> "_Generation":
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+    def _one_limit(self) -> "_Generation":
+        both = {"max_tokens", "max_completion_tokens"} <= self.model_fields_set
+        if both and self.max_tokens != self.max_completion_tokens:
             raise RequestError(
-                f"min_tokens = {self.min_tokens} is more than max_tokens = {self.max_tokens}",
+                f"max_tokens = {self.max_tokens} and max_completion_tokens = {self.max_completion_tokens} "
+                "mean the same; send one, or both alike",
+                param="max_tokens",
+            )
+        if self.limit is not None and self.min_tokens > self.limit:
+            raise RequestError(
+                f"min_tokens = {self.min_tokens} is more than max_tokens = {self.limit}",
                 param="min_tokens",
             )
         return self
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of an answer; None: as many as the context holds."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @model_validator(mode="after")
     def _one_form(self) -> "_Generation":
@@ -265,7 +278,7 @@ class CompletionRequest(_Generation):
             raise RequestError(f"best_of = {self.best_of} is fewer than n = {self.n}", param="best_of")
         if self.best_of is not None and self.best_of > self.n and self.stream:
             raise RequestError("best_of cannot be streamed: all answers must be known first", param="best_of")
-        if self.max_tokens == 0 and not self.echo:
+        if self.limit == 0 and not self.echo:
             raise RequestError("max_tokens = 0 answers nothing unless echo is true", param="max_tokens")
         return self
 
@@ -375,7 +388,6 @@ class ToolChoice(RequestObject):
 
 class ChatRequest(_Generation):
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=NUM_TOP)
     tools: list[Tool] = []
@@ -395,14 +407,6 @@ class ChatRequest(_Generation):
     }
 
     @model_validator(mode="after")
-    def _one_limit(self) -> "ChatRequest":
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise RequestError(
-                "max_tokens and max_completion_tokens mean the same; send one", param="max_tokens"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _top_needs_logprobs(self) -> "ChatRequest":
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs is only for logprobs = true", param="top_logprobs")
@@ -420,10 +424,6 @@ class ChatRequest(_Generation):
                 param="tool_choice",
             )
         return self
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     @property
     def num_top(self) -> int | None:
