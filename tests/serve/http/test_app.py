@@ -107,7 +107,9 @@ def test_max_tokens(limit, text, reason):
     assert (choice["text"], choice["finish_reason"]) == (text or alphabet, reason)
 
 
-@pytest.mark.parametrize("names", [("max_tokens",), ("max_completion_tokens",), ("max_tokens", "max_completion_tokens")])
+@pytest.mark.parametrize(
+    "names", [("max_tokens",), ("max_completion_tokens",), ("max_tokens", "max_completion_tokens")]
+)
 def test_an_answer_goes_on_to_its_limit_or_the_end_of_the_context(names):
     runner, limit = MockRunner(says("z" * 100), context=64), dict.fromkeys(names, 3)
     num_prompt = len("user: hi\n\nassistant:")
