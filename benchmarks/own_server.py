@@ -85,12 +85,21 @@ def mw(*words: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+# Runs a command that Linux ends with its parent, however that one ends.
+_WITH_ITS_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+assert ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @contextmanager
 def served(folder: Path, *words: object) -> Iterator[str]:
-    """The address of a server of the checkpoint, started with these words."""
-    command = [sys.executable, "-m", "meshwright", "serve", "--checkpoint", folder, "--port", "0"]
-    command += map(str, words)
-    process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True)
+    """The address of a server of the checkpoint, started with these words; it ends with this process."""
+    command = [sys.executable, "-c", _WITH_ITS_PARENT, sys.executable, "-m", "meshwright", "serve"]
+    command += ["--checkpoint", folder, "--port", "0", *map(str, words), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         found = None

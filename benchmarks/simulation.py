@@ -52,7 +52,8 @@ def main() -> None:
     layout, machine = Layout.of(tensor=8, compute_dtype="bf16"), catalog.load("h100:1x8")
     most = limits.tokens_of_a_step(0)
     prices = StepSeconds(load_model("llama-3-8b"), layout, machine, most, CONTEXT)
-    server = Planned(limits, PaddedSteps(prices, limits, has_kernels=True))
+    steps = PaddedSteps(prices, limits, has_kernels=True)
+    server = Planned(limits, steps, idle=steps.idle_seconds)
 
     def whole() -> None:
         figures(server, load_of(asked.requests), LatencyTargets())

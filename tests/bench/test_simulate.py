@@ -17,8 +17,8 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds
-from meshwright.serve.batch import Batch, Limits, SequenceWork
-from meshwright.serve.runner import JaxRunner
+from meshwright.serve.batch import Batch, IdleSeconds, Limits, SequenceWork
+from meshwright.serve.runner import JaxRunner, _Shape
 
 
 class Fixed:
@@ -79,6 +79,15 @@ def test_batches_wait_for_their_slowest():
     ends = [max(answer.end_seconds for answer in answers) for answers in (interleaved, batched)]
     assert [a.num_tokens for a in interleaved] == [a.num_tokens for a in batched]
     assert ends[1] > 1.5 * ends[0]
+
+
+def test_prompts_are_paced_beside_those_that_generate():
+    """So that a step takes three times one without: of `Fixed` 128 tokens, 1 + 128 / 64 seconds."""
+    chats = [*[one(2, 100)] * 3, one(1800, 1, 5.0)]
+    idle = IdleSeconds(((1, 1.0), (2, 1.0), (4, 1.0)), 1 / 64)
+    for more, longest in ({}, 9.0), ({"idle": idle}, 3.0):
+        answers, _ = simulate(planned(**more), loaded(*chats))
+        assert max(gap for answer in answers[:3] for gap in answer.gaps_seconds) == pytest.approx(longest)
 
 
 def test_turns_find_the_pages_of_those_before():
@@ -142,7 +151,11 @@ def traffic(seed: int) -> Load:
 
 
 def pages(num_pages: int | None = None) -> Limits:
-    return Limits.of(6, 1024, page_size=16, num_pages=num_pages)
+    return Limits.of(6, 1024, page_size=16, num_pages=num_pages, block=16)
+
+
+# Of steps that take `Grows` seconds: there is room for a block or two beside those that generate.
+IDLE = IdleSeconds(((1, 0.11), (2, 0.13), (4, 0.16), (6, 0.19)), 1 / 50 + 1 / 3000)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -156,6 +169,8 @@ def pages(num_pages: int | None = None) -> Limits:
         {"limits": replace(pages(90), window=40, num_window_pages=60)},
         {"replicas": 3},
         {"prefill_replicas": 1, "replicas": 2, "transfer_seconds": 0.01},
+        {"idle": IDLE},
+        {"idle": IDLE, "limits": pages(64)},
     ],
     ids=str,
 )
@@ -207,6 +222,18 @@ def test_prompts_and_answers_together_read_the_weights_once(steps: StepSeconds):
     apart = steps.seconds(32, 1024, []) + steps.seconds(0, 0, [(256, 1024)])
     together = steps.seconds(32, 1024, [(256, 1024)])
     assert steps.seconds(0, 0, [(256, 1024)]) < together < apart
+
+
+def test_idle_seconds_are_those_that_the_runner_measures(steps: StepSeconds):
+    limits = Limits.of(12, 1024)
+    runner: Any = SimpleNamespace(
+        limits=limits,
+        _seconds={_Shape(n, 0, 0): steps.seconds(n, 0.0, []) for n in (1, 2, 4, 8, 12)},
+        _idle_seconds=lambda shape: steps.seconds(shape.generate, 0.0, [(shape.blocks * 64,) * 2]),
+    )
+    idle = PaddedSteps(steps, limits, has_kernels=True).idle_seconds
+    assert idle == JaxRunner._measured(runner)
+    assert 0 < idle.prompt_token < idle.generate[0][1]
 
 
 class Asked:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # it loads JAX
 DEFAULT_PAGE, DEFAULT_BLOCK = 64, 64
 # Where attention goes page by page, tables are not gathered for each block, and short ones waste less.
 _BLOCK_OF_CPU = 16
+# Of prompts, in a step by which they are timed.
+_TIMED_TOKENS = 64
 PENDING = -1  # a token that the step before samples and nobody has read yet
 
 
@@ -220,6 +222,18 @@ class IdleSeconds(NamedTuple):
 
     generate: tuple[tuple[int, float], ...]
     prompt_token: float
+
+    @classmethod
+    def of(cls, generate: Ordered[tuple[int, float]], mixed: float, limits: Limits) -> "IdleSeconds":
+        """By the seconds of steps that generate, and of one of all slots beside `timed_blocks` of prompts."""
+        num_tokens = timed_blocks(limits) * limits.block
+        return cls(tuple(generate), max(mixed - generate[-1][1], 0.0) / num_tokens)
+
+
+def timed_blocks(limits: Limits) -> int:
+    """The blocks of a replica's step that tells what a token of a prompt takes: no more than it needs to."""
+    sizes = compiled_sizes(limits.chunk // limits.block)
+    return next((size for size in sizes if size * limits.block >= _TIMED_TOKENS), sizes[-1])
 
 
 class StepResult(Protocol):

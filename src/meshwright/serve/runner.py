@@ -45,6 +45,7 @@ from meshwright.serve.batch import (
     block_of,
     compiled_sizes,
     on_each,
+    timed_blocks,
 )
 from meshwright.serve.host_pages import HostPages
 from meshwright.serve.logit_edits import LogitEdits, batch_edits, batch_rows
@@ -61,7 +62,6 @@ from meshwright.serve.scoring import TokenScores
 from meshwright.serve.sequence import GREEDY, TokenScore
 
 _SHORTEST_SCORED = 16
-_TIMED_TOKENS = 64  # of prompts
 _FEWEST_PAGES = 4  # that a program of its own is worth
 _ONE_PROGRAM = threading.Lock()  # of all runners of this process
 
@@ -203,13 +203,9 @@ class JaxRunner:
         return self._idle_seconds(_Shape(1, 0, 0))
 
     def _measured(self) -> IdleSeconds:
-        """By a step of some blocks, as few as have tokens enough to tell."""
-        slots, block = self.limits.slots_of_replica, self.limits.block
         of_steps = [(shape.generate, seconds) for shape, seconds in self._seconds.items() if shape.generate]
-        blocks = compiled_sizes(self.limits.chunk // block)
-        count = next((count for count in blocks if count * block >= _TIMED_TOKENS), blocks[-1])
-        mixed = self._idle_seconds(_Shape(slots, 0, count))
-        return IdleSeconds(tuple(of_steps), max(mixed - of_steps[-1][1], 0.0) / (count * block))
+        mixed = self._idle_seconds(_Shape(self.limits.slots_of_replica, 0, timed_blocks(self.limits)))
+        return IdleSeconds.of(of_steps, mixed, self.limits)
 
     def generate_seconds(self, num_sequences: int) -> float:
         """Seconds of a step that generates for so many sequences, without attention."""

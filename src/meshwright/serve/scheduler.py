@@ -229,10 +229,10 @@ class Scheduler:
         """The next step, whose pages are now given out; None where there is nothing to do yet."""
         if self._mode == "batched" and not self._running:
             self._is_filling = True
-        step = _Step(self.limits, self._paced)
-        self._drafts_pay = self._drafter is not None and self._drafter.pays(self.num_running)
         if self._together is not None:
             self._look_at_those_due(self._together)
+        step = _Step(self.limits, self._paced)
+        self._drafts_pay = self._drafter is not None and self._drafter.pays(self.num_running)
         for sequence in list(self._apart):
             is_held = self._is_filling and sequence.num_uncomputed == 1
             # Without a slot: one that came before has just taken its pages.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from meshwright.bench.serve.simulate import StepPrices
-from meshwright.serve.batch import Limits, compiled_sizes
+from meshwright.serve.batch import IdleSeconds, Limits, compiled_sizes, timed_blocks
 
 
 class PaddedSteps:
@@ -18,6 +18,16 @@ class PaddedSteps:
         self._prices, self._limits, self._has_kernels = prices, limits, has_kernels
         self._rows = _filled_up(limits.slots_of_replica, limits.num_replicas)
         self._blocks = _filled_up(limits.chunk // limits.block, limits.num_replicas)
+
+    @property
+    def idle_seconds(self) -> IdleSeconds:
+        """What `JaxRunner` finds by steps in which nobody holds a row."""
+        limits, replicas = self._limits, self._limits.num_replicas
+        sizes = compiled_sizes(limits.slots_of_replica)
+        generate = [(size, self._prices.seconds(size * replicas, 0.0, [], 0)) for size in sizes]
+        num_tokens = timed_blocks(limits) * replicas * limits.block
+        mixed = self._prices.seconds(limits.num_slots, 0.0, [(num_tokens, num_tokens)], 0)
+        return IdleSeconds.of(generate, mixed, limits)
 
     def seconds(
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int

@@ -89,9 +89,10 @@ def _server(plan: Plan, engines: Engines) -> Planned:
     most = limits.tokens_of_a_step(engines.num_drafts)
     disaggregated = engines.mode == DISAGGREGATED
     prices = StepSeconds(plan.model, plan.layout, hardware, most, context)
+    steps = PaddedSteps(prices, limits, has_kernels=hardware.chip.kind != "cpu")
     return Planned(
         limits,
-        PaddedSteps(prices, limits, has_kernels=hardware.chip.kind != "cpu"),
+        steps,
         mode_of(engines.mode),
         engines.prefix_cache,
         engines.replicas or 1,
@@ -99,6 +100,7 @@ def _server(plan: Plan, engines: Engines) -> Planned:
         transfer_seconds(plan, hardware) if disaggregated else 0.0,
         engines.num_drafts,
         engines.acceptance,
+        idle=steps.idle_seconds,
     )
 
 

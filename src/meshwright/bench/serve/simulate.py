@@ -23,8 +23,9 @@ import numpy as np
 from meshwright.bench.serve.client import Answer
 from meshwright.bench.serve.drive import Load
 from meshwright.errors import RequestError
-from meshwright.serve.batch import Batch, Limits, SequenceWork
+from meshwright.serve.batch import Batch, IdleSeconds, Limits, SequenceWork
 from meshwright.serve.counted import Text
+from meshwright.serve.pace import Pace
 from meshwright.serve.scheduler import Mode, Scheduler
 from meshwright.serve.sequence import Event, Request, TokenScore
 from meshwright.serve.sequence import Sequence as Answering
@@ -54,7 +55,8 @@ class Planned:
     replicas: that answer. prefill_replicas: that prefill for them, 0 where each does both; a prompt's keys
     and values then take `transfer_seconds` a token to the replica that answers. num_drafts: guesses of a
     sequence a step, each right with probability `acceptance` where those before it are. counted: sequences
-    that generate without guesses are counted together; what comes of it is the same, sooner.
+    that generate without guesses are counted together; what comes of it is the same, sooner. idle: of its
+    runner, by which the engines pace prompts; None: they do not.
     """
 
     limits: Limits
@@ -67,6 +69,7 @@ class Planned:
     num_drafts: int = 0
     acceptance: float = 0.0
     counted: bool = True
+    idle: IdleSeconds | None = None
 
 
 @dataclass(frozen=True)
@@ -260,16 +263,19 @@ class _Replica:
         self._simulation, self._planned, self._prefills = simulation, planned, prefills
         drafter = _Drafts(planned.num_drafts) if planned.num_drafts else None
         self._counts = planned.counted and drafter is None
+        self._pace = None if planned.idle is None else Pace(planned.idle, planned.limits)
         self._scheduler = Scheduler(
             planned.limits,
             _ENDLESS,
             mode=planned.mode,
             prefix_cache=planned.prefix_cache,
             drafter=drafter,
+            pace=self._pace,
             on_tokens=self._take_together if self._counts else None,
         )
         self._random = np.random.default_rng([number, planned.num_drafts])
         self._running: Batch | None = None
+        self._seconds = 0.0  # of the step that runs
         self._next: Batch | None = None
         self._coming: deque[_Asked] = deque()  # prefilled elsewhere, without pages here yet
         self._asked: dict[Answering, _Asked] = {}
@@ -326,15 +332,17 @@ class _Replica:
         self._running = batch
         if batch is None:
             return
-        seconds = self._planned.prices.seconds(*batch.figures)
-        self.busy_seconds += seconds
-        self._simulation.at(self._simulation.now + seconds, self._end)
+        self._seconds = self._planned.prices.seconds(*batch.figures)
+        self.busy_seconds += self._seconds
+        self._simulation.at(self._simulation.now + self._seconds, self._end)
         self._next = self._scheduler.schedule()
 
     def _end(self) -> None:
         batch = self._running
         assert batch is not None
         self._ends.append(self._simulation.now)
+        if self._pace is not None:
+            self._pace.took(batch, self._seconds)
         alone = self._scheduler.delivered_together() if self._counts else ()
         if batch.works or alone:
             self._deliver_all([work for work in batch.works if work.samples], alone)
