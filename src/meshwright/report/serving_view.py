@@ -21,6 +21,7 @@ ROWS = {
 _PARTS = ("traffic", "requests", "errors", "seconds", "targets", "answers", "results", "goodput")
 _BAR = 60  # characters of the longest bar
 _BINS = 16
+_MS = 1e3  # in a second
 
 
 def read_load_test(path: Path) -> Document | None:
@@ -142,10 +143,10 @@ def _cumulative(document: Document) -> Chart:
     """The share of answers within a time, for the times of a whole answer."""
     curves = []
     for number, key in enumerate(("ttft_seconds", "tpot_seconds"), start=1):
-        values = sorted(_values(document, key))
+        values = [_MS * value for value in sorted(_values(document, key))]
         share = [(rank + 1) / len(values) for rank in range(len(values))]
         curves.append(series(ROWS[key], "steps", values, share, number))
-    return chart(curves, "seconds", "share of answers", logarithmic="x")
+    return chart(curves, "milliseconds", "share of answers", logarithmic="x")
 
 
 def _over_time(document: Document) -> Chart:
@@ -154,7 +155,7 @@ def _over_time(document: Document) -> Chart:
     failed = [row for row in document["answers"] if row["error"] is not None]
     starts = [row["start_seconds"] for row in whole]
     curves = [
-        series(ROWS["ttft_seconds"], "points", starts, [row["ttft_seconds"] for row in whole], 1),
+        series(ROWS["ttft_seconds"], "points", starts, [_MS * row["ttft_seconds"] for row in whole], 1),
         series(
             "failed",
             "points",
@@ -164,4 +165,4 @@ def _over_time(document: Document) -> Chart:
             notes=[row["error"] for row in failed],
         ),
     ]
-    return chart(curves, "seconds since the start", "seconds to the first token")
+    return chart(curves, "seconds since the start", "milliseconds to the first token")
