@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -53,3 +54,15 @@ def strict_dtypes() -> Iterator[None]:
 
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium as playwright's Browser; the tests that need it are skipped where there is none."""
+    from tests.report.browser import CHROMIUM, chromium
+
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    with chromium() as opened:
+        yield opened

@@ -9,18 +9,21 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from itertools import product
 from signal import SIGINT
+from statistics import median
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 from urllib.request import urlopen
 from xml.etree import ElementTree
 
 import pytest
-from tests.report.browser import CHROMIUM
+from tests.report.browser import THEMES, WIDTHS, faint, viewed, wide
 
 import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.cli.ui import price_of
-from meshwright.report.ui import Planner, answer, state_of
+from meshwright.report.ui import DEFAULTS, Planner, answer, state_of
 from meshwright.units import format_count
 
 SMALL = {"model": "tiny", "hardware": "h100:8", "batch": "64Ki", "seq": "64", "layout": "data=8"}
@@ -151,17 +154,108 @@ def test_a_port_that_is_taken_is_one_line(address: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.startswith(f"mw: --port {port}: ")
 
 
+# Resolves when the page shows other figures after an input event: milliseconds from the one to the other.
+MOVED = """(control, value) => new Promise((shown) => {
+  const started = performance.now();
+  const paint = () => requestAnimationFrame(() => setTimeout(() => shown(performance.now() - started)));
+  const watch = new MutationObserver(() => { watch.disconnect(); paint(); });
+  watch.observe(document.getElementById("answer"), { childList: true });
+  control.value = value;
+  control.dispatchEvent(new InputEvent("input", { bubbles: true }));
+})"""
+
+
+@contextmanager
+def opened(
+    browser: Any, address: str, state: dict[str, str], width: int = 1280, theme: str = "light"
+) -> Iterator[Any]:
+    """The page with a price and a ranking on it."""
+    with viewed(browser, f"{address}?{urlencode(state)}", width, theme) as page:
+        page.wait_for_selector("#answer .card")
+        page.wait_for_selector("#ranking button")
+        yield page
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_the_page_in_a_browser(address: str, tmp_path):
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path}", "--virtual-time-budget=8000", "--window-size=1280,1200", "--dump-dom",
-        f"{address}?{urlencode(SMALL)}",
-    ]  # fmt: skip
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ":CONSOLE" not in done.stderr
-    assert re.search(r'<p id="said"[^>]*>[^<]*MFU, fits</p>', done.stdout)
-    assert "data-price-seconds" in done.stdout and 'class="card' in done.stdout
+@pytest.mark.parametrize(("width", "theme"), list(product(WIDTHS, THEMES)))
+def test_the_page_fits_its_window_and_can_be_read(width: int, theme: str, browser: Any, address: str):
+    compared = {**SMALL, "layout2": "fsdp=2,tensor=4", "hardware2": "v5e:2x4"}
+    with opened(browser, address, compared, width, theme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert wide(page) == [] == faint(browser, page)
+
+
+@pytest.mark.slow
+def test_a_moved_control_shows_its_figures_at_once(browser: Any, address: str):
+    with opened(browser, address, DEFAULTS) as page:
+        moves = [("#batch-range", str(18 + n % 8)) for n in range(10)]
+        moves += [("[data-axis=microbatches]", str(2 ** (n % 4))) for n in range(1, 11)]
+        took = [page.locator(control).evaluate(MOVED, value) / 1000 for control, value in moves]
+    assert median(took) < ANSWERS_WITHIN, took
+
+
+@pytest.mark.slow
+def test_the_keyboard_alone_reaches_all_and_the_result_is_announced(browser: Any, address: str):
+    with opened(browser, address, SMALL) as page:
+        controls = "input, select, button, a[href]"
+        wanted = page.locator(controls).evaluate_all("(all) => all.map((one) => one.outerHTML)")
+        reached = []
+        for _ in range(2 * len(wanted)):
+            page.keyboard.press("Tab")
+            focus = page.evaluate_handle("document.activeElement")
+            assert focus.evaluate("(one) => getComputedStyle(one).outlineStyle") == "solid"
+            reached.append(focus.evaluate("(one) => one.outerHTML"))
+            if reached[-1] == wanted[-1]:
+                break
+        assert [one for one in reached if one in wanted] == wanted
+        said = page.get_by_role("status").first
+        before = said.inner_text()
+        assert before.endswith("MFU, fits")
+        page.get_by_role("combobox", name="fsdp").focus()
+        page.keyboard.press("ArrowDown")
+        page.wait_for_function(
+            "(before) => document.getElementById('said').textContent !== before", arg=before
+        )
+        assert "data=8,fsdp=2 has 16 devices" in said.inner_text()
+        assert page.get_by_role("alert").inner_text() == said.inner_text()
+
+
+@pytest.mark.slow
+def test_the_tree_of_roles_has_a_name_for_every_control(browser: Any, address: str):
+    with opened(browser, address, SMALL) as page:
+        names = {
+            "textbox": ["tokens per step", "sequence length", "as text", "layout"],
+            "combobox": ["model", "hardware", "data", "fsdp", "tensor", "context", "pipe", "expert"],
+            "slider": ["tokens per step, by doubling"],
+            "checkbox": ["sequence parallel"],
+            "group": ["Run", "Layout", "Compare with", "Where the step goes", "What fills a chip"],
+            "img": ["compute: 691 us"],
+            "button": ["use data=8"],
+        }
+        for role, wanted in names.items():
+            for name in wanted:
+                assert page.get_by_role(role, name=name, exact=True).count() >= 1, (role, name)
+        nameless = re.findall(
+            r"- (?:textbox|combobox|slider|checkbox|button|link|img)(?!.*\")",
+            page.locator("body").aria_snapshot(),
+        )
+        assert nameless == []
+        assert page.locator("#batch-range").get_attribute("aria-valuetext") == "64Ki"
+
+
+@pytest.mark.slow
+def test_a_link_keeps_the_state_and_what_is_compared(browser: Any, address: str):
+    with opened(browser, address, SMALL) as page:
+        page.get_by_role("button", name="use fsdp=8", exact=True).click()
+        page.get_by_label("layout", exact=True).fill("data=4,fsdp=2")
+        page.wait_for_selector(".side >> nth=1")
+        titles = page.locator(".side h2").all_inner_texts()
+        assert titles == ["tiny on h100:8: fsdp=8", "tiny on h100:8: data=4,fsdp=2"]
+        link = page.url
+    with viewed(browser, link, 1280, "dark") as other:
+        other.wait_for_selector(".side >> nth=1")
+        assert other.locator(".side h2").all_inner_texts() == titles
+        assert other.get_by_role("combobox", name="fsdp").input_value() == "8"
+        with other.expect_download() as saved:
+            other.get_by_role("link", name="plan.toml").click()
+        assert tomllib.loads(saved.value.path().read_text())["layout"]["mesh"]["fsdp"] == 8

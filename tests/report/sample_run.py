@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import chdir
 from math import exp
 from pathlib import Path
 
@@ -24,7 +25,8 @@ BREAKDOWN = (
 
 def write_pages(folder: Path) -> dict[str, Path]:
     """A run's page, a plan's with its figures, and one of measured collectives."""
-    write_report(write_run(folder / "demo"), folder / "run.html")
+    with chdir(folder):  # a page that names a file has the same words wherever it is made
+        write_report(write_run(Path("demo")), Path("run.html"))
     assert main([*_PLANNED.split(), "-o", str(folder / "plan.toml")]) == 0
     assert main(["report", str(folder / "plan.toml"), "-o", str(folder / "plan.html")]) == 0
     common = {"op": "all_gather", "axes": ["X"], "num_devices": 8, "predicted_seconds": 1e-5}

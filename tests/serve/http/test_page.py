@@ -1,7 +1,6 @@
 """The chat page: it loads nothing from elsewhere, and in a browser it streams, stops and counts."""
 
 import re
-import shutil
 import time
 from collections.abc import Callable
 
@@ -20,20 +19,6 @@ def test_the_page_is_one_file_that_asks_this_server_alone():
     assert re.findall(r"https?://", response.text) == []
     asked = set(re.findall(r'fetch\("([^"]+)"', response.text))
     assert asked == {"/v1/models", "/metrics", "/v1/chat/completions"}
-
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

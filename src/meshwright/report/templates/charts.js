@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const points = (s) => s.x.map((x, i) => ({ x, y: s.y[i], name: s.name, note: s.notes[i] || "" }));
+  const words = (chart, d) => `${d.name}\n${chart.x.title} ${d3.format(".4~g")(d.x)}\n${d3.format(".4~g")(d.y)} ${chart.y.title}${d.note ? "\n" + d.note : ""}`;
   const draw = (target, chart) => {
     const shown = chart.series.filter((s) => !s.of && s.x.length);
     const data = shown.flatMap(points);
@@ -20,7 +21,7 @@
     }
     marks.push(Plot.tip(data, Plot.pointer({
       x: "x", y: "y", fill: "var(--card)", stroke: "var(--line)", maxRadius: 60,
-      title: (d) => `${d.name}\n${chart.x.title} ${d3.format(".4~g")(d.x)}\n${d3.format(".4~g")(d.y)} ${chart.y.title}${d.note ? "\n" + d.note : ""}`,
+      title: (d) => words(chart, d),
     })));
     const axis = (a) => ({ label: a.title, type: a.logarithmic ? "log" : "linear", tickFormat: a.logarithmic ? "~s" : undefined });
     const plot = Plot.plot({
@@ -32,10 +33,11 @@
       ariaLabel: target.getAttribute("aria-label"),
     });
     target.replaceChildren(plot);
-    reach(target, plot.matches("svg") ? plot : plot.querySelector("svg[viewBox]:last-of-type"), data, plot);
+    reach(target, plot.matches("svg") ? plot : plot.querySelector("svg[viewBox]:last-of-type"), data, plot, chart);
   };
-  // The arrow keys step through the points, as the pointer would; touch is a pointer already.
-  const reach = (target, svg, data, plot) => {
+  const said = document.body.appendChild(Object.assign(document.createElement("p"), { className: "sr", role: "status" }));
+  // The arrow keys step through the points, as the pointer would, and say them; touch is a pointer already.
+  const reach = (target, svg, data, plot, chart) => {
     const at = [...data].sort((a, b) => a.x - b.x);
     let index = -1;
     target.tabIndex = 0;
@@ -48,6 +50,7 @@
       const ratio = box.width / svg.viewBox.baseVal.width;
       const place = (name, value) => plot.scale(name).apply(value) * ratio;
       svg.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, pointerType: "mouse", clientX: box.left + place("x", at[index].x), clientY: box.top + place("y", at[index].y) }));
+      said.textContent = words(chart, at[index]);
     };
     target.onblur = () => svg.dispatchEvent(new PointerEvent("pointerleave"));
   };

@@ -1,5 +1,4 @@
 // Tables that sort by a click on a heading and show the rows that contain a text; folds that print open.
-"use strict";
 for (const table of document.querySelectorAll("table.candidates")) {
   const rows = () => [...table.tBodies[0].rows];
   const value = (row, column) => {

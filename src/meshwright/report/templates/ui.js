@@ -1,5 +1,4 @@
 // A moved control is priced at once; the search follows when the controls rest. The address is the state.
-"use strict";
 const form = document.getElementById("controls");
 const field = (name) => form.elements[name];
 const REST_MS = 500, POLL_MS = 700;
@@ -22,7 +21,9 @@ function showLayout() {
     }
   }
   const power = Math.log2(tokens(field("batch").value));
-  if (Number.isFinite(power)) document.getElementById("batch-range").value = Math.round(power);
+  const range = document.getElementById("batch-range");
+  if (Number.isFinite(power)) range.value = Math.round(power);
+  range.setAttribute("aria-valuetext", field("batch").value);
 }
 
 function setWord(control) {
@@ -42,6 +43,7 @@ async function price() {
     const found = await (await fetch(`price?${query()}`, { signal: underWay.signal })).json();
     if (mine !== asked) return;
     document.getElementById("answer").innerHTML = found.html;
+    makeReachable(document.getElementById("answer"));
     document.getElementById("said").textContent = found.said;
     document.body.dataset.priceSeconds = found.seconds;
     const offered = form.querySelector("[data-axis=remat]").options;
@@ -78,7 +80,7 @@ function moved() {
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", (event) => {
   if (event.target.id === "batch-range") field("batch").value = binary(event.target.valueAsNumber);
-  else if (event.target.dataset.axis) setWord(event.target);
+  if (event.target.dataset.axis) setWord(event.target);
   else showLayout();
   moved();
 });
