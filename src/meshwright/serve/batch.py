@@ -85,7 +85,7 @@ class Batch(NamedTuple):
         for work in self.works:
             num_tokens = len(work.tokens)
             num_drafts += work.num_drafts
-            if work.is_prompt:
+            if num_tokens > 1 + work.num_drafts:  # `is_prompt`
                 chunks.append((num_tokens, work.start + num_tokens))
             else:
                 contexts += work.start + 1

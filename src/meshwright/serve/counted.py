@@ -106,9 +106,6 @@ class Together:
     def num_members(self) -> int:
         return len(self._since)
 
-    def __contains__(self, sequence: "Sequence") -> bool:
-        return sequence in self._since
-
     def join(self, sequence: "Sequence", num_steps: int) -> None:
         """Takes the sequence along from the step that is being scheduled, for so many steps at most."""
         self._since[sequence] = self.num_steps
@@ -118,7 +115,8 @@ class Together:
     def due(self) -> "list[Sequence]":
         """Those that are to be looked at before the next step: each is then to stay or to leave."""
         step = self.num_steps
-        return [one for one in self._looks.pop(step, ()) if self._until.get(one) == step]
+        found = self._looks.pop(step, None)
+        return [one for one in found if self._until.get(one) == step] if found else []
 
     def position(self, sequence: "Sequence") -> int:
         """The position of its next token."""

@@ -156,6 +156,8 @@ class Replica:
             held[begin:first] = [NO_PAGE] * (first - begin)
 
     def _share(self, pages: Pages) -> None:
+        if not pages.whole:
+            return
         self.pool.share(pages.whole)
         if self.window_pool is not None:
             self.window_pool.share(pages.held_of_window)

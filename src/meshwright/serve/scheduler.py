@@ -103,7 +103,8 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._together = None if on_tokens is None else Together(on_tokens)
-        self._apart = self._running if on_tokens is None else []  # those that are not `together`
+        # Those of them that are not `together` and have tokens to sample.
+        self._apart = self._running if on_tokens is None else []
         self._unanswered: dict[Sequence, None] = {}  # those that run and have no token of their answer
         numbers = range(limits.num_replicas)
         self.replicas = [Replica(limits, number, prefix_cache=prefix_cache) for number in numbers]
@@ -253,26 +254,29 @@ class Scheduler:
         """The time of prompts that fits beside those that generate; None where nobody does."""
         if self._pace is None or self._is_filling:
             return None
-        number = sum(one.num_uncomputed == 1 and one.num_left > 0 for one in self._apart)
-        number += self._together.num_members if self._together is not None else 0
+        number = self._together.num_members if self._together is not None else 0
+        for one in self._apart:
+            number += one.num_uncomputed == 1 and one.num_left > 0
         return self._pace.room(number) if number else None
 
     def _continue(self, sequence: Sequence, step: "_Step") -> None:
-        replica = self._replica_of(sequence)
-        count = min(sequence.num_uncomputed, step.room_for(sequence, replica))
         # Where nothing is left to sample, the last token is under way, and nobody reads what it would write.
-        if count < 1 or sequence.num_left < 1:
+        if sequence.num_left < 1:
+            return
+        replica = self._replica_of(sequence)
+        count = step.room_for(sequence, replica)
+        if count < 1:  # fewer than none: drafts are under way
             return
         has_begun = sequence.num_generated + sequence.num_pending > 0
         if self._first_only and has_begun:
             return
         if self._together is not None and has_begun and sequence.num_uncomputed == 1:
-            self._count_from_now(self._together, sequence, step)
+            self._count_from_now(self._together, sequence, replica, step)
             return
         drafts = self._drafts(sequence, count)
         if drafts is None:
             return
-        if not self._reach(sequence, sequence.num_computed + count + len(drafts), step):
+        if not self._reach(sequence, sequence.num_computed + count + len(drafts), replica, step):
             return
         step.take(sequence, count, drafts, replica)
 
@@ -280,8 +284,12 @@ class Scheduler:
         """Gives those a page that need no more, and sees to the others one by one."""
         size = self.limits.page_size
         for sequence in together.due():
-            replica, left = self._replica_of(sequence), together.num_left(sequence)
-            if left > 0 and replica.has_plenty:
+            left = together.num_left(sequence)
+            if left < 1:
+                together.leave(sequence)
+                continue
+            replica = self._replica_of(sequence)
+            if replica.has_plenty:
                 position = together.position(sequence)
                 replica.grow(sequence, position + 1)
                 together.stay(sequence, min(len(sequence.pages.whole) * size - position, left))
@@ -289,12 +297,13 @@ class Scheduler:
                 together.leave(sequence)
                 _insert(self._apart, sequence)
 
-    def _count_from_now(self, together: Together, sequence: Sequence, step: "_Step") -> None:
+    def _count_from_now(
+        self, together: Together, sequence: Sequence, replica: Replica, step: "_Step"
+    ) -> None:
         """Counts the sequence among those that generate, if it has a page for its next token."""
-        if self._reach(sequence, sequence.num_computed + 1, step):
-            room = self._replica_of(sequence).room(sequence)
+        if self._reach(sequence, sequence.num_computed + 1, replica, step):
             self._apart.remove(sequence)
-            together.join(sequence, min(room, sequence.num_left))
+            together.join(sequence, min(replica.room(sequence), sequence.num_left))
 
     def _drafts(self, sequence: Sequence, count: int) -> list[int] | None:
         """Guesses behind the sequence's last token; None where that must be known first.
@@ -339,7 +348,7 @@ class Scheduler:
         """Whether the sequence now runs there: not where pages are missing."""
         if not replica.begin(sequence):
             return False
-        count = min(sequence.num_uncomputed, step.room_for(sequence, replica))
+        count = step.room_for(sequence, replica)
         if not count or not replica.grow(sequence, sequence.num_computed + count):
             replica.leave(sequence)
             return False
@@ -366,11 +375,10 @@ class Scheduler:
             not other.num_generated and other.tokens[: len(begin)] == begin for other in self._unanswered
         )
 
-    def _reach(self, sequence: Sequence, num_tokens: int, step: "_Step") -> bool:
+    def _reach(self, sequence: Sequence, num_tokens: int, replica: Replica, step: "_Step") -> bool:
         """Whether the sequence now has pages for so many tokens, if need be from those that came later."""
-        there = self._replica_of(sequence)
-        while not there.grow(sequence, num_tokens):
-            victim = next(one for one in reversed(self._running) if self._replica_of(one) is there)
+        while not replica.grow(sequence, num_tokens):
+            victim = next(one for one in reversed(self._running) if self._replica_of(one) is replica)
             if victim is sequence:
                 return False
             self._preempt(victim)
@@ -384,10 +392,10 @@ class Scheduler:
         _insert(self._waiting, sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        if self._together is not None and sequence in self._together:
+        if self._together is not None:
             self._together.leave(sequence)
-        elif self._together is not None:
-            self._apart.remove(sequence)
+            if sequence in self._apart:
+                self._apart.remove(sequence)
         self._running.remove(sequence)
         self._unanswered.pop(sequence, None)
         self._replica_of(sequence).leave(sequence)
@@ -485,19 +493,22 @@ class _Step:
         return self._room.get(replica, self._limits.chunk)
 
     def room_for(self, sequence: Sequence, replica: Replica) -> int:
-        """Tokens of the sequence that fit: one always does, as the slots of a step are not prompt tokens.
+        """How many of its next tokens fit: one always does, as the slots of a step are not prompt tokens.
 
         Of the first prompt so does a block. Far behind its beginning fewer tokens take hardly less time: all
         that were before are read for one as for a block.
         """
-        if sequence.num_uncomputed == 1:
+        wanted = sequence.num_uncomputed
+        if wanted == 1:
             return 1
-        room, start = self.room_on(replica), sequence.num_computed
+        block, room, start = self._block, self.room_on(replica), sequence.num_computed
         left = self._most - self._time.get(replica, 0.0)
-        most = -(-min(room, sequence.num_uncomputed) // self._block) * self._block
+        most = -(-min(room, wanted) // block) * block
         while most > 0 and self._limits.prompt_time(start, most) > left:
-            most -= self._block
-        return max(most, 0) if most > 0 or room < self._limits.chunk else self._block
+            most -= block
+        if most <= 0:
+            most = block if room >= self._limits.chunk else 0
+        return min(most, wanted)
 
     def take(self, sequence: Sequence, count: int, drafts: list[int], replica: Replica) -> None:
         """Asks for the next `count` tokens of the sequence, whose pages reach so far, and for the drafts."""

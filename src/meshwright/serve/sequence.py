@@ -181,7 +181,7 @@ class Sequence:
     def __post_init__(self) -> None:
         prompt = self.request.prompt
         self.num_prompt = len(prompt)
-        self.tokens = prompt.of_length(len(prompt)) if isinstance(prompt, Text) else list(prompt)
+        self.tokens = prompt.of_length(self.num_prompt) if isinstance(prompt, Text) else list(prompt)
 
     @property
     def num_left(self) -> int:

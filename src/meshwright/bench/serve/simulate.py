@@ -298,9 +298,10 @@ class _Replica:
     def add(self, asked: _Asked) -> None:
         """Queues a turn."""
         max_tokens = 1 if self._prefills else asked.max_tokens - asked.num_tokens
-        prompt = asked.prompt.of_length(len(asked.prompt) + asked.num_tokens)
-        if len(prompt) + max_tokens > self._planned.limits.context:
-            context = self._planned.limits.context
+        prompt, context = asked.prompt, self._planned.limits.context
+        if asked.num_tokens:
+            prompt = prompt.of_length(len(prompt) + asked.num_tokens)
+        if len(prompt) + max_tokens > context:
             raise RequestError(
                 f"a prompt of {len(prompt):,} tokens and an answer of {max_tokens:,} make "
                 f"{len(prompt) + max_tokens:,}, but the plan's context holds {context:,}",
@@ -378,6 +379,8 @@ class _Replica:
         self._asked[sequence].take(self, first, stop)
 
     def _sampled(self, work: SequenceWork) -> list[TokenScore]:
+        if not work.num_drafts:
+            return [_TOKEN]
         found = []
         for draft in work.drafts:
             if self._random.random() >= self._planned.acceptance:
@@ -387,6 +390,6 @@ class _Replica:
 
     def _finished(self, sequence: Answering) -> None:
         del self._asked[sequence]
-        self.prompt_tokens += len(sequence.request.prompt)
+        self.prompt_tokens += sequence.num_prompt
         self.cached_tokens += sequence.num_cached
         self.preempted += sequence.num_preempted

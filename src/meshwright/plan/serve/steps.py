@@ -34,6 +34,7 @@ class StepSeconds:
         self, config: ModelConfig, layout: Layout, hardware: Hardware, most_tokens: int, context: int
     ) -> None:
         self._config, self._layout, self._hardware = config, layout, hardware
+        self._most_tokens = most_tokens
         self._shards = layout.at("generate").num_batch_shards
         self._contexts = [_NEXT_TO_NONE, *_lengths(context)]
         self._batches = np.unique(np.round(2 ** np.arange(0, np.log2(max(2, most_tokens)) + 0.5, 0.5)))
@@ -59,28 +60,28 @@ class StepSeconds:
         num_sequences: that generate, behind `mean_context` positions. chunks: of each prompt its tokens in
         this step, and the positions up to their last. num_drafts: guesses verified, of all sequences.
         """
-        alone, num_tokens = 0.0, 0
-        if chunks:
-            counts, ends = zip(*chunks, strict=True)
-            num_tokens = sum(counts)
-            alone = self._prompt(num_tokens, max(ends))
+        alone, num_tokens, last = 0.0, 0, 0
+        for count, end in chunks:
+            num_tokens += count
+            if end > last:
+                last = end
+        if num_tokens:
+            alone = self._prompt(num_tokens, last)
         if not num_sequences:
             return alone
         generating = self.generate(num_sequences, mean_context)
         besides = num_tokens + num_drafts
         if not besides:
             return generating
-        products = self._products(num_sequences)
-        attention = generating - products if generating > products else 0.0
-        if not chunks:
-            return attention + self._products(num_sequences + num_drafts)
-        more = self._products(num_sequences + besides) - self._products(num_tokens)
+        products, most = self._generating[0], self._most_tokens
+        own = products[num_sequences]
+        attention = generating - own if generating > own else 0.0
+        together = num_sequences + besides
+        more = products[together if together < most else most]
+        if not num_tokens:
+            return attention + more
+        more -= products[num_tokens if num_tokens < most else most]
         return alone + attention + more if more > 0 else alone + attention
-
-    def _products(self, num_tokens: int) -> float:
-        """Seconds of a generate step of `num_tokens` sequences with almost no context."""
-        row = self._generating[0]
-        return row[min(num_tokens, len(row) - 1)]
 
     def generate(self, num_sequences: int, mean_context: float) -> float:
         """Seconds of a step in which so many sequences generate."""
