@@ -182,6 +182,8 @@ OTHER_PLANS: dict[str, Callable[[Plan], Plan | None]] = {
     "a float32 copy of the weights": _layout(master_weights=True),
     "one moment of two": _layout(optimizer="lion"),
     "gradients in float32": _layout(gradients_dtype="f32"),
+    "GELU in place of SiLU": _model(activation="gelu"),
+    "ReLU in place of SiLU": _model(activation="relu"),
     "biases of queries, keys and values": _model(qkv_bias=True),
     "normed queries and keys": _model(qk_norm=True),
 }
@@ -299,10 +301,10 @@ def _updated_whole(step: Broken) -> CompiledProgram:
     def cut(tree: Any, like: Any) -> Any:
         return jax.tree.map(lambda new, old: reshard(new, jax.typeof(old).sharding.spec), tree, like)
 
-    def updated(state: TrainState, grads: Any) -> tuple[Any, Any]:
+    def updated(state: TrainState, grads: Any, norm: Array) -> tuple[Any, Any]:
         mine = shards(step.config, step.layout, state.params)
         weights = whole(mine)
-        updates, moments = step.optimizer.update(whole(grads), whole(state.opt_state), weights)
+        updates, moments = step.optimizer.update(whole(grads), whole(state.opt_state), weights, norm=norm)
         return cut(optax.apply_updates(weights, updates), mine), cut(moments, state.opt_state)
 
     step._updated = updated
@@ -342,10 +344,52 @@ def _not_clipped(step: Broken) -> CompiledProgram:
     """No norm of the gradients: they are taken as they come, and none is told."""
     plan = Plan(step.config, "cpu:8", step.workload, step.layout)
     with (
-        patch("optax.clip_by_global_norm", lambda _: optax.identity()),
-        patch("optax.tree.norm", lambda _: jnp.float32(1)),
+        patch("meshwright.train.optimizer.clipped", lambda _: optax.identity()),
+        patch("meshwright.train.step.gradient_norm", lambda _: jnp.float32(1)),
     ):
         return compiled(Broken(plan))
+
+
+def _clipped_by_value(step: Broken) -> CompiledProgram:
+    """Every number of a gradient is clipped by itself; the norm is told and not used."""
+    plan = Plan(step.config, "cpu:8", step.workload, step.layout)
+    with patch("meshwright.train.optimizer.clipped", optax.clip):
+        return compiled(Broken(plan))
+
+
+def _changed_gradients(made: Callable[[Array], Array]) -> Callable[[Broken], CompiledProgram]:
+    """The step by what is made of its gradients."""
+
+    def broken(step: Broken) -> CompiledProgram:
+        plain = step._losses_and_gradients
+
+        def others(params: Any, rows: Array) -> Any:
+            losses, grads = plain(params, rows)
+            with jax.named_scope("update"):
+                return losses, jax.tree.map(made, grads)
+
+        step._losses_and_gradients = others
+        return compiled(step)
+
+    return broken
+
+
+def _noised(g: Array) -> Array:
+    """A gradient with noise, as differential privacy adds it."""
+    return g + 1e-3 * jnp.sin(1e4 * g)
+
+
+def _decayed_again(step: Broken) -> CompiledProgram:
+    """Weights shrink once more after the update."""
+
+    def run(state: TrainState, rows: Array) -> Any:
+        after, metrics = step._step(state, rows)
+        with jax.named_scope("update"):
+            return replace(
+                after, params=jax.tree.map(lambda w: w * w.dtype.type(0.999), after.params)
+            ), metrics
+
+    return compiled(step, run)
 
 
 def _moments_kept(step: Broken) -> CompiledProgram:
@@ -472,10 +516,10 @@ def _of_gradients(looked: Callable[[Array], Array]) -> Callable[[Broken], Compil
 def _updated_twice(step: Broken) -> CompiledProgram:
     """Two updates by the same gradients, on the shards of the weights."""
 
-    def twice(state: TrainState, grads: Any) -> tuple[Any, Any]:
+    def twice(state: TrainState, grads: Any, norm: Array) -> tuple[Any, Any]:
         weights, moments = shards(step.config, step.layout, state.params), state.opt_state
         for _ in range(2):
-            updates, moments = step.optimizer.update(grads, moments, weights)
+            updates, moments = step.optimizer.update(grads, moments, weights, norm=norm)
             weights = optax.apply_updates(weights, updates)
         return weights, moments
 
@@ -523,6 +567,10 @@ STEPS: dict[str, Callable[[Broken], CompiledProgram | None]] = {
     "gradients looked over for NaN": _of_gradients(lambda g: jnp.all(jnp.isfinite(g))),
     "the largest of each gradient": _of_gradients(lambda g: jnp.max(jnp.abs(g))),
     "weights squashed": _of_other_weights,
+    "gradients clipped by value": _clipped_by_value,
+    "signs of gradients": _changed_gradients(jnp.sign),
+    "gradients with noise": _changed_gradients(_noised),
+    "weights decayed again": _decayed_again,
 }
 
 
@@ -817,6 +865,36 @@ class _CappedLogits(JaxOps):
         return tuple(30 * jnp.tanh(y / 30) for y in made) if "unembed" in specs else made
 
 
+class _WithoutPositions(JaxOps):
+    """Queries and keys are not turned."""
+
+    def rope(self, name: str, x: Array, *args: Any) -> Array:
+        return x
+
+
+class _WithoutResidual(JaxOps):
+    """Layers that hand on what they make, and not what they were given."""
+
+    def residual(self, name: str, x: Array, y: Array) -> Array:
+        return y
+
+
+class _WithoutGate(JaxOps):
+    """The gate goes by no function."""
+
+    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
+        with jax.named_scope(name):
+            return gate if up is None else gate * up
+
+
+class _ScaledTable(JaxOps):
+    """Rows of the table times the root of D, as Gemma has them."""
+
+    def embed(self, name: str, tokens: Array, table: Array) -> Array:
+        x = super().embed(name, tokens, table)
+        return x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
+
+
 OPERATIONS: dict[str, type[JaxOps]] = {
     "activations gathered": _Gathered,
     "activations exchanged": _Exchanged,
@@ -847,6 +925,10 @@ OPERATIONS: dict[str, type[JaxOps]] = {
     "dropout on each device": _Dropout,
     "a norm of each residual": _NormedResidual,
     "capped logits": _CappedLogits,
+    "no positions": _WithoutPositions,
+    "no residual stream": _WithoutResidual,
+    "no activation": _WithoutGate,
+    "a scaled table": _ScaledTable,
 }
 
 
@@ -1052,6 +1134,19 @@ def _run_twice(step: Served) -> Served:
     return run
 
 
+def _of_logits(made: Callable[[Array], Array]) -> Callable[[Served], Served]:
+    """The step with what is made of its logits in their place."""
+
+    def change(step: Served) -> Served:
+        def run(*arguments: Any) -> Any:
+            logits, pools = step(*arguments)
+            return made(logits), pools
+
+        return run
+
+    return change
+
+
 def _shifted(pages: Array) -> Array:
     return jnp.roll(pages, 1, axis=2)
 
@@ -1077,6 +1172,9 @@ SERVING_STEPS: dict[str, Callable[[Served], Served]] = {
     "weights computed anew": _given(_WEIGHTS, jnp.sin),
     "weights gathered": _given(_WEIGHTS, _whole_for_a_moment),
     "the step twice": _run_twice,
+    "logits sorted": _of_logits(jnp.sort),
+    "probabilities in place of logits": _of_logits(jax.nn.softmax),
+    "logits over a temperature": _of_logits(lambda logits: logits / 0.7),
 }
 
 

@@ -246,22 +246,45 @@ def test_an_all_reduce_that_is_faster_than_the_planned_reduce_scatter_is_no_faul
 def test_a_norm_s_sums_may_be_sent_together() -> None:
     """As XLA for GPU does: a number of each of nine weights in one all-reduce; a sum for each is not that."""
     norm = [_planned("all_reduce", "data", "grad_norm", size=4, direction="update")]
-    weights = [_planned("all_reduce", "data", f"w{i}") for i in range(9)]
+    side = Side(has_reduce_scatter=True, split_weights={"data": 9})
     number = _emitted("all_reduce", "data", "update", 4, phase="update")
+    again = replace(number, collective=replace(number.collective, name="sum.again"))
     apart = [replace(number, collective=replace(number.collective, name=f"sum.{i}")) for i in range(9)]
-    for sums, status in (([number] * 9, "equivalent"), (apart, "differs")):
-        rows = line_up([*norm, *weights], sums, Side(has_reduce_scatter=True))
-        assert [row.status for row in rows if row.tensor == "grad_norm"] == [status]
+    cases = (
+        ([number] * 9, "equivalent"), ([number] * 10, "differs"), (apart, "differs"),
+        ([number] * 4 + [again] * 4, "differs"),
+    )  # fmt: skip
+    for sums, status in cases:
+        assert [row.status for row in line_up(norm, sums, side)] == [status]
 
 
-def test_a_norm_has_a_sum_for_the_weights_of_each_stack_that_have_one_name() -> None:
-    """As XLA for CPU sends them: of nine weights in each of two stacks, for the clipping and the metrics."""
-    norm = [_planned("all_reduce", "data", "grad_norm", size=4, direction="update")]
-    weights = [_planned("all_reduce", "data", f"w{i}") for i in range(9)]
-    number = _emitted("all_reduce", "data", "update", 4, phase="update")
-    for planned, status in ((weights * 2, "equivalent"), (weights, "differs")):
-        rows = line_up([*norm, *planned], [number] * 36)
-        assert [row.status for row in rows if row.tensor == "grad_norm"] == [status]
+def test_a_norm_has_a_sum_for_every_weight_and_axis_that_splits_it_no_more_and_no_less() -> None:
+    """As XLA for CPU sends them: nine weights are split over fsdp, of which seven over tensor too."""
+    norm = [_planned("all_reduce", "fsdp tensor", "grad_norm", size=4, direction="update")]
+    over = {axis: _emitted("all_reduce", axis, "update", 4, phase="update") for axis in ("fsdp", "tensor")}
+    side = Side(split_weights={"fsdp": 9, "tensor": 7, "data": 2})
+    for counts, status in (((9, 7), "equivalent"), ((18, 14), "differs"), ((9, 6), "differs")):
+        sums = [over[axis] for axis, count in zip(over, counts, strict=True) for _ in range(count)]
+        assert [row.status for row in line_up(norm, sums, side)] == [status]
+        # Adafactor takes four such sums of each weight.
+        four = [replace(norm[0], count=4)]
+        assert [row.status for row in line_up(four, sums * 4, side)] == [status]
+
+
+def test_a_vector_summed_over_one_axis_after_another_may_be_rounded_between() -> None:
+    """XLA for CPU sums a norm's gradient over T's axis in float32, then over B's in the gradients' type."""
+    planned = [_planned("all_reduce", "fsdp tensor", "final_norm", size=256)]
+    side = Side(gradients_dtype="bf16")
+    for sizes, status in (
+        ((256, 256), "equivalent"), ((256, 128), "equivalent"),
+        ((128, 128), "differs"), ((256, 64), "differs"),
+    ):  # fmt: skip
+        dtypes = ("f32" if size == 256 else "bf16" for size in sizes)
+        sums = [
+            _emitted("all_reduce", axis, "final_norm", size, dtype=dtype)
+            for axis, size, dtype in zip(("tensor", "fsdp"), sizes, dtypes, strict=True)
+        ]
+        assert [row.status for row in line_up(planned, sums, side)] == [status]
 
 
 def test_a_sum_of_a_number_is_missing_unless_another_is_made_in_its_place() -> None:
@@ -462,6 +485,13 @@ def _layout(**values: object) -> Layout:
             marks=pytest.mark.slow,
         ),
         pytest.param(_layout(fsdp=8, microbatches=2, compute_dtype="bf16"), marks=pytest.mark.slow),
+        pytest.param(_layout(fsdp=4, context=2, compute_dtype="bf16"), marks=pytest.mark.slow),
+        pytest.param(
+            _layout(data=4, tensor=2, sequence_parallel=True, compute_dtype="bf16"), marks=pytest.mark.slow
+        ),
+        _layout(data=2, fsdp=2, tensor=2, optimizer="adafactor"),
+        pytest.param(_layout(fsdp=8, optimizer="adafactor", compute_dtype="bf16"), marks=pytest.mark.slow),
+        pytest.param(_layout(data=8, optimizer="muon"), marks=pytest.mark.slow),
         pytest.param(_layout(data=8, zero=2, microbatches=2, compute_dtype="bf16"), marks=pytest.mark.slow),
     ],
     ids=str,

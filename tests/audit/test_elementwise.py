@@ -2,13 +2,21 @@
 
 import pytest
 
-from meshwright.audit.compare.findings import state_findings, unplanned_findings, update_findings
+from meshwright.audit.compare.findings import (
+    activation_findings,
+    norm_findings,
+    result_findings,
+    state_findings,
+    unplanned_findings,
+    update_findings,
+)
 from meshwright.audit.compile.programs import PlannedStep, PlannedUpdate
 from meshwright.audit.facts.elementwise import (
     ScopedArithmetic,
     UpdateArithmetic,
     scoped_arithmetic,
     state_passes,
+    transcendentals,
     update_arithmetic,
 )
 from meshwright.audit.facts.prices import Prices
@@ -87,6 +95,40 @@ def test_updates_are_compared_by_what_they_compute_and_reduce(
     assert [one.what.split()[2] for one in told] == words
 
 
+def test_weights_that_no_norm_has_a_part_in_are_told() -> None:
+    """Above the norm of g is told and not used; below the rate of the update is over it."""
+    assert [one.tensor for one in norm_findings(parse_hlo(TRAINED))] == ["grad_norm"]
+    over = 'rate = f32[4,8] broadcast(size), dimensions={}, metadata={op_name="jit(step)/update/div"}'
+    clipped = TRAINED.replace("rate = f32[4,8] constant({...})", f"size = f32[] parameter(2)\n  {over}")
+    clipped = clipped.replace("fusion(w, g)", "fusion(w, g, norm)")
+    assert norm_findings(parse_hlo(clipped)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "told"),
+    [
+        ("silu", "exp", 0), ("silu", "logistic", 0), ("silu", "tanh", 1), ("silu", "max", 1),
+        ("gelu", "tanh", 0), ("gelu", "exp", 1), ("gelu_erf", "erf", 0),
+        ("relu", "max", 0), ("relu", "exp", 1),
+    ],
+)  # fmt: skip
+def test_an_activation_takes_the_function_of_its_kind(kind: str, function: str, told: int) -> None:
+    scope = "jit(step)/jvp(layers)/w_activation/jit(f)"
+    text = TRAINED.replace("jit(step)/jvp(dropout)/mul", f"{scope}/{function}")
+    found = transcendentals(parse_hlo(text), differentiated=True)
+    assert len(activation_findings(found, {"w", "w_activation", "residual"}, kind)) == told
+
+
+def test_a_sort_is_told_of_however_small_it_is() -> None:
+    found = [
+        ScopedArithmetic("jit(step)/residual/add", 1000),
+        ScopedArithmetic("jit(step)/sort", 1, sorts=True),
+    ]
+    assert [one.tensor for one in unplanned_findings(found, {"residual"}, UNPRICED)] == ["sort"]
+    rows = [found[0], ScopedArithmetic("jit(step)/dispatch/sort", 1, sorts=True)]
+    assert unplanned_findings(rows, {"residual", "dispatch_sort"}, UNPRICED) == []
+
+
 # A cache [2, 16], given back, of which a row is written; a weight [16, 4]; and a product of both. LINES: what
 # is done before.
 SERVED = """
@@ -123,3 +165,11 @@ def test_passes_over_weights_and_caches(lines: str, state: str, num_bytes: int) 
     planned = PlannedStep((), 1.0, 1.0, {}, "bf16", {"weights": 128, "cache": 64}, 200)
     told = state_findings(passes, planned, UNPRICED)
     assert [one.tensor for one in told] == ([state] if state else [])
+
+
+@pytest.mark.parametrize(("line", "told"), [("copy", []), ("tanh", ["tanh"])])
+def test_logits_are_what_a_planned_operation_makes(line: str, told: list[str]) -> None:
+    text = SERVED.replace("LINES", "c = bf16[2,16] bitcast(cache)\n  v = bf16[16,4] bitcast(w)")
+    after = f'out = bf16[2,4] {line}(y), metadata={{op_name="jit(run)/{line}"}}'
+    text = text.replace("  ROOT out =", f"  {after}\n  ROOT results =").replace("tuple(y,", "tuple(out,")
+    assert [one.tensor for one in result_findings(parse_hlo(text), {"wq", "attention"})] == told

@@ -66,6 +66,15 @@ def test_pages_of_16_bits_are_wider_on_cpus(phase: Phase) -> None:
     assert audit["memory"]["planned_by_cause"]["cache"] == 2 * memory.cache
 
 
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_rows_of_a_quantised_table_travel_as_they_are_stored_beside_their_scales(dtype: str) -> None:
+    layout = Layout.parse("data=2,tensor=4", weights_dtype=dtype)
+    audit = audit_plan(Plan(TINY, "cpu:8", Workload(16, 64, "generate"), layout), "cpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    rows = [one["bytes"] for one in audit["planned"] if one["tensor"] == "embed"]
+    assert rows == [8 * TINY.d_model, 8 * 4]
+
+
 @pytest.mark.slow
 def test_xla_for_cpus_gathers_the_weights_of_all_layers_at_once() -> None:
     """Where layers are unrolled; the plan counts two at a time, and the audit says which are there."""

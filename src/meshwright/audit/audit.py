@@ -3,11 +3,14 @@
 from collections.abc import Callable, Sequence
 
 from meshwright.audit.compare.findings import (
+    activation_findings,
     compare_memory,
     exposure_findings,
     findings,
     kept_findings,
+    norm_findings,
     product_findings,
+    result_findings,
     saved_findings,
     state_findings,
     too_large,
@@ -24,7 +27,12 @@ from meshwright.audit.compile.programs import PlannedStep, planned_step
 from meshwright.audit.compile.targets import Target, choose_target
 from meshwright.audit.facts.buffers import input_bytes, peak
 from meshwright.audit.facts.collectives import collectives, is_differentiated
-from meshwright.audit.facts.elementwise import scoped_arithmetic, state_passes, update_arithmetic
+from meshwright.audit.facts.elementwise import (
+    scoped_arithmetic,
+    state_passes,
+    transcendentals,
+    update_arithmetic,
+)
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.prices import Prices, step_prices
@@ -84,6 +92,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         num_passes=plan.layout.num_passes,
         num_loops=_NUM_LOOPS if plan.layout.schedule.is_alike and plan.layout.pipe > 1 else 1,
         gradients_dtype=plan.layout.gradients_dtype or plan.layout.compute_dtype,
+        split_weights=planned.split_weights,
     )
     rows = weighed(line_up(planned.collectives, emitted, side), prices, planned.seconds)
     differences = _differences(planned, program, rows, prices, on_cpu=on_cpu)
@@ -99,7 +108,12 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         differences += kept_findings(program) + weight_findings(program, parameters(plan.model))
     if planned.update:
         differences += update_findings(planned.update, update_arithmetic(program), prices)
+        differences += norm_findings(program)
     trains = is_differentiated(program)
+    functions = transcendentals(program, differentiated=trains)
+    differences += activation_findings(functions, planned.operations, plan.model.activation)
+    if plan.workload.phase != "train":
+        differences += result_findings(program, planned.operations)
     differences += unplanned_findings(
         scoped_arithmetic(program, differentiated=trains), planned.operations, prices
     )

@@ -186,8 +186,8 @@ class Graph:
     caches: the keys and values (or latents) that generation keeps. head_layers: the head's parameters over a
     layer's, where stages are filled by them (`Software.counts_head`); else 0. head_waits: whether the
     gradient of the head's weight may be put off until the layers' backward passes are done, and so keep its
-    operands, as XLA for GPU does to hide collectives; XLA for TPU computes it first. Graphs are compared by
-    identity.
+    operands, as XLA for GPU does to hide collectives; XLA for TPU computes it first. fused: the names of
+    operations that are no nodes of their own, such as biases. Graphs are compared by identity.
     """
 
     segments: tuple[Segment, ...]
@@ -197,6 +197,7 @@ class Graph:
     directions: tuple[Direction, ...] = ("forward", "recompute", "backward")
     head_layers: float = 0.0
     head_waits: bool = True
+    fused: frozenset[str] = frozenset()
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @property

@@ -77,6 +77,18 @@ class _CachedOps(SymbolicOps):
         out = self.value(reshard.used, stored.dtype)
         return self.add(Node(name, "gather", (stored,), (out,), forward_transfers=gathers))
 
+    def _rows_sent(self, name: str, table: Value, lookup: Contraction) -> tuple[Transfer, ...]:
+        """Rows of a quantised table, and their scales, a number a row."""
+        if dtype_bytes(table.dtype) >= dtype_bytes(self.layout.compute_dtype):
+            return super()._rows_sent(name, table, lookup)
+        scales = self.layout.contraction(name, "BTV,V->BT").out_reshard.forward
+        sent = ((lookup.out_reshard.forward, table.dtype), (scales, "f32"))
+        return tuple(
+            one
+            for steps, dtype in sent
+            for one in self.transfers("activations", steps, name, dtype, critical=True)
+        )
+
     def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
         """Activations alone are cast: weights lie in memory as the products read them."""
         super()._quantise(name, x, x, product)

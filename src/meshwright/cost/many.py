@@ -46,6 +46,7 @@ from meshwright.cost.step import (
 )
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
+from meshwright.layout.optimizers import num_sums
 from meshwright.layout.pipeline import StageRoute
 from meshwright.layout.rules import is_matrix
 from meshwright.models.config import ModelConfig
@@ -179,12 +180,13 @@ class Family:
         return self._states[key]
 
     def norm_seconds(self, pipe: int) -> Any:
-        """Seconds of the all-reduce of the gradients' norm, of the members with `pipe` stages."""
+        """Seconds of the all-reduces of the optimizer's norms, of the members with `pipe` stages."""
         if pipe not in self._norms:
             norm = norm_transfer(self.layout.replace(pipe=pipe).weight_axes)
             placements = [self.placements[row] for row in self.rows[pipe]]
             seconds = seconds_of_many(norm.op, norm.axes, placements)(norm.gathered_bytes)
-            self._norms[pipe] = seconds + self._lost_at_nodes(norm, placements)
+            one = seconds + self._lost_at_nodes(norm, placements)
+            self._norms[pipe] = one * num_sums(self.layout.optimizer)
         return self._norms[pipe]
 
     def segments(self, saving: Saving, joined: bool) -> "_SegmentSeconds":

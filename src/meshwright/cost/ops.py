@@ -71,7 +71,7 @@ class SymbolicOps(Recorder):
         out, lookup = self.activation_value("x", "BTD"), self.layout.contraction(name, "BTV,VD->BTD")
         rows = self.fetch(name, table, lookup.rhs_reshard)
         moved = (Work(hbm_bytes=2 * out.bytes_per_device),)
-        share = self.transfers("activations", lookup.out_reshard.forward, name, dtype, critical=True)
+        share = self._rows_sent(name, table, lookup)
         spread = self.transfers("activations", lookup.out_reshard.backward, name, dtype, critical=True)
         if table.frozen:
             spread = ()
@@ -89,6 +89,11 @@ class SymbolicOps(Recorder):
             )
         )
 
+    def _rows_sent(self, name: str, table: Value, lookup: Contraction) -> tuple[Transfer, ...]:
+        """The rows that were looked up, from the devices that have them."""
+        steps, dtype = lookup.out_reshard.forward, self.layout.compute_dtype
+        return self.transfers("activations", steps, name, dtype, critical=True)
+
     def add_positions(self, name: str, x: Value, places: Places, table: Value) -> Value:
         """x plus rows of a learned table[W, D]."""
         lookup = self.layout.contraction(name, "BTW,WD->BTD")
@@ -97,6 +102,7 @@ class SymbolicOps(Recorder):
 
     def scale(self, name: str, x: Value, factor: float) -> Value:
         """Fused with what reads it."""
+        self.fused.add(name)
         return x
 
     def norm(
@@ -158,10 +164,12 @@ class SymbolicOps(Recorder):
 
     def softcap(self, name: str, logits: Value, cap: float) -> Value:
         """Fused with the loss."""
+        self.fused.add(name)
         return logits
 
     def bias(self, name: str, y: Value, b: Value) -> Value:
         """Fused with the product; its gradient is one more sum."""
+        self.fused.add(name)
         whole_rows, partial = y.array.replace(unreduced=()), y.array.unreduced
         yielded = placed((whole_rows, b.array), whole_rows, wanted=True).reshards[1].yielded
         self.sum_gradient(name, b, yielded.replace(unreduced=(*yielded.unreduced, *partial)))
@@ -566,6 +574,7 @@ class SymbolicOps(Recorder):
         XLA fuses it for TPUs and GPUs; on CPU there is a float32 copy, which becomes the probabilities.
         """
         (logits,) = self.einsums(x, weights, **head)
+        logits = self.softcap("logit_softcap", logits, cap) if cap else logits
         logits, wide = self._held_logits(logits, head)
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")
         over_vocabulary = placed((logits.array,), per_token.array, wanted=True).finish.forward

@@ -95,6 +95,7 @@ class Recorder:
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
         self.nodes: list[Node] = []
+        self.fused: set[str] = set()  # names of operations that are no nodes
         self._used: set[int] = set()
         self._used_here: list[int] = []
         self._stored: dict[str, StoredWeights] = {}
@@ -112,7 +113,12 @@ class Recorder:
     def graph(self) -> Graph:
         """What was recorded, the nodes since the layers as the last segment."""
         self.close("head", 1)
-        return Graph(tuple(self.segments), tuple(self.layer_segments), tuple(self._stored.values()))
+        return Graph(
+            tuple(self.segments),
+            tuple(self.layer_segments),
+            tuple(self._stored.values()),
+            fused=frozenset(self.fused),
+        )
 
     def close(self, name: str, count: int, source: Value | None = None) -> None:
         """The nodes since the last segment as one that runs `count` times."""
@@ -169,7 +175,7 @@ class Recorder:
             update_flops=before.update_flops + elements * update_flops(optimizer, path, param, self.sizes),
         )
         of_a_layer = letters[1:] if stack else letters
-        value = self.value(self.layout.weight(name, of_a_layer), self.layout.weights_dtype)
+        value = self.value(self.layout.weight(name, of_a_layer), self.layout.stored_dtype(path, param))
         return value if trained else replace(value, frozen=True)
 
     def _place(self, stack: str, name: str) -> Place:

@@ -36,6 +36,7 @@ from meshwright.cost.stages import Counts, depth_counts, idle_runs, joins_passes
 from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
+from meshwright.layout.optimizers import num_sums
 from meshwright.notation.array import Axes
 from meshwright.units import format_seconds
 
@@ -154,7 +155,8 @@ class StepPricer:
         update, _ = work_seconds(update_work(self.graph, layout), "update", self.dtypes, chip)
         total += update + host_update_seconds(self.graph, layout, chip)
         if layout.weight_axes:
-            total += self._price(norm_transfer(layout.weight_axes)).seconds
+            norm = self._price(norm_transfer(layout.weight_axes)).seconds
+            total += norm * num_sums(layout.optimizer)
         return (total + chip.step.launch_seconds * microbatches) * chip.step.slowdown
 
     def _busiest(self, timed: "list[list[TimedPass]]") -> Counts:
@@ -240,7 +242,7 @@ class StepPricer:
         return Times([seconds[counts] for counts in by_depth], hop)
 
     def _add_update(self, sums: "_Sums") -> None:
-        """The optimizer, the norm of the gradients over the axes that split them, and launches."""
+        """The optimizer, its norms of gradients and weights over the axes that split them, and launches."""
         layout, launch = self.layout, self.chip.step.launch_seconds
         update = work_seconds(update_work(self.graph, layout), "update", self.dtypes, self.chip)
         sums.add("optimizer", *update)
@@ -248,7 +250,8 @@ class StepPricer:
             "optimizer state from and to the host", host_update_seconds(self.graph, layout, self.chip), HOST
         )
         if layout.weight_axes:
-            sums.add_transfer(norm_transfer(layout.weight_axes), "update", 1, 1.0)
+            norm = norm_transfer(layout.weight_axes)
+            sums.add_transfer(norm, "update", num_sums(layout.optimizer), 1.0)
         if launch:
             sums.add("launch", launch * layout.microbatches, "launch")
 
@@ -264,7 +267,7 @@ def host_seconds(num_bytes: Any, chip: Chip) -> Any:
 
 
 def norm_transfer(axes: Axes) -> Transfer:
-    """The sum of the squares of the gradients, over the axes that split them."""
+    """The sum of the squares of the gradients, or of weights, over the axes that split them."""
     return Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
 
 

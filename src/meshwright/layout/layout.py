@@ -26,7 +26,7 @@ from meshwright.layout.axes.axis import ATTENTION
 from meshwright.layout.fit import check_batch, check_cache, check_fields, check_stages, check_weights
 from meshwright.layout.grouped import RowRouting, at_experts, routing_of
 from meshwright.layout.pipeline import SCHEDULES
-from meshwright.layout.precision import Precision
+from meshwright.layout.precision import DTYPES, Precision
 from meshwright.layout.rules import (
     Rules,
     Table,
@@ -55,9 +55,13 @@ from meshwright.layout.short import (
     written_mesh,
 )
 from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import Param
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard, cotangent
 from meshwright.notation.mesh import Mesh
+
+# Of weights that are stored narrower than bf16.
+_TABLES, _NEVER_QUANTISED = ("embed", "unembed"), ("router", "positions")
 
 
 @dataclass(frozen=True)
@@ -365,6 +369,18 @@ class Layout:
     def weight(self, name: str, letters: str) -> ShardedArray:
         """The sharding in which a weight is stored."""
         return self.rules.stored.weight(name, letters)
+
+    def stored_dtype(self, path: str, param: Param) -> str:
+        """The type in which a weight is stored: weights_dtype, but for what is not quantised.
+
+        Embedding tables are int8 where weights are int4; routers, norms and biases are never quantised.
+        """
+        dtype, name = self.weights_dtype, path.rpartition("/")[2]
+        if dtype in DTYPES:
+            return dtype
+        if param.init != "normal" or name in _NEVER_QUANTISED:
+            return self.compute_dtype
+        return "int8" if dtype == "int4" and name in _TABLES else dtype
 
     def gradient(self, name: str, letters: str) -> ShardedArray:
         """The sharding of a weight's gradient once summed, and of its optimizer state."""

@@ -20,6 +20,14 @@ FACTORED_FROM = 128
 # The others are taken to have as many as AdamW.
 ARITHMETIC = {"adamw": 19, "lion": 14}
 NEWTON_SCHULZ_STEPS = 5
+# Sums over all numbers of a weight in one update, one after another: of every optimizer the gradients' norm.
+# Adafactor has the size of its update and that of the weight, which optax takes twice (it guards the root).
+_SUMS = {"adafactor": 4}
+
+
+def num_sums(optimizer: str) -> int:
+    """How often in an update a number is summed over the axes that split the weights."""
+    return _SUMS.get(optimizer, 1)
 
 
 def is_orthogonalised(path: str, param: Param) -> bool:
@@ -66,15 +74,19 @@ def state_elements(
 
 
 def update_flops(optimizer: str, path: str, param: Param, sizes: Mapping[str, Any]) -> Any:
-    """FLOPs of an update an element of the weight.
+    """FLOPs of an update an element of the weight, those of products among them."""
+    return ARITHMETIC.get(optimizer, ARITHMETIC["adamw"]) + update_products(optimizer, path, param, sizes)
 
-    Muon's iterations each multiply X[m, n], m <= n, as X X^T, its square and that with X: 4m + 2m^2 / n an
-    element. It is taken to split over the devices as the weight does.
+
+def update_products(optimizer: str, path: str, param: Param, sizes: Mapping[str, Any]) -> Any:
+    """FLOPs of an update's products an element of the weight: of Muon's iterations.
+
+    Each multiplies X[m, n], m <= n, as X X^T, its square and that with X: 4m + 2m^2 / n an element. It is
+    taken to split over the devices as the weight does.
     """
-    elementwise = ARITHMETIC.get(optimizer, ARITHMETIC["adamw"])
     if optimizer != "muon" or not is_orthogonalised(path, param):
-        return elementwise
+        return 0
     rows = prod(sizes[letter] for letter in param.fan_in)
     columns = prod(sizes[letter] for letter in param.letters if letter not in param.fan_in + "LPE")
     few, many = min(rows, columns), max(rows, columns)
-    return elementwise + NEWTON_SCHULZ_STEPS * (4 * few + 2 * few * few / many)
+    return NEWTON_SCHULZ_STEPS * (4 * few + 2 * few * few / many)

@@ -39,7 +39,6 @@ from meshwright.nn.quantised import (
     group_size,
     int8_product,
     quantise,
-    stored_dtype,
     widened,
 )
 from meshwright.nn.stack import KindInLoop
@@ -325,7 +324,7 @@ def layered(
         group, _, name = path.rpartition("/")
         if path not in cuts:  # one program cuts every row of a stack
             types = _type(config, layout, mesh, path, param)
-            cut = partial(_cut, param, stored_dtype(layout, path, param), _group(types))
+            cut = partial(_cut, param, layout.stored_dtype(path, param), _group(types))
             cuts[path] = jax.jit(cut, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, types))
         with jax.set_mesh(mesh):
             if row is None:
@@ -367,7 +366,7 @@ def abstract_layered(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mes
 
 def _type(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, path: str, param: Param) -> Any:
     """The type of one layer's array: a ShapeDtypeStruct, or a Quantised of two."""
-    sizes, dtype = dimensions(config), stored_dtype(layout, path, param)
+    sizes, dtype = dimensions(config), layout.stored_dtype(path, param)
     array = _sharding(layout, path, param)
     if dtype in JAX_DTYPES:
         return array_type(array, mesh, sizes, JAX_DTYPES[dtype])

@@ -8,7 +8,7 @@ scale for each output is multiplied behind the product, so that no widened copy 
 are widened before it. With `matmul_dtype=int8` activations are int8 too, with a scale a token, and products
 are sums of int32 (LLM.int8(), Dettmers et al., 2022).
 
-Embedding tables are int8 where weights are int4; routers, norms and biases are never quantised.
+What is quantised, and of int4 the tables as int8: `Layout.stored_dtype`.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,10 @@ from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
 from meshwright.layout.precision import DTYPES
-from meshwright.models.parameters import Param
 
 GROUP = 32
 QUANTISED_DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn, "int4": jnp.int4}
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 7.0}
-_TABLES = ("embed", "unembed")
-_NEVER = ("router", "positions")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=[])
@@ -49,16 +46,6 @@ class Quantised:
 def as_read(layout: Layout) -> Layout:
     """The layout that a checkpoint is read with: in compute_dtype what is quantised thereafter."""
     return layout if layout.weights_dtype in DTYPES else layout.replace(weights_dtype=layout.compute_dtype)
-
-
-def stored_dtype(layout: Layout, path: str, param: Param) -> str:
-    """The type that a parameter is stored in: the layout's weights_dtype, but for what is not quantised."""
-    dtype, name = layout.weights_dtype, path.rpartition("/")[2]
-    if dtype in DTYPES:
-        return dtype
-    if param.init != "normal" or name in _NEVER:
-        return layout.compute_dtype
-    return "int8" if dtype == "int4" and name in _TABLES else dtype
 
 
 def group_size(size: int) -> int:

@@ -63,8 +63,10 @@ def make_optimizer(
     config: OptimizerConfig,
     moments_dtype: jax.typing.DTypeLike = jnp.float32,
     model: ModelConfig | None = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """The optimizer on gradients clipped by their global norm; moments and updates are float32.
+
+    Its update takes that norm as `norm`, where the caller has it (`gradient_norm`).
 
         g  <- g * min(1, clip / |g|)
         AdamW:  m  <- b1 m + (1 - b1) g           v <- b2 v + (1 - b2) g^2
@@ -108,8 +110,25 @@ def make_optimizer(
         chosen = optax.adamw(
             rate, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=decay, mask=decay_mask
         )
-    chain = optax.chain(optax.clip_by_global_norm(config.clip_norm), chosen)
-    return _in_float32(chain, moments_dtype)
+    return _in_float32(optax.chain(clipped(config.clip_norm), chosen), moments_dtype)
+
+
+def gradient_norm(gradients: Any) -> jax.Array:
+    """|g|, the square root of the sum of all gradients' squares, in float32."""
+    return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), gradients))
+
+
+def clipped(clip_norm: float) -> optax.GradientTransformationExtraArgs:
+    """g * min(1, clip_norm / |g|), by the norm of the gradients that its caller has taken, else takes it.
+
+    optax's own takes a norm of its own: a step that reports it then has two, each with its sums over devices.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None, *, norm: Any = None, **_: Any) -> Any:
+        size = gradient_norm(updates) if norm is None else norm
+        return jax.tree.map(lambda g: jnp.where(size < clip_norm, g, g / size * clip_norm), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def learning_rate(config: OptimizerConfig) -> Callable[[jax.typing.ArrayLike], jax.Array]:
@@ -204,8 +223,8 @@ def _placed_as_updated(inner: optax.GradientTransformation) -> optax.GradientTra
 
 
 def _in_float32(
-    inner: optax.GradientTransformation, stored: jax.typing.DTypeLike
-) -> optax.GradientTransformation:
+    inner: optax.GradientTransformationExtraArgs, stored: jax.typing.DTypeLike
+) -> optax.GradientTransformationExtraArgs:
     """`inner` on float32 copies, whose state is kept in `stored` from one update to the next."""
 
     def cast(tree: Any, dtype: jax.typing.DTypeLike = jnp.float32) -> Any:
@@ -214,8 +233,8 @@ def _in_float32(
     def init(params: Any) -> Any:
         return cast(inner.init(cast(params)), stored)
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        updates, state = inner.update(cast(updates), cast(state), cast(params))
+    def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
+        updates, state = inner.update(cast(updates), cast(state), cast(params), **given)
         return updates, cast(state, stored)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

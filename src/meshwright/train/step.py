@@ -31,7 +31,7 @@ from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import JAX_DTYPES, abstract_params, init_params, joined
 from meshwright.nn.weights import load_hf
-from meshwright.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from meshwright.train.optimizer import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
 from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
 from meshwright.train.settings import check_has_routers
 
@@ -282,13 +282,13 @@ class CompiledStep:
         with jax.named_scope("update"):
             if self.layout.offload_optimizer:
                 state = replace(state, opt_state=_moved(state.opt_state, jax.memory.Space.Device))
-            mine, opt_state = self._updated(state, grads)
+            norm = gradient_norm(grads)
+            mine, opt_state = self._updated(state, grads, norm)
             opt_state = self._waiting(opt_state)
             params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
             metrics = {
                 "loss": loss,
-                # In float32, as the optimizer takes it to clip by: one pass over the gradients then.
-                "grad_norm": optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads)),
+                "grad_norm": norm,
                 "learning_rate": self.schedule(state.num_updates),
             }
             if of_routers is not None:
@@ -296,14 +296,14 @@ class CompiledStep:
                 metrics |= {"balance_loss": mean[0], "router_z_loss": mean[1]}
         return TrainState(params, opt_state, state.num_updates + 1), metrics
 
-    def _updated(self, state: TrainState, grads: Any) -> tuple[Any, Any]:
-        """The shards of the weights after an update, and the optimizer's state."""
+    def _updated(self, state: TrainState, grads: Any, norm: Array) -> tuple[Any, Any]:
+        """The shards of the weights after an update, and the optimizer's state. norm: of the gradients."""
         if not self.layout.master_weights:
             mine = shards(self.config, self.layout, state.params)
-            updates, opt_state = self.optimizer.update(grads, state.opt_state, mine)
+            updates, opt_state = self.optimizer.update(grads, state.opt_state, mine, norm=norm)
             return optax.apply_updates(mine, updates), opt_state
         master, moments = state.opt_state
-        updates, moments = self.optimizer.update(grads, moments, master)
+        updates, moments = self.optimizer.update(grads, moments, master, norm=norm)
         master = optax.apply_updates(master, updates)
         dtype = JAX_DTYPES[self.layout.weights_dtype]
         return jax.tree.map(lambda weight: weight.astype(dtype), master), Mastered(master, moments)

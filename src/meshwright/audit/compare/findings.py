@@ -12,7 +12,13 @@ from meshwright.audit.compare.line_up import DIFFERENT, Row, extra_seconds, summ
 from meshwright.audit.compare.products import ProductDifference
 from meshwright.audit.compile.programs import PlannedStep, PlannedUpdate
 from meshwright.audit.facts.buffers import layer_saved_bytes
-from meshwright.audit.facts.elementwise import ScopedArithmetic, StatePass, UpdateArithmetic
+from meshwright.audit.facts.elementwise import (
+    ScopedArithmetic,
+    StatePass,
+    UpdateArithmetic,
+    made_by,
+    weights_depend_on_a_norm,
+)
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
@@ -170,6 +176,52 @@ def update_findings(planned: PlannedUpdate, found: UpdateArithmetic, prices: Pri
     ]
 
 
+def norm_findings(program: Program) -> list[Remark]:
+    """One finding where a training step clips its gradients by no norm: by value, or not at all."""
+    if weights_depend_on_a_norm(program):
+        return []
+    what = "the new weights depend on no norm of the gradients, by which the planned step clips them"
+    return [Remark("update", "grad_norm", what, "", "clip by the norm: make_optimizer", 0)]
+
+
+# The functions that an activation may be computed by; of all others it takes none.
+_OF_ACTIVATION = {
+    "silu": {"exp", "logistic"},
+    "clamped_silu": {"exp", "logistic"},
+    "gelu": {"tanh"},
+    "gelu_erf": {"erf", "erfc"},
+}
+_ACTIVATION = "_activation"
+
+
+def activation_findings(
+    found: Mapping[str, Collection[str]], operations: Iterable[str], kind: str
+) -> list[Remark]:
+    """A finding for each activation that takes another function than the planned `kind` does.
+
+    found: the functions that the program takes, by scope.
+    """
+    fits = _OF_ACTIVATION.get(kind, set())
+    scopes = [name for name in operations if name.endswith(_ACTIVATION) and name in found]
+    wrong = [name for name in scopes if not fits.issuperset(found[name])]
+    wrong += [name for name in operations if name.endswith(_ACTIVATION) and fits and not found.get(name)]
+    return [
+        Remark(
+            "elementwise",
+            name,
+            f"{name}: planned {kind}, by {_words(fits)}; the program takes {_words(found.get(name, ()))}",
+            "",
+            "",
+            0,
+        )
+        for name in sorted(wrong)
+    ]
+
+
+def _words(names: Iterable[str]) -> str:
+    return " or ".join(sorted(names)) or "no function"
+
+
 # Of all elementwise operations, those that may have a name that the plan does not have: counters of loops.
 UNPLANNED_SHARE = 0.01
 
@@ -177,14 +229,18 @@ UNPLANNED_SHARE = 0.01
 def unplanned_findings(
     found: Iterable[ScopedArithmetic], operations: Collection[str], prices: Prices
 ) -> list[Remark]:
-    """One finding where elementwise operations have names of no planned operation: dropout, a second norm."""
-    total, unplanned = 0, Counter[str]()
+    """One finding where elementwise operations have names of no planned operation: dropout, a second norm.
+
+    A sort, which is many passes over its numbers, is told of however few they are.
+    """
+    total, sorts, unplanned = 0, False, Counter[str]()
     for one in found:
         total += one.elements
         if not _is_planned(one.op_name, operations):
             unplanned[one.op_name] += one.elements
+            sorts |= one.sorts
     elements = unplanned.total()
-    if elements <= UNPLANNED_SHARE * total:
+    if elements <= UNPLANNED_SHARE * total and not sorts:
         return []
     name = unplanned.most_common(1)[0][0]
     scopes = scope_of(name)
@@ -199,6 +255,22 @@ def unplanned_findings(
             0,
             prices.read_seconds(elements * _NUMBER_BYTES),
         )
+    ]
+
+
+def result_findings(program: Program, operations: Collection[str]) -> list[Remark]:
+    """A finding for each result of an inference step that no planned operation makes, as of sorted logits."""
+    made = [one for one in made_by(program) if one.op_name and not _is_planned(one.op_name, operations)]
+    return [
+        Remark(
+            "elementwise",
+            primitive_of(one.op_name),
+            f"a result is made by {one.op_name}, which belongs to no planned operation",
+            one.op_name,
+            "",
+            0,
+        )
+        for one in made
     ]
 
 

@@ -53,22 +53,11 @@ class Row:
 _NO_SIDE = Side()
 
 
-def _num_weights(planned: Iterable[PricedCollective]) -> int:
-    """How many gradients are summed: stacks of layers have weights of one name each."""
-    backward = (p for p in planned if p.op in REDUCTIONS and pass_of(p.direction) == "backward")
-    sums = Counter((p.tensor, p.op, p.axes) for p in backward)
-    most: dict[str, int] = {}
-    for (tensor, *_), count in sums.items():
-        most[tensor] = max(count, most.get(tensor, 0))
-    return sum(most.values())
-
-
 def line_up(
     planned: Iterable[PricedCollective], emitted: Iterable[Emitted], side: Side = _NO_SIDE
 ) -> list[Row]:
     """One row for each tensor and pass that either side knows."""
     planned = tuple(planned)
-    side = replace(side, num_weights=_num_weights(planned))
     planned_by_key: dict[tuple[str, str], list[PricedCollective]] = defaultdict(list)
     for one in planned:
         planned_by_key[one.tensor, pass_of(one.direction)].append(one)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from meshwright.audit.facts.emitted import pass_of
+from meshwright.audit.facts.emitted import UPDATE, pass_of
 from meshwright.audit.facts.products import Product
 from meshwright.audit.facts.work import is_attention_kernel
 from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
@@ -20,7 +20,6 @@ Key = tuple[str, str]
 # may leave out as much, since scores that two passes compute are the same.
 TOLERANCE = 0.005
 ATTENTION_TOLERANCE = 0.35
-_PASSES = {"remat": "recompute", "update": "backward"}
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,14 @@ def wider_products(
 ) -> list[Product]:
     """The products whose operands are wider than `dtype`.
 
-    The gradients of scores may be float32. What attention multiplies forward is asked of training steps by
-    XLA:CPU alone: others leave out casts within a fusion, or run a kernel; pages are float32 on CPUs.
+    The gradients of scores may be float32, and the optimizer's products are. What attention multiplies
+    forward is asked of training steps by XLA:CPU alone: others leave out casts within a fusion, or run a
+    kernel; pages are float32 on CPUs.
     """
 
     def may_be_wider(one: Product) -> bool:
+        if differentiated and phase_of(one.op_name, differentiated=True) == UPDATE:
+            return True
         is_forward = phase_of(one.op_name, differentiated=False) == "forward"
         return "attention" in scope_of(one.op_name) and not (widened and is_forward and differentiated)
 

@@ -19,8 +19,8 @@ emitted must then be what is expected on every axis, within TOLERANCE, neither m
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple, Protocol
 
@@ -41,8 +41,9 @@ Key = tuple[str, frozenset[str]]
 
 @dataclass(frozen=True)
 class Side:
-    """What rules are told beside a row. num_weights: how many gradients the plan has, in gradients_dtype.
+    """What rules are told beside a row.
 
+    split_weights: by axis, how many gradients, in gradients_dtype, it splits.
     has_reduce_scatter: the compiler can emit one; XLA:CPU cannot, and widens what it looks up.
     num_passes: how often a layer runs forward in a step, in so many loops of the program.
     """
@@ -51,7 +52,7 @@ class Side:
     num_microbatches: int = 1
     num_passes: int = 1
     num_loops: int = 1
-    num_weights: int = 0
+    split_weights: Mapping[str, int] = field(default_factory=dict)
     gradients_dtype: str = "f32"
 
 
@@ -199,7 +200,8 @@ def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     """Sums over parts of the axes of one number's sum, or on CPUs a vector's, each of as many bytes.
 
-    XLA:CPU sums the gradient of a norm or a bias over the axes of one dimension, then over those of the next.
+    XLA:CPU sums the gradient of a norm or a bias over the axes of one dimension, then over those of the next,
+    for which it may round to the gradients' type. The first sum is in the type that is planned.
     """
     rewritten, found = expected.copy(), emitted_bytes(q.emitted)
     is_split = is_number if q.side.has_reduce_scatter else _is_vector
@@ -208,10 +210,22 @@ def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
         parts = _partitions(key[1], p.op, found) if key not in found else []
         if parts:
             rewritten[key] -= size
+            rounded = [part for part in parts[0] if _sent_in(q, p.op, part) == {q.side.gradients_dtype}]
+            narrow = 1.0 if len(rounded) == len(parts[0]) else _narrowing(p, q)
             for part in parts[0]:
-                rewritten[p.op, part] += size
+                rewritten[p.op, part] += round(size * narrow) if part in rounded else size
     what = "a scalar" if any(map(is_number, q.planned)) else "a vector"
     return None if rewritten == expected else (rewritten, f"{what}, all-reduced over one axis after another")
+
+
+def _sent_in(q: RuleCase, op: str, axes: frozenset[str]) -> set[str]:
+    """The types of what was emitted over these axes."""
+    return {e.dtype for e in q.emitted if (e.op, frozenset(e.axes)) == (op, axes)}
+
+
+def _narrowing(p: PlannedCollective, q: RuleCase) -> float:
+    """Bytes of a number in the gradients' type, over those in the planned one."""
+    return dtype_bytes(q.side.gradients_dtype) / dtype_bytes(p.dtype)
 
 
 def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tuple[frozenset[str], ...]]:
@@ -305,20 +319,23 @@ def _is_lookup(e: Emitted) -> bool:
 
 
 def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """A sum of one number for each weight and axis: of the norm that clips, and of one that is reported.
+    """A sum of one number for each weight, over every axis that splits it, in place of one for all weights.
 
-    A step that reports the norm by which it clips has them once. XLA for GPU sends all in one all-reduce.
+    XLA for GPU sends all in one all-reduce, and may add up weights before it.
     """
     singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
     if len(singles) < len(q.emitted) or not all(is_number(p) for p in q.planned):
         return None
-    axes = {axis for p in q.planned for axis in p.axes}
-    sums = _TWICE * len(axes) * q.side.num_weights
-    if sum(e.runs for e in singles) > sums or {a for e in singles for a in e.axes} != axes:
-        return None
+    times = sum(p.count for p in q.planned)
+    wanted = {axis: times * q.side.split_weights.get(axis, 0) for p in q.planned for axis in p.axes}
+    found: Counter[str] = Counter()
+    for e in singles:
+        found.update(dict.fromkeys(e.axes, e.runs))
     if not q.side.has_reduce_scatter:
-        return emitted_bytes(singles), "one scalar per weight: XLA:CPU does not combine these all-reduces"
-    if sum({e.collective.name: e.runs for e in singles}.values()) > _TWICE:
+        apart = emitted_bytes(singles), "one scalar per weight: XLA:CPU does not combine these all-reduces"
+        return apart if found == wanted else None
+    sent = sum({e.collective.name: e.runs for e in singles}.values())
+    if found.keys() != wanted.keys() or sent > times or any(found[axis] > wanted[axis] for axis in wanted):
         return None
     return emitted_bytes(singles), "one scalar per weight, sent together"
 

@@ -1,8 +1,9 @@
 """What is audited of a plan, by its phase: the step as it is planned, and as JAX traces it."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
@@ -14,8 +15,9 @@ from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import mean_runs, stage_counts
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.optimizers import ARITHMETIC
+from meshwright.layout.optimizers import ARITHMETIC, update_products
 from meshwright.layout.workload import Phase
+from meshwright.models.parameters import dimensions, parameters
 from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
@@ -33,7 +35,8 @@ class PlannedStep:
     and stays: weights, moments, caches. matmul_dtype: of the operands of products. layer_saved_bytes: what
     layers keep of one microbatch for the backward pass; None where they differ, have experts or are staged.
     update: of the optimizer; None in inference, and of optimizers whose operations are not counted.
-    operations: the names of all operations of the forward pass.
+    operations: the names of all operations of the forward pass. split_weights: by axis, how many gradients it
+    splits.
     """
 
     collectives: tuple[PricedCollective, ...]
@@ -46,6 +49,7 @@ class PlannedStep:
     layer_saved_bytes: int | None = None
     update: "PlannedUpdate | None" = None
     operations: frozenset[str] = frozenset()
+    split_weights: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def state_bytes(self) -> int:
@@ -103,18 +107,41 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         queries = workload.seq_len if phase == "prefill" else 1
         shape = Shape(workload.num_sequences, queries, workload.seq_len)
         graph = record_inference(plan.model, layout, shape, flash_attention=runs_flash(compiled))
+    of_update = _update_products(plan)
     return PlannedStep(
         collectives=cost.collectives,
         seconds=cost.seconds,
-        flops=cost.executed_flops,
-        products=product_flops(graph, layout),
+        flops=cost.executed_flops + sum(of_update.values()),
+        products=product_flops(graph, layout) | of_update,
         matmul_dtype=layout.matmul_dtype or layout.compute_dtype,
         memory=asdict(memory),
         memory_total=memory.total,
         layer_saved_bytes=saved,
         update=update,
-        operations=frozenset(node.name for segment in graph.segments for node in segment.nodes),
+        operations=graph.fused | {node.name for _, node in graph.nodes()},
+        split_weights=_split_weights(plan),
     )
+
+
+def _update_products(plan: Plan) -> dict[tuple[str, str], float]:
+    """FLOPs of the optimizer's products on one device; none of optimizers that have none."""
+    if plan.workload.phase != "train":
+        return {}
+    sizes, layout, total = dimensions(plan.model), plan.layout, 0.0
+    for path, param in parameters(plan.model).items():
+        array = layout.gradient(path.rpartition("/")[2], param.letters)
+        elements = prod(sizes[letter] for letter in param.letters) / layout.mesh.size(array.sharded_axes)
+        total += param.trained * elements * update_products(layout.optimizer, path, param, sizes)
+    return {("update", "update"): total} if total else {}
+
+
+def _split_weights(plan: Plan) -> Counter[str]:
+    """By mesh axis, how many of the gradients of a plan it splits."""
+    found: Counter[str] = Counter()
+    for path, param in parameters(plan.model).items():
+        array = plan.layout.gradient(path.rpartition("/")[2], param.letters)
+        found.update(param.trained * [axis for axis in array.sharded_axes if plan.layout.mesh.size(axis) > 1])
+    return found
 
 
 def _saved_by_layers(graph: Graph, layout: Layout) -> int | None:

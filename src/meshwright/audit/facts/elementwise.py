@@ -4,13 +4,25 @@ A plan names the operations of its passes, and has the optimizer's of the update
 mostly another pass over memory. An instruction counts wherever it stands, so that fusions change no count.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import multiplies
-from meshwright.audit.hlo.op_names import phase_of
-from meshwright.audit.hlo.parse import Computation, Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, places, run_count
+from meshwright.audit.hlo.op_names import phase_of, primitive_of, scope_of, split_op_name
+from meshwright.audit.hlo.parse import Computation, Instruction, Program, arrays
+from meshwright.audit.hlo.trace import (
+    MOVES,
+    CallPath,
+    TracedValue,
+    history,
+    places,
+    resolve,
+    run_count,
+    sources,
+    value_key,
+)
 
 # Opcodes that compute numbers from numbers one by one.
 _ARITHMETIC_OPCODES = """
@@ -19,6 +31,11 @@ log log-plus-one logistic maximum minimum multiply negate not or power remainder
 round-nearest-even rsqrt select sign sine sqrt subtract tan tanh xor
 """
 _ARITHMETIC = frozenset(_ARITHMETIC_OPCODES.split())
+_SORTS = frozenset({"sort", "topk"})
+# JAX's functions of a number that are no arithmetic.
+_FUNCTIONS = frozenset(
+    {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos"}
+)
 # Opcodes that write the same numbers elsewhere, unless they are fused with the product that reads them.
 _WRITES = frozenset({"concatenate", "copy", "pad", "reverse"})
 
@@ -57,23 +74,70 @@ def update_arithmetic(program: Program) -> UpdateArithmetic:
 
 @dataclass(frozen=True)
 class ScopedArithmetic:
-    """Elements that one elementwise operation, or reduction, of a pass makes in a step. op_name: JAX's."""
+    """Elements that one elementwise operation, reduction or sort of a pass makes in a step.
+
+    op_name: JAX's.
+    """
 
     op_name: str
     elements: int
+    sorts: bool = False
 
 
 def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[ScopedArithmetic]:
-    """The elementwise operations and reductions of the forward and backward passes that have JAX's names.
+    """The elementwise operations, reductions and sorts of both passes that have JAX's names.
 
     The others are the compiler's own: indices, and constants that it works out anew.
     """
     for place in places(program):
         runs = run_count(program, place) or 1
         for one in place.computation.instructions.values():
-            is_counted = one.opcode in _ARITHMETIC or one.opcode == "reduce"
+            sorts = one.opcode in _SORTS
+            is_counted = one.opcode in _ARITHMETIC or one.opcode == "reduce" or sorts
             if is_counted and one.op_name and phase_of(one.op_name, differentiated) != "update":
-                yield ScopedArithmetic(one.op_name, runs * one.shapes[0].num_elements)
+                yield ScopedArithmetic(one.op_name, runs * one.shapes[0].num_elements, sorts)
+
+
+def transcendentals(program: Program, *, differentiated: bool) -> dict[str, set[str]]:
+    """The functions that the forward pass takes of numbers, as JAX names them, by scope."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for place in places(program):
+        for one in place.computation.instructions.values():
+            for name in split_op_name(one.op_name):
+                primitive = primitive_of(name)
+                if primitive in _FUNCTIONS and phase_of(name, differentiated) == "forward":
+                    for scope in scope_of(name):
+                        found[scope].add(primitive)
+    return found
+
+
+def made_by(program: Program) -> Iterator[Instruction]:
+    """What computes the results of an inference step that are no caches: past moves, and past collectives."""
+    given = {(shape.dtype, shape.dims) for one in program.main.parameters for shape in one.shapes}
+    for path, shape in arrays(program.main.result.shape):
+        if (shape.dtype, shape.dims) in given:
+            continue
+        value = resolve(program, TracedValue(program.main.result, CallPath(program.main), path), MOVES)
+        while op_of(value.instruction) or value.instruction.opcode.endswith("-done"):
+            value = resolve(program, value.operand(0), MOVES)
+        yield value.instruction
+
+
+def weights_depend_on_a_norm(program: Program) -> bool:
+    """Whether the update computes the arrays that a step returns from a number summed over whole arrays."""
+    result, seen = program.main.result, set()
+    arrays_of = [path for path, shape in arrays(result.shape) if shape.dims]
+    left = [TracedValue(result, CallPath(program.main), path) for path in arrays_of]
+    while left:
+        value = left.pop()
+        one, key = value.instruction, value_key(value)
+        if key in seen or (one.op_name and phase_of(one.op_name, differentiated=True) != "update"):
+            continue
+        seen.add(key)
+        if one.opcode == "reduce" and not one.shapes[0].dims:
+            return True
+        left += sources(program, value)
+    return False
 
 
 @dataclass(frozen=True)
