@@ -1,6 +1,6 @@
 """`mw train` killed at random moments, and its checkpoints damaged bit by bit: prints JSON.
 
-    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 1000] > benchmarks/results/survival.json
+    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 1000] [--seed 0] > benchmarks/results/survival.json
 
 A run is killed (SIGKILL) and resumed, again and again; every other kill falls into the moments of a save.
 Its metrics must be those of a run that nothing happened to, bit for bit, and nothing may be lost but the
@@ -65,9 +65,9 @@ def being_saved(checkpoints: Path) -> set[tuple[str, int]]:
     return found
 
 
-def kills(runs: Runs, num_kills: int, num_steps: int) -> dict[str, Any]:
+def kills(runs: Runs, num_kills: int, num_steps: int, seed: int) -> dict[str, Any]:
     """A run that is done before all kills are spent is compared, and another begun."""
-    chance = random.Random(0)
+    chance = random.Random(seed)
     options = ("--steps", str(num_steps), "--checkpoint-every", str(CHECKPOINT_EVERY), "--resume")
     whole = runs.folder / "whole"
     runs.mw(*runs.begin(runs.folder / "compiled_once", "--steps", "2"))
@@ -87,6 +87,7 @@ def kills(runs: Runs, num_kills: int, num_steps: int) -> dict[str, Any]:
     return {
         "kills": num_kills,
         "killed_in_a_save": sum(life["save_cut_off"] for life in lives),
+        "seed": seed,
         "runs": len(compared),
         "steps": num_steps,
         "lines_of_a_run": len(expected),
@@ -94,9 +95,9 @@ def kills(runs: Runs, num_kills: int, num_steps: int) -> dict[str, Any]:
     }
 
 
-def flips(runs: Runs, num_flips: int) -> dict[str, Any]:
+def flips(runs: Runs, num_flips: int, seed: int) -> dict[str, Any]:
     """Every flip is judged as a resumed run judges it; a few by a whole `mw generate`."""
-    chance, checkpoints = random.Random(1), runs.folder / "whole" / files.CHECKPOINTS
+    chance, checkpoints = random.Random(seed), runs.folder / "whole" / files.CHECKPOINTS
     *_, before, last = files.steps(checkpoints)
     paths = sorted(path for path in (checkpoints / str(last)).rglob("*") if path.is_file())
     sizes = [path.stat().st_size for path in paths]
@@ -134,6 +135,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--flips", type=int, default=200)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills and the bits")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     try:
@@ -141,8 +143,8 @@ def main() -> None:
         document = {
             "benchmark": "survival",
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-            "kills": kills(runs, options.kills, options.steps),
-            "flips": flips(runs, options.flips),
+            "kills": kills(runs, options.kills, options.steps, options.seed),
+            "flips": flips(runs, options.flips, options.seed),
         }
     finally:
         shutil.rmtree(folder)

@@ -25,6 +25,7 @@ from jax.sharding import SingleDeviceSharding
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.files import write_whole
 from meshwright.nn import checkpoint_files as files
+from meshwright.nn.processes import wait_for_all
 
 # Orbax writes what goes wrong in its threads to standard error, traceback and all, before it raises it here.
 absl_logging.set_verbosity(absl_logging.FATAL)
@@ -90,8 +91,7 @@ class Saver:
             self._commit.join()
             self._commit = None
             self.check()
-            if jax.process_count() > 1:
-                multihost_utils.sync_global_devices("a checkpoint is complete")
+            wait_for_all("a checkpoint is complete")
         self.check()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ import re
 
 from meshwright.errors import DeviceError
 from meshwright.hardware.topology import Hardware
-from meshwright.nn.processes import join, num_processes
+from meshwright.nn.processes import join, num_processes, wait_for_all
 
 _COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
@@ -51,3 +51,4 @@ def use_devices_of(hardware: Hardware) -> None:
             f"{spec} needs {kind} devices and JAX sees {jax.device_count()} {seen} devices; "
             "run it there, or plan for this machine, such as --hardware cpu:8"
         )
+    wait_for_all("JAX has its devices")

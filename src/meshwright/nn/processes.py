@@ -113,6 +113,20 @@ def meet(here: ProcessPlace, versions: Mapping[str, str]) -> None:
         raise DeviceError(verdict)
 
 
+def wait_for_all(where: str) -> None:
+    """Returns once all processes are at this point of the program; where: its name, the same in all.
+
+    Over gloo a collective waits 30 minutes for the slowest process, but two things wait 30 seconds, and
+    no option changes that (jaxlib 0.10): connecting, which the first collective of a group does, and
+    reduce-scatters. So processes meet here before they run what they took unlike times to get to.
+    """
+    import jax
+    from jax.experimental import multihost_utils
+
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(where)
+
+
 def free_port() -> int:
     """A port of this machine that nobody listens on now."""
     with socket.socket() as listener:

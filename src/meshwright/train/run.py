@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import median
 
 import jax
-from jax.experimental import multihost_utils
 
 from meshwright.errors import DataError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.models.hf import to_hf
+from meshwright.nn.processes import wait_for_all
 from meshwright.plan_file import save_plan
 from meshwright.train import loop, profiling
 from meshwright.train.board import Board
@@ -167,8 +167,7 @@ def _corpus(job: TrainingJob, report: Progress) -> Corpus:
             evaluations=evaluation_sets(job.settings.eval),
             progress=report,
         )
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("the corpus is packed")
+    wait_for_all("the corpus is packed")
     try:
         return Corpus.load(directory)
     except DataError as error:

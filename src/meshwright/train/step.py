@@ -30,6 +30,7 @@ from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import JAX_DTYPES, abstract_params, init_params, joined
+from meshwright.nn.processes import wait_for_all
 from meshwright.nn.weights import load_hf
 from meshwright.train.optimizer import OptimizerConfig, gradient_norm, learning_rate, make_optimizer
 from meshwright.train.rows import BEGINS, ID_BITS, UNCOUNTED
@@ -107,6 +108,7 @@ class CompiledStep:
         self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
         self.peak_flops_per_second = chip_flops_per_second * layout.mesh.num_devices
+        self._compiled: set[Any] = set()  # programs that all processes have compiled
 
     # State
 
@@ -194,12 +196,20 @@ class CompiledStep:
         Where the routers' losses have weights also "balance_loss" and "router_z_loss", of the mean layer.
         """
         with jax.set_mesh(self.mesh):
-            return self.jitted(state, self._put(tokens))
+            return self._run(self.jitted, state, self._put(tokens))
 
     def evaluate(self, state: TrainState, tokens: np.ndarray) -> Array:
         """Mean nats per token of tokens[B, T+1]."""
         with jax.set_mesh(self.mesh):
-            return self._jitted_loss(state.params, self._put(tokens))
+            return self._run(self._jitted_loss, state.params, self._put(tokens))
+
+    def _run(self, jitted: Any, *arguments: Any) -> Any:
+        """The result of a program, which no process begins before all have compiled it."""
+        if jax.process_count() > 1 and jitted not in self._compiled:
+            jitted.lower(*arguments).compile()  # JAX keeps it for the call
+            wait_for_all("a program is compiled")
+            self._compiled.add(jitted)
+        return jitted(*arguments)
 
     @cached_property
     def jitted(self) -> Any:
