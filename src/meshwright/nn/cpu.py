@@ -41,3 +41,13 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, -1))
+
+
+def give_back_freed_memory() -> None:
+    """Gives the system what this process has freed so far, even where it keeps that from now on.
+
+    A compilation leaves much: of the tiny model's two programs 200 of 600 MB (jax 0.10.2).
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

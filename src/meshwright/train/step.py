@@ -23,7 +23,7 @@ from meshwright.models.parameters import is_adapter, parameters
 from meshwright.models.transformer import Places
 from meshwright.nn.blockwise import zigzag
 from meshwright.nn.compiler import Options, compiler_options
-from meshwright.nn.cpu import keep_freed_memory
+from meshwright.nn.cpu import give_back_freed_memory, keep_freed_memory
 from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.lanes import Lanes
 from meshwright.nn.loss import NOT_COUNTED
@@ -91,6 +91,7 @@ class CompiledStep:
         self.start_from, self.masked = start_from, masked
         self.mesh = device_mesh(layout) if mesh is None else mesh
         if self.mesh.devices.flat[0].platform == "cpu":
+            give_back_freed_memory()
             keep_freed_memory()
         self.options = options or {}
         self.schedule = learning_rate(optimizer)
@@ -108,7 +109,7 @@ class CompiledStep:
         self.batch_sequences, self.seq_len = workload.num_sequences, workload.seq_len
         self.flops_per_step = train_flops_per_token(config, workload.seq_len) * workload.num_tokens
         self.peak_flops_per_second = chip_flops_per_second * layout.mesh.num_devices
-        self._compiled: set[Any] = set()  # programs that all processes have compiled
+        self._compiled: set[Any] = set()  # programs, by all processes
 
     # State
 
@@ -205,8 +206,10 @@ class CompiledStep:
 
     def _run(self, jitted: Any, *arguments: Any) -> Any:
         """The result of a program, which no process begins before all have compiled it."""
-        if jax.process_count() > 1 and jitted not in self._compiled:
+        if jitted not in self._compiled:
             jitted.lower(*arguments).compile()  # JAX keeps it for the call
+            if self.mesh.devices.flat[0].platform == "cpu":
+                give_back_freed_memory()
             wait_for_all("a program is compiled")
             self._compiled.add(jitted)
         return jitted(*arguments)

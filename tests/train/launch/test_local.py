@@ -111,7 +111,7 @@ def test_four_processes_train_as_one_with_four_devices(runs: Runs, tmp_path: Pat
 @pytest.mark.slow
 def test_processes_wait_for_one_that_compiles_slowly(runs: Runs, tmp_path: Path):
     """Over gloo, processes that went on would give up after 30 s of waiting to connect."""
-    runs.write_plan(runs.plan, "cpu:2", "fsdp=2")
+    runs.write_plan(runs.plan, "cpu:4", "data=2,fsdp=2")  # sums over data are of devices of both
     program = """
 import sys
 import time
