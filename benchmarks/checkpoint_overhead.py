@@ -2,8 +2,8 @@
 
     python benchmarks/checkpoint_overhead.py [--rounds 5] > benchmarks/results/checkpoint_overhead.json
 
-Target: under 2% of the time of 100 steps. One run saves every 20 steps. The 10 steps after each save, within
-which it is written, are set against the 10 after those, which have nothing beside them: so a machine that
+Target: under 2% of the time of 100 steps. One run saves every 10 steps. The 5 steps after each save, within
+which it is written, are set against the 5 after those, which have nothing beside them: so a machine that
 slows down slows both. What one checkpoint adds is set against 100 steps. The first save and the steps before
 it, which compile, are left out.
 """
@@ -23,7 +23,7 @@ from meshwright.train.data import Corpus  # noqa: E402
 from meshwright.train.loop import Rhythm  # noqa: E402
 from meshwright.train.step import CompiledStep  # noqa: E402
 
-EVERY, HALF = 20, 10
+EVERY, HALF = 10, 5
 TARGET_EVERY = 100
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     layout = Layout.of(weights_dtype="f32", compute_dtype="f32")
-    with demo(layout, num_sequences=8) as (step, corpus):
+    with demo(layout, num_sequences=4) as (step, corpus):
         rounds = halves(step, corpus, options.rounds)
     state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(step.init(0)))
     step_seconds = statistics.median(plain for _, plain in rounds) / HALF

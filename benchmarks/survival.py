@@ -1,6 +1,7 @@
 """`mw train` killed at random moments, and its checkpoints damaged bit by bit: prints JSON.
 
-    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 1000] [--seed 0] > benchmarks/results/survival.json
+    python benchmarks/survival.py [--kills 50] [--flips 200] [--steps 1000] [--seed 0] \\
+        > benchmarks/results/survival.json
 
 A run is killed (SIGKILL) and resumed, again and again; every other kill falls into the moments of a save.
 Its metrics must be those of a run that nothing happened to, bit for bit, and nothing may be lost but the

@@ -16,9 +16,6 @@ pytestmark = pytest.mark.slow
 # Two periods of local and global layers. XLA unrolls a loop of one, and then its CSE saves the scores that
 # the backward pass would compute again: 6% of the FLOPs of LOCAL's three layers.
 TWO_PERIODS = replace(LOCAL, num_layers=4)
-_ROWS_OVER_TENSOR = pytest.mark.xfail(
-    strict=True, reason="XLA for CPU gathers rows over tensor with the room of a round: 2.6 times the memory"
-)
 
 
 @pytest.mark.parametrize("config", [TWO_PERIODS, GPT], ids=lambda config: config.name)
@@ -49,14 +46,17 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
         pytest.param(
             MIXTURE,
             "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true",
-            marks=_ROWS_OVER_TENSOR,
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="XLA for CPU copies the rows of a further round for each product: 2.85 times the memory",
+            ),
         ),
         (MIXTURE, "data=2,fsdp=4,expert=2,grouped=true"),
         # Rows travel; XLA:CPU sends all that a round has room for, which the audit names.
         (MIXTURE, "fsdp=8"),
         (MIXTURE, "fsdp=8,expert=4"),
         (MIXTURE, "fsdp=4,expert=2,tensor=2"),
-        pytest.param(MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true", marks=_ROWS_OVER_TENSOR),
+        (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true"),
         pytest.param(
             OSS,
             "data=4,tensor=2,sequence_parallel=true,expert=2,capacity=1",

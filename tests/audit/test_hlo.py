@@ -109,16 +109,21 @@ def test_a_start_and_its_done_are_one(start: str, done: str, op: str, gathered_b
 def test_rows_of_experts_are_as_many_as_their_scope_says(
     scope: str, op: str, gathered_bytes: int, is_ragged: bool
 ) -> None:
-    """As a ragged exchange, of a TPU's tiles, or padded to 10 rows (CPU), of which 7 or 4 are then room."""
+    """As a ragged exchange, of a TPU's tiles, or of 10 rows of a device (CPU), of which some are room."""
     shape = "f32[10,2,2]" if is_ragged else "f32[10,4]"
+    result, whole_bytes = {"all_gather": ("f32[20,4]", 320), "reduce_scatter": ("f32[5,4]", 160)}.get(
+        op, ("f32[10,4]", 160)
+    )
     at = f'metadata={{op_name="jit(step)/jvp(layers)/dispatch/{scope}/reduce_precision"}}'
-    exchange = "ragged-all-to-all(%x, %o, %n, %n, %n, %n)" if is_ragged else "all-to-all(%x), dimensions={0}"
+    padded = f"{result} {op.replace('_', '-')}(%x), dimensions={{0}}"
+    padded += ", to_apply=%sum" if op == "reduce_scatter" else ""
+    exchange = f"{shape} ragged-all-to-all(%x, %o, %n, %n, %n, %n)" if is_ragged else padded
     (one,) = found(
         f"  %x = {shape} parameter(0)\n  %o = {shape} parameter(1)\n  %n = s32[2] parameter(2)\n"
-        f"  ROOT %c = {shape} {exchange}, replica_groups={{{{0,1}},{{2,3}}}}, {at}"
+        f"  ROOT %c = {exchange}, replica_groups={{{{0,1}},{{2,3}}}}, {at}"
     )
     assert (one.op, one.gathered_bytes, one.scope[1]) == (op, gathered_bytes, "dispatch")
-    assert one.padding_bytes == (0 if is_ragged else 160 - gathered_bytes)
+    assert one.padding_bytes == (0 if is_ragged else whole_bytes - gathered_bytes)
 
 
 def test_an_exchange_that_does_not_say_how_much_travels_is_not_counted() -> None:

@@ -410,11 +410,19 @@ def _ways_of_rows(
 
     def travel(rows: Array, way: Pieces, num_rows: int) -> Array:
         with jax.named_scope(rows_by_even_load("all_to_all", num_home)):
-            return _exchange(rows[0], way, num_rows, axes=routing.exchanged, most=most)[None]
+            if sends_what_there_is():
+                return _ragged_exchange(rows[0], way, num_rows, axes=routing.exchanged)[None]
+            sent = _sent(rows[0], way, most)
+            return _arrived(lax.all_to_all(sent, routing.exchanged, 0, 0, tiled=True), way, num_rows)[None]
 
     def spread(op: str, rows: Array, way: Pieces, num_rows: int) -> Array:
         with jax.named_scope(rows_by_even_load(op, num_home * num_copies)):
-            return _exchange(rows[0], way, num_rows, axes=routing.rows, most=num_between)
+            if sends_what_there_is():
+                return _ragged_exchange(rows, way, num_rows, axes=routing.rows)
+            if op == "all_gather":  # of rows that lie close
+                return _arrived(lax.all_gather(rows, routing.rows), way, num_rows)
+            sent = _sent(rows, way, num_between)
+            return lax.psum_scatter(sent, routing.rows, scatter_dimension=0)
 
     def to_experts(rows: Array, *counts: Array) -> Array:
         return travel(rows, ways(*counts).out, num_between)
@@ -423,11 +431,11 @@ def _ways_of_rows(
         return travel(rows, ways(*counts).home, num_home)
 
     def to_columns(rows: Array, *counts: Array) -> Array:
-        return spread("all_gather", rows, ways(*counts).copies, num_in_blocks)[None]
+        return spread("all_gather", rows[0], ways(*counts).copies, num_in_blocks)[None]
 
     def from_columns(rows: Array, *counts: Array) -> Array:
-        parts = spread("reduce_scatter", rows, ways(*counts).parts, num_copies * num_between)
-        return jnp.sum(jnp.reshape(parts, (1, num_copies, num_between, -1)), axis=1)
+        parts = spread("reduce_scatter", rows[0], ways(*counts).parts, num_copies * num_between)
+        return jnp.sum(jnp.reshape(parts, (1, -1, num_between, parts.shape[-1])), axis=1)
 
     return (to_experts, to_tokens), (to_columns, from_columns)
 
@@ -489,21 +497,27 @@ def _first_rows(counts: Array, block: int = 1) -> Array:
     return jnp.cumsum(filled, axis=-1) - filled
 
 
-def _exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes, most: int) -> Array:
-    """[num_rows, D] of what arrives of rows[C, D]; most: rows from one device to another."""
-    if sends_what_there_is():
-        arrives = jnp.zeros((num_rows, rows.shape[-1]), rows.dtype)
-        sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
-        arrives = lax.ragged_all_to_all(rows, arrives, *sent, axis_name=axes)
-        # XLA's instruction has no name of its own: it takes that of the rounding that changes nothing.
-        kind = jnp.finfo(rows.dtype)
-        return lax.reduce_precision(arrives, kind.nexp, kind.nmant)
-    sent = rows.at[_places(way.send_at, way.sizes, most, len(rows))].get(mode="fill", fill_value=0)
-    arrived = lax.all_to_all(sent, axes, 0, 0, tiled=True)
-    places = jnp.reshape(_places(way.receive_at, way.received, most, num_rows), -1)
+def _ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> Array:
+    """[num_rows, D] of what arrives of rows[C, D]."""
+    arrives = jnp.zeros((num_rows, rows.shape[-1]), rows.dtype)
+    sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
+    arrives = lax.ragged_all_to_all(rows, arrives, *sent, axis_name=axes)
+    # XLA's instruction has no name of its own: it takes that of the rounding that changes nothing.
+    kind = jnp.finfo(rows.dtype)
+    return lax.reduce_precision(arrives, kind.nexp, kind.nmant)
+
+
+def _sent(rows: Array, way: Pieces, most: int) -> Array:
+    """[p, most, D]: the rows that go to each device, one after another, then zeros."""
+    return rows.at[_places(way.send_at, way.sizes, most, len(rows))].get(mode="fill", fill_value=0)
+
+
+def _arrived(rows: Array, way: Pieces, num_rows: int) -> Array:
+    """[num_rows, D]: the rows[p, most, D] of each device, as `_sent` has them, where they belong."""
+    places = jnp.reshape(_places(way.receive_at, way.received, rows.shape[1], num_rows), -1)
     source = jnp.full(num_rows, len(places), jnp.int32)
     source = source.at[places].set(jnp.arange(len(places), dtype=jnp.int32), mode="drop")
-    return jnp.reshape(arrived, (-1, rows.shape[-1])).at[source].get(mode="fill", fill_value=0)
+    return jnp.reshape(rows, (-1, rows.shape[-1])).at[source].get(mode="fill", fill_value=0)
 
 
 def sends_what_there_is() -> bool:

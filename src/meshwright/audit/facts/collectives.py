@@ -213,7 +213,7 @@ def _one(
         op_name = reader_name(program, _result(value, index)) or op_name
     padding = fused.padding_bytes if fused else 0
     num_bytes = round(share * sum(s.num_bytes for s in (results if op == "all_gather" else sent))) - padding
-    said = rows_said(op_name) if op == "all_to_all" else None
+    said = rows_said(op_name) if op in ("all_to_all", "all_gather", "reduce_scatter") else None
     if said:
         # What travels is told by data; XLA for CPU sends the room of a round, others the rows alone, which
         # that for TPU cuts in tiles.
