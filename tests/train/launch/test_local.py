@@ -112,29 +112,26 @@ def test_four_processes_train_as_one_with_four_devices(runs: Runs, tmp_path: Pat
 def test_processes_wait_for_one_that_compiles_slowly(runs: Runs, tmp_path: Path):
     """Over gloo, processes that went on would give up after 30 s of waiting to connect."""
     runs.write_plan(runs.plan, "cpu:4", "data=2,fsdp=2")  # sums over data are of devices of both
-    program = """
-import sys
-import time
-from contextlib import suppress
+    run, program = tmp_path / "run", tmp_path / "slowly.py"
+    program.write_text(f"""
+import os, sys, time
+from pathlib import Path
 
 import jax
 from meshwright.cli.main import main
 
 
 def slowly(event, seconds, fun_name="", **_):
-    if me == 1 and event.endswith("backend_compile_duration") and fun_name == "jit(_step)":
-        Path(run, "slow").touch()
+    is_step = event.endswith("backend_compile_duration") and fun_name == "jit(_step)"
+    if is_step and os.environ["MESHWRIGHT_PROCESS_ID"] == "1":
+        Path({str(run)!r}, "slow").touch()
         time.sleep(35)
 
 
 jax.monitoring.register_event_duration_secs_listener(slowly)
-sys.exit(main({arguments!r}))
-"""
-    run, program_path = tmp_path / "run", tmp_path / "slowly.py"
-    arguments = runs.begin(run, "--steps", "2")
-    beginning = f"import os\nfrom pathlib import Path\nme, run = int(os.environ['MESHWRIGHT_PROCESS_ID']), {str(run)!r}\n"
-    program_path.write_text(beginning + program.format(arguments=arguments))
-    out, _ = runs.mw("launch", "local", "-n", "2", "--", sys.executable, str(program_path))
+sys.exit(main({runs.begin(run, "--steps", "2")!r}))
+""")
+    out, _ = runs.mw("launch", "local", "-n", "2", "--", sys.executable, str(program))
     assert out.startswith("step 2: training loss ")
     assert (run / "slow").exists()
 
