@@ -48,7 +48,7 @@ def test_biases_positions_windows_and_norms_of_heads(config: ModelConfig, text: 
             "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true",
             marks=pytest.mark.xfail(
                 strict=True,
-                reason="XLA for CPU copies the rows of a further round for each product: 2.85 times the memory",
+                reason="XLA for CPU copies the rows of a further round for each product: 2.85 x the memory",
             ),
         ),
         (MIXTURE, "data=2,fsdp=4,expert=2,grouped=true"),
