@@ -4,6 +4,7 @@ import pytest
 
 from meshwright.audit.compare.findings import (
     activation_findings,
+    missing_findings,
     norm_findings,
     result_findings,
     state_findings,
@@ -117,6 +118,12 @@ def test_an_activation_takes_the_function_of_its_kind(kind: str, function: str, 
     text = TRAINED.replace("jit(step)/jvp(dropout)/mul", f"{scope}/{function}")
     found = transcendentals(parse_hlo(text), differentiated=True)
     assert len(activation_findings(found, {"w", "w_activation", "residual"}, kind)) == told
+
+
+def test_a_planned_operation_that_the_program_lacks_is_told() -> None:
+    program = parse_hlo(TRAINED)
+    assert missing_findings(program, {"residual", "dropout", "residual_sum"}) == []
+    assert [one.tensor for one in missing_findings(program, {"residual", "rope_q"})] == ["rope_q"]
 
 
 def test_a_sort_is_told_of_however_small_it_is() -> None:

@@ -3,6 +3,9 @@
 Needs the [cuda12] extra; without it the CPU's compiler stands in (test_compare.py).
 """
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -67,3 +70,25 @@ def test_collectives_of_weights_run_beside_products() -> None:
     assert len(hidden) == 3 * len(weights)
     assert all(beside for (_, direction, _), beside in hidden.items() if direction == "forward"), hidden
     assert sum(hidden.values()) > 2 / 3 * len(hidden), hidden
+
+
+PINNED = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from meshwright.testing import assert_collectives
+
+mesh = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
+w = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("model", None)))
+x = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(None, "model")))
+assert_collectives(jax.jit(lambda x, w: x @ w), x, w, hardware="h100:8", expected={"AllReduce_model": 1})
+print(float(jnp.ones(3).sum()))
+"""
+
+
+def test_a_test_without_a_gpu_pins_a_program_for_gpus_and_computes_thereafter() -> None:
+    """In an environment that says nothing of platforms, as a user's has."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA"))}
+    command = [sys.executable, "-c", PINNED]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "3.0\n"), ran.stderr

@@ -8,6 +8,7 @@ from meshwright.audit.compare.findings import (
     exposure_findings,
     findings,
     kept_findings,
+    missing_findings,
     norm_findings,
     product_findings,
     result_findings,
@@ -102,6 +103,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         differences += compare_memory(planned, compiled.memory_bytes, *apart, capacity, on_cpu=on_cpu)
     if on_cpu:
         differences += saved_findings(planned, program)
+        differences += missing_findings(program, planned.elementwise)
     line = timeline(program, machine.chip, prices, emitted) if target.name == machine.chip.kind else None
     differences += exposure_findings(rows, line, planned.seconds)
     if plan.workload.phase == "train" and not plan.model.lora_rank:

@@ -23,7 +23,7 @@ from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
 from meshwright.audit.facts.schedule import StepTimeline
-from meshwright.audit.hlo.op_names import primitive_of, scope_of
+from meshwright.audit.hlo.op_names import primitive_of, scope_of, split_op_name
 from meshwright.audit.hlo.parse import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import CallPath, TracedValue, resolve
 from meshwright.audit.remark import Remark
@@ -258,6 +258,23 @@ def unplanned_findings(
     ]
 
 
+def missing_findings(program: Program, elementwise: Iterable[str]) -> list[Remark]:
+    """One finding for planned elementwise operations of which the program has none: no rotation, no residual.
+
+    Of XLA:CPU, which keeps every name; others merge operations of two names to one.
+    """
+    scopes = {
+        scope
+        for computation in program.computations.values()
+        for one in computation.instructions.values()
+        for name in split_op_name(one.op_name)
+        for scope in scope_of(name)
+    }
+    absent = sorted(name for name in elementwise if not _begins_or_is(name, scopes))
+    what = f"{', '.join(absent)}: planned, but not in the compiled program"
+    return [Remark("elementwise", absent[0], what, "", "", 0)] if absent else []
+
+
 def result_findings(program: Program, operations: Collection[str]) -> list[Remark]:
     """A finding for each result of an inference step that no planned operation makes, as of sorted logits."""
     made = [one for one in made_by(program) if one.op_name and not _is_planned(one.op_name, operations)]
@@ -277,7 +294,11 @@ def result_findings(program: Program, operations: Collection[str]) -> list[Remar
 def _is_planned(op_name: str, operations: Collection[str]) -> bool:
     """Whether a scope of JAX's name is a planned operation, or begins one: `dispatch`, of `dispatch_sort`."""
     scopes = scope_of(op_name)
-    return any(one == scope or one.startswith(f"{scope}_") for scope in scopes for one in operations)
+    return any(_begins_or_is(one, scopes) for one in operations)
+
+
+def _begins_or_is(operation: str, scopes: Iterable[str]) -> bool:
+    return any(operation == scope or operation.startswith(f"{scope}_") for scope in scopes)
 
 
 def state_findings(passes: Iterable[StatePass], planned: PlannedStep, prices: Prices) -> list[Remark]:

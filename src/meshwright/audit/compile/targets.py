@@ -148,12 +148,16 @@ class Target:
     def environment(self) -> dict[str, str]:
         """Variables under which compilers look for no chips and no metadata server, and warn on stderr."""
         alone = {
-            "TPU_SKIP_MDS_QUERY": "1",
-            "TPU_WORKER_HOSTNAMES": "localhost",
-            "TPU_MIN_LOG_LEVEL": "1",
-            "TPU_STDERR_LOG_LEVEL": "1",
+            "tpu": {
+                "TPU_SKIP_MDS_QUERY": "1",
+                "TPU_WORKER_HOSTNAMES": "localhost",
+                "TPU_MIN_LOG_LEVEL": "1",
+                "TPU_STDERR_LOG_LEVEL": "1",
+            },
+            # Else JAX gives up a plugin whose driver it does not find.
+            "gpu": {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
         }
-        return {"JAX_PLATFORMS": "cpu", **(alone if self.name == "tpu" else {})}
+        return {"JAX_PLATFORMS": "cpu", **alone.get(self.name, {})}
 
     @property
     def xla_flags(self) -> str:
@@ -271,14 +275,23 @@ def target_mesh(target: Target, layout: Layout) -> "jax.sharding.Mesh | None":
 
 
 def target_devices(target: Target) -> list[Any]:
-    """The chips that a compiler describes, of which none need be attached."""
+    """The chips that a compiler describes, of which none need be attached.
+
+    Raises DeviceError where JAX gave the GPU's compiler up, before anything here was asked.
+    """
     from jax.experimental import topologies
 
     if target.name == "gpu":
-        described = topologies.get_topology_desc(
-            platform="cuda", topology_name=target.gpu, topology=target.topology,
-            target_config=GPUS[target.gpu].text,
-        )  # fmt: skip
+        try:
+            described = topologies.get_topology_desc(
+                platform="cuda", topology_name=target.gpu, topology=target.topology,
+                target_config=GPUS[target.gpu].text,
+            )  # fmt: skip
+        except NotImplementedError as error:
+            raise DeviceError(
+                "JAX has looked for GPUs in this process, found none and given their compiler up; "
+                "set JAX_PLATFORMS=cpu in the environment of the process"
+            ) from error
         return list(described.devices)
     slices = {"num_slices": target.slices} if target.slices > 1 else {}
     described = topologies.get_topology_desc(
