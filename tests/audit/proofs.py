@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.notation.devices import meshes, shardings
 from tests.notation.test_einsum import specs
 
+from meshwright.audit.compare.unnamed import Pair, derived, match
 from meshwright.audit.shard.execution import emitted_by
-from meshwright.audit.shard.matching import Pair, derived, match
 from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.execute import contract, run_steps
 from meshwright.nn.mesh import explicit_mesh

@@ -67,7 +67,7 @@ def shown(one: EmittedCollective) -> tuple[object, ...]:
         one.count,
         one.phase,
         one.scope[:2],
-        one.source_bytes,
+        one.uncast_bytes,
         cut,
     )
 
@@ -76,7 +76,7 @@ def shown(one: EmittedCollective) -> tuple[object, ...]:
 def test_every_collective_of_a_scanned_fsdp_and_tensor_step(dtype: str, size: int) -> None:
     """Gathers forward and again for remat; sums of activations; gradients summed, each keeping its shard.
 
-    bf16 is widened to f32 on its way on this compiler; source_bytes are those of bf16 all the same.
+    bf16 is widened to f32 on its way on this compiler; uncast_bytes are those of bf16 all the same.
     """
     program = gradient(dtype)
     weight, activation = D * F // 2 * size, B // 4 * T * D * size

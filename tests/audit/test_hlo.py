@@ -161,7 +161,7 @@ metadata={op_name="jit(f)/mlp/(w_in/mul:w_out/add)"}
         "w_in",
     )
     assert (second.op_name, second.gathered_bytes, second.parameter) == ("jit(f)/mlp/w_out/add", 32, "w_out")
-    assert (first.dtype, first.source_dtype, first.source_bytes) == ("f32", "bf16", 32)
+    assert (first.dtype, first.source_dtype, first.uncast_bytes) == ("f32", "bf16", 32)
     assert (second.scope, second.primitive) == (("mlp", "w_out"), "add")
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from tests.audit.proofs import MESH, SIZES, planned, random
 
+from meshwright.audit.compare.unnamed import derived, match
 from meshwright.audit.shard.execution import emitted_by, execute
-from meshwright.audit.shard.matching import derived, match
 from meshwright.audit.shard.run import ShardJob, run_contraction, run_reshard, run_strategy
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import ContractionQuestion

@@ -41,7 +41,7 @@ from meshwright.audit.facts.products import dot_flops, products
 from meshwright.audit.facts.schedule import ProgramSchedule, StepTimeline, overlaps, timeline
 from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
-from meshwright.audit.remark import Remark
+from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.compiler import compiler_warnings, replicates
 from meshwright.cost.inference import in_inference
 from meshwright.cost.priced import PricedCollective

@@ -26,7 +26,7 @@ from meshwright.audit.facts.schedule import StepTimeline
 from meshwright.audit.hlo.op_names import primitive_of, scope_of, split_op_name
 from meshwright.audit.hlo.parse import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import CallPath, TracedValue, resolve
-from meshwright.audit.remark import Remark
+from meshwright.audit.remarks import Remark
 from meshwright.units import dtype_bytes, format_bytes
 
 # Products in a wider type than planned are told of where they are more than this of all FLOPs.

@@ -79,16 +79,9 @@ class EmittedCollective:
     source_line: int | None = None
 
     @property
-    def source_bytes(self) -> int:
-        """V in source_dtype: what a compiler that sends the narrow type would have moved."""
-        return self._bytes_in(self.source_dtype)
-
-    @property
     def uncast_bytes(self) -> int:
-        """V in uncast_dtype."""
-        return self._bytes_in(self.uncast_dtype or self.source_dtype)
-
-    def _bytes_in(self, dtype: str) -> int:
+        """V in uncast_dtype: what a compiler that sends the narrow type would have moved."""
+        dtype = self.uncast_dtype or self.source_dtype
         return self.gathered_bytes * bits_of(dtype) // bits_of(self.dtype)
 
 

@@ -15,7 +15,7 @@ from meshwright.audit.facts.groups import copied_over, tiles_of
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.schedule import ProgramSchedule
 from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
-from meshwright.audit.remark import Remark
+from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.rules import RULES, UNCONSTRAINED, Fault, ProgramContext, widened
 from meshwright.notation.mesh import Mesh
 

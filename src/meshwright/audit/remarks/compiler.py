@@ -8,7 +8,7 @@ from meshwright.audit.compile.compile import OPERATION, REPLICATED
 from meshwright.audit.facts.groups import tiles_of
 from meshwright.audit.hlo.op_names import primitive_of, scope_of
 from meshwright.audit.hlo.parse import dtype_bits
-from meshwright.audit.remark import Remark
+from meshwright.audit.remarks import Remark
 
 _REPLICATION = "involuntary_replication"
 _RESHARDED = re.compile(r"from sharding (\{.*?\}) to (\{.*?\}) ")

@@ -26,7 +26,7 @@ from meshwright.audit.facts.work import is_attention_kernel
 from meshwright.audit.hlo.op_names import phase_of, primitive_of, scope_of
 from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import CallPath, TracedValue, entered_as, places, readers, sources, value_key
-from meshwright.audit.remark import Remark
+from meshwright.audit.remarks import Remark
 from meshwright.notation.mesh import Mesh
 
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax import Array
 
+from meshwright.audit.compare.unnamed import Derived, Pair, derived, match
 from meshwright.audit.facts.collectives import collectives
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.hlo.parse import parse_hlo
-from meshwright.audit.shard.matching import Derived, Pair, derived, match
 from meshwright.audit.shard.run import ShardJob
 from meshwright.audit.shard.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put

@@ -1,7 +1,7 @@
 """Derived collectives beside those that XLA emitted for the same few steps, in groups as small as can be.
 
-What belongs together is judged by the rules of `audit.compare`, as it is in an audit. There a tensor's name
-joins both sides and bytes are summed over a step. Here nothing has a name: a group is what the rules accept.
+What belongs together is judged by the same rules as in an audit. There (`line_up`) a tensor's name joins both
+sides and bytes are summed over a step. Here nothing has a name: a group is what the rules accept.
 Slices and axes of size one move nothing and are left out.
 """
 
