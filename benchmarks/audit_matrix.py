@@ -15,7 +15,7 @@ import os
 import platform
 import resource
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from meshwright.audit.audit import audit_plan
@@ -35,16 +35,26 @@ START, END = "<!-- matrix -->", "<!-- end of matrix -->"
 
 @dataclass(frozen=True)
 class Case:
+    """A row. num_layers: of the model's layers the first so many, all where None."""
+
     model: str
     hardware: str
     layout: str
     num_sequences: int
     seq_len: int
     phase: str = "train"
+    num_layers: int | None = None
 
     @property
     def text(self) -> str:
         return f"{self.model} {self.phase} {self.hardware} {self.layout}"
+
+    @property
+    def plan(self) -> Plan:
+        model = load_model(self.model)
+        model = replace(model, num_layers=self.num_layers or model.num_layers)
+        workload = Workload(self.num_sequences, self.seq_len, self.phase)
+        return Plan(model, self.hardware, workload, Layout.parse(self.layout))
 
 
 CASES = [
@@ -98,17 +108,78 @@ CASES = [
         "llama-3.1-405b", "b200:16x8", "data=2,fsdp=8,tensor=8,sequence_parallel=true,remat=full", 128, 4096
     ),
     Case("llama-3.1-405b", "b200:1x8", "tensor=8", 16, 4096, "generate"),
+    Case("mixtral-8x7b", "h100:1x8", "fsdp=8,remat=full", 16, 4096, "train", 2),
+    Case("mixtral-8x7b", "h100:1x8", "fsdp=8,expert=8,remat=full", 16, 4096, "train", 2),
+    Case("mixtral-8x7b", "h100:1x8", "fsdp=8,expert=8,remat=full,capacity=1.25", 16, 4096, "train", 2),
+    Case(
+        "mixtral-8x7b",
+        "h100:1x8",
+        "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full",
+        16,
+        4096,
+        "train",
+        2,
+    ),
+    Case("mixtral-8x7b", "h100:2x8", "fsdp=16,expert=8,remat=full", 32, 4096, "train", 2),
+    Case("mixtral-8x7b", "h100:8x8", "fsdp=64,expert=8,remat=full", 64, 4096),
+    Case("mixtral-8x7b", "h100:8x8", "fsdp=32,expert=8,tensor=2,sequence_parallel=true,remat=full", 64, 4096),
+    Case("mixtral-8x7b", "h100:1x8", "tensor=8", 4, 4096, "prefill", 2),
+    Case("mixtral-8x7b", "h100:1x8", "tensor=8", 64, 4096, "generate", 2),
+    Case("mixtral-8x22b", "h100:16x8", "fsdp=128,expert=8,remat=full", 128, 4096),
+    Case("deepseek-v2-lite", "h100:1x8", "fsdp=8,remat=full", 16, 4096, "train", 3),
+    Case("deepseek-v2-lite", "h100:1x8", "fsdp=8,expert=8,remat=full", 16, 4096, "train", 3),
+    Case(
+        "deepseek-v2-lite",
+        "h100:1x8",
+        "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full",
+        16,
+        4096,
+        "train",
+        3,
+    ),
+    Case("gpt-oss-20b", "h100:1x8", "fsdp=8,remat=full", 16, 4096, "train", 2),
+    Case("gpt-oss-20b", "h100:1x8", "fsdp=8,expert=8,remat=full", 16, 4096, "train", 2),
+    Case("qwen3-30b-a3b", "h100:1x8", "fsdp=8,expert=8,remat=full", 16, 4096, "train", 2),
+    Case("qwen3-30b-a3b", "h200:4x8", "fsdp=32,expert=8,remat=full", 64, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=4,context=2", 16, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=2,context=4,context_method=ulysses", 16, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=2,pipe=4,microbatches=8,schedule=lanes", 32, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "data=2,pipe=4,microbatches=8,schedule=lanes,zero=1", 32, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=8,offload=true", 16, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=8,offload_optimizer=true", 16, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=8,optimizer=lion", 16, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=8,optimizer=adafactor", 16, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=8,optimizer=muon", 16, 4096),
+    Case("llama-3.2-1b", "h100:1x8", "fsdp=8,master_weights=true", 16, 4096),
+    Case("gemma-2-2b", "h100:1x8", "fsdp=8,remat=full", 16, 4096),
+    Case("gemma-3-1b", "h100:1x8", "fsdp=8,remat=full", 16, 4096),
+    Case("qwen3-8b", "h100:1x8", "fsdp=4,tensor=2,sequence_parallel=true,remat=full", 16, 4096),
+    Case("llama-3-8b", "h100:1x8", "tensor=8,weights_dtype=int8", 64, 4096, "generate"),
+    Case("mistral-7b-v0.1", "h100:1x8", "fsdp=8,remat=full", 8, 8192),
+    Case(
+        "mixtral-8x7b",
+        "v5p:2x2x2",
+        "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full",
+        8,
+        4096,
+        "train",
+        2,
+    ),
+    Case("mixtral-8x7b", "v5p:2x2x2", "fsdp=8,expert=8,remat=full", 8, 4096, "train", 2),
+    Case("mixtral-8x7b", "v5p:2x2x2", "fsdp=8,remat=full", 8, 4096, "train", 2),
+    Case("deepseek-v2-lite", "v5p:2x2x2", "fsdp=8,expert=8,remat=full", 8, 4096, "train", 3),
+    Case("gpt-oss-20b", "v5p:2x2x2", "fsdp=8,expert=8,remat=full", 8, 4096, "train", 2),
+    Case("llama-3.2-1b", "v5p:2x2x2", "fsdp=8,offload=true", 16, 2048),
+    Case("llama-3.2-1b", "v5p:2x2x2", "fsdp=4,context=2,context_method=ulysses", 16, 2048),
+    Case("qwen3-0.6b", "v5e:2x4", "fsdp=8", 16, 2048),
 ]
 
 
 def audited(case: Case) -> dict:
     """What the table says of a case, and the differences in words."""
-    layout = Layout.parse(case.layout)
-    workload = Workload(case.num_sequences, case.seq_len, case.phase)
-    plan = Plan(load_model(case.model), case.hardware, workload, layout)
     try:
         found = audit_plan(
-            plan, load(case.hardware).chip.kind, lambda what: print(what, file=sys.stderr, flush=True)
+            case.plan, load(case.hardware).chip.kind, lambda what: print(what, file=sys.stderr, flush=True)
         )
     except MeshwrightError as error:
         return {**asdict(case), "verdict": "refused", "why": str(error)}
@@ -144,7 +215,7 @@ def run(only: str, again: str | None) -> None:
 
 def _key(case: dict) -> tuple:
     names = ("model", "hardware", "layout", "num_sequences", "seq_len")
-    return (*(case[name] for name in names), case.get("phase", "train"))
+    return (*(case[name] for name in names), case.get("phase", "train"), case.get("num_layers"))
 
 
 def _read() -> dict:
@@ -178,8 +249,9 @@ def table(cases: list[dict]) -> str:
         mark = f" [{notes.index('; '.join(remarks)) + 1}]" if remarks else ""
         seconds = f"{case['compile_seconds']:.0f} s" if "compile_seconds" in case else "–"
         layout = case["layout"].replace(",", ", ")
+        layers = case.get("num_layers")
         row = [
-            case["model"],
+            f"{case['model']}, {layers} layers" if layers else case["model"],
             case.get("phase", "train"),
             f"`{case['hardware']}`",
             f"`{layout}`",
