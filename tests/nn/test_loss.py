@@ -97,7 +97,7 @@ def _placed(array: np.ndarray, where: ShardedArray, mesh: jax.sharding.Mesh) -> 
 def _chunks(text: str, batch: int, length: int) -> int:
     layout = Layout.parse(text)
     with jax.set_mesh(device_mesh(layout)):
-        ((moved, plans),) = layout.contractions({"unembed": SPECS["unembed"]})
+        [(_, moved, plans, _)] = layout.contractions({"unembed": SPECS["unembed"]})
         return num_chunks(plans["unembed"], moved, (batch, length), layout.num_batch_shards)
 
 

@@ -109,7 +109,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     if plan.workload.phase == "train" and not plan.model.lora_rank:
         differences += kept_findings(program) + weight_findings(program, parameters(plan.model))
     if planned.update:
-        differences += update_findings(planned.update, update_arithmetic(program), prices)
+        differences += update_findings(planned.update, update_arithmetic(program, planned.operations), prices)
         differences += norm_findings(program)
     trains = is_differentiated(program)
     functions = transcendentals(program, differentiated=trains)

@@ -23,7 +23,7 @@ from meshwright.models import transformer
 from meshwright.models.config import Layer, LayerKind, ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.parameters import parameters
-from meshwright.models.transformer import Places, input_of, spelt_out
+from meshwright.models.transformer import Places, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.operation import placed
@@ -180,9 +180,11 @@ class SymbolicOps(Recorder):
     def einsums(self, x: Value, weights: Mapping[str, Value], **specs: str) -> tuple[Value, ...]:
         """Contractions of one input: it is moved once, and its cotangents are summed before they move."""
         made: dict[str, Value] = {}
-        for reshard, plans in self.layout.contractions(specs):
-            moved = self.reshard(input_of(*plans), "move", x, reshard, x.dtype, critical=True)
-            made |= {name: self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items()}
+        for group in self.layout.contractions(specs):
+            there = group.is_there
+            moved = self.reshard(group.name, "move", x, group.reshard, x.dtype, critical=True, is_there=there)
+            for name, plan in group.plans.items():
+                made[name] = self._einsum(name, plan, moved, weights[name])
         return tuple(made[name] for name in specs)
 
     def _einsum(self, name: str, plan: Contraction, x: Value, stored: Value) -> Value:
@@ -598,8 +600,9 @@ class SymbolicOps(Recorder):
         if self.flash_attention:
             return logits, ()
         copy = self.value(logits.array.replace(name="probabilities"), "f32")
-        ((states, plans),) = self.layout.contractions(head)
-        if not (self.head_by_chunks and all(takes_chunks(plan, states) for plan in plans.values())):
+        [group] = self.layout.contractions(head)
+        by_chunks = all(takes_chunks(plan, group.reshard) for plan in group.plans.values())
+        if not (self.head_by_chunks and by_chunks):
             return logits, (copy,)
         share = smaller(1.0, CHUNK_TOKENS / self.elements(self.layout.tokens("tokens")))
         chunk, copy = (replace(v, bytes_per_device=whole(share * v.bytes_per_device)) for v in (logits, copy))

@@ -309,15 +309,19 @@ class Recorder:
         *,
         critical: bool,
         what: Cargo = "activations",
+        is_there: bool = False,
     ) -> Value:
-        """`x` at the end of its reshard, in `dtype`: a node, unless nothing moves and nothing changes."""
-        forward = self.transfers(what, reshard.forward, name, dtype, critical=critical)
+        """`x` at the end of its reshard, in `dtype`: a node, unless nothing moves and nothing changes.
+
+        is_there: another reshard of `x` has brought it there, and only the cotangent moves.
+        """
+        forward = () if is_there else self.transfers(what, reshard.forward, name, dtype, critical=critical)
         backward = self.transfers(what, reshard.backward, name, dtype, critical=critical)
         if not forward and not backward and x.dtype == dtype:
             return x
         out = self.value(reshard.used, dtype)
         if x.dtype == dtype:
-            out = replace(out, is_copy=self._moves((*forward, *backward)))
+            out = replace(out, is_copy=not is_there and self._moves((*forward, *backward)))
         return self.add(
             Node(name, kind, (x,), (out,), forward_transfers=forward, backward_transfers=backward)
         )

@@ -19,7 +19,7 @@ Norms and other vectors are whole on every device: they are too small to be wort
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes.axis import ATTENTION
@@ -56,12 +56,26 @@ from meshwright.layout.short import (
 )
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param
+from meshwright.models.transformer import input_of
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard, cotangent
 from meshwright.notation.mesh import Mesh
 
 # Of weights that are stored narrower than bf16.
 _TABLES, _NEVER_QUANTISED = ("embed", "unembed"), ("router", "positions")
+
+
+class InputGroup(NamedTuple):
+    """Contractions of one input that move it alike, by the names of their weights.
+
+    It is moved once, and its cotangents are summed before they move back. name: of the moved input; groups
+    to which the same is sent have one. is_there: such a group before this one has sent it.
+    """
+
+    name: str
+    reshard: Reshard
+    plans: Mapping[str, Contraction]
+    is_there: bool
 
 
 @dataclass(frozen=True)
@@ -524,17 +538,24 @@ class Layout:
         plan = planned_contraction if by_row else summed_by_token
         return plan(self.rules, self._at_experts, name, spec)
 
-    def contractions(self, specs: Mapping[str, str]) -> list[tuple[Reshard, dict[str, Contraction]]]:
-        """Contractions of one input by the names of their weights, grouped by how the input moves to them.
+    def contractions(self, specs: Mapping[str, str]) -> list[InputGroup]:
+        """Contractions of one input, grouped by how the input moves to them.
 
-        A group moves it once and sums its cotangents before they move back. There is one group, unless
-        some weights are split over axes that others repeat, as those of keys with replicated heads.
+        There is one group, unless some weights are split over axes that others repeat, as those of keys with
+        replicated heads.
         """
         groups: dict[Reshard, dict[str, Contraction]] = {}
         for name, spec in specs.items():
             plan = self.contraction(name, spec)
             groups.setdefault(plan.lhs_reshard, {})[name] = plan
-        return list(groups.items())
+        sent = {reshard: [one for one in reshard.forward if one.op != "slice"] for reshard in groups}
+        found: list[InputGroup] = []
+        for reshard, plans in groups.items():
+            alike = [other for other in groups if sent[other] == sent[reshard]]
+            name = input_of(*(weight for other in alike for weight in groups[other]))
+            is_there = bool(sent[reshard]) and alike[0] != reshard
+            found.append(InputGroup(name, reshard, plans, is_there))
+        return found
 
     def check(
         self,

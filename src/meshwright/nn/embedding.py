@@ -114,13 +114,12 @@ def embed(
         rows = tokens_local - lax.axis_index(split_vocab) * table_local.shape[0]
         mine = (rows >= 0) & (rows < table_local.shape[0])
         x_local = jnp.where(mine[..., None], table_local[jnp.where(mine, rows, 0)], 0).astype(sent_in.forward)
-        if summed:
-            x_local = lax.psum(x_local, summed)
         if scattered:
             # [B, n, T/n, D]: so that it stays a reduce-scatter (see scatter.py).
             parts = jnp.reshape(x_local, (x_local.shape[0], lax.axis_size(scattered), -1, x_local.shape[-1]))
             x_local = lax.psum_scatter(parts, scattered, scatter_dimension=1)
-        return x_local
+        # Of what is scattered first, less is summed.
+        return lax.psum(x_local, summed) if summed else x_local
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)
     specs = (partition_spec(ids), partition_spec(stored, kept))

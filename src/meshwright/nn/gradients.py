@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
+from jax.tree_util import keystr
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -27,6 +28,9 @@ from meshwright.nn.params import JAX_DTYPES, build, flatten, joined, trained
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import cotangent
+
+# The scope of what is done to gradients once they are made: the audit reads passes off names.
+_SCOPE = "gradients"
 
 
 @jax.tree_util.register_dataclass
@@ -163,8 +167,19 @@ def summed(config: ModelConfig, layout: Layout, gradients: Any) -> Any:
         with jax.named_scope(tensor_of(path)):
             return run_steps(_named(gradient, partial), reshard(partial, layout.gradient(path, letters)))
 
-    with jax.named_scope("gradients"):
+    with jax.named_scope(_SCOPE):
         return _mapped(config, leaf, gradients)
+
+
+def added(total: Any, more: Any) -> Any:
+    """The gradients of microbatches so far, and those of one more."""
+
+    def leaf(path: Any, before: Array, new: Array) -> Array:
+        with jax.named_scope(tensor_of(keystr(path, simple=True, separator="/"))):
+            return before + new
+
+    with jax.named_scope(_SCOPE):
+        return jax.tree.map_with_path(leaf, total, more)
 
 
 def shards(config: ModelConfig, layout: Layout, params: Any) -> Any:

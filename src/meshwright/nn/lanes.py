@@ -30,10 +30,11 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.head import BACKWARD
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import Places
-from meshwright.nn.gradients import Scattered, as_used, zeros
+from meshwright.nn.gradients import Scattered, added, as_used, zeros
 from meshwright.nn.mesh import partition_spec
 from meshwright.nn.ops import JaxOps
 
@@ -158,9 +159,7 @@ class Lanes:
         loss, (d_ends, d_y) = jax.value_and_grad(
             lambda diff, y: self._head(_with(self.ends, diff), y, targets), argnums=(0, 1)
         )(diff, _of_last(y))
-        backward = backward._replace(
-            loss=backward.loss + loss, d_ends=jax.tree.map(jnp.add, backward.d_ends, d_ends)
-        )
+        backward = backward._replace(loss=backward.loss + loss, d_ends=added(backward.d_ends, d_ends))
         return (forward, self._backward(backward, forward.ring, d_y, t)), None
 
     def _last_tick(self, ring: Any, before: _Backward, t: Array) -> tuple[_Backward, None]:
@@ -183,12 +182,14 @@ class Lanes:
     def _stage_forward(
         self, weights: Any, arrived: Array, entering: Array, number: Array, t: Array
     ) -> tuple[Array, Any, list[Array], dict[int, Array]]:
-        x = jnp.where(number == 0, entering, arrived)
+        with jax.named_scope(FORWARD), jax.named_scope("x"):
+            x = jnp.where(number == 0, entering, arrived)
         diff = jax.tree.map(reshard, _differentiated(weights), self.types)
 
         def run(diff: Any, x: Array) -> tuple[Array, Any]:
             w, ops = {"layers": _with(weights, diff)}, self.ops.on_stage(number, self._own)
-            return transformer.through(self.config, ops, w, x, self.places, None, self._own[0])
+            with jax.named_scope(FORWARD):
+                return transformer.through(self.config, ops, w, x, self.places, None, self._own[0])
 
         (y, of_routers), vjp = jax.vjp(run, diff, x)
         if of_routers is not None:
@@ -222,8 +223,8 @@ class Lanes:
         (d_ends,) = entered(d_first)
         return before._replace(
             d_x=d_x,
-            d_layers=jax.tree.map(jnp.add, before.d_layers, d_layers),
-            d_ends=jax.tree.map(jnp.add, before.d_ends, d_ends),
+            d_layers=added(before.d_layers, d_layers),
+            d_ends=added(before.d_ends, d_ends),
         )
 
     def _stage_backward(
@@ -233,7 +234,8 @@ class Lanes:
         known, rest = jax.tree.leaves((weights, diff, self.places)), iter(saved)
         there = self._constants | {n: known[place] for n, place in self._inputs_saved.items()}
         leaves = [there[n] if n in there else next(rest) for n in range(self._vjp.num_leaves)]
-        d_y = jnp.where(number == self.stages - 1, leaving, arrived)
+        with jax.named_scope(BACKWARD):
+            d_y = jnp.where(number == self.stages - 1, leaving, arrived)
         d_routers = self.router_weights
         if d_routers is not None:
             is_idle = ~self._has_microbatch(t - 2 * (self.stages - 1) + number)

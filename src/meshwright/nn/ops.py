@@ -20,7 +20,7 @@ from meshwright.layout.runs import check_runs
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.count import cache_arrays
 from meshwright.models.parameters import is_latent
-from meshwright.models.transformer import Places, input_of, spelt_out
+from meshwright.models.transformer import Places, spelt_out
 from meshwright.nn.attention import (
     Scores,
     absorbed,
@@ -182,10 +182,12 @@ class JaxOps:
     def einsums(self, x: Array, weights: Mapping[str, Array], **specs: str) -> tuple[Array, ...]:
         """Several contractions of one input with the weights so named; the input is moved once."""
         made: dict[str, Array] = {}
-        for there, plans in self.layout.contractions(specs):
-            with jax.named_scope(input_of(*plans)):
+        for group in self.layout.contractions(specs):
+            there = group.reshard
+            with jax.named_scope(group.name):  # XLA runs once what is the same
                 moved = self._rows_at_columns(x, there) if self._routes else apply_reshard(there, x)
-            made |= {name: self._einsum(name, plan, moved, weights[name]) for name, plan in plans.items()}
+            for name, plan in group.plans.items():
+                made[name] = self._einsum(name, plan, moved, weights[name])
         return tuple(made[name] for name in specs)
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
@@ -522,14 +524,14 @@ class JaxOps:
         **head: str,
     ) -> Array:
         """The mean over all targets, also over those that are not counted, which add nothing to the sum."""
-        ((moved, plans),) = self.layout.contractions(head)
-        ((weight, plan),) = plans.items()
+        [group] = self.layout.contractions(head)
+        [(weight, plan)] = group.plans.items()
 
         def nats(logits: Array, targets: Array) -> Array:
             capped = softcap(logits, cap) if cap else logits
             return nats_of(capped, targets, masked=self.masked, z_loss=self.z_loss)
 
-        count = num_chunks(plan, moved, targets.shape, self.layout.num_batch_shards)
+        count = num_chunks(plan, group.reshard, targets.shape, self.layout.num_batch_shards)
         if count > 1 and not self._narrow:
             with jax.named_scope(weight):
                 w = self._fetched(plan, weights[weight])

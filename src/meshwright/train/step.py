@@ -24,7 +24,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.blockwise import zigzag
 from meshwright.nn.compiler import Options, compiler_options
 from meshwright.nn.cpu import give_back_freed_memory, keep_freed_memory
-from meshwright.nn.gradients import as_used, differentiated, gathered, shards, summed, zeros
+from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.lanes import Lanes
 from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.mesh import device_mesh, named_sharding, partition_spec
@@ -353,7 +353,8 @@ class CompiledStep:
         split = self._microbatches(rows)
 
         def add(total: Any, index: Array) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, losses_and_gradients(split[:, index])), None
+            losses, gradients = losses_and_gradients(split[:, index])
+            return (jax.tree.map(jnp.add, total[0], losses), added(total[1], gradients)), None
 
         none_yet = None if self.router_weights is None else jnp.zeros(2)
         zero = ((jnp.zeros(()), none_yet), zeros(config, layout, leaves))

@@ -23,7 +23,7 @@ from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
 from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.products import Product
 from meshwright.audit.facts.schedule import StepTimeline
-from meshwright.audit.hlo.op_names import primitive_of, scope_of, split_op_name
+from meshwright.audit.hlo.op_names import begins_or_is, is_of, primitive_of, scope_of, split_op_name
 from meshwright.audit.hlo.parse import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import CallPath, TracedValue, resolve
 from meshwright.audit.remarks import Remark
@@ -236,7 +236,7 @@ def unplanned_findings(
     total, sorts, unplanned = 0, False, Counter[str]()
     for one in found:
         total += one.elements
-        if not _is_planned(one.op_name, operations):
+        if not is_of(one.op_name, operations):
             unplanned[one.op_name] += one.elements
             sorts |= one.sorts
     elements = unplanned.total()
@@ -270,14 +270,14 @@ def missing_findings(program: Program, elementwise: Iterable[str]) -> list[Remar
         for name in split_op_name(one.op_name)
         for scope in scope_of(name)
     }
-    absent = sorted(name for name in elementwise if not _begins_or_is(name, scopes))
+    absent = sorted(name for name in elementwise if not begins_or_is(name, scopes))
     what = f"{', '.join(absent)}: planned, but not in the compiled program"
     return [Remark("elementwise", absent[0], what, "", "", 0)] if absent else []
 
 
 def result_findings(program: Program, operations: Collection[str]) -> list[Remark]:
     """A finding for each result of an inference step that no planned operation makes, as of sorted logits."""
-    made = [one for one in made_by(program) if one.op_name and not _is_planned(one.op_name, operations)]
+    made = [one for one in made_by(program) if one.op_name and not is_of(one.op_name, operations)]
     return [
         Remark(
             "elementwise",
@@ -291,22 +291,12 @@ def result_findings(program: Program, operations: Collection[str]) -> list[Remar
     ]
 
 
-def _is_planned(op_name: str, operations: Collection[str]) -> bool:
-    """Whether a scope of JAX's name is a planned operation, or begins one: `dispatch`, of `dispatch_sort`."""
-    scopes = scope_of(op_name)
-    return any(_begins_or_is(one, scopes) for one in operations)
-
-
-def _begins_or_is(operation: str, scopes: Iterable[str]) -> bool:
-    return any(operation == scope or operation.startswith(f"{scope}_") for scope in scopes)
-
-
 def state_findings(passes: Iterable[StatePass], planned: PlannedStep, prices: Prices) -> list[Remark]:
     """One finding where weights or caches are computed with outside of products, or written elsewhere.
 
     What a planned operation does with its own weight, as a norm that adds one to its scale, is planned.
     """
-    passes = [one for one in passes if not _is_planned(one.by.op_name, planned.operations)]
+    passes = [one for one in passes if not is_of(one.by.op_name, planned.operations)]
     num_bytes = sum(one.num_bytes for one in passes)
     if num_bytes <= STATE_TOLERANCE * planned.state_bytes:
         return []

@@ -19,9 +19,9 @@ emitted must then be what is expected on every axis, within TOLERANCE, neither m
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from typing import NamedTuple, Protocol
 
 from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, Emitted
@@ -123,13 +123,19 @@ def why_equivalent(question: RuleCase) -> str | None:
         return None
     if any(e.shuffled and e.collective.op != "all_reduce" for e in question.emitted):
         return None  # shards in another order are other numbers
-    expected, found = planned_bytes(question.planned), emitted_bytes(question.emitted)
-    notes = []
-    for rule in RULES:
-        if rewritten := rule(expected, question):
-            expected, note = rewritten
-            notes.append(note)
-    return "; ".join(filter(None, notes)) if meets(found, expected) and _joins_all(question) else None
+    notes = _notes(planned_bytes(question.planned), question, RULES)
+    return None if notes is None or not _joins_all(question) else "; ".join(filter(None, notes))
+
+
+def _notes(expected: Counter[Key], q: RuleCase, rules: Sequence[Rule]) -> list[str] | None:
+    """What those rules say that lead from the expected bytes to the emitted ones; None where none do."""
+    if not rules:
+        return [] if meets(emitted_bytes(q.emitted), expected) else None
+    if rewritten := rules[0](expected, q):
+        notes = _notes(rewritten[0], q, rules[1:])
+        if notes is not None:
+            return [rewritten[1], *notes]
+    return _notes(expected, q, rules[1:])
 
 
 def reduces_wrongly(planned: Iterable[PlannedCollective], emitted: Iterable[Emitted]) -> bool:
@@ -172,15 +178,31 @@ def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     is_fewer = sum(found.values()) < (1 - TOLERANCE) * wanted
     if not is_fewer or any(p.op != "all_gather" for p in q.planned):
         return None
-    least = min((p.count for p in q.planned), default=0)
     told = []
-    for uses in sorted({q.side.num_microbatches, q.side.num_passes} - {1}):
-        for times in range(1, q.side.num_loops + 1) if least >= uses else ():
-            kept = Counter({key: round(size * times / uses) for key, size in expected.items()})
+    for uses in _uses(q):
+        planned, once = planned_bytes(q.planned), Counter[Key]()
+        for p in q.planned:
+            once[p.op, frozenset(p.axes)] += round(p.step_bytes / uses[p.count])
+        share = {key: once[key] / size for key, size in planned.items() if size}
+        words = " and ".join(map(str, sorted(set(uses.values()))))
+        for times in range(1, q.side.num_loops + 1):
+            kept = {key: round(size * times * share.get(key, 1)) for key, size in expected.items()}
             often = "once" if times == 1 else f"once in each of {times} loops"
-            told.append((kept, f"gathered {often} and kept for {uses} uses: fewer bytes, more memory"))
+            note = f"gathered {often} and kept for {words} uses: fewer bytes, more memory"
+            told.append((Counter(kept), note))
     # Other rules may have more to say of what was kept.
     return next((one for one in told if meets(found, one[0])), told[0] if told else None)
+
+
+def _uses(q: RuleCase) -> Iterator[dict[float, int]]:
+    """By how often a planned gather runs in a step, how many of these are of the same numbers.
+
+    A stage's layers run in every pass of it, a head once for each microbatch.
+    """
+    often = sorted({q.side.num_microbatches, q.side.num_passes} - {1})
+    counts = sorted({p.count for p in q.planned})
+    for uses in product(*([one for one in often if one <= count] for count in counts)):
+        yield dict(zip(counts, uses, strict=True))
 
 
 def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:

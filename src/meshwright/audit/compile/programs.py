@@ -35,8 +35,8 @@ class PlannedStep:
     and stays: weights, moments, caches. matmul_dtype: of the operands of products. layer_saved_bytes: what
     layers keep of one microbatch for the backward pass; None where they differ, have experts or are staged.
     update: of the optimizer; None in inference, and of optimizers whose operations are not counted.
-    operations: the names of all operations of the forward pass; elementwise: of those that are elementwise.
-    split_weights: by axis, how many gradients it splits.
+    operations: the names of all operations of the forward pass, and of all that is sent; elementwise: of those
+    that are elementwise. split_weights: by axis, how many gradients it splits.
     """
 
     collectives: tuple[PricedCollective, ...]
@@ -120,7 +120,9 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         layer_saved_bytes=saved,
         update=update,
         elementwise=frozenset(node.name for _, node in graph.nodes() if node.kind == "elementwise"),
-        operations=graph.fused | {node.name for _, node in graph.nodes()},
+        operations=graph.fused
+        | {node.name for _, node in graph.nodes()}
+        | {one.tensor for one in cost.collectives},
         split_weights=_split_weights(plan),
     )
 

@@ -5,12 +5,12 @@ mostly another pass over memory. An instruction counts wherever it stands, so th
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import multiplies
-from meshwright.audit.hlo.op_names import phase_of, primitive_of, scope_of, split_op_name
+from meshwright.audit.hlo.op_names import is_of, phase_of, primitive_of, scope_of, split_op_name
 from meshwright.audit.hlo.parse import Computation, Instruction, Program, arrays
 from meshwright.audit.hlo.trace import (
     MOVES,
@@ -52,10 +52,11 @@ class UpdateArithmetic:
     reduced: float
 
 
-def update_arithmetic(program: Program) -> UpdateArithmetic:
+def update_arithmetic(program: Program, operations: Collection[str] = ()) -> UpdateArithmetic:
     """The elementwise operations and reductions of the update, outside of loops: those add up gradients.
 
-    Elementwise operations count on arrays that have as many elements as an input of the program.
+    Elementwise operations count on arrays that have as many elements as an input of the program. Of what JAX
+    does not differentiate, such as angles of positions, that of the passes is named after `operations`.
     """
     sizes = {shape.num_elements for one in program.main.parameters for shape in one.shapes if shape.dims}
     computed = reduced = 0
@@ -63,13 +64,21 @@ def update_arithmetic(program: Program) -> UpdateArithmetic:
         if place.loops:
             continue
         for one in place.computation.instructions.values():
-            if phase_of(one.op_name, differentiated=True) != "update":
+            if phase_of(one.op_name, differentiated=True) != "update" or is_of(one.op_name, operations):
                 continue
             if one.opcode == "reduce":
-                reduced += place.computation.instructions[one.operands[0]].shapes[0].num_elements
+                reduced += _reduced_elements(program, TracedValue(one, place))
             elif one.opcode in _ARITHMETIC and one.shapes[0].num_elements in sizes:
                 computed += one.shapes[0].num_elements
     return UpdateArithmetic(computed, reduced)
+
+
+def _reduced_elements(program: Program, reduce: TracedValue) -> int:
+    """Elements that a reduction takes; XLA:CPU first reduces windows of 32, by an instruction of its own."""
+    source = resolve(program, reduce.operand(0))
+    if source.instruction.opcode == "reduce-window":
+        source = source.operand(0)
+    return source.instruction.shapes[0].num_elements
 
 
 @dataclass(frozen=True)

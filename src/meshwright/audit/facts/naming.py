@@ -4,13 +4,14 @@ A compiler that sums several tensors at once, sums them in steps (within a slice
 sum into the next turn of a loop names none of these; what they sum has the names.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 
 from meshwright.audit.facts.opcodes import crossing_op, op_of, sent
 from meshwright.audit.facts.work import multiplies
-from meshwright.audit.hlo.op_names import primitive_of, scope_of
+from meshwright.audit.hlo.op_names import GRADIENTS, primitive_of, renamed, scope_of
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, called_by, history, readers
+from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, called_by, history, readers, resolve
 
 # What leaves numbers as they are, but for their place and type.
 MOVED = MOVES | {"pad"}
@@ -20,6 +21,8 @@ _OF_MANY = {"constant", "parameter", "tuple", "get-tuple-element", "while", "con
 _MOST_STEPS = 8
 # What JAX writes between the name of a loop and what is in it.
 _IN_BODY = "/while/body/"
+# The keys of an input: state.params['layers']['wq'].
+_KEYS = re.compile(r"\['(\w+)'\]")
 
 
 def origin_name(program: Program, value: TracedValue) -> str:
@@ -134,11 +137,16 @@ def _named(product: TracedValue) -> tuple[Instruction, CallPath]:
 def name_beside(program: Program, product: TracedValue, taken: Collection[str]) -> str:
     """JAX's name of what is nearest to a product without one, "" where nothing has any.
 
-    XLA for CPU hands batched products to a library in fusions without names. What laid out their operands, or
-    reads their results, keeps that of the einsum, or else of the scope that it is in. Of what has no name
-    either, what is beside that. taken: the names of other products, which what lays out their results has.
+    XLA for CPU hands batched products to a library in fusions without names. What adds up a gradient has the
+    name of its weight. What laid out their operands, or reads their results, keeps that of the einsum, or
+    else of the scope that it is in; of a product with a weight, the weight's name takes that scope's place.
+    Of what has no name either, what is beside that. taken: the names of other products, which what lays out
+    their results has.
     """
     instruction, place = _named(product)
+    if added := _adding_name(place.computation, instruction):
+        return added
+    weight = next(filter(None, (_weight_of(program, product.operand(i)) for i in (0, 1))), "")
     found, nearest = {instruction.name}, [instruction]
     for _ in range(_MOST_STEPS):
         beside = [one for near in nearest for one in _beside(place.computation, near)]
@@ -148,8 +156,35 @@ def name_beside(program: Program, product: TracedValue, taken: Collection[str]) 
         nearest = [one for one in own if not _is_product(program, one, place.computation)]
         names = [one.op_name for one in nearest if scope_of(one.op_name) and one.op_name not in taken]
         if names:
-            return next((name for name in names if any("->" in scope for scope in scope_of(name))), names[0])
+            name = next((name for name in names if any("->" in scope for scope in scope_of(name))), names[0])
+            return renamed(name, weight) if weight else name
     return ""
+
+
+def _adding_name(computation: Computation, product: Instruction) -> str:
+    """The name of what adds a product to the gradients of other microbatches, where that reads it first."""
+    readers, seen = list(computation.users[product.name]), {product.name}
+    while readers:
+        reader = readers.pop()
+        if f"/{GRADIENTS}/" in reader.op_name:
+            return reader.op_name
+        if not reader.op_name and reader.name not in seen and reader.opcode not in _OF_MANY:
+            seen.add(reader.name)
+            readers += computation.users[reader.name]
+    return ""
+
+
+def _weight_of(program: Program, value: TracedValue) -> str:
+    """The name of the weight that a value is, or was gathered from; "" of others."""
+    for _ in range(_MOST_STEPS):
+        value = resolve(program, value, MOVED)
+        if (before := summed(program, value)) is None:
+            break
+        value = before
+    instruction = value.instruction
+    is_input = instruction.opcode == "parameter" and not value.place.frames
+    keys = _KEYS.findall(instruction.op_name) if is_input and "params[" in instruction.op_name else []
+    return keys[-1] if keys else ""
 
 
 def _beside(computation: Computation, instruction: Instruction) -> Iterator[Instruction]:

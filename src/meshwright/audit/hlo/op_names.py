@@ -12,6 +12,7 @@ The last is two instructions that XLA combined.
 """
 
 import re
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 from meshwright.layout.head import BACKWARD
@@ -22,6 +23,10 @@ Phase = Literal["forward", "backward", "remat", "update"]
 GRADIENTS = "gradients"
 # The scope of what a pipeline's forward pass does outside of what is differentiated: embedding, hops.
 FORWARD = "forward"
+
+# Their scopes, also as a transformation wraps them: vmap(forward).
+_OF_BACKWARD = re.compile(rf"[/(]({GRADIENTS}|{BACKWARD})[/)]")
+_OF_FORWARD = re.compile(rf"[/(]{FORWARD}[/)]")
 
 _WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
 _MACHINERY = {
@@ -40,9 +45,9 @@ def phase_of(op_name: str, differentiated: bool) -> Phase:
     """
     if "rematted_computation" in op_name:
         return "remat"
-    if "transpose(" in op_name or f"/{GRADIENTS}/" in op_name or f"/{BACKWARD}/" in op_name:
+    if "transpose(" in op_name or _OF_BACKWARD.search(op_name):
         return "backward"
-    is_forward = not differentiated or not op_name or "jvp(" in op_name or f"/{FORWARD}/" in op_name
+    is_forward = not differentiated or not op_name or "jvp(" in op_name or _OF_FORWARD.search(op_name)
     return "forward" if is_forward else "update"
 
 
@@ -55,6 +60,25 @@ def scope_of(op_name: str) -> tuple[str, ...]:
     return tuple(name for part in _parts(op_name)[:-1] for name in _scopes_in(part))
 
 
+def is_of(op_name: str, operations: Collection[str]) -> bool:
+    """Whether a scope is one of the operations, or begins one: `dispatch`, of `dispatch_sort`.
+
+    >>> is_of("jit(f)/jvp(mlp)/dispatch/sort", ["dispatch_sort"]), is_of("jit(f)/sort", ["dispatch"])
+    (True, False)
+    """
+    scopes = scope_of(op_name)
+    return any(begins_or_is(one, scopes) for one in operations)
+
+
+def begins_or_is(operation: str, scopes: Iterable[str]) -> bool:
+    """Whether one of the scopes is the operation, or begins its name.
+
+    >>> begins_or_is("dispatch_sort", ["mlp", "dispatch"])
+    True
+    """
+    return any(operation == scope or operation.startswith(f"{scope}_") for scope in scopes)
+
+
 def primitive_of(op_name: str) -> str:
     """The last part: the JAX primitive (dot_general, reshard, psum) that was lowered.
 
@@ -62,6 +86,19 @@ def primitive_of(op_name: str) -> str:
     'reshard'
     """
     return _parts(op_name)[-1] if op_name else ""
+
+
+def renamed(op_name: str, scope: str) -> str:
+    """An op_name of the same pass and loop, with another scope.
+
+    >>> renamed("jit(f)/jvp(layers)/while/body/closed_call/mlp/add", "w_in")
+    'jit(f)/jvp(layers)/while/body/closed_call/w_in/add'
+    """
+    parts = _parts(op_name)
+    inside = max(
+        (place + 1 for place, part in enumerate(parts) if part in _MACHINERY), default=len(parts) - 1
+    )
+    return "/".join([*parts[:inside], scope, parts[-1]])
 
 
 def split_op_name(op_name: str) -> list[str]:
