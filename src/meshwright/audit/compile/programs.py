@@ -35,8 +35,8 @@ class PlannedStep:
     and stays: weights, moments, caches. matmul_dtype: of the operands of products. layer_saved_bytes: what
     layers keep of one microbatch for the backward pass; None where they differ, have experts or are staged.
     update: of the optimizer; None in inference, and of optimizers whose operations are not counted.
-    operations: the names of all operations of the forward pass, and of all that is sent; elementwise: of those
-    that are elementwise. split_weights: by axis, how many gradients it splits.
+    operations: the names of all operations of the forward pass, and of all that is sent; elementwise:
+    of those that are so. split_weights: by axis, how many gradients it splits.
     """
 
     collectives: tuple[PricedCollective, ...]
