@@ -84,6 +84,16 @@ def test_the_line_that_installs_what_is_missing(extra: str, tmp_path: Path):
         assert said.endswith(f" is not installed): pip install 'meshwright[{extra}]'"), said
 
 
+def test_generation_needs_no_server(tmp_path: Path):
+    missing = [module for module in bringing("starlette").modules if module not in TYPERS]  # pyright: ignore[reportOptionalMemberAccess]
+    code = BARE.partition("from meshwright")[0].format(missing=missing)
+    code += "import meshwright.cli.generate, meshwright.cli.serving, meshwright.serve.generation"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_module_belongs_to_the_smallest_extra_that_brings_it():
     assert [bringing(name) and bringing(name).name for name in ("jax.numpy", "uvicorn", "no")] == [  # pyright: ignore[reportOptionalMemberAccess]
         "run",

@@ -50,12 +50,12 @@ def test_the_board(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "A[I_X, J] . B[J_X, K] -> C[I_X, K]"
     assert lines[1] == "  X=4, Y=2 on v5e:4x2; I=1,024, J=4,096, K=4,096; bf16"
-    assert "  B[J_X, K]  8.39 MB a device  2 copies of each block" in lines
+    assert "  B[J_X, K]  8.39 MB per device  2 copies of each block" in lines
     case = "  X: case 2, splits I of A and J of B: an array can use an axis once, so one operand is resharded"
     assert case in lines
     assert any(line.startswith("  cheapest: ") for line in lines)
     assert any(line.startswith("    Multiply ") for line in lines)
-    assert any(line.startswith("     t = product ") for line in lines)
+    assert any(line.startswith("     t = matmul ") for line in lines)
     assert lines[-1].startswith("  against the next: ")
 
 
@@ -97,7 +97,7 @@ def test_a_memory_limit_that_nothing_fits(capsys):
     found = document(capsys, *EXAMPLE, "--memory-limit", "1k", code=1)
     assert found["best"] is None and found["strategies"]
     assert main([*EXAMPLE, "--memory-limit", "1k"]) == 1
-    assert "none fits 1 kB a device; the first is the fastest" in capsys.readouterr().out
+    assert "none fits 1 kB per device; the first is the fastest" in capsys.readouterr().out
 
 
 def test_throughput(capsys):

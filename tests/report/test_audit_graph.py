@@ -89,7 +89,7 @@ def test_findings_and_the_compilers_warnings_are_remarks() -> None:
         "compiler_warnings": [said],
     }
     assert remarks(audit) == [
-        ("wq backward", "summed whole (each device sends +2 kB a step, -1 ms)", "step", "split it"),
+        ("wq backward", "summed whole (each device sends +2 kB per step, -1 ms)", "step", "split it"),
         ("the compiler", "replicated", "mlp", "constrain it"),
     ]
     audit["findings"][0]["extra_seconds"] = None

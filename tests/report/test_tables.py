@@ -66,14 +66,14 @@ def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
     }  # fmt: skip
     lines = printed(audit_table(audit_document() | {"findings": [finding], "compiler": "XLA for CPU"}))
     assert lines[-4:-1] == [
-        "w_in backward: summed whole (each device sends +1.5 kB a step, +2 ms)",
+        "w_in backward: summed whole (each device sends +1.5 kB per step, +2 ms)",
         "where: mlp/w_in",
         "change: split D",
     ]
     assert lines[-1] == "verdict: differs (9 match, 7 equivalent, 1 unplanned), compiled by XLA for CPU"
     unknown = finding | {"where": "", "change": "", "extra_bytes": -4, "extra_seconds": None}
     lines = printed(audit_table(audit_document() | {"findings": [unknown]}))
-    assert lines[-2] == "w_in backward: summed whole (each device sends -4 B a step, time unavailable)"
+    assert lines[-2] == "w_in backward: summed whole (each device sends -4 B per step, time unavailable)"
 
 
 def test_what_runs_at_once_and_what_makes_the_peak_is_shown():

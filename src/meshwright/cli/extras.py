@@ -42,12 +42,23 @@ class Extra:
 EXTRAS = (
     Extra(
         "run",
-        ("jax", "jaxlib", "optax", "orbax", "grain", "safetensors", "tokenizers", "yaml", "absl"),
+        (
+            "jax",
+            "jaxlib",
+            "optax",
+            "orbax",
+            "grain",
+            "safetensors",
+            "tokenizers",
+            "prometheus_client",
+            "yaml",
+            "absl",
+        ),
         "training, audits, measurements",
     ),
     Extra(
         "serve",
-        ("starlette", "uvicorn", "httptools", "prometheus_client", "pydantic", "httpx", "llguidance"),
+        ("starlette", "uvicorn", "httptools", "pydantic", "httpx", "llguidance"),
         "mw serve and mw bench serve",
     ),
     Extra("tpu", ("libtpu",), "training on TPUs, and audits by the TPU's compiler"),

@@ -183,7 +183,7 @@ def serve(
     if otlp_endpoint is not None:
         require("otel")
     from meshwright.cli.served import Replicas, Served, Serving, open_app
-    from meshwright.serve.http.limits import ClientLimits
+    from meshwright.serve.client_limits import ClientLimits
 
     asked = Serving(
         tensor,

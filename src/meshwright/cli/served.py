@@ -11,7 +11,7 @@ from meshwright.errors import PlanError
 from meshwright.nn.devices import split_host, use_devices_of
 from meshwright.plan_file import Plan
 from meshwright.serve.batch import DEFAULT_CHUNK
-from meshwright.serve.http.limits import ClientLimits
+from meshwright.serve.client_limits import ClientLimits
 from meshwright.serve.scheduler import DISAGGREGATED
 
 if TYPE_CHECKING:

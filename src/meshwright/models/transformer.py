@@ -86,7 +86,7 @@ class Ops(Protocol):
     positions of its layer's window, its own included. activation: `up` is None where the feed-forward is
     not gated. layers: `block(ops, w, x, places, cache, kind)` on each of `layers`, in order; a reader that
     runs several kinds of layers at once has its own form of `kind`, which offers `stack` as a LayerKind does.
-    take: x[B, n, D] at indices[B, n] into T. loss: the mean cross-entropy of targets[B, T], in nats a token,
+    take: x[B, n, D] at indices[B, n] into T. loss: mean cross-entropy of targets[B, T], in nats per token,
     by the logits that the one weight of `head` makes of x[B, T, D], capped where there is a cap.
     """
 
@@ -352,7 +352,7 @@ def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: 
 
 
 def leave_with_loss(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, targets: Any) -> Any:
-    """The mean cross-entropy of targets[B, T] by x[B, T, D] after the last layer, in nats a token."""
+    """The mean cross-entropy of targets[B, T] by x[B, T, D] after the last layer, in nats per token."""
     x = _apply_norm(config, ops, w, "final_norm", x)
     return ops.loss("loss", x, w, targets, config.logit_softcap, **_head(config))
 
@@ -386,7 +386,7 @@ def logits(
 def loss(
     config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, targets: Any, places: Places
 ) -> Any:
-    """The mean cross-entropy of targets[B, T], in nats a token."""
+    """The mean cross-entropy of targets[B, T], in nats per token."""
     return losses(config, ops, w, tokens, targets, places)[0]
 
 

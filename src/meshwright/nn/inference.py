@@ -1,6 +1,6 @@
 """The operations of the forward pass for inference: a layer at a time, over a cache of pages.
 
-A step takes tokens of many sequences at once, as x[B, 1, D] with a token a row: the rows of a batch of
+A step takes tokens of many sequences at once, as x[B, 1, D] with one token per row: the rows of a batch of
 prompts and answers need not be equally long. Products are of all of them; attention alone knows sequences.
 
 Weights lie a layer an array, what is summed over last: wq[N, H, D], w_out[D, F]. So XLA for CPU reads one

@@ -5,8 +5,8 @@
 
 Scales are float32 and symmetric: the largest magnitude that one stands for is the type's largest number. A
 scale for each output is multiplied behind the product, so that no widened copy of a weight is kept; groups
-are widened before it. With `matmul_dtype=int8` activations are int8 too, with a scale a token, and products
-are sums of int32 (LLM.int8(), Dettmers et al., 2022).
+are widened before it. With `matmul_dtype=int8` activations are int8 too, with one scale per token, and
+products are sums of int32 (LLM.int8(), Dettmers et al., 2022).
 
 What is quantised, and of int4 the tables as int8: `Layout.stored_dtype`.
 """

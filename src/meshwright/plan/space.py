@@ -256,7 +256,7 @@ class Space:
         return sorted(size for size in (*dividing, *between) if size <= most)
 
     def schedules(self, mesh: Layout, microbatches: int) -> list[tuple[str, int]]:
-        """(schedule, chunks a stage), of those that exist, have such rules and meet what is given."""
+        """(schedule, chunks per stage), of those that exist, have such rules and meet what is given."""
         if mesh.schedule.is_alike:
             return [(LANES.name, 1)] if LANES.exists(mesh.pipe, microbatches) else []
         pipe = mesh.pipe
@@ -279,7 +279,7 @@ class Space:
             yield from (("interleaved", chunks) for chunks in self._chunks(pipe))
 
     def _chunks(self, pipe: int) -> list[int]:
-        """Chunks a stage: two, four, the fewest that divide the layers, and a chunk for every layer."""
+        """Chunks per stage: two, four, the fewest that divide the layers, and a chunk for every layer."""
         layers = self.config.num_layers
         # The first chunk may hold the embedding alone, and the last the head.
         most = min(-(-layers // pipe), (layers + 2) // pipe)

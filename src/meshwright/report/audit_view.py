@@ -146,8 +146,8 @@ def cost_text(finding: Document) -> str:
         return f"each device holds {_signed(size, format_bytes)}"
     time = "time unavailable" if seconds is None else _signed(seconds, format_seconds)
     if finding.get("kind") in ("product", "dtype", "exposure"):
-        return f"{time} a step"
-    return f"each device sends {_signed(size, format_bytes)} a step, {time}"
+        return f"{time} per step"
+    return f"each device sends {_signed(size, format_bytes)} per step, {time}"
 
 
 def _signed(value: float, write: Callable[[float], str]) -> str:

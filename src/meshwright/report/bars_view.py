@@ -63,22 +63,32 @@ class _Row:
 
 def step_panel(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
     """The step of each candidate by part, and under it the communication that hides."""
-    rows = [_step_row(candidate, split_step(candidate), candidate is chosen) for candidate in candidates]
+    rows = [
+        _step_row(_titles(candidate, chosen), candidate, split_step(candidate), candidate is chosen)
+        for candidate in candidates
+    ]
     longest = max(sum(piece.value for piece in row.pieces) for row in rows)
     return _panel(rows, longest, "step time", ())
 
 
 def memory_panel(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
     """The bytes of a chip by cause for each candidate, and the lines they must stay under."""
-    hardware = chosen.hardware
-    rows = [_memory_row(candidate, candidate is chosen) for candidate in candidates]
-    capacity, usable = hardware.chip.hbm_bytes, hardware.chip.program_bytes
+    rows = [_memory_row(_titles(one, chosen), one, one is chosen) for one in candidates]
+    chips = {one.hardware.chip.name: one.hardware.chip for one in candidates}.values()
     fullest = max(candidate.memory.total for candidate in candidates)
-    if fullest < _LEAST_SHARE_OF_HBM * capacity:
+    capacity = max(chip.hbm_bytes for chip in chips)
+    if fullest < _LEAST_SHARE_OF_HBM * capacity and len(chips) == 1:
         heading = f"memory of one chip, of {format_bytes(capacity)}"
         return _panel(rows, fullest, heading, ())
-    lines = ((usable, f"usable {format_bytes(usable)}", "waiting"),)
-    return _panel(rows, max(usable, fullest) * 1.02, "memory of one chip", lines)
+    lines = [
+        (
+            chip.program_bytes,
+            f"usable {format_bytes(chip.program_bytes)}" + (f", {chip.name}" if len(chips) > 1 else ""),
+            "waiting",
+        )
+        for chip in sorted(chips, key=lambda chip: chip.program_bytes)
+    ]
+    return _panel(rows, max(lines[-1][0], fullest) * 1.02, "memory of one chip", lines)
 
 
 def layout_lines(layout: Layout) -> tuple[str, str]:
@@ -110,7 +120,16 @@ _SETTINGS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _step_row(candidate: Candidate, split: StepSplit, bold: bool) -> _Row:
+def _titles(candidate: Candidate, chosen: Candidate) -> tuple[str, str]:
+    """The two lines of a candidate's layout; before the second its hardware, where the chosen has another."""
+    title, subtitle = layout_lines(candidate.layout)
+    elsewhere = candidate.hardware.spec != chosen.hardware.spec
+    return title, ", ".join(
+        filter(None, [f"on {candidate.hardware.spec}", subtitle])
+    ) if elsewhere else subtitle
+
+
+def _step_row(titles: tuple[str, str], candidate: Candidate, split: StepSplit, bold: bool) -> _Row:
     pieces = tuple(
         _Piece(words, getattr(split, key), format_seconds(getattr(split, key)), colour)
         for key, words, colour in STEP_PARTS
@@ -120,11 +139,10 @@ def _step_row(candidate: Candidate, split: StepSplit, bold: bool) -> _Row:
     below = (
         _Piece("communication that hides", hidden, format_seconds(hidden), "hidden") if hidden > 0 else None
     )
-    title, subtitle = layout_lines(candidate.layout)
-    return _Row(title, subtitle, pieces, format_seconds(candidate.step_seconds), bold, below)
+    return _Row(*titles, pieces, format_seconds(candidate.step_seconds), bold, below)
 
 
-def _memory_row(candidate: Candidate, bold: bool) -> _Row:
+def _memory_row(titles: tuple[str, str], candidate: Candidate, bold: bool) -> _Row:
     # What waits on the host takes no memory of the chip.
     causes = {
         name: size for name, size in candidate.memory.to_dict().items() if name not in ("total", "host")
@@ -136,8 +154,7 @@ def _memory_row(candidate: Candidate, bold: bool) -> _Row:
         for name, size in causes.items()
         if size > 0
     )
-    title, subtitle = layout_lines(candidate.layout)
-    return _Row(title, subtitle, pieces, format_bytes(candidate.memory.total), bold)
+    return _Row(*titles, pieces, format_bytes(candidate.memory.total), bold)
 
 
 def _panel(
@@ -154,8 +171,10 @@ def _panel(
     for number, (value, words, colour) in enumerate(lines):
         x = _LABELS + value * scale
         body.append(line([(x, top - 6), (x, y - _ROW_GAP + 4)], colour, dashes="3 2"))
-        # The first name leans away from the second: they are often only pixels apart.
-        anchor, shift = ("end", -4) if number == 0 else ("start", -2)
+        # The first name leans away from the second, which ends before the panel: they may be pixels apart.
+        anchor, shift = (
+            ("end", -4) if number == 0 else ("start", min(-2, WIDTH - x - text_width(words, SMALL)))
+        )
         body.append(label(words, x + shift, top - 9, colour, anchor=anchor, size=SMALL))
     return Panel(WIDTH, y, Markup().join(body))
 

@@ -84,7 +84,9 @@ def _given(q: ContractionQuestion) -> Iterator[str]:
     yield f"  {mesh} on {q.hardware.spec}; {sizes}; {q.dtype}"
     yield ""
     arrays = [array for array in (q.lhs, q.rhs, q.out) if array is not None]
-    yield from aligned([(str(array), f"{_bytes(q, array)} a device", _copies(q, array)) for array in arrays])
+    yield from aligned(
+        [(str(array), f"{_bytes(q, array)} per device", _copies(q, array)) for array in arrays]
+    )
 
 
 def _bytes(q: ContractionQuestion, array: ShardedArray) -> str:
@@ -104,7 +106,7 @@ def _cases(q: ContractionQuestion) -> Iterator[str]:
         words = _CONFLICT if case.conflict else _CASES[case.number]
         if case.summed:
             summed = " and ".join(array.name for array in case.summed)
-            words = f"{summed} is summed before the product; {words}"
+            words = f"{summed} is summed before the matmul; {words}"
         yield f"  {axis}: case {case.number}, {_where(q, axis)}: {words}"
 
 
@@ -132,7 +134,7 @@ def _derivation(best: Strategy) -> Iterator[str]:
     yield from aligned([("", *row) for row in rows])
     yield ""
     yield f"     {_sum(best)}"
-    yield f"     holds {format_bytes(best.bytes_per_device)} a device at most; " + (
+    yield f"     holds {format_bytes(best.bytes_per_device)} per device at most; " + (
         f"each sends {format_bytes(best.bytes_moved_per_device)}"
         if best.bytes_moved_per_device
         else "sends nothing"
@@ -143,7 +145,7 @@ def _sum(strategy: Strategy) -> str:
     """`t = 43.6 us + 280 us = 324 us`, and what a window hides of it."""
     compute, comms = format_seconds(strategy.seconds_compute), format_seconds(strategy.seconds_comms)
     together = strategy.seconds_compute + strategy.seconds_comms
-    text = f"t = product {compute} + collectives {comms} = {format_seconds(together)}"
+    text = f"t = matmul {compute} + collectives {comms} = {format_seconds(together)}"
     if strategy.window is None:
         return text
     hidden = format_seconds(together - strategy.seconds)
@@ -155,14 +157,14 @@ def _step_row(step: PricedStep) -> tuple[str, ...]:
     written = (c.title + subscript(c.axes), f"{c.operand} -> {c.result}")
     if c.op == "slice":
         return (*written, "", "free", "")
-    mark = "overlaps the product" if step.windowed else ""
+    mark = "overlaps the matmul" if step.windowed else ""
     return (*written, format_bytes(step.num_bytes), format_seconds(step.seconds), mark)
 
 
 def _table(found: Sequence[Strategy], objective: Objective, limit: float | None) -> Iterator[str]:
     one_output = len({strategy.out for strategy in found}) == 1
     total = "total" if objective == "latency" else "overlapped"
-    head = ("", total, "product", "collectives", "memory", "output", "strategy")
+    head = ("", total, "matmul", "collectives", "memory", "output", "strategy")
     rows = [_row(number, s, objective, limit) for number, s in enumerate(found[:MAX_ROWS], 1)]
     yield from aligned([head, *rows], hidden=5 if one_output else None)
     if len(found) > MAX_ROWS:
@@ -181,7 +183,7 @@ def _why(
     """What decides between the best and the next that is a whole answer too."""
     following = [s for s in found[1:] if s.leaves_partial_sum == best.leaves_partial_sum]
     if not best.fits(limit):
-        yield f"  none fits {format_bytes(limit or 0)} a device; the first is the fastest"
+        yield f"  none fits {format_bytes(limit or 0)} per device; the first is the fastest"
         return
     faster = [s for s in found if s.objective_seconds(objective) < best.objective_seconds(objective)]
     for other in [s for s in faster if not s.fits(limit)][:1]:
@@ -195,14 +197,14 @@ def _why(
 def _differences(best: Strategy, other: Strategy, objective: Objective) -> list[str]:
     found = []
     for what, mine, theirs in (
-        ("product", best.seconds_compute, other.seconds_compute),
+        ("matmul", best.seconds_compute, other.seconds_compute),
         ("collectives", best.seconds_comms, other.seconds_comms),
     ):
         if format_seconds(mine) != format_seconds(theirs):
             more = "less" if mine < theirs else "more"
             found.append(f"{what} {format_seconds(abs(theirs - mine))} {more}")
     if best.window and not other.window and objective == "latency":
-        found.append("a transfer overlaps the product")
+        found.append("a transfer overlaps the matmul")
     mine, theirs = best.objective_seconds(objective), other.objective_seconds(objective)
     if not found:
         found.append("the same time" if best.out != other.out else "less memory")

@@ -79,7 +79,7 @@ def breakdown_legend(colours: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def memory_segments(plan: Document) -> list[BarSegment]:
-    """Bytes a chip of the chosen layout, in percent of its memory (of their sum if that is unknown)."""
+    """Bytes per chip of the chosen layout, in percent of its memory (of their sum if that is unknown)."""
     best = winner(plan) or {}
     parts = best.get("bytes_per_chip")
     if not isinstance(parts, Mapping):
@@ -93,7 +93,7 @@ def memory_segments(plan: Document) -> list[BarSegment]:
 
 
 def chosen_memory(plan: Document) -> str:
-    """Bytes a chip of the chosen layout, as text."""
+    """Bytes per chip of the chosen layout, as text."""
     return bytes_text(bytes_total(winner(plan) or {}))
 
 

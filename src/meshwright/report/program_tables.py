@@ -82,7 +82,7 @@ def _time(seconds: float | None) -> str:
 
 def _warning(warning: Document) -> Text:
     """One accident: its name, what it is and costs, where, and the cure."""
-    cost = f"{bytes_text(warning['bytes'])} a device and step, time {_time(warning['seconds'])}"
+    cost = f"{bytes_text(warning['bytes'])} per device and step, time {_time(warning['seconds'])}"
     return _line(warning["kind"], f"{warning['what']} ({cost})", warning)
 
 

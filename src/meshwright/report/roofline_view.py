@@ -129,7 +129,7 @@ def _ceiling(x: Scale, y: Scale, peak: float, dtype: str) -> Markup:
 
 
 def _rate(flops_per_second: float) -> str:
-    """`459 T`, `1 P`: FLOPs a second but for their unit."""
+    """`459 T`, `1 P`: FLOPs per second but for their unit."""
     for unit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
         if flops_per_second >= unit:
             return f"{flops_per_second / unit:.3g} {letter}"

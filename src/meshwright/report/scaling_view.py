@@ -58,7 +58,7 @@ def _seconds(point: ScalingPoint) -> list[float]:
 
 
 def _times(sweep: ScalingSweep, x: Scale, y: Scale) -> Panel:
-    """Seconds a step that the links are busy, by strategy; dashed what the best layout computes."""
+    """Seconds per step that the links are busy, by strategy; dashed what the best layout computes."""
     axes = Axes(x, y, "tokens per batch", "time per step", format_count, format_seconds)
     body = [label("Communication, all of it", 0, 10, weight=600), axes.svg()]
     drawn = [

@@ -62,7 +62,7 @@ def _spread(points: Sequence[Document]) -> list[Document]:
 
 
 def frontier_plot(document: Document) -> str:
-    """Each kind of chip's frontier, a letter for a point: time a token across, tokens a second a chip up."""
+    """Each kind of chip's frontier, one letter per point: time per token across, tokens/s per chip up."""
     kinds = dict(zip(document["by_chip"], _LETTERS, strict=False))
     points = [
         (1e3 * point["tpot_seconds"], point["tokens_per_second_per_chip"], kinds[kind])

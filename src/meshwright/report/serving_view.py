@@ -83,7 +83,7 @@ def _arrivals(traffic: Document) -> str:
 
 
 def _targets(targets: Document) -> str:
-    words = {"ttft_seconds": "first token", "tpot_seconds": "a token"}
+    words = {"ttft_seconds": "first token", "tpot_seconds": "per token"}
     asked = [
         f"{words[key]} within {format_seconds(value)}" for key, value in targets.items() if value is not None
     ]

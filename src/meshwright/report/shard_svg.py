@@ -62,7 +62,7 @@ def contraction_svg(best: Strategy) -> str:
     product_row = _Row(
         (plan.lhs_computed, plan.rhs_computed, plan.product),
         "Multiply",
-        (f"{format_count(best.flops_per_device)} FLOPs a device", format_seconds(best.seconds_compute)),
+        (f"{format_count(best.flops_per_device)} FLOPs per device", format_seconds(best.seconds_compute)),
     )
     rows.insert(num_operand_steps, product_row)
     arrays = [array for row in rows for array in row.arrays]
@@ -94,7 +94,7 @@ def _step_row(step: PricedStep) -> _Row:
     if c.op != "slice":
         figures.append(format_seconds(step.seconds))
     if step.windowed:
-        figures.append("overlaps the product")
+        figures.append("overlaps the matmul")
     return _Row((c.operand, c.result), c.title + subscript(c.axes), tuple(figures))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from meshwright.report.audit_view import STATUS_TONE, status_counts
 from meshwright.report.documents import (
@@ -105,7 +106,7 @@ def _hardware_card(run: Run) -> Card | None:
         return None
     chips, memory = hardware.get("num_chips"), hardware.get("usable_bytes") or hardware.get("hbm_bytes")
     detail = ([f"{chips:,} devices"] if chips else []) + ([f"{format_bytes(memory)} each"] if memory else [])
-    return Card("Hardware", str(hardware.get("spec", ABSENT)), " · ".join(detail))
+    return Card("Hardware", Path(str(hardware.get("spec", ABSENT))).name, " · ".join(detail))
 
 
 def _layout_card(run: Run) -> Card | None:
@@ -137,7 +138,7 @@ def _step_card(run: Run) -> Card | None:
 
 
 def _speed_card(run: Run) -> Card | None:
-    """MFU and tokens a second: measured where there is a run, else planned."""
+    """MFU and tokens per second: measured where there is a run, else planned."""
     mfu, speed = last_value(run.metrics, "mfu"), last_value(run.metrics, "tokens_per_second")
     best, which = winner(run.plan) if run.plan else None, "measured"
     if best and speed is None:

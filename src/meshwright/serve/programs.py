@@ -1,9 +1,9 @@
 """The inference programs: one builder for the server, `mw generate` and the audit.
 
-A step takes rows of tokens: one token a row to generate, a block of tokens a row to prefill, a token and its
-drafts a row to verify them, or whole prompts. It writes their keys and values to pages, and yields the logits
-that are sampled. Axes of the layout that split the batch make replicas: each has its own slots, rows and
-pages, so that no token of one is ever sent to another. Axes that split the sequences of the cache alone
+A step takes rows of tokens: one token per row to generate, a block of tokens per row to prefill, a token and
+its drafts per row to verify them, or whole prompts. It writes their keys and values to pages, and yields the
+logits that are sampled. Axes of the layout that split the batch make replicas: each has its own slots, rows
+and pages, so that no token of one is ever sent to another. Axes that split the sequences of the cache alone
 (`cache=batch`) make replicas of each of these, which share all but slots, rows and pages.
 """
 

@@ -31,9 +31,9 @@ class Payoff:
         self._num_paused = 0
 
     def pays(self, num_sequences: int) -> bool:
-        """Whether a step of so many sequences yields more tokens a second with guesses, by those so far.
+        """Whether a step of so many sequences yields more tokens per second with guesses, by those so far.
 
-        With a right guesses a step on the mean it yields 1 + a tokens in `cost_ratio` steps' time.
+        With a right guesses per step on the mean it yields 1 + a tokens in `cost_ratio` steps' time.
         """
         if self._num_paused:
             self._num_paused -= 1

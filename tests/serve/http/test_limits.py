@@ -12,9 +12,10 @@ import pytest
 from tests.serve.http.client import MODEL, client, events
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
+from meshwright.serve.client_limits import ClientLimits
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
-from meshwright.serve.http.limits import ClientLimits, Rates
+from meshwright.serve.http.limits import Rates
 from meshwright.serve.http.log import JsonFormatter
 
 TEXT = "/v1/completions"

@@ -58,7 +58,7 @@ def say(page, text: str) -> str:
 def test_the_page_streams_an_answer_and_tells_measured_times_beside_the_planned_one(page):
     assert say(page, "hi") == "naïve 😀 answer"
     assert re.fullmatch(
-        r"first token [\d.]+ m?s · [\d.]+ tokens/s · [\d.]+ m?s a token · planned 1\.23 ms",
+        r"first token [\d.]+ m?s · [\d.]+ tokens/s · [\d.]+ m?s per token · planned 1\.23 ms",
         page.inner_text("#numbers"),
     )
     assert page.query_selector(".error") is None

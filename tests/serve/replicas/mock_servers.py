@@ -13,9 +13,9 @@ from tests.serve.mock import MockRunner, byte_tokenizer
 
 from meshwright.nn.processes import free_port
 from meshwright.serve.batch import Batch
+from meshwright.serve.client_limits import ClientLimits
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
-from meshwright.serve.http.limits import ClientLimits
 from meshwright.serve.prefill_pool import Prefills
 from meshwright.serve.replicas.deployment import ServerScale, application, cluster, run
 

@@ -1,6 +1,6 @@
 """The forms in which a compiler may write what was planned: named rules, each with what it expects.
 
-A row is what was planned of one tensor in one pass beside what was emitted of it, as bytes a step by
+A row is what was planned of one tensor in one pass beside what was emitted of it, as bytes per step by
 operation and mesh axes. Each rule whose form is seen in the emitted rewrites the expected bytes; what was
 emitted must then be what is expected on every axis, within TOLERANCE, neither more nor less.
 

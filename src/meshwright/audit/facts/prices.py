@@ -48,7 +48,7 @@ class Prices:
     parts_placement: Placement | None = None
 
     def seconds(self, e: Emitted) -> float | None:
-        """Seconds a step, hidden or not; None without hardware, or where groups follow no axes.
+        """Seconds per step, hidden or not; None without hardware, or where groups follow no axes.
 
         Of what is combined with other tensors its share by bytes: they wait for the first hop together.
         """

@@ -116,7 +116,7 @@ _WRAPPERS = ("fusion", "async-start")
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """seconds: of a step. compute_seconds: of these, computing. exposed: seconds a step for which compute
+    """seconds: of a step. compute_seconds: of these, computing. exposed: seconds per step for which compute
     stands still for each collective, by its identity.
     """
 

@@ -11,7 +11,7 @@ XLA for TPU prints the cycles that it expects for each fusion:
 Of kernels, and of everything that XLA for GPU prints, the time is that of a roofline at what whole steps
 reach of the chip's ratings (the chip's `[step]`):
 
-    seconds = max(FLOPs / FLOPs a second, bytes / HBM bytes a second) + seconds of a kernel
+    seconds = max(FLOPs / FLOPs per second, bytes / HBM bytes per second) + seconds of a kernel
 """
 
 import re
@@ -216,7 +216,7 @@ _FREE = frozenset({
 
 
 def clock_hertz(chip: Chip) -> float | None:
-    """Cycles a second of a TPU; None where its arrays are not known."""
+    """Cycles per second of a TPU; None where its arrays are not known."""
     arrays = _ARRAYS.get(chip.name)
     if arrays is None or chip.matrix_unit is None:
         return None

@@ -53,7 +53,7 @@ class Planned:
     """A server: its engines, and what their steps take.
 
     replicas: that answer. prefill_replicas: that prefill for them, 0 where each does both; a prompt's keys
-    and values then take `transfer_seconds` a token to the replica that answers. num_drafts: guesses of a
+    and values then take `transfer_seconds` per token to the replica that answers. num_drafts: guesses of a
     sequence a step, each right with probability `acceptance` where those before it are. counted: sequences
     that generate without guesses are counted together; what comes of it is the same, sooner. idle: of its
     runner, by which the engines pace prompts; None: they do not.

@@ -139,11 +139,11 @@ def budget(candidate: Candidate, num_tokens: int) -> Budget:
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """The asked batch against the critical batch size, beyond which more tokens a step buy few steps.
+    """The asked batch against the critical batch size, beyond which more tokens per step buy few steps.
 
     times: the asked batch over it. more_tokens: how many times the tokens of a small batch the same loss
     takes, 1 + B / B_crit (McCandlish et al., 2018, "An Empirical Model of Large-Batch Training").
-    max_chips: where the least batch that is bound by compute reaches it, at the same tokens a chip; None
+    max_chips: where the least batch that is bound by compute reaches it, at the same tokens per chip; None
     where that batch is not known.
     """
 

@@ -1,11 +1,11 @@
 """The closed forms of the literature for one case, to be read beside the searched answer.
 
 Nothing is priced with them. They assume ideal links and the dense peak, count the MLP alone and let
-every transfer hide under compute; the search does none of that. Symbols: C FLOPs a second of a chip,
-W bytes a second of one mesh axis in both directions, alpha = C / W, B tokens of a step, N chips,
+every transfer hide under compute; the search does none of that. Symbols: C FLOPs per second of a chip,
+W bytes per second of one mesh axis in both directions, alpha = C / W, B tokens of a step, N chips,
 X shards of the batch, Y of the model, D and F as in the model, M_X and M_Y the axes that each takes.
 
-    layout    compute a layer   bytes a layer                            bound by compute where
+    layout    compute (layer)   bytes (layer)                            bound by compute where
     DP        12 BDF / X        8DF                                      B / X > alpha / n
     FSDP      12 BDF / X        4DF + 8DF                                B / X > alpha / n
     TP        12 BDF / Y        4BD + 4BD                                Y < M_Y F / alpha
@@ -32,7 +32,7 @@ BYTES_PER_PARAM = 10
 
 
 def data_parallel_tokens_per_chip(alpha: float, num_axes: float, sparsity: float = 1.0) -> float:
-    """Tokens a chip from which DP and FSDP are bound by compute: alpha / n.
+    """Tokens per chip from which DP and FSDP are bound by compute: alpha / n.
 
     A weight is multiplied with B/X tokens and moved once a pass over n axes at once. Of E experts k
     see a token, so every weight moves for k/E of the products: sparsity E/k.
@@ -57,7 +57,7 @@ def mixed_batch_shards(batch_tokens: float, d_ff: int, num_chips: int, axes_rati
 def mixed_tokens_per_chip(
     alpha: float, d_ff: int, axes_product: float, sparsity: float = 1.0, *, overlapped: bool = True
 ) -> float:
-    """Tokens a chip from which FSDP with TP at its best X is bound by compute: alpha^2 / (M_X M_Y F).
+    """Tokens per chip from which FSDP with TP at its best X is bound by compute: alpha^2 / (M_X M_Y F).
 
     Four times that where the two transfers do not hide under each other. With experts F is the width that
     a token uses and all E move: weights take E/k times as long, and X falls by its root.
@@ -74,7 +74,7 @@ def slice_tokens(flops_per_second: float, dcn_bytes_per_second: float) -> float:
 
 
 def pipeline_bubble(num_stages: int, microbatches: int, chunks: int = 1) -> float:
-    """The idle share of a pipeline's step: (p - 1) / (v m + p - 1), v chunks a stage."""
+    """The idle share of a pipeline's step: (p - 1) / (v m + p - 1), v chunks per stage."""
     return (num_stages - 1) / (chunks * microbatches + num_stages - 1)
 
 

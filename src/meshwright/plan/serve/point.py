@@ -45,7 +45,7 @@ class Point:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens a second of all of the batch while it generates."""
+        """New tokens per second of all of the batch while it generates."""
         return self.batch / self.tpot_seconds
 
     @property

@@ -25,7 +25,7 @@ from meshwright.plan.serve.requests import Requests
 _PROMPTS = np.array([1.0, 2.0, 4.0])
 # Chunks that are each priced; of more the first, the middle and the last are.
 _EACH_PRICED = 3
-# Fewer positions a device are no rows for a product.
+# Fewer positions per device are no rows for a product.
 _LEAST_POSITIONS = 128
 
 
@@ -92,7 +92,7 @@ def prefilling(layout: Layout) -> Layout:
 
 
 def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iterator[Layout]:
-    """Layouts of the same chips that split a prompt by position, with no more bytes of weights a chip.
+    """Layouts of the same chips that split a prompt by position, with no more bytes of weights per chip.
 
     Data ranks take parts of one prompt instead of prompts of their own, with the weights that they have.
     Heads may be split over fewer devices too: then the ranks share the weights, and gather them by layers.

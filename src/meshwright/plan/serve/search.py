@@ -1,4 +1,4 @@
-"""The frontier of tokens a second a chip against time per token, over machines, layouts, types and batches.
+"""Tokens per second per chip against time per token: the frontier over machines, layouts, types and batches.
 
 Every layout is recorded once, for all of its batches, and priced on each machine that has so many chips.
 """
@@ -56,7 +56,7 @@ class SmallestMachine:
 
 @dataclass(frozen=True)
 class ServePlan:
-    """frontier: by time per token; best: of those that meet the targets the one with most tokens a chip.
+    """frontier: by time per token; best: of those that meet the targets the one with most tokens per chip.
 
     Where every chip has a price, the cheapest for a token. by_chip: the frontier of each kind alone.
     """
@@ -142,7 +142,7 @@ def search(
 
 
 def pareto(points: Iterable[Point]) -> list[Point]:
-    """The points of which no other has both less time per token and more tokens a second a chip."""
+    """The points of which no other has both less time per token and more tokens per second per chip."""
     found: list[Point] = []
     for point in sorted(
         points, key=lambda p: (p.tpot_seconds, -p.tokens_per_second_per_chip, p.ttft_seconds)

@@ -244,7 +244,7 @@ def _microbatches(row: PublishedRow, ranks: int, pipe: int, kind: str) -> list[i
 
 
 def _chunks(row: PublishedRow, config: ModelConfig, pipe: int, microbatches: int) -> int:
-    """Chunks a stage: the row's. A source that does not say how many interleave means the usual two, or
+    """Chunks per stage: the row's. A source that does not say how many interleave means the usual two, or
     the fewest that divide a stage's layers, since frameworks give all chunks as many.
 
     Microbatches that do not divide over the stages run without, as the schedule has it.

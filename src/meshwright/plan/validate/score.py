@@ -139,7 +139,7 @@ def anchored(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Pr
 
 
 def _mfu(row: PublishedRow, case: Case) -> float | None:
-    """Model FLOPs a second and chip that were measured, over the peak of the chip's products."""
+    """Model FLOPs per second and chip that were measured, over the peak of the chip's products."""
     if row.metric == MEMORY:
         return None
     layout, chip = case.layouts[0][0], case.hardware.chip

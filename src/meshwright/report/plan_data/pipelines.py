@@ -19,7 +19,7 @@ _MOST_SHOWN = 64
 def timelines(config: ModelConfig, workload: Workload, candidate: Candidate) -> dict[str, PipelineTimeline]:
     """The timeline of every schedule that exists for the stages of a candidate, by name, its own first.
 
-    The passes have the seconds with which the planner prices them, the schedule's chunks a stage.
+    The passes have the seconds with which the planner prices them, the schedule's chunks per stage.
     """
     found: dict[str, PipelineTimeline] = {}
     for layout in _variants(candidate.layout):

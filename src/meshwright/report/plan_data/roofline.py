@@ -66,7 +66,7 @@ class StepOperation:
 
 @dataclass(frozen=True)
 class LinkRoof:
-    """What the links along some mesh axes give: bytes of gathered arrays a second, the best that was priced.
+    """What the links along some mesh axes give: bytes of gathered arrays per second, the best priced.
 
     seconds: that the step's collectives keep them busy.
     """

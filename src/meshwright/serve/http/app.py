@@ -16,12 +16,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.errors import CheckpointError, RequestError
+from meshwright.serve.client_limits import ClientLimits
 from meshwright.serve.engine import Engine
 from meshwright.serve.generation import Generation
 from meshwright.serve.http.asking import Asking, is_forced
 from meshwright.serve.http.errors import on_failure, on_http_exception, on_request_error
 from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
-from meshwright.serve.http.limits import ClientLimits, Gate, whole_request
+from meshwright.serve.http.limits import Gate, whole_request
 from meshwright.serve.http.log import RequestLog
 from meshwright.serve.http.logprobs import TokenNames
 from meshwright.serve.http.page import page

@@ -1,10 +1,9 @@
-"""What a server takes of its clients: keys, rates, sizes, times; checked before the engine hears of it."""
+"""Keys, rates, sizes and times of clients, checked before the engine hears of a request."""
 
 import hmac
 import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -12,32 +11,12 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from meshwright.errors import RequestError
+from meshwright.serve.client_limits import ClientLimits
 from meshwright.serve.http.errors import error_object, headers_of
 
 # Open to all: probes and scrapers of the cluster have no keys, and the page asks for one itself.
 OPEN = ("/health", "/ready", "/metrics", "/")
 _MOST_CLIENTS = 10_000
-
-
-@dataclass(frozen=True)
-class ClientLimits:
-    """max_body_bytes: of a request. api_keys: one of which each request must bring; none: open to all.
-
-    requests_per_minute: of each key, or of each address where there are no keys; None: any rate.
-    request_seconds: after which an answer is cut off with an error; None: never.
-    stalled_seconds: after which a client that reads nothing is left. cors_origins: sites whose pages may ask.
-    """
-
-    max_body_bytes: int = 16_000_000
-    api_keys: frozenset[str] = frozenset()
-    requests_per_minute: float | None = None
-    request_seconds: float | None = None
-    stalled_seconds: float = 60.0
-    cors_origins: tuple[str, ...] = ()
-
-    def behind_front(self) -> "ClientLimits":
-        """Those of a server that hears from the front of several alone, which has checked who asks."""
-        return replace(self, api_keys=frozenset(), requests_per_minute=None, cors_origins=())
 
 
 class Rates:

@@ -60,8 +60,8 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Where a send takes so long, the server's buffer is full: the client reads nothing, and its tokens
-        # would pile up for ever. There is a send a token, so a timer looks at the one under way, and comes
-        # again when the next could be too long.
+        # would pile up for ever. There is one send per token, so a timer looks at the one under way, and
+        # comes again when the next could be too long.
         loop, stalled = asyncio.get_running_loop(), asyncio.timeout(None)
         began: float | None = None
 

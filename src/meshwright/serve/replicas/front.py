@@ -18,9 +18,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from meshwright.serve.client_limits import ClientLimits
 from meshwright.serve.http.app import guarded
 from meshwright.serve.http.errors import error_object
-from meshwright.serve.http.limits import ClientLimits, whole_request
+from meshwright.serve.http.limits import whole_request
 from meshwright.serve.http.log import request_id
 from meshwright.serve.http.page import page
 from meshwright.serve.http.stream import event, unless_disconnected
