@@ -1,6 +1,7 @@
 """The loop's metrics, validation, checkpoints, resumption and end, on a table of bigrams."""
 
 import json
+import os
 import signal
 import time
 from dataclasses import fields
@@ -273,6 +274,25 @@ def test_validation_within_the_run_reads_part_of_the_split_and_all_of_it_at_the_
     within = BigramStep()
     run_to(tmp_path / "within", corpus, 2, within, eval_every=1)
     assert within.num_evaluated == 8 + len(list(_exact_chunks(len(corpus.rows("validation")), 8)))
+
+
+def test_a_signal_in_the_validation_at_the_end_leaves_it_out_and_the_run_is_saved(
+    tmp_path, corpus, monkeypatch
+):
+    """Of a large split it may take longer than the time until the process is killed."""
+    step = BigramStep()
+    evaluate = step.evaluate
+
+    def evaluated(state: Any, tokens: np.ndarray) -> jax.Array:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(state, tokens)
+
+    monkeypatch.setattr(step, "evaluate", evaluated)
+    with pytest.warns(UserWarning, match="told to stop: the validation of the last step is left out"):
+        line = run_to(tmp_path, corpus, 2, step)
+    assert step.num_evaluated == 1
+    assert line["step"] == 2 and "validation_loss" not in line
+    assert steps(tmp_path / "checkpoints") == [2]
 
 
 def test_numbers_of_a_step_are_fetched_after_the_next_is_dispatched(tmp_path, monkeypatch):

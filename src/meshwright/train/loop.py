@@ -4,6 +4,7 @@ run/metrics.jsonl         see `metrics`
 run/checkpoints/<step>/   see `nn.checkpoint`
 """
 
+import itertools
 import math
 import time
 import warnings
@@ -275,7 +276,8 @@ class _Loop:
         self.reporter.wait()
         loss, found = None, {}
         if evaluates:
-            found = self._evaluated(state, None if last else _EVAL_BATCHES)
+            found = self._evaluated(state, last=last)
+        if found:
             loss = found["validation_loss"]
             saves, self.best_loss = saves or loss < self.best_loss, min(loss, self.best_loss)
         self.reporter.report(always=evaluates, found=found)
@@ -294,14 +296,30 @@ class _Loop:
         self.reporter.restart_clock()
         return stopped
 
-    def _evaluated(self, state: Any, num_batches: int | None) -> Line:
-        """validation_loss, and evaluation_losses by name where there are further sets."""
-        found: Line = {"validation_loss": validation_loss(self.step, state, self.corpus, num_batches)}
-        losses = {
-            name: validation_loss(self.step, state, self.corpus, num_batches, evaluation_split(name))
-            for name in self.corpus.evaluations
-        }
-        return found | ({"evaluation_losses": losses} if losses else {})
+    def _evaluated(self, state: Any, *, last: bool) -> Line:
+        """validation_loss, and evaluation_losses by name where there are further sets.
+
+        At the last step they are of whole splits, which may take longer than there is to save once the run
+        is told to stop: then nothing.
+        """
+        agreement, counted = self.agreement.anew(), itertools.count(1)
+
+        def stopped() -> bool:
+            return last and agreement.after(next(counted))[0]
+
+        splits = [VALIDATION, *map(evaluation_split, self.corpus.evaluations)]
+        losses = []
+        for split in splits:
+            num_batches = None if last else _EVAL_BATCHES
+            loss = validation_loss(self.step, state, self.corpus, num_batches, split, stopped)
+            if loss is None:
+                if jax.process_index() == 0:
+                    warnings.warn("told to stop: the validation of the last step is left out", stacklevel=2)
+                return {}
+            losses.append(loss)
+        found: Line = {"validation_loss": losses[0]}
+        named = dict(zip(self.corpus.evaluations, losses[1:], strict=True))
+        return found | ({"evaluation_losses": named} if named else {})
 
     def _check(self, line: Line) -> None:
         example = self.first_examples.pop(line["step"])
@@ -357,17 +375,25 @@ def _back(
 
 
 def validation_loss(
-    step: TrainStep, state: Any, corpus: Corpus, num_batches: int | None = None, split: str = VALIDATION
-) -> float:
+    step: TrainStep,
+    state: Any,
+    corpus: Corpus,
+    num_batches: int | None = None,
+    split: str = VALIDATION,
+    stopped: Callable[[], bool] = lambda: False,
+) -> float | None:
     """Mean nats per counted token over the rows of a split, or over those of the first `num_batches`.
 
     Every batch has the one compiled size B. Rows left over at the end are taken d at a time, d the
     largest divisor of B that they still fill, each repeated B / d times: so every row counts once.
+    stopped: asked before each batch; None once it says so.
     """
     batch, own = step.batch_sequences, list(step.own_rows)
     rows = corpus.rows(split)[: None if num_batches is None else num_batches * batch]
     total, num_counted = 0.0, 0
     for begin_, size in _exact_chunks(len(rows), batch):
+        if stopped():
+            return None
         counted = int(np.count_nonzero(is_counted(rows[begin_ : begin_ + size, 1:])))
         tokens = np.tile(rows[begin_ : begin_ + size], (batch // size, 1)).astype(np.int32)
         # Fetched one by one, for the reason given in `_Loop.advance`.

@@ -27,6 +27,10 @@ class Agreement:
         self._saved = self._agreed = time.monotonic()
         self._agreed_step, self._next = 0, 0
 
+    def anew(self) -> "Agreement":
+        """Another about the same wish to stop, of steps that are counted by themselves."""
+        return Agreement(self._stop, self._save_seconds)
+
     def after(self, step: int) -> tuple[bool, bool]:
         """(stop, save) after `step`."""
         now = time.monotonic()
