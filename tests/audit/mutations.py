@@ -386,7 +386,7 @@ def _decayed_again(step: Broken) -> CompiledProgram:
         after, metrics = step._step(state, rows)
         with jax.named_scope("update"):
             return replace(
-                after, params=jax.tree.map(lambda w: w * w.dtype.type(0.999), after.params)
+                after, params=jax.tree.map(lambda w: w * w.dtype.type(0.98), after.params)
             ), metrics
 
     return compiled(step, run)

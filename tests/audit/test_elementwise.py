@@ -83,7 +83,9 @@ def test_counters_of_loops_are_not_told() -> None:
     ("found", "words"),
     [
         (UpdateArithmetic(1900, 100), []),
-        (UpdateArithmetic(2100, 100), []),
+        (UpdateArithmetic(2000, 100), []),
+        (UpdateArithmetic(2300, 100), ["computes"]),
+        (UpdateArithmetic(1500, 100), ["computes"]),
         (UpdateArithmetic(3800, 100), ["computes"]),
         (UpdateArithmetic(1900, 200), ["reduces"]),
         (UpdateArithmetic(1900, 0), ["reduces"]),
