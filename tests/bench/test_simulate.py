@@ -18,6 +18,7 @@ from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.serve.batch import Batch, IdleSeconds, Limits, SequenceWork
+from meshwright.serve.pace import MOST
 from meshwright.serve.runner import JaxRunner, _Shape
 
 
@@ -82,11 +83,11 @@ def test_batches_wait_for_their_slowest():
 
 
 def test_prompts_are_paced_beside_those_that_generate():
-    """So that a step takes three times one without: of `Fixed` 128 tokens, 1 + 128 / 64 seconds."""
-    chats = [*[one(2, 100)] * 3, one(1800, 1, 5.0)]
+    """So that a step takes at most MOST times one without: of `Fixed` 48 tokens, 1 + 48 / 64 seconds."""
+    chats, limits = [*[one(2, 100)] * 3, one(1800, 1, 5.0)], Limits.of(4, 2048, block=16)
     idle = IdleSeconds(((1, 1.0), (2, 1.0), (4, 1.0)), 1 / 64)
-    for more, longest in ({}, 9.0), ({"idle": idle}, 3.0):
-        answers, _ = simulate(planned(**more), loaded(*chats))
+    for known, longest in (None, 9.0), (idle, MOST):
+        answers, _ = simulate(Planned(limits, Fixed(), idle=known), loaded(*chats))
         assert max(gap for answer in answers[:3] for gap in answer.gaps_seconds) == pytest.approx(longest)
 
 
@@ -229,7 +230,7 @@ def test_idle_seconds_are_those_that_the_runner_measures(steps: StepSeconds):
     runner: Any = SimpleNamespace(
         limits=limits,
         _seconds={_Shape(n, 0, 0): steps.seconds(n, 0.0, []) for n in (1, 2, 4, 8, 12)},
-        _idle_seconds=lambda shape: steps.seconds(shape.generate, 0.0, [(shape.blocks * 64,) * 2]),
+        _idle_seconds=lambda shape, works: steps.seconds(shape.generate, *Batch(tuple(works)).figures[1:]),
     )
     idle = PaddedSteps(steps, limits, has_kernels=True).idle_seconds
     assert idle == JaxRunner._measured(runner)

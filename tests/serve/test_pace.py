@@ -6,25 +6,42 @@ import pytest
 from tests.serve.test_scheduler import run, sequence
 
 from meshwright.serve.batch import Batch, IdleSeconds, Limits
-from meshwright.serve.pace import MOST, Pace
+from meshwright.serve.pace import MOST, PATIENCE, Pace
 from meshwright.serve.scheduler import Scheduler
 
 LIMITS = Limits(
     num_slots=8, context=32_768, page_size=64, num_pages=3000, chunk=512, block=16, even_context=1562.0
 )
-IDLE = IdleSeconds(((1, 0.004), (2, 0.004), (4, 0.005), (8, 0.006)), 0.0002)
+IDLE = IdleSeconds(((1, 0.004), (2, 0.004), (4, 0.005), (8, 0.006)), 0.0001)
 
 
 def generating(number: int) -> list:
     return [sequence(2, max_tokens=30_000, first=100 * one) for one in range(number)]
 
 
-def test_the_room_is_what_three_steps_leave_beside_one_of_all_slots():
+def test_the_room_grows_while_prompts_wait_and_shrinks_when_they_do_not():
+    pace, room = Pace(IDLE, LIMITS), (MOST - 1) * 0.006 / 0.0001
+    assert pace.room() == pytest.approx(room)
+    for _ in range(2 * PATIENCE):
+        pace.scheduled(is_waiting=True)
+    assert pace.room() == pytest.approx(room * (4 * MOST - 1) / (MOST - 1))
+    for _ in range(3 * PATIENCE):
+        pace.scheduled(is_waiting=False)
+    assert pace.room() == pytest.approx(room)
+
+
+def test_a_step_that_the_machine_held_up_tells_little():
+    """As many of ten times its length as of a fifth leave what is known between them."""
     pace = Pace(IDLE, LIMITS)
-    assert pace.room(4) == pytest.approx((MOST * 0.005 - 0.006) / 0.0002)
-    assert pace.room(3) == pace.room(4)  # the same program
-    few = Pace(IdleSeconds(((1, 0.001), (8, 0.006)), 0.0002), LIMITS)
-    assert few.room(1) == pytest.approx(0.006 / 0.0002)  # as long again as the slots' own part
+    scheduler = Scheduler(LIMITS, max_waiting=8)
+    scheduler.add(generating(4))
+    run(scheduler, scheduler.schedule() or Batch(()))
+    plain = scheduler.schedule()
+    assert plain
+    for _ in range(100):
+        pace.took(plain, 0.05)
+        pace.took(plain, 0.001)
+    assert 0.001 < 0.005 * pace.room() / Pace(IDLE, LIMITS).room() < 0.05
 
 
 def test_a_slower_machine_changes_nothing_and_slower_prompts_leave_less_room():
@@ -36,14 +53,14 @@ def test_a_slower_machine_changes_nothing_and_slower_prompts_leave_less_room():
     assert plain and plain.figures[0] == 4
     for _ in range(40):
         pace.took(plain, 0.010)  # all twice as slow
-    assert pace.room(4) == pytest.approx(2 * (MOST * 0.005 - 0.006) / 0.0002, rel=1e-3)
+    assert pace.room() == pytest.approx(2 * (MOST - 1) * 0.006 / 0.0001, rel=1e-3)
     scheduler.add([sequence(400, first=5)])
     mixed = scheduler.schedule()
     assert mixed
     work = LIMITS.prompt_time(0, mixed.figures[2][0][0])
     for _ in range(40):
-        pace.took(mixed, 0.012 + 4 * 0.0002 * work)
-    assert pace.room(4) == pytest.approx(2 * (MOST * 0.005 - 0.006) / (4 * 0.0002), rel=1e-3)
+        pace.took(mixed, 0.012 + 4 * 0.0001 * work)
+    assert pace.room() == pytest.approx(2 * (MOST - 1) * 0.006 / (4 * 0.0001), rel=1e-3)
 
 
 def seconds(batch: Batch, slope: float) -> float:
@@ -52,7 +69,7 @@ def seconds(batch: Batch, slope: float) -> float:
     even = LIMITS.even_context / slope
     whole = [(-(-count // LIMITS.block) * LIMITS.block, end) for count, end in chunks]
     of_prompts = sum(count * (1 + (end - count / 2) / even) for count, end in whole)
-    return (0.006 if chunks else 0.005) + 0.0002 * of_prompts
+    return (0.006 if chunks else 0.005) + 0.0001 * of_prompts
 
 
 @pytest.mark.parametrize("slope", [1.0, 3.0])

@@ -214,10 +214,10 @@ class Limits:
 
 
 class IdleSeconds(NamedTuple):
-    """Seconds of steps without attention.
+    """Seconds of steps of an engine that does nothing else.
 
-    generate: of steps for so many sequences of each replica, in order up to all slots. prompt_token: that one
-    more token of a prompt takes beside all of them.
+    generate: of steps for so many sequences of each replica, in order up to all slots, without attention.
+    prompt_token: that one more token of a prompt takes beside all of them, at the prompt's beginning.
     """
 
     generate: tuple[tuple[int, float], ...]

@@ -4,10 +4,14 @@ from bisect import bisect_left
 
 from meshwright.serve.batch import Batch, IdleSeconds, Limits
 
-# A step with prompt tokens takes at most so many times as long as one without, or twice as long as the
-# program of such steps does without any.
-MOST = 3.0
+# A step with prompt tokens takes at most so many times as long as its program does without any.
+MOST = 1.75
+# After so many steps in which prompts waited they get twice the time, and so on: those that generate must not
+# keep a server below its load.
+PATIENCE, _MOST_PATIENCES = 128, 8
 _NEWEST = 0.25  # weight of the newest step among those before
+# A step tells of so many times what was known, and no more: others hold up the machine now and then.
+_MOST_NEWS = 2.0
 
 
 class Pace:
@@ -24,12 +28,18 @@ class Pace:
         self._alone = [idle.generate[bisect_left(numbers, number)][1] for number in of_replica]
         # How many times as long as idle steps, and as idle tokens whose attention took its FLOPs alone.
         self._generate = self._prompt = 1.0
+        self._num_waited = 0  # steps, less those in which none did
 
-    def room(self, num_sequences: int) -> float:
-        """The time of a replica's prompts, by the limits, that fits beside so many sequences of all."""
-        alone, mixed = self._plain(num_sequences), self._plain(self._limits.num_slots)
-        left = max(MOST * alone - mixed, mixed)
+    def room(self) -> float:
+        """The time of a replica's prompts, by the limits, that fits beside those that generate."""
+        most = MOST * 2 ** (self._num_waited / PATIENCE)
+        left = (most - 1) * self._plain(self._limits.num_slots)  # beside prompts all slots have a row
         return left / max(self._prompt * self._idle.prompt_token, 1e-12)
+
+    def scheduled(self, *, is_waiting: bool) -> None:
+        """Whether prompts wait for another step, though there are slots for them."""
+        waited = self._num_waited + (1 if is_waiting else -1)
+        self._num_waited = min(max(waited, 0), _MOST_PATIENCES * PATIENCE)
 
     def took(self, batch: Batch, seconds: float) -> None:
         """A step has taken so long."""
@@ -46,14 +56,18 @@ class Pace:
         if not num_sequences:
             return
         if not work:
-            ratio = seconds / self._plain(num_sequences)
-            self._generate += _NEWEST * (ratio - 1) * self._generate
+            self._generate = _nearer(self._generate, seconds / self._alone[num_sequences])
             return
-        of_prompts = seconds - self._plain(self._limits.num_slots)  # beside prompts all slots have a row
-        ratio = of_prompts / max(max(work.values()) * self._idle.prompt_token, 1e-12)
-        # One that seems to cost nothing must not open the way to a long one.
-        self._prompt += _NEWEST * (max(ratio, self._prompt / 2) - self._prompt)
+        of_prompts = seconds - self._plain(self._limits.num_slots)
+        idle = max(max(work.values()) * self._idle.prompt_token, 1e-12)
+        self._prompt = _nearer(self._prompt, of_prompts / idle)
 
     def _plain(self, num_sequences: int) -> float:
         """Seconds of a step that generates for so many sequences."""
         return self._generate * self._alone[num_sequences]
+
+
+def _nearer(known: float, found: float) -> float:
+    """What is known by all steps, after one more."""
+    news = min(max(found, known / _MOST_NEWS), known * _MOST_NEWS)
+    return known + _NEWEST * (news - known)

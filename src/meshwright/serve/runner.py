@@ -59,7 +59,8 @@ from meshwright.serve.programs import (
 )
 from meshwright.serve.sampling import Edits, Sampled, SampledRows
 from meshwright.serve.scoring import TokenScores
-from meshwright.serve.sequence import GREEDY, TokenScore
+from meshwright.serve.sequence import GREEDY, Request, TokenScore
+from meshwright.serve.sequence import Sequence as Answering
 
 _SHORTEST_SCORED = 16
 _FEWEST_PAGES = 4  # that a program of its own is worth
@@ -187,9 +188,12 @@ class JaxRunner:
                 self._score_program(length)
             self._compilations.start()
 
-    def _idle_seconds(self, shape: _Shape) -> float:
-        """How long a step of this shape takes in which nobody holds a row: its products, no attention."""
-        inputs = _Inputs(Batch(()), self._step_of(shape), self.limits, self._num_together)
+    def _idle_seconds(self, shape: _Shape, prompts: Sequence[SequenceWork] = ()) -> float:
+        """How long a step of this shape takes in which nobody but `prompts` holds a row.
+
+        A row that nobody holds has its products and no attention.
+        """
+        inputs = _Inputs(Batch(tuple(prompts)), self._step_of(shape), self.limits, self._num_together)
         seconds = []
         for _ in range(3):
             started = time.perf_counter()
@@ -204,8 +208,16 @@ class JaxRunner:
 
     def _measured(self) -> IdleSeconds:
         of_steps = [(shape.generate, seconds) for shape, seconds in self._seconds.items() if shape.generate]
-        mixed = self._idle_seconds(_Shape(self.limits.slots_of_replica, 0, timed_blocks(self.limits)))
-        return IdleSeconds.of(of_steps, mixed, self.limits)
+        slots, count = self.limits.slots_of_replica, timed_blocks(self.limits)
+        tokens = (0,) * (count * self.limits.block)
+        pages = tuple(range(-(-len(tokens) // self.limits.page_size)))  # which nobody has yet
+        of_window = pages if self.limits.window else ()
+        nobody = Answering(Request(tokens), 1, 0, lambda _: None)
+        prompts = [
+            SequenceWork(nobody, replica * slots, 0, tokens, pages, samples=False, window_pages=of_window)
+            for replica in range(self.limits.num_replicas)
+        ]
+        return IdleSeconds.of(of_steps, self._idle_seconds(_Shape(slots, 0, count), prompts), self.limits)
 
     def generate_seconds(self, num_sequences: int) -> float:
         """Seconds of a step that generates for so many sequences, without attention."""

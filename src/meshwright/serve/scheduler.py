@@ -241,6 +241,8 @@ class Scheduler:
                 self._continue(sequence, step)
         if self._waiting and not step.has_preempted and (self._mode == "interleaved" or self._is_filling):
             self._admit(step)
+        if self._pace is not None:
+            self._pace.scheduled(is_waiting=bool(self._waiting and self._num_free_slots))
         if self._is_filling and not step.works and self._running:
             self._is_filling = False
             return self.schedule()
@@ -254,10 +256,10 @@ class Scheduler:
         """The time of prompts that fits beside those that generate; None where nobody does."""
         if self._pace is None or self._is_filling:
             return None
-        number = self._together.num_members if self._together is not None else 0
-        for one in self._apart:
-            number += one.num_uncomputed == 1 and one.num_left > 0
-        return self._pace.room(number) if number else None
+        if self._together is not None and self._together.num_members:
+            return self._pace.room()
+        generate = any(one.num_uncomputed == 1 and one.num_left > 0 for one in self._apart)
+        return self._pace.room() if generate else None
 
     def _continue(self, sequence: Sequence, step: "_Step") -> None:
         # Where nothing is left to sample, the last token is under way, and nobody reads what it would write.
