@@ -85,6 +85,8 @@ def test_two_layouts_side_by_side(address: str):
     found = json.loads(got(address, "price", **SMALL, layout2="fsdp=8", hardware2="b200:8"))
     assert found["html"].count('<section class="side"') == 2 and found["said"].count(" per step, ") == 2
     assert "tiny on b200:8: fsdp=8" in found["html"]
+    assert re.findall(r">usable [\d.]+ GB, (\w+)<", found["html"]) == ["h100", "b200"]
+    assert found["html"].count(">on b200:8<") == 2  # under its bars of time and of memory
 
 
 def test_the_cards_say_what_the_library_says(address: str):
