@@ -10,7 +10,7 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import GPT, LOCAL, TIED, TINY, WITHOUT_GRADIENT
+from tests.nn.test_layouts import GPT, LOCAL, MIXTURE, TIED, TINY, WITHOUT_GRADIENT
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
@@ -119,6 +119,18 @@ def test_the_other_pairs_of_options(text: str) -> None:
 def test_other_families_agree(config: ModelConfig, text: str) -> None:
     """A table that is used twice, windows in periods, norms of heads, biases and learned positions."""
     assert_agrees(config, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data=8,zero=2",
+        pytest.param("data=4,expert=2,tensor=2,zero=2,microbatches=2,grouped=true", marks=pytest.mark.slow),
+    ],
+)
+def test_a_dense_layer_before_experts_agrees(text: str) -> None:
+    """Each stack's gradients are scattered: those of the first, dense layers, too."""
+    assert_agrees(MIXTURE, text)
 
 
 def test_a_shard_that_does_not_divide_is_refused() -> None:

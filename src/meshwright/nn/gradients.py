@@ -64,7 +64,7 @@ def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
     if layout.microbatches == 1:
         return layout.gradient(name, letters)
     sharded = layout.accumulated(name, letters)
-    partial = summed_over(layout, letters.lstrip("L"))
+    partial = summed_over(layout, letters.lstrip("LP"))
     return sharded.replace(unreduced=tuple(axis for axis in partial if axis not in sharded.sharded_axes))
 
 
@@ -87,7 +87,7 @@ def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> An
 
     def leaf(path: str, letters: str, weight: Array, differentiated: Array) -> Array | Scattered:
         if _is_scattered(layout, path, letters) or _added_in(layout) != layout.weights_dtype:
-            return Scattered(weight, differentiated, letters.lstrip("L"))
+            return Scattered(weight, differentiated, letters.lstrip("LP"))
         return differentiated
 
     used = _mapped(config, leaf, params, leaves)
