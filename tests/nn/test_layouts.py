@@ -378,13 +378,17 @@ def test_narrow_products_of_experts_are_those_of_one_device(
 ) -> None:
     """Each row and column is rounded alike, so that tokens choose the same experts and the loss is the same.
 
-    But gradients of weights have a scale for what is summed over, a device's tokens or a block of rows: they
-    differ by rounding (see test_narrow for the bounds).
+    But for ties of int8, where the last bit of a float32 sum decides, and a token may choose another expert:
+    the loss of one device is 4.48607 with LLVM's optimizations and 4.48636 without. And gradients of weights
+    have a scale for what is summed over, a device's tokens or a block of rows: they differ by rounding (see
+    test_narrow for the bounds).
     """
     narrow = {"weights_dtype": "f32", "compute_dtype": "f32", "matmul_dtype": matmul_dtype}
     loss, gradients = Step(MIXTURE, Layout.parse(text).replace(**narrow))()
     expected_loss, expected = Step(MIXTURE, Layout.of(**narrow))()
-    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    # A token whose choice differs has another loss by less than half a nat.
+    of_ties = 0.5 / (B * T) if matmul_dtype == "int8" else 0
+    assert loss == pytest.approx(expected_loss, abs=of_ties + 1e-5 * expected_loss)
     assert loss != pytest.approx(_one_device(MIXTURE)[0], rel=1e-6), "products are rounded"
     for path, gradient in gradients.items():
         if (MIXTURE.name, path) not in WITHOUT_GRADIENT:
