@@ -1,6 +1,7 @@
 """Attention kernels: where they are taken, that they are attention, and how often each pass runs."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jax import Array
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from tests.nn.test_layouts import TINY
 
 from meshwright.layout import Layout
 from meshwright.models import transformer
@@ -57,15 +59,18 @@ def test_a_kernel_is_taken_where_it_can_run(
     kernel: Callable | None,
 ) -> None:
     mesh = mesh_of(platform, layout)
+    sizes = SIZES | sizes
+    config = replace(TINY, d_head=sizes["H"], attention_softcap=softcap)
+    computed = layout.replace(compute_dtype={"bfloat16": "bf16", "float32": "f32"}[dtype])
     taken: list[Callable | None] = []
 
     def look(q: Array) -> Array:
-        found: Any = flash_kernels(q, layout, [window], Scores(softcap))
+        found: Any = flash_kernels(q, config, computed, [window], Scores(softcap))
         taken.append(found and found[0].func)
         return q
 
     with jax.sharding.use_abstract_mesh(mesh):
-        jax.eval_shape(look, array_type(layout.activation("q", "BTNH"), mesh, SIZES | sizes, dtype))
+        jax.eval_shape(look, array_type(layout.activation("q", "BTNH"), mesh, sizes, dtype))
     assert taken == [kernel]
 
 

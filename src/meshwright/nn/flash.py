@@ -19,6 +19,8 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
+from meshwright.layout.flash import why_no_flash
+from meshwright.models.config import ModelConfig
 from meshwright.nn.attention import Scores
 from meshwright.nn.each_device import KEPT, with_gradient
 from meshwright.nn.mesh import partition_spec, platform
@@ -28,33 +30,20 @@ _LANES = 128
 _BLOCK = 512
 # The one backward kernel adds to dQ once a block of keys: so many partial dQ lie in memory at once.
 _MAX_PARTIAL_QUERIES = 8
-_CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
-_CUDNN_HEAD_DIM = 128
 
 Kernel = Callable[[Array, Array, Array], Array]
 
 
 def flash_kernels(
-    q: Array, layout: Layout, windows: Sequence[int | None], how: Scores
+    q: Array, config: ModelConfig, layout: Layout, windows: Sequence[int | None], how: Scores
 ) -> list[Kernel] | None:
     """The platform's kernel for out[B, T, N, H] of q[B, T, N, H] and k, v[B, T, K, H], for each window.
 
-    None on CPUs, where T is split, and where the kernel asks for more: splash for T in multiples of 128,
-    cuDNN's for 16-bit numbers, H in multiples of 8 up to 128 and no softcap. Call under `jax.set_mesh`.
+    None where there is none for the model and the layout (`why_no_flash`). Call under `jax.set_mesh`.
     """
-    splits_positions = layout.activation("q", "BTNH").axes_of("T")
-    on = "cpu" if splits_positions else platform()
-    length, head_dim = q.shape[1], q.shape[-1]
-    fits = {
-        "tpu": not length % _LANES,
-        "gpu": q.dtype in _CUDNN_DTYPES
-        and not head_dim % 8
-        and head_dim <= _CUDNN_HEAD_DIM
-        and not how.softcap,
-    }
-    if not fits.get(on):
+    if why_no_flash(platform(), config, layout, q.shape[1]):
         return None
-    kernel = {"tpu": splash, "gpu": cudnn}[on]
+    kernel = {"tpu": splash, "gpu": cudnn}[platform()]
     return [partial(kernel, layout=layout, window=window, how=how) for window in windows]
 
 

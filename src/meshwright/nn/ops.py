@@ -281,9 +281,9 @@ class JaxOps:
             if sinks is not None:
                 sinks = along(q[..., 0], self._split_as(q, (2,), sinks.astype(jnp.float32)))
             # As many queries as keys are the same tokens in order, as kernels take them to be.
-            same = q.shape[1] == k.shape[1] and q.shape[-1] == v.shape[-1]
-            plain = sinks is None and how.slopes is None and places.segments is None
-            if same and plain and (kernels := flash_kernels(q, self.layout, kind.windows, how)):
+            same = q.shape[1] == k.shape[1] and places.segments is None
+            kernels = flash_kernels(q, self.config, self.layout, kind.windows, how) if same else None
+            if kernels:
                 out = kernels[0](q, k, v) if kind.which is None else lax.switch(kind.which, kernels, q, k, v)
                 return out, cache
             queries, window = self._own(places), self._window(kind)

@@ -17,6 +17,7 @@ from meshwright.hardware.links import LINK_FIELDS, Network, link_rates
 from meshwright.hardware.software import DEFAULT
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.flash import why_no_flash
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import record
@@ -78,7 +79,13 @@ def assumptions(
             "experts are priced at an even load, with the memory of one round, which holds twice as many "
             "rows; rows beyond that take further rounds, and none is dropped"
         )
-    if chip.kind != "cpu":
+    lacking = why_no_flash(chip.kind, config, layout, workload.seq_len)
+    if chip.kind != "cpu" and hardware.software.name == DEFAULT and lacking:
+        yield (
+            "attention is priced as a flash kernel that keeps scores on chip; mw train has none for this "
+            f"layout ({lacking}) and takes longer than planned"
+        )
+    elif chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks and keeps scores on chip"
     elif hardware.num_chips > 1:
         yield (
