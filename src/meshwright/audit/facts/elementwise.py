@@ -81,6 +81,22 @@ def _reduced_elements(program: Program, reduce: TracedValue) -> int:
     return source.instruction.shapes[0].num_elements
 
 
+def nameless_sums(program: Program) -> int:
+    """Sums of two arrays of floating-point numbers that have no name of JAX."""
+    instructions = (one for each in program.computations.values() for one in each.instructions.values())
+    return sum(
+        one.opcode == "add"
+        and not one.op_name
+        and bool(one.shapes[0].dims)
+        and _is_float(one.shapes[0].dtype)
+        for one in instructions
+    )
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("f", "bf"))
+
+
 @dataclass(frozen=True)
 class ScopedArithmetic:
     """Elements that one elementwise operation, reduction or sort of a pass makes in a step.
@@ -96,14 +112,16 @@ class ScopedArithmetic:
 def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[ScopedArithmetic]:
     """The elementwise operations, reductions and sorts of both passes that have JAX's names.
 
-    The others are the compiler's own: indices, and constants that it works out anew.
+    The others are the compiler's own: indices, and constants that it works out anew. Neither counts what a
+    scatter adds to single elements, which XLA:CPU does in a loop: its name is JAX's without the program.
     """
     for place in places(program):
         runs = run_count(program, place) or 1
         for one in place.computation.instructions.values():
             sorts = one.opcode in _SORTS
             is_counted = one.opcode in _ARITHMETIC or one.opcode == "reduce" or sorts
-            if is_counted and one.op_name and phase_of(one.op_name, differentiated) != "update":
+            is_named = one.op_name.startswith("jit(")
+            if is_counted and is_named and phase_of(one.op_name, differentiated) != "update":
                 yield ScopedArithmetic(one.op_name, runs * one.shapes[0].num_elements, sorts)
 
 
@@ -212,5 +230,5 @@ def _input(program: Program, value: TracedValue) -> Instruction | None:
     """The floating-point input of the program that a value is, or a slice of; None of others."""
     *_, last = history(program, value, MOVES)
     is_input = last.instruction.opcode == "parameter" and not last.place.frames
-    is_float = is_input and last.instruction.shapes[0].dtype.startswith(("f", "bf"))
+    is_float = is_input and _is_float(last.instruction.shapes[0].dtype)
     return last.instruction if is_float else None

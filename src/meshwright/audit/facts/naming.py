@@ -144,7 +144,7 @@ def name_beside(program: Program, product: TracedValue, taken: Collection[str]) 
     their results has.
     """
     instruction, place = _named(product)
-    if added := _adding_name(place.computation, instruction):
+    if added := _adding_name(program, place.computation, instruction):
         return added
     weight = next(filter(None, (_weight_of(program, product.operand(i)) for i in (0, 1))), "")
     found, nearest = {instruction.name}, [instruction]
@@ -161,16 +161,30 @@ def name_beside(program: Program, product: TracedValue, taken: Collection[str]) 
     return ""
 
 
-def _adding_name(computation: Computation, product: Instruction) -> str:
+def _adding_name(program: Program, computation: Computation, product: Instruction) -> str:
     """The name of what adds a product to the gradients of other microbatches, where that reads it first."""
-    readers, seen = list(computation.users[product.name]), {product.name}
-    while readers:
-        reader = readers.pop()
-        if f"/{GRADIENTS}/" in reader.op_name:
-            return reader.op_name
-        if not reader.op_name and reader.name not in seen and reader.opcode not in _OF_MANY:
-            seen.add(reader.name)
-            readers += computation.users[reader.name]
+    left, seen = [product], set[str]()
+    while left:
+        one = left.pop()
+        seen.add(one.name)
+        for reader in computation.users[one.name]:
+            if found := _adding_within(program, reader, one):
+                return found
+            if f"/{GRADIENTS}/" in reader.op_name:
+                return reader.op_name
+            passes = reader.opcode in MOVED or (not reader.op_name and reader.opcode not in _OF_MANY)
+            if passes and reader.name not in seen:
+                left.append(reader)
+    return ""
+
+
+def _adding_within(program: Program, fusion: Instruction, operand: Instruction) -> str:
+    """The name of what adds an operand of a fusion to gradients there: a fusion has the name of its root."""
+    for inner in called_by(program, fusion) if fusion.opcode == "fusion" else ():
+        numbers = {str(number) for number, name in enumerate(fusion.operands) if name == operand.name}
+        taken = [one for one in inner.parameters if one.literal in numbers]
+        if found := next(filter(None, (_adding_name(program, inner, one) for one in taken)), ""):
+            return found
     return ""
 
 
