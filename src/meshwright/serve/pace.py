@@ -5,7 +5,7 @@ from bisect import bisect_left
 from meshwright.serve.batch import Batch, IdleSeconds, Limits
 
 # A step with prompt tokens takes at most so many times as long as its program does without any.
-MOST = 1.75
+MOST = 2.5
 # After so many steps in which prompts waited they get twice the time, and so on: those that generate must not
 # keep a server below its load.
 PATIENCE, _MOST_PATIENCES = 128, 8
