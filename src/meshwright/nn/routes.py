@@ -182,6 +182,9 @@ def choices_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Choices:
     travelled = prod(sizes[axis] for axis in (*routing.exchanged, *routing.rows))
     own = moe.num_experts // prod(sizes[axis] for axis in routing.experts)
     blocks = Blocks(*map(int, blocks_of(num_tokens * travelled, moe, own, platform())))
+    if layout.pipe > 1:
+        # JAX cannot take the gradient of a further round on all stages at once, so one has room for all rows.
+        blocks = blocks._replace(room=blocks.most)
 
     def sorted_rows(chosen: Array, first: Array, num_rows: int) -> tuple[Array, Array]:
         place = first[None, :] + jnp.cumsum(chosen, axis=0, dtype=jnp.int32) - 1
