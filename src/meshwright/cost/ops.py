@@ -17,6 +17,7 @@ from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.flash import TPU_LANES
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
@@ -31,8 +32,6 @@ from meshwright.units import dtype_bytes, whole
 
 # A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
 _CAST_BYTES = 4
-# The minor dimension of a TPU's tiles, which splash attention wants to be the head dimension.
-_TPU_LANES = 128
 
 
 class SymbolicOps(Recorder):
@@ -665,7 +664,7 @@ def record_training(
         flash_attention=flash,
         scores_dtype=scores,
         head_by_chunks=hardware.chip.kind == "cpu",
-        head_tile=_TPU_LANES if flash and hardware.chip.kind == "tpu" else 1,
+        head_tile=TPU_LANES if flash and hardware.chip.kind == "tpu" else 1,
         static_on=hardware.chip.kind if has_static_rows(hardware, layout) else None,
         many=many,
     )

@@ -3,8 +3,8 @@
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 
-# Splash attention takes whole vector registers of positions.
-_TPU_LANES = 128
+# The minor dimension of a TPU's tiles: splash attention takes positions by so many, and wants heads so wide.
+TPU_LANES = 128
 _CUDNN_DTYPES = ("bf16", "f16")
 _CUDNN_HEAD_DIM = 128
 
@@ -26,7 +26,7 @@ def why_no_flash(kind: str, config: ModelConfig, layout: Layout, seq_len: int) -
         and mla.nope_dim + mla.rope_dim != mla.value_dim,
     }
     if kind == "tpu":
-        reasons[f"{seq_len:,} tokens are not a multiple of {_TPU_LANES}"] = seq_len % _TPU_LANES != 0
+        reasons[f"{seq_len:,} tokens are not a multiple of {TPU_LANES}"] = seq_len % TPU_LANES != 0
     else:
         dtype, width = layout.compute_dtype, config.d_head
         reasons |= {

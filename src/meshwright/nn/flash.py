@@ -25,8 +25,6 @@ from meshwright.nn.attention import Scores
 from meshwright.nn.each_device import KEPT, with_gradient
 from meshwright.nn.mesh import partition_spec, platform
 
-# Rows and lanes of a vector register's tile: blocks of splash attention are multiples of it.
-_LANES = 128
 _BLOCK = 512
 # The one backward kernel adds to dQ once a block of keys: so many partial dQ lie in memory at once.
 _MAX_PARTIAL_QUERIES = 8

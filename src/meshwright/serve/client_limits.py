@@ -20,5 +20,5 @@ class ClientLimits:
     cors_origins: tuple[str, ...] = ()
 
     def behind_front(self) -> "ClientLimits":
-        """Those of a server that hears from the front of several alone, which has checked who asks."""
+        """The limits of a server behind the front of several, which has checked who asks."""
         return replace(self, api_keys=frozenset(), requests_per_minute=None, cors_origins=())

@@ -113,7 +113,7 @@ class Together:
         self._contexts += sequence.num_computed + 1
 
     def due(self) -> "list[Sequence]":
-        """Those that are to be looked at before the next step: each is then to stay or to leave."""
+        """The members to look at before the next step: each is then to stay or to leave."""
         step = self.num_steps
         found = self._looks.pop(step, None)
         return [one for one in found if self._until.get(one) == step] if found else []

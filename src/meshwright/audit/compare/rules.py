@@ -178,9 +178,9 @@ def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     is_fewer = sum(found.values()) < (1 - TOLERANCE) * wanted
     if not is_fewer or any(p.op != "all_gather" for p in q.planned):
         return None
-    told = []
+    told, planned = [], planned_bytes(q.planned)
     for uses in _uses(q):
-        planned, once = planned_bytes(q.planned), Counter[Key]()
+        once = Counter[Key]()
         for p in q.planned:
             once[p.op, frozenset(p.axes)] += round(p.step_bytes / uses[p.count])
         share = {key: once[key] / size for key, size in planned.items() if size}
@@ -195,7 +195,7 @@ def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 
 
 def _uses(q: RuleCase) -> Iterator[dict[float, int]]:
-    """By how often a planned gather runs in a step, how many of these are of the same numbers.
+    """How many of a planned gather's runs may be of the same numbers, by how often it runs in a step.
 
     A stage's layers run in every pass of it, a head once for each microbatch.
     """

@@ -4,12 +4,11 @@ A compiler that sums several tensors at once, sums them in steps (within a slice
 sum into the next turn of a loop names none of these; what they sum has the names.
 """
 
-import re
 from collections.abc import Collection, Iterable, Iterator
 
 from meshwright.audit.facts.opcodes import crossing_op, op_of, sent
 from meshwright.audit.facts.work import multiplies
-from meshwright.audit.hlo.op_names import GRADIENTS, primitive_of, renamed, scope_of
+from meshwright.audit.hlo.op_names import GRADIENTS, keys_of, primitive_of, renamed, scope_of
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, called_by, history, readers, resolve
 
@@ -21,8 +20,6 @@ _OF_MANY = {"constant", "parameter", "tuple", "get-tuple-element", "while", "con
 _MOST_STEPS = 8
 # What JAX writes between the name of a loop and what is in it.
 _IN_BODY = "/while/body/"
-# The keys of an input: state.params['layers']['wq'].
-_KEYS = re.compile(r"\['(\w+)'\]")
 
 
 def origin_name(program: Program, value: TracedValue) -> str:
@@ -197,7 +194,7 @@ def _weight_of(program: Program, value: TracedValue) -> str:
         value = before
     instruction = value.instruction
     is_input = instruction.opcode == "parameter" and not value.place.frames
-    keys = _KEYS.findall(instruction.op_name) if is_input and "params[" in instruction.op_name else []
+    keys = keys_of(instruction.op_name) if is_input and "params[" in instruction.op_name else []
     return keys[-1] if keys else ""
 
 

@@ -28,6 +28,8 @@ FORWARD = "forward"
 _OF_BACKWARD = re.compile(rf"[/(]({GRADIENTS}|{BACKWARD})[/)]")
 _OF_FORWARD = re.compile(rf"[/(]{FORWARD}[/)]")
 
+_KEY = re.compile(r"\['(\w+)'\]")
+
 _WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
 _MACHINERY = {
     "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat", "remat2",
@@ -86,6 +88,15 @@ def primitive_of(op_name: str) -> str:
     'reshard'
     """
     return _parts(op_name)[-1] if op_name else ""
+
+
+def keys_of(op_name: str) -> list[str]:
+    """The keys of an input that is part of a dictionary.
+
+    >>> keys_of("state.params['layers']['wq']")
+    ['layers', 'wq']
+    """
+    return _KEY.findall(op_name)
 
 
 def renamed(op_name: str, scope: str) -> str:
