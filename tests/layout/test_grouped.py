@@ -26,6 +26,8 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
     assert blocks.even == min(sum(-(-load // blocks.rows) for load in even), blocks.most)
     assert blocks.room == min(2 * blocks.even, blocks.most)
     assert (blocks.rounds - 1) * blocks.room < blocks.most <= blocks.rounds * blocks.room
+    together = blocks_of(num_tokens, moe, own, "cpu", one_round=True)
+    assert (together.rounds, together._replace(room=blocks.room, together=blocks.together)) == (1, blocks)
 
 
 def test_many_layouts_have_the_blocks_of_each() -> None:

@@ -65,7 +65,9 @@ GPT = replace(
     mlp_bias=True,
 )  # Without rotations a bias of the keys adds the same to all scores of a query, which no softmax sees.
 # No gradient reaches what experts are chosen by.
-WITHOUT_GRADIENT = {("gpt", "layers/wk_bias"), ("mixture", "layers/router_choice_bias")}
+WITHOUT_GRADIENT = {("gpt", "layers/wk_bias")} | {
+    (name, "layers/router_choice_bias") for name in ("mixture", "chosen_by_bias")
+}
 # Experts chosen in groups, by a bias, beside shared ones and a dense layer; and alternating with dense ones.
 MIXTURE = replace(
     TINY,

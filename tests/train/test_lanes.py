@@ -19,6 +19,9 @@ from meshwright.models.config import ModelConfig, MoE
 DEEP = replace(TINY, num_layers=4)
 EXPERTS = MoE(num_experts=8, experts_per_token=2, d_ff=16, router_bias=True, expert_bias=True)
 MIXTURE = replace(OSS, moe=EXPERTS)
+CHOSEN_BY_BIAS = replace(
+    MIXTURE, name="chosen_by_bias", moe=replace(EXPERTS, score="sigmoid", choice_bias=True)
+)
 
 
 def test_loss_and_gradients_are_those_of_one_device() -> None:
@@ -50,10 +53,14 @@ def test_other_families(config: ModelConfig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["fsdp=4,expert=4", "fsdp=4,expert=2"])
-def test_experts(text: str) -> None:
-    """With a row for each of a token's experts, over all data ranks of a stage or some."""
-    assert_agrees(MIXTURE, f"pipe=2,{text},microbatches=2,schedule=lanes")
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [(MIXTURE, "fsdp=4,expert=4"), (MIXTURE, "fsdp=4,expert=2"), (CHOSEN_BY_BIAS, "data=2,fsdp=2")],
+    ids=["over all", "over some", "chosen by bias"],
+)
+def test_experts(config: ModelConfig, text: str) -> None:
+    """With a row for each of a token's experts; and where a bias chooses them, which no gradient reaches."""
+    assert_agrees(config, f"pipe=2,{text},microbatches=2,schedule=lanes")
 
 
 @pytest.mark.slow

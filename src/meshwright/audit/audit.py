@@ -91,7 +91,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         has_reduce_scatter=target.has_reduce_scatter,
         num_microbatches=plan.layout.microbatches,
         num_passes=plan.layout.num_passes,
-        num_loops=_NUM_LOOPS if plan.layout.schedule.is_alike and plan.layout.pipe > 1 else 1,
+        num_loops=_NUM_LOOPS if plan.layout.stages_alike else 1,
         gradients_dtype=plan.layout.gradients_dtype or plan.layout.compute_dtype,
         split_weights=planned.split_weights,
     )

@@ -104,7 +104,7 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
     here = {"first": first, "last": last, "first and last": first or last}
     totals: list[Any] = [0] * len(fields(Stored))
     for part in graph.weights:
-        if part.place == "layers" and pipe > 1 and layout.schedule.is_alike:
+        if part.place == "layers" and layout.stages_alike:
             share = 1.0  # recorded as its stage's rows: L is split over pipe
         elif part.place == "layers":
             share = sum(layer in part.layers for layer in own) / len(part.layers)

@@ -480,7 +480,7 @@ class SymbolicOps(Recorder):
         """How many rounds the rows take, alike on all devices; nothing where one always does."""
         if self.blocks is None:
             return ()
-        axes = (*(("pipe",) if self.layout.pipe > 1 else ()), *self.layout.routing.devices)
+        axes = self.layout.routing.devices
         more = 1 * (self.blocks.rounds > 1) * (self.mesh.size(axes) > 1)
         if isinstance(more, int) and not more:
             return ()

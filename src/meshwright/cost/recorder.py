@@ -105,7 +105,8 @@ class Recorder:
         size, routing = self.mesh.size, self.layout.routing
         over = size(tuple(axis for axis in self.layout.rows("d").axes_of("C") if axis not in routing.rows))
         own = moe.num_experts / size(self.layout.expert_axes)
-        blocks = blocks_of(self.sizes["B"] * self.sizes["T"] / over, moe, own, platform)
+        num_tokens, alike = self.sizes["B"] * self.sizes["T"] / over, self.layout.stages_alike
+        blocks = blocks_of(num_tokens, moe, own, platform, one_round=alike)
         self.sizes["C"] = blocks.room * blocks.rows / own * over
         self.multiplied_rows = blocks.even / blocks.room
         self.own_experts, self.blocks = own, blocks

@@ -7,7 +7,9 @@ tokens (AllGather) and makes the rows of its own experts there.
 The rows of d[E, C, D] are sorted by expert, and each expert's are filled up to whole blocks, each of which is
 one product with that expert's weights. How many blocks there are depends on the tokens' choices: so many as
 `even` where all experts get as much, which plans count, and never more than `most`. They are multiplied in
-rounds, each with room for twice `even`: one round does unless a device gets more than twice its share.
+rounds, each with room for twice `even`: one round does unless a device gets more than twice its share. Where
+all stages of a pipeline run one program (lanes), one round has room for all: JAX cannot take the gradient of
+a further round over stages (jax 0.10.2: a loop whose end depends on the load, under vmap over a mesh axis).
 """
 
 from dataclasses import replace
@@ -104,12 +106,15 @@ class Blocks(NamedTuple):
         return -(-self.most // self.room)
 
 
-def blocks_of(num_tokens: Any, moe: MoE, own_experts: Any, platform: str) -> Blocks:
+def blocks_of(
+    num_tokens: Any, moe: MoE, own_experts: Any, platform: str, *, one_round: bool = False
+) -> Blocks:
     """The blocks of a device that has `own_experts` and meets so many tokens.
 
     A block has 8 rows to 512: on accelerators between half of an expert's even share, k tokens / E, and all
     of it, so that weights are read once or twice; on CPUs between an eighth and a quarter, so that few rows
-    fill up the last block of each expert. Each token has a row for k of the experts at most.
+    fill up the last block of each expert. Each token has a row for k of the experts at most. one_round: that
+    has room for all rows.
 
     >>> blocks_of(4096, MoE(8, 2, 64), own_experts=8, platform="tpu")
     Blocks(rows=512, most=23, even=16.0, room=23.0, together=2.0, sums=8.0)
@@ -125,7 +130,8 @@ def blocks_of(num_tokens: Any, moe: MoE, own_experts: Any, platform: str) -> Blo
     of_expert = -(-share // rows)
     even = _least(own_experts * of_expert, most)
     sums = -(-of_expert // _SUMMED)
-    room, together = _least(_ROOM * even, most), -(-of_expert // sums)
+    room = most if one_round else _least(_ROOM * even, most)
+    together = -(-of_expert // sums)
     return Blocks(rows, most, even, room, _least(together, room), _least(own_experts * sums, even))
 
 

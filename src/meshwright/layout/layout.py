@@ -348,6 +348,11 @@ class Layout:
         return self.mesh.sizes.get("pipe", 1)
 
     @property
+    def stages_alike(self) -> bool:
+        """Whether there are several stages, which run one program."""
+        return self.pipe > 1 and self.schedule.is_alike
+
+    @property
     def num_passes(self) -> int:
         """Forward passes of a layer in a step, those of a stage without a microbatch included."""
         return SCHEDULES[self.schedule.pipeline].num_passes(self.pipe, self.microbatches)

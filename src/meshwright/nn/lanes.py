@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
@@ -240,7 +241,8 @@ class Lanes:
         if d_routers is not None:
             is_idle = ~self._has_microbatch(t - 2 * (self.stages - 1) + number)
             d_routers = jnp.where(is_idle, 0, jnp.asarray(d_routers) / self.microbatches)
-        return jax.tree.unflatten(self._vjp, leaves)((d_y, d_routers))
+        d_weights, d_x = jax.tree.unflatten(self._vjp, leaves)((d_y, d_routers))
+        return jax.tree.map(lambda d: _of_stage(d, number), d_weights), d_x
 
     def _head(self, ends: Mapping[str, Any], x: Array, targets: Array) -> Array:
         """A microbatch's share of the loss."""
@@ -311,6 +313,25 @@ def _on_stages(x: Array) -> Array:
     """What every stage made for itself, split over them; what is alike on all `vmap` leaves whole."""
     spec = jax.typeof(x).sharding.spec
     return reshard(x, PartitionSpec(_AXIS, *spec.partitions[1:]))
+
+
+@custom_vmap
+def _of_stage(gradient: Array, number: Array) -> Array:
+    """A gradient that vmap stacks over the stages, also that of a weight which has none: zeros alike on all.
+
+    By itself vmap cannot repeat what is partial (jax 0.10.2, an error on `unreduced`). number: of the stage.
+    """
+    return gradient
+
+
+@_of_stage.def_vmap
+def _stacked(num_stages: int, mapped: list[bool], gradient: Array, number: Array) -> tuple[Array, bool]:
+    if mapped[0]:
+        return gradient, True
+    spec = jax.typeof(gradient).sharding.spec
+    split = PartitionSpec(_AXIS, *spec.partitions, unreduced=spec.unreduced)
+    shape, dims = (num_stages, *gradient.shape), range(1, gradient.ndim + 1)
+    return lax.broadcast_in_dim(gradient, shape, dims, out_sharding=split), True
 
 
 def _joined(x: Array) -> Array:

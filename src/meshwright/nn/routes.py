@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
 from meshwright.layout import Layout
@@ -181,10 +180,8 @@ def choices_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Choices:
     num_tokens = gates.shape[1]
     travelled = prod(sizes[axis] for axis in (*routing.exchanged, *routing.rows))
     own = moe.num_experts // prod(sizes[axis] for axis in routing.experts)
-    blocks = Blocks(*map(int, blocks_of(num_tokens * travelled, moe, own, platform())))
-    if layout.pipe > 1:
-        # JAX cannot take the gradient of a further round on all stages at once, so one has room for all rows.
-        blocks = blocks._replace(room=blocks.most)
+    found = blocks_of(num_tokens * travelled, moe, own, platform(), one_round=layout.stages_alike)
+    blocks = Blocks(*map(int, found))
 
     def sorted_rows(chosen: Array, first: Array, num_rows: int) -> tuple[Array, Array]:
         place = first[None, :] + jnp.cumsum(chosen, axis=0, dtype=jnp.int32) - 1
@@ -221,18 +218,7 @@ def choices_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Choices:
     taken = tuple(_of_rows(layout, dims=num) for num in dims)
     found = each_device(local, (spec_of(gates),), taken)(lax.stop_gradient(gates))
     rounds_of_each, *found = (checkpoint_name(one, kept) for one in found)
-    return Choices(blocks, checkpoint_name(_most_of_all(rounds_of_each), kept), *found)
-
-
-def _most_of_all(numbers: Array) -> Array:
-    """The largest number of all devices, also of other stages: what follows from it is alike on all."""
-
-    @custom_vmap
-    def most(numbers: Array) -> Array:
-        return jnp.max(numbers)
-
-    most.def_vmap(lambda _size, _mapped, numbers: (jnp.max(numbers), False))
-    return most(numbers)
+    return Choices(blocks, checkpoint_name(jnp.max(rounds_of_each), kept), *found)
 
 
 def routes_of(choices: Choices, gates: Array, number: Array | int) -> Routes:

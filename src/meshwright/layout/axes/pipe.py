@@ -35,7 +35,7 @@ class Pipe(Axis):
 
     def fit(self, config: ModelConfig, layout: "Layout") -> None:
         schedule = layout.schedule
-        if layout.pipe == 1 or not schedule.is_alike:
+        if not layout.stages_alike:
             return
         SCHEDULES[schedule.pipeline].check(layout.pipe, schedule.microbatches, schedule.interleave)
         if len({layer.kind.stack for layer in config.layers}) > 1:

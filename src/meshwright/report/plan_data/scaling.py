@@ -149,7 +149,7 @@ def sweep(
 
 def without_schedule(layout: Layout) -> Layout:
     """The layout without its schedule, as a search takes it; that of lanes has rules of its own."""
-    if layout.pipe > 1 and layout.schedule.is_alike:
+    if layout.stages_alike:
         return layout.replace(microbatches=2, remat="none")
     return layout.replace(microbatches=1, schedule="1f1b", interleave=1, remat="none")
 
