@@ -82,6 +82,10 @@ def test_version(capsys):
         ),
         (["--loud"], "mw: No such option: --loud"),
         (["serve", "--checkpoint", "x", "--port", "70000"], "mw: Invalid value for '--port'"),
+        (
+            ["serve", "--checkpoint", "x", "--kv-dtype", "int4"],
+            "mw: Invalid value for '--kv-dtype': 'int4' is not one of 'int8', 'fp8'",
+        ),
     ],
 )
 def test_typing_mistakes_are_one_line_and_exit_2(arguments: list[str], message: str, capsys):
@@ -123,6 +127,20 @@ def test_a_pipe_shows_nothing_of_it(capsys):
     with common.waiting("searching layouts"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_progress_in_a_pipe_says_the_share_where_its_words_do_not(capsys):
+    with common.progress() as report:
+        for what, share in (
+            ("packing", 0.0),
+            ("packing", 0.1),
+            ("packing", 0.4),
+            ("step 3/4", 0.75),
+            ("saving", None),
+        ):
+            report(what, share)
+    lines = [line.split(" s  ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["packing", "packing, 40%", "step 3/4", "saving"]
 
 
 def test_a_reader_that_has_had_enough_is_no_error():

@@ -243,10 +243,13 @@ class _Lines:
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self._last: tuple[str, int] | None = None
+        self._said = ""
 
     def update(self, what: str, fraction: float | None) -> None:
         # "step 3, loss 2.1" and "step 4, loss 2.0" are one kind of work.
         kind, share = what.split(" ", 1)[0], int((fraction or 0) * _PIPED_SHARES)
         if (kind, share) != self._last:
             self._last = (kind, share)
-            note(f"  {time.perf_counter() - self._started:5.1f} s  {what}")
+            done = f", {fraction:.0%}" if fraction is not None and what == self._said else ""
+            self._said = what
+            note(f"  {time.perf_counter() - self._started:5.1f} s  {what}{done}")

@@ -183,7 +183,8 @@ def _usage_fault(error: typer.TyperException) -> str:
     names = getattr(context.command, "commands", None) if context else None
     if context and names and error.message == _NO_COMMAND:
         return f"name a command of {context.command_path}: {', '.join(names)}"
-    return getattr(error, "format_message", error.__str__)()
+    # The parser of choices passes on a validator's words with their kind in front.
+    return getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
 
 
 def _fail(message: str) -> int:

@@ -9,7 +9,7 @@ from meshwright.plan.explain.fitting import Change
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search
 from meshwright.plan_file import Plan
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_bytes, format_number_of, format_seconds
 
 # Lines of prose longer than this tire the eye, however wide the terminal.
 _PROSE_WIDTH = 100
@@ -55,7 +55,7 @@ def show_plan(
         *([] if in_words else [breakdown_table(document["best"])]),
         *(prose(section.title, section.paragraphs) for section in sections),
         prose("Assumptions", tuple(document["assumptions"])),
-        f"{found.considered:,} layouts considered in {format_seconds(found.seconds)}"
+        f"{format_number_of(found.considered, 'layout')} considered in {format_seconds(found.seconds)}"
         + ("" if in_words else "; --explain says why in words"),
     )
 

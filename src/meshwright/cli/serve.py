@@ -160,8 +160,8 @@ def serve(
     """Serve a checkpoint over OpenAI's API.
 
     Endpoints are /v1/completions, /v1/chat/completions, /v1/responses and /v1/models, with a chat page at /,
-    and /health and /metrics. The command prints its address once it answers. On SIGTERM it finishes the
-    answers under way, then ends.
+    and /health and /metrics. The command prints its address once it answers. On Ctrl-C or SIGTERM it finishes
+    the answers under way, then ends.
 
     \b
     mw serve --checkpoint runs/demo --port 8000

@@ -27,7 +27,7 @@ from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
 from meshwright.report.plan_figures import PricedPlan, Progress, plan_figures, price_plan
 from meshwright.report.plots import loss_chart, step_time_chart
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_bytes, format_number_of, format_seconds
 
 # Makes the document of a plan that has none beside it: what `mw plan train --json` prints.
 Describe = Callable[[PricedPlan], Document]
@@ -94,6 +94,7 @@ def render(report: Report) -> str:
         "bytes": format_bytes,
         "code_spans": _code_spans,
         "notation": partial(mesh_view.notation_html, mesh=mesh),
+        "number_of": format_number_of,
         "subscripts": partial(mesh_view.subscripts, mesh=mesh),
     }
     return environment.get_template("report.html.jinja").render(

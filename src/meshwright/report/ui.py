@@ -31,7 +31,7 @@ from meshwright.report import pages, plan_view, summary
 from meshwright.report.bars_view import memory_panel, step_panel
 from meshwright.report.documents import Document, Run
 from meshwright.report.figure import Figure
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_bytes, format_number_of, format_seconds
 
 # What a page is about where its address does not say.
 DEFAULTS = {
@@ -201,7 +201,7 @@ def _exports(state: Mapping[str, str]) -> list[tuple[str, str]]:
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     environment = pages.environment()
-    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
+    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "number_of": format_number_of}
     return environment
 
 

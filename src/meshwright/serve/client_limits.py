@@ -1,6 +1,12 @@
 """What a server takes of its clients: keys, rates, sizes, times. Needs no package of the server."""
 
+import re
 from dataclasses import dataclass, replace
+
+from meshwright.errors import PlanError
+
+# Scheme, host and port, as in a browser's Origin header: nothing follows them.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,14 @@ class ClientLimits:
     request_seconds: float | None = None
     stalled_seconds: float = 60.0
     cors_origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise PlanError(
+                    f"CORS origin {origin!r} is not an address that browsers send; write "
+                    "https://site.example, http://localhost:3000 or *, without a path"
+                )
 
     def behind_front(self) -> "ClientLimits":
         """The limits of a server behind the front of several, which has checked who asks."""

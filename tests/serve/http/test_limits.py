@@ -12,6 +12,7 @@ import pytest
 from tests.serve.http.client import MODEL, client, events
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
+from meshwright.errors import PlanError
 from meshwright.serve.client_limits import ClientLimits
 from meshwright.serve.engine import Engine
 from meshwright.serve.http.app import create_app
@@ -139,6 +140,16 @@ def test_other_sites_may_ask_only_where_they_are_named():
         assert "access-control-allow-origin" not in response.headers
     for response in answers(ClientLimits(cors_origins=("https://a.example",)), *asked):
         assert response.headers["access-control-allow-origin"] == "https://a.example"
+
+
+@pytest.mark.parametrize(
+    "origin", ["a.example", "https://a.example/", "https://a.example/chat", "", "https://"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str):
+    with pytest.raises(
+        PlanError, match=r"CORS origin .* is not an address that browsers send; write https://"
+    ):
+        ClientLimits(cors_origins=("https://b.example:8443", "*", origin))
 
 
 def test_each_request_has_an_id_and_a_line_in_the_log(caplog):

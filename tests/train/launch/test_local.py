@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.train.processes import Runs, exact_lines
 
+from meshwright.cli.main import main
 from meshwright.errors import DeviceError
 from meshwright.nn.checkpoint_files import steps
 from meshwright.train.launch.local import launch_local
@@ -64,6 +65,21 @@ def test_it_starts_again_with_resume_as_often_as_asked(tmp_path: Path):
 
 def test_bad_input_is_not_tried_again(capfd):
     assert launched("me == 0 and (print('mw: no such plan', file=sys.stderr), sys.exit(2))", 2, 5) == (2, [])
+    assert capfd.readouterr().err == "mw: no such plan\n"
+
+
+def test_bad_input_that_all_processes_refuse_is_printed_once(tmp_path: Path, capfd):
+    plan = ["plan", "train", "--model", "tiny", "--hardware", "cpu:8", "--batch-tokens", "1024"]
+    assert main([*plan, "--seq-len", "64", "-o", str(tmp_path / "plan.toml")]) == 0
+    capfd.readouterr()
+    train = ["mw", "train", str(tmp_path / "plan.toml"), "--data", "stdlib", "--run", str(tmp_path / "run")]
+    assert main(["launch", "local", "-n", "3", "--", *train]) == 2
+    assert capfd.readouterr().err.count("3 processes cannot share the 8 devices evenly") == 1
+
+
+def test_bad_input_is_said_by_process_0_though_another_found_it_first(capfd):
+    program = "time.sleep(0.3 * (me == 0)); print('mw: no such plan', file=sys.stderr); sys.exit(2)"
+    assert launched(program) == (2, [])
     assert capfd.readouterr().err == "mw: no such plan\n"
 
 

@@ -125,8 +125,9 @@ class _Group:
                 if failed:
                     first = min(failed, key=lambda number: (_rank(codes[number]), number))
                     self._end(_GRACE_SECONDS if self._stopped.is_set() else _LAST_SECONDS)
-                    code = codes[first]
-                    assert code is not None
+                    if codes[first] == _BAD_INPUT == self._processes[0].returncode:
+                        first = 0  # all found the same fault, and the first one's words are on stderr
+                    code = self._processes[first].returncode
                     words = "" if code in _FROM_OUTSIDE else self._last_words(first)
                     return Failure(first, len(codes), code, words)
                 if all(code == _DONE for code in codes):
