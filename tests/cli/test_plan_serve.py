@@ -93,3 +93,16 @@ def test_where_nothing_meets_the_target_json_says_why_and_what_is_nearest(capsys
     found = document(capsys, *ASKED, "--tpot", "0.00001", code=1)
     assert found["frontier"] == [] and found["best"] is None
     assert found["nearest"]["batch"] == 1 and "--tpot" in found["reason"]
+
+
+def test_prompts_are_split_by_position_only_on_request(capsys):
+    asked = [*MODEL, "--hardware", "v5e:4x4", "--layout", "data=2,tensor=8", "--prompt-tokens", "32k"]
+    asked += ["--output-tokens", "512"]
+    whole = document(capsys, *asked)
+    sooner = next(way for way in whole["other_prefills"] if "context" in way["layout"])
+    target = ["--ttft", str(1.01 * sooner["ttft_seconds"])]
+    assert sooner["ttft_seconds"] < 0.9 * whole["best"]["ttft_seconds"]
+    assert main([*asked, *target]) == 1
+    assert "which mw serve does not run yet: --any ranks such layouts" in capsys.readouterr().err
+    assert main([*asked, *target, "--any"]) == 0
+    assert "mw serve does not run it yet: context=" in capsys.readouterr().out

@@ -125,7 +125,8 @@ def plan(
     """The layouts to do `work` with, ranked by the time of a step; printed, the `top` ones as a table.
 
     To serve, hardware may name several machines and chips (`v5e,h100:8`), weights_dtype and kv_dtype
-    several types; the answer is a frontier, and given, top, runnable and progress are not asked.
+    several types; the answer is a frontier, and given, top and progress are not asked. runnable=False also
+    splits prompts by position, which `mw serve` does not run yet.
 
     given: what every layout must meet, as `mw plan train --given` takes it. runnable: rank what runs, or
     whatever can be planned; by default what runs, if anything does. weights_dtype, compute_dtype: bf16, but
@@ -137,7 +138,15 @@ def plan(
     1
     """
     if isinstance(work, Serve):
-        return plan_serving(_config(model), hardware, work, weights_dtype, kv_dtype, compute_dtype)
+        return plan_serving(
+            _config(model),
+            hardware,
+            work,
+            weights_dtype,
+            kv_dtype,
+            compute_dtype,
+            runnable=runnable is not False,
+        )
     config, machine = _config(model), _machine(hardware)
     workload = work.workload(config)
     weights, computes = default_dtypes(machine.chip, weights_dtype, compute_dtype)
@@ -205,6 +214,8 @@ def plan_serving(
     weights_dtype: str | None = None,
     kv_dtype: str | None = None,
     compute_dtype: str | None = None,
+    *,
+    runnable: bool = True,
 ) -> ServedLayouts:
     """`plan` of a Serve. Raises Infeasible, a PlanError, where nothing fits or meets the targets."""
     from meshwright.plan.serve.search import search as search_serving
@@ -212,7 +223,9 @@ def plan_serving(
 
     machines = [hardware] if isinstance(hardware, Hardware) else serving_machines(str(hardware).split(","))
     precisions = serving_precisions(machines, weights_dtype, kv_dtype, compute_dtype)
-    found = search_serving(model, machines, work.requests, work.targets, precisions=precisions)
+    found = search_serving(
+        model, machines, work.requests, work.targets, precisions=precisions, runnable=runnable
+    )
     return ServedLayouts(model, work, found)
 
 

@@ -111,6 +111,13 @@ def serve(
             help="Prefill in chunks of this many tokens, as mw serve does. [default: whole prompts]",
         ),
     ] = None,
+    runnable: Annotated[
+        bool,
+        typer.Option(
+            "--runnable/--any",
+            help="Prefill prompts as mw serve does, or also split by position (ring attention).",
+        ),
+    ] = True,
     price: Annotated[
         str | None, typer.Option(help="Price of a chip-hour: v5p=4.2,h100=2.5. [default: the catalog's]")
     ] = None,
@@ -177,7 +184,7 @@ def serve(
         chunk=chunk,
     )
     _long_context(config, prompt_tokens + output_tokens)
-    _frontier(config, machines, work, precisions, alone, explain, output, as_json)
+    _frontier(config, machines, work, precisions, alone, runnable, explain, output, as_json)
 
 
 def _phase_length(config: ModelConfig, phase: _Phase, prompt_tokens: int | None, context: int | None) -> int:
@@ -253,6 +260,7 @@ def _frontier(
     work: Serve,
     precisions: Sequence[Mapping[str, object]],
     alone: Layout | None,
+    runnable: bool,
     explain: bool,
     output: Path | None,
     as_json: bool,
@@ -264,7 +272,15 @@ def _frontier(
 
     try:
         with waiting("searching chips, layouts and batches"):
-            found = search(config, machines, work.requests, work.targets, precisions=precisions, layout=alone)
+            found = search(
+                config,
+                machines,
+                work.requests,
+                work.targets,
+                precisions=precisions,
+                layout=alone,
+                runnable=runnable,
+            )
     except Infeasible as error:
         if as_json:
             nearest = error.nearest.to_dict() if error.nearest else None
@@ -300,6 +316,7 @@ def _show(document: dict, seconds: float, said: "ServeExplanation | None") -> No
         f"best: {best['hardware']}, {best['layout'].removesuffix(',remat=none')}, {best['batch']} sequences "
         f"at once (at most {best['max_batch']}); {best['prefill_to_generate_ratio']:.2g} prefill chips per "
         "generate chip",
+        *([f"mw serve does not run it yet: {best['why_not_run']}"] if best["why_not_run"] else []),
         f"smallest machine that holds the model and one request: {'; '.join(small)}",
         *(prose(section.title, section.paragraphs) for section in (said.sections if said else ())),
         f"{document['search']['considered']:,} points considered in {format_seconds(seconds)}"

@@ -19,6 +19,7 @@ from meshwright.hardware.chip import SharedMemory
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.fit import cache_batch_axes
+from meshwright.layout.runs import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.serve.layouts import serving_layouts
@@ -95,13 +96,15 @@ def search(
     *,
     precisions: Sequence[Mapping[str, object]],
     layout: Layout | None = None,
+    runnable: bool = True,
 ) -> ServePlan:
     """The frontier over `machines`. layout: this one alone. Raises Infeasible where nothing fits or does.
 
+    runnable: prompts are prefilled in ways that `mw serve` runs; else in any that can be planned.
     precisions: words of the layout's precision (weights_dtype, kv_dtype, ...), one set for each type tried.
     """
     started = time.perf_counter()
-    swept = _Sweep(config, requests, targets.ttft)
+    swept = _Sweep(config, requests, targets.ttft, runnable=runnable)
     points: list[Point] = []
     smallest: dict[tuple[str, str], SmallestMachine] = {}
     named = {machine.chip.name for machine in machines if ":" in machine.spec}
@@ -155,11 +158,12 @@ def pareto(points: Iterable[Point]) -> list[Point]:
 class _Sweep:
     """All batches of a layout on a machine; a layout is recorded once for all machines.
 
-    most_ttft: where a prompt takes longer, its positions are split too.
+    most_ttft: where a prompt takes longer, its positions are split too. runnable: only if that runs.
     """
 
-    def __init__(self, config: ModelConfig, requests: Requests, most_ttft: float) -> None:
+    def __init__(self, config: ModelConfig, requests: Requests, most_ttft: float, *, runnable: bool) -> None:
         self.config, self.requests, self._most_ttft = config, requests, most_ttft
+        self._runnable = runnable
         self.considered = 0
         self._steps: dict[tuple[Layout, bool], Passes] = {}
         self._prefills: dict[tuple[Layout, bool], PromptPasses] = {}
@@ -179,6 +183,8 @@ class _Sweep:
         steps, prompts = generate.seconds(machine), prefill.seconds(machine)
         if prompts[0] > self._most_ttft:
             for other in by_position(self.config, layout, self.requests):
+                if self._runnable and why_not(self.config, other, "prefill"):
+                    continue
                 passes = self._prompts(other, flash)
                 held = self._memory(generate, passes)
                 if held.total[0] <= usable and passes.seconds(machine)[0] < prompts[0]:
@@ -304,9 +310,23 @@ def _missed(points: Sequence[Point], targets: Targets) -> Infeasible:
     )
     return Infeasible(
         f"{option} {_written(binding, target, nearest)} {alone}; the nearest point is {nearest}, with TTFT "
-        f"{format_seconds(nearest.ttft_seconds)} and {format_seconds(nearest.tpot_seconds)} per token",
+        f"{format_seconds(nearest.ttft_seconds)} and {format_seconds(nearest.tpot_seconds)} per token"
+        + (_sooner_by_position(nearest) if binding == "ttft" else ""),
         nearest,
     )
+
+
+def _sooner_by_position(point: Point) -> str:
+    """What splitting its prompts by position would give, where that is sooner and does not run."""
+    for way in point.other_prefills:  # the fastest first
+        is_sooner = way.layout.context > 1 and way.ttft_seconds < point.ttft_seconds
+        if is_sooner and why_not(point.config, way.layout, "prefill"):
+            return (
+                f"; with prompts split by position over context={way.layout.context} it would be "
+                f"{format_seconds(way.ttft_seconds)}, which mw serve does not run yet: --any ranks such "
+                "layouts"
+            )
+    return ""
 
 
 def _written(what: str, value: float, point: Point) -> str:
