@@ -18,7 +18,7 @@ its sequence is long (16 rows of 300 positions, six layers of 12 heads of 64, ja
 are gathered. What stands in a page beyond its sequence is never seen, be it padding or of an earlier one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,7 +43,9 @@ from meshwright.notation.array import Axes, ShardedArray
 Pool = Array | Quantised  # where narrow with a scale for each token and head
 Pools = dict[str, list[Pool]]
 NOBODY = -1  # the position of a token that is padding
-_TOGETHER = 8  # pages that one trip of a long row's loop attends to: a trip costs as much as some of them
+# Pages that one trip of a long row's loop attends to, since a trip has a cost of its own, and of these the
+# pages that one product reads: so many stay in a core's cache.
+_TOGETHER, _SIDE_BY_SIDE = 8, 2
 _HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without any makes no NaN
 
 
@@ -245,7 +247,7 @@ def _set(at: tuple[Any, ...], pool: Array, x: Array) -> Array:
     return pool.at[at].set(x.astype(pool.dtype), mode="drop")
 
 
-def _read(pool: Pool, at: Array) -> Array:
+def _read(at: Array, pool: Pool) -> Array:
     if not isinstance(pool, Quantised):
         return pool[at]
     return pool.values[at].astype(jnp.float32) * pool.scales[at][..., None]
@@ -269,9 +271,17 @@ class _Asked(NamedTuple):
     tables: Array
 
 
-def _keys_and_values(pools: Sequence[Pool], at: Array) -> tuple[Array, Array]:
+def _side_by_side(pages: Sequence[Array], pool: Pool) -> Array:
+    """x[K, P * S, H] of these pages, or x[P * S, R] of latents.
+
+    XLA's CPU compiler copies slices and joins them run by run; it gathers number by number, then transposes.
+    """
+    return jnp.concatenate([_read(page, pool) for page in pages], axis=-2)
+
+
+def _keys_and_values(pools: Sequence[Pool], read: Callable[[Pool], Array]) -> tuple[Array, Array]:
     """k[..., K, S, H] and v[..., K, S, O] of pages; latents are one head, of whose keys they are a part."""
-    first, second = (_read(pool, at) for pool in pools)
+    first, second = map(read, pools)
     if _values(pools[0]).ndim == 4:
         return first, second
     return jnp.concatenate([first, second], axis=-1)[..., None, :, :], first[..., None, :, :]
@@ -327,18 +337,17 @@ def _page_by_page(
         def some_pages(count: int, number: Array, running: _Running) -> _Running:
             """The softmax with `count` more pages, from the row's page `number` on."""
             peak, total, out = running
-            k, v = _keys_and_values(pools, lax.dynamic_slice_in_dim(table, number, count))  # [P, K, S, H]
-            pages = (number + jnp.arange(count, dtype=jnp.int32))[:, None] * size
-            keys = pages + first + jnp.arange(own, dtype=jnp.int32)[None]
+            pages = lax.dynamic_slice_in_dim(table, number, count)
+            k, v = _keys_and_values(pools, partial(_side_by_side, list(pages)))
+            begins = (number + jnp.arange(count, dtype=jnp.int32))[:, None] * size
+            keys = jnp.reshape(begins + first + jnp.arange(own, dtype=jnp.int32)[None], -1)
             # What lies beyond may be of a sequence that failed, and NaN times zero is NaN.
-            v = jnp.where((keys <= last)[:, None, :, None], v, 0.0).astype(jnp.float32)
-            scores = jnp.einsum("KGQH,PKSH->KGQPS", q, k.astype(jnp.float32))
-            scores = jnp.reshape(scores, (*grouped, count * own))
-            scores = _scored(scores, positions, jnp.reshape(keys, -1), window, how, slopes)
+            v = jnp.where((keys <= last)[None, :, None], v, 0.0).astype(jnp.float32)
+            scores = jnp.einsum("KGQH,KSH->KGQS", q, k.astype(jnp.float32))
+            scores = _scored(scores, positions, keys, window, how, slopes)
             higher = jnp.maximum(peak, jnp.max(scores, axis=-1))
             weights, kept = jnp.exp(scores - higher[..., None]), jnp.exp(peak - higher)
-            by_page = jnp.reshape(weights, (*grouped, count, own))
-            more = jnp.einsum("KGQPS,PKSO->KGQO", by_page, v)
+            more = jnp.einsum("KGQS,KSO->KGQO", weights, v)
             return higher, total * kept + jnp.sum(weights, axis=-1), out * kept[..., None] + more
 
         begin = 0 if window is None else jnp.maximum(positions[0] - window + 1, 0) // size
@@ -348,7 +357,9 @@ def _page_by_page(
             groups = (end - begin) // _TOGETHER
 
             def one_group(number: Array, running: _Running) -> _Running:
-                return some_pages(_TOGETHER, begin + number * _TOGETHER, running)
+                for place in range(0, _TOGETHER, _SIDE_BY_SIDE):
+                    running = some_pages(_SIDE_BY_SIDE, begin + number * _TOGETHER + place, running)
+                return running
 
             with jax.named_scope(at_most(num_pages // _TOGETHER)):
                 running = lax.fori_loop(0, groups, one_group, running)
@@ -378,7 +389,7 @@ def _gathered(
 ) -> _Found:
     """The queries over each row's gathered pages."""
     num_rows, length, num_heads, width = asked.q.shape
-    k, v = (_joined(x).astype(asked.q.dtype) for x in _keys_and_values(pools, asked.tables))
+    k, v = (_joined(x).astype(asked.q.dtype) for x in _keys_and_values(pools, partial(_read, asked.tables)))
     grouped = num_rows, length, k.shape[1], num_heads // k.shape[1], width
     own = _values(pools[0]).shape[-2]
     pages = jnp.arange(k.shape[2] // own, dtype=jnp.int32)[:, None] * (own * _count(split))
