@@ -154,6 +154,15 @@ def test_numerics_are_of_training() -> None:
     assert str(error.value) == "--numerics compares training steps; this plan has phase 'generate'"
 
 
+def test_rows_of_16_pages_are_read_eight_pages_at_a_time_and_none_alone() -> None:
+    """1,024 positions of 64 a page: the loop over what eight do not divide makes no trip, and so no FLOP."""
+    layout = Layout.of(tensor=2, weights_dtype="f32", compute_dtype="f32")
+    config = replace(TINY, max_seq_len=1024)
+    audit = audit_plan(Plan(config, "cpu:2", Workload(2, 1024, "generate"), layout), "cpu", use_cache=False)
+    assert audit["flops"]["compiled"] == audit["flops"]["planned"]
+    assert audit["verdict"] == "match"
+
+
 @pytest.mark.slow
 def test_a_plan_over_two_slices_is_the_compiled_one() -> None:
     """`data` lies over the data-centre network: gradients cross it once a step, as shards."""

@@ -17,9 +17,9 @@ from meshwright.audit.hlo.trace import (
     CallPath,
     TracedValue,
     history,
+    known_runs,
     places,
     resolve,
-    run_count,
     sources,
     value_key,
 )
@@ -116,7 +116,7 @@ def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[Sco
     scatter adds to single elements, which XLA:CPU does in a loop: its name is JAX's without the program.
     """
     for place in places(program):
-        runs = run_count(program, place) or 1
+        runs = known_runs(program, place)
         for one in place.computation.instructions.values():
             sorts = one.opcode in _SORTS
             is_counted = one.opcode in _ARITHMETIC or one.opcode == "reduce" or sorts
@@ -199,7 +199,7 @@ def state_passes(program: Program, *, differentiated: bool) -> Iterator[StatePas
             state = next((found for each in operands if (found := _input(program, each))), None)
             if state is None:
                 continue
-            runs = run_count(program, place) or 1
+            runs = known_runs(program, place)
             if computes:
                 yield StatePass(state, one, runs * operands[0].instruction.shapes[0].num_bytes)
             elif not differentiated and (state.shapes[0].dtype, state.shapes[0].dims) in given_back:

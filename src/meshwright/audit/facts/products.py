@@ -8,7 +8,7 @@ from meshwright.audit.facts.naming import name_beside, own_name
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import attention_flops, flops_of, is_attention_kernel
 from meshwright.audit.hlo.parse import Instruction, Program, dtype_bits
-from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, chain_of, places, run_count
+from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, chain_of, known_runs, places
 from meshwright.units import format_count
 
 
@@ -53,7 +53,7 @@ def _size(program: Program, branch: CallPath) -> tuple[int, int]:
     """FLOPs of products and bytes of collectives of a branch."""
     flops = moved = 0
     for place in places(program, branch):
-        runs = run_count(program, place) or 1
+        runs = known_runs(program, place)
         for instruction in place.computation.instructions.values():
             flops += runs * flops_of(instruction, place.computation)
             if op_of(instruction):
@@ -104,7 +104,7 @@ def _unnamed(program: Program) -> Iterator[tuple[TracedValue, float]]:
             continue
         for instruction in place.computation.instructions.values():
             if flops := _flops(program, instruction, place):
-                yield TracedValue(instruction, place), flops * (run_count(program, place) or 1)
+                yield TracedValue(instruction, place), flops * known_runs(program, place)
 
 
 def dot_flops(program: Program) -> float:

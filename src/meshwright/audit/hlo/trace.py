@@ -109,6 +109,12 @@ def run_count(program: Program, place: CallPath) -> int | None:
     return count
 
 
+def known_runs(program: Program, place: CallPath) -> int:
+    """`run_count`, and 1 where that is unknown."""
+    count = run_count(program, place)
+    return 1 if count is None else count
+
+
 def trip_count(program: Program, loop: TracedValue) -> int | None:
     """Iterations of a while: XLA's own figure, else from `i < bound`, `i = start`, `i += step`.
 
