@@ -4,6 +4,7 @@ A compiler that sums several tensors at once, sums them in steps (within a slice
 sum into the next turn of a loop names none of these; what they sum has the names.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 
 from meshwright.audit.facts.opcodes import crossing_op, op_of, sent
@@ -138,12 +139,14 @@ def name_beside(program: Program, product: TracedValue, taken: Collection[str]) 
     name of its weight. What laid out their operands, or reads their results, keeps that of the einsum, or
     else of the scope that it is in; of a product with a weight, the weight's name takes that scope's place.
     Of what has no name either, what is beside that. taken: the names of other products, which what lays out
-    their results has.
+    their results has; the einsum of a product with a batch names none
+    without one, nor the other way.
     """
     instruction, place = _named(product)
     if added := _adding_name(program, place.computation, instruction):
         return added
     weight = next(filter(None, (_weight_of(program, product.operand(i)) for i in (0, 1))), "")
+    batched = "lhs_batch_dims" in product.instruction.attributes
     found, nearest = {instruction.name}, [instruction]
     for _ in range(_MOST_STEPS):
         beside = [one for near in nearest for one in _beside(place.computation, near)]
@@ -152,10 +155,21 @@ def name_beside(program: Program, product: TracedValue, taken: Collection[str]) 
         own = [one for one in fresh.values() if one.opcode not in _OF_MANY]
         nearest = [one for one in own if not _is_product(program, one, place.computation)]
         names = [one.op_name for one in nearest if scope_of(one.op_name) and one.op_name not in taken]
+        names = [name for name in names if _is_batched(name) in (batched, None)]
         if names:
             name = next((name for name in names if any("->" in scope for scope in scope_of(name))), names[0])
             return renamed(name, weight) if weight else name
     return ""
+
+
+def _is_batched(name: str) -> bool | None:
+    """Whether the einsum in a name has letters that both operands and the result have; None without one.
+
+    >>> _is_batched("attention/BKGTS,BSKH->BTKGH/dot_general"), _is_batched("wv/BTD,DKH->BTKH/transpose")
+    (True, False)
+    """
+    einsum = next((part for part in name.split("/") if "->" in part), "")
+    return bool(set.intersection(*map(set, re.split(",|->", einsum)))) if einsum else None
 
 
 def _adding_name(program: Program, computation: Computation, product: Instruction) -> str:
