@@ -85,6 +85,8 @@ class Lanes:
     ) -> None:
         self.config, self.layout = config, layout
         self.batch, self.places, self.router_weights = batch, places, router_weights
+        # Split for `enter` out of the loops: XLA splits all that a loop carries as its first use, and gathers.
+        self.entering = jax.tree.map(lambda x: reshard(x, partition_spec(layout.tokens("tokens"))), places)
         self.stages, self.microbatches = layout.pipe, layout.microbatches
         self.ops = ops
         used = as_used(config, layout, params, leaves)
@@ -174,7 +176,7 @@ class Lanes:
         """y[p, B, T, D] of all stages, what the routers of those at work lose, and what all save."""
         tokens, _ = self.batch(jnp.minimum(t, self.microbatches - 1))
         with jax.named_scope(FORWARD):
-            x = transformer.enter(self.config, self.ops, self.ops.reads(self.ends), tokens, self.places)
+            x = transformer.enter(self.config, self.ops, self.ops.reads(self.ends), tokens, self.entering)
         run = jax.vmap(self._stage_forward, in_axes=(0, 0, None, 0, None), out_axes=(0, 0, 0, None))
         y, of_routers, saved, constants = run(self.layers, arrived, x, self._numbers(), t)
         self._constants = self._constants or constants  # of the first tick, which all others can read
@@ -218,7 +220,7 @@ class Lanes:
 
         def enter(diff: Any) -> Array:
             w = self.ops.reads(_with(self.ends, diff))
-            return transformer.enter(self.config, self.ops, w, tokens, self.places)
+            return transformer.enter(self.config, self.ops, w, tokens, self.entering)
 
         _, entered = jax.vjp(enter, _differentiated(self.ends))
         (d_ends,) = entered(d_first)
