@@ -1,7 +1,9 @@
 """Layouts that a search returns for eight CPU devices are compiled as they are planned: a sample."""
 
+from dataclasses import replace
+
 import pytest
-from tests.nn.test_layouts import TIED, TINY
+from tests.nn.test_layouts import GPT, LOCAL, MIXTURE, TIED, TINY
 
 from meshwright.audit.audit import audit_plan
 from meshwright.layout import Layout
@@ -10,6 +12,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan_file import Plan
 
 SLOW = pytest.mark.slow
+DEEP_LOCAL = replace(LOCAL, num_layers=4)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,16 @@ SLOW = pytest.mark.slow
         pytest.param(
             TIED, "pipe=2,fsdp=2,tensor=2,sequence_parallel=true,microbatches=2,schedule=lanes", marks=SLOW
         ),
+        # Products that all lack a name of JAX, recomputed.
+        pytest.param(TINY, "pipe=2,fsdp=4,microbatches=2,schedule=lanes,remat=full", marks=SLOW),
+        # Learned positions, split as the embedding's tokens and whole for attention.
+        pytest.param(
+            GPT, "pipe=2,data=2,tensor=2,sequence_parallel=true,microbatches=2,schedule=lanes", marks=SLOW
+        ),
+        # Both gradients of a tied table, added before they are scattered.
+        pytest.param(DEEP_LOCAL, "pipe=2,data=4,zero=2,microbatches=2,schedule=lanes", marks=SLOW),
+        # A dense layer whose weights are kept over microbatches, before two with experts whose are not.
+        pytest.param(MIXTURE, "data=4,fsdp=2,expert=4,microbatches=2", marks=SLOW),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )

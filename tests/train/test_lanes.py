@@ -53,6 +53,11 @@ def test_other_families(config: ModelConfig) -> None:
 
 
 @pytest.mark.slow
+def test_a_tied_tables_gradients_are_added_before_they_are_scattered() -> None:
+    assert_agrees(replace(TIED, num_layers=4), "pipe=2,data=4,zero=2,microbatches=4,schedule=lanes")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "text"),
     [(MIXTURE, "fsdp=4,expert=4"), (MIXTURE, "fsdp=4,expert=2"), (CHOSEN_BY_BIAS, "data=2,fsdp=2")],

@@ -127,7 +127,8 @@ class Lanes:
 
         def tick(arrived: Array, t: Array) -> tuple[Array, Array]:
             y, _, _ = self._forward(arrived, t)
-            return _hop(y), self._head(self.ends, _of_last(y), self.batch(t - (p - 1))[1])
+            ends = self.ops.reads(self.ends)
+            return _hop(y), self._head(ends, _of_last(y), self.batch(t - (p - 1))[1])
 
         def warm(arrived: Array, t: Array) -> tuple[Array, None]:
             return _hop(self._forward(arrived, t)[0]), None
@@ -158,12 +159,11 @@ class Lanes:
         y, forward = self._advanced(before[0], t)
         backward = before[1]
         _, targets = self.batch(t - (self.stages - 1))
-        diff = _differentiated(self.ends)
         loss, (d_ends, d_y) = jax.value_and_grad(
-            lambda diff, y: self._head(_with(self.ends, diff), y, targets), argnums=(0, 1)
-        )(diff, _of_last(y))
-        backward = backward._replace(loss=backward.loss + loss, d_ends=added(backward.d_ends, d_ends))
-        return (forward, self._backward(backward, forward.ring, d_y, t)), None
+            lambda ends, y: self._head(ends, y, targets), argnums=(0, 1)
+        )(self.ops.reads(self.ends), _of_last(y))
+        backward = backward._replace(loss=backward.loss + loss)
+        return (forward, self._backward(backward, forward.ring, d_y, t, d_ends)), None
 
     def _last_tick(self, ring: Any, before: _Backward, t: Array) -> tuple[_Backward, None]:
         spec = PartitionSpec(*jax.typeof(before.d_x).sharding.spec.partitions[1:])
@@ -208,8 +208,12 @@ class Lanes:
     def _has_microbatch(self, number: Array) -> Array:
         return (number >= 0) & (number < self.microbatches)
 
-    def _backward(self, before: _Backward, ring: Any, d_y: Array, t: Array) -> _Backward:
-        """All stages' backward passes, of what each saved when the same microbatch was there."""
+    def _backward(self, before: _Backward, ring: Any, d_y: Array, t: Array, d_head: Any = None) -> _Backward:
+        """All stages' backward passes, of what each saved when the same microbatch was there.
+
+        d_head: the gradients of the weights that the head of the same tick read: a tied table's two are added
+        before they are scattered.
+        """
         slots = (t - 2 * (self.stages - 1 - self._numbers())) % (2 * self.stages - 1)
         saved = jax.tree.map(lambda leaf: _slots(leaf, slots), ring)
         run = jax.vmap(self._stage_backward, in_axes=(0, 0, 0, None, 0, None))
@@ -218,12 +222,12 @@ class Lanes:
         (d_first,) = _transposed(partial(_on_first, num_stages=self.stages), d_y, d_x)
         tokens, _ = self.batch(jnp.clip(t - 2 * (self.stages - 1), 0, self.microbatches - 1))
 
-        def enter(diff: Any) -> Array:
-            w = self.ops.reads(_with(self.ends, diff))
-            return transformer.enter(self.config, self.ops, w, tokens, self.entering)
-
-        _, entered = jax.vjp(enter, _differentiated(self.ends))
-        (d_ends,) = entered(d_first)
+        ends, read = jax.vjp(lambda diff: self.ops.reads(_with(self.ends, diff)), _differentiated(self.ends))
+        _, entered = jax.vjp(
+            lambda ends: transformer.enter(self.config, self.ops, ends, tokens, self.entering), ends
+        )
+        (d_read,) = entered(d_first)
+        (d_ends,) = read(d_read if d_head is None else jax.tree.map(jnp.add, d_head, d_read))
         return before._replace(
             d_x=d_x,
             d_layers=added(before.d_layers, d_layers),
@@ -247,8 +251,7 @@ class Lanes:
         return jax.tree.map(lambda d: _of_stage(d, number), d_weights), d_x
 
     def _head(self, ends: Mapping[str, Any], x: Array, targets: Array) -> Array:
-        """A microbatch's share of the loss."""
-        ends = self.ops.reads(ends)
+        """A microbatch's share of the loss. ends: as they are read."""
         return transformer.leave_with_loss(self.config, self.ops, ends, x, targets) / self.microbatches
 
     # What lies on stages

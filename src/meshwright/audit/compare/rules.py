@@ -173,20 +173,24 @@ _TIED = {
 
 
 def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
-    """The gathers of one microbatch, once for each loop of the program in which they stand."""
+    """The gathers of one microbatch, once for each loop of the program in which they stand.
+
+    Of a weight in several stacks of layers those of some: a stack of one layer has no loop of its own, out of
+    which XLA would have to take them.
+    """
     found, wanted = emitted_bytes(q.emitted), sum(expected.values())
     is_fewer = sum(found.values()) < (1 - TOLERANCE) * wanted
     if not is_fewer or any(p.op != "all_gather" for p in q.planned):
         return None
     told, planned = [], planned_bytes(q.planned)
     for uses in _uses(q):
-        once = Counter[Key]()
-        for p in q.planned:
-            once[p.op, frozenset(p.axes)] += round(p.step_bytes / uses[p.count])
-        share = {key: once[key] / size for key, size in planned.items() if size}
-        words = " and ".join(map(str, sorted(set(uses.values()))))
+        words = " and ".join(map(str, sorted(set(uses.values()) - {1})))
         for times in range(1, q.side.num_loops + 1):
-            kept = {key: round(size * times * share.get(key, 1)) for key, size in expected.items()}
+            left = Counter[Key]()
+            for p in q.planned:
+                left[p.op, frozenset(p.axes)] += round(p.step_bytes * min(1.0, times / uses[p.count]))
+            share = {key: left[key] / size for key, size in planned.items() if size}
+            kept = {key: round(size * share.get(key, 1)) for key, size in expected.items()}
             often = "once" if times == 1 else f"once in each of {times} loops"
             note = f"gathered {often} and kept for {words} uses: fewer bytes, more memory"
             told.append((Counter(kept), note))
@@ -197,12 +201,13 @@ def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
 def _uses(q: RuleCase) -> Iterator[dict[float, int]]:
     """How many of a planned gather's runs may be of the same numbers, by how often it runs in a step.
 
-    A stage's layers run in every pass of it, a head once for each microbatch.
+    A stage's layers run in every pass of it, a head once for each microbatch. What is not kept has 1.
     """
-    often = sorted({q.side.num_microbatches, q.side.num_passes} - {1})
+    often = sorted({q.side.num_microbatches, q.side.num_passes, 1}, reverse=True)
     counts = sorted({p.count for p in q.planned})
     for uses in product(*([one for one in often if one <= count] for count in counts)):
-        yield dict(zip(counts, uses, strict=True))
+        if max(uses) > 1:
+            yield dict(zip(counts, uses, strict=True))
 
 
 def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
