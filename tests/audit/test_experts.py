@@ -5,28 +5,24 @@ from dataclasses import replace
 
 import jax
 import pytest
+from tests.audit.test_searched import searched
 from tests.nn.test_layouts import MIXTURE
 from tests.train.test_lanes import MIXTURE as ALIKE
 
 from meshwright.cost.ops import SymbolicOps
 from meshwright.cost.recorder import Shape
-from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.layout.runs import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.mesh import device_mesh, named_sharding
 from meshwright.nn.routes import choices_of, met_gates
-from meshwright.plan.space import Space
 
 WORK = Workload(64, 64)
 
 
-def _searched(config: ModelConfig) -> list[Layout]:
-    """Layouts without a capacity that the search asks for and that run, in an order of its own."""
-    space = Space(config, load("cpu:8"), WORK, Layout.of(weights_dtype="f32", compute_dtype="f32"))
-    found = {str(one.layout): one.layout for one in space.choices(space.meshes(running=True))}
-    layouts = [one for one in found.values() if one.schedule.capacity is None and not why_not(config, one)]
+def _without_capacity(config: ModelConfig) -> list[Layout]:
+    """Layouts that the search asks for and that run, in an order of their own."""
+    layouts = [one for one in searched(config, WORK) if one.schedule.capacity is None]
     return random.Random(7).sample(layouts, len(layouts))
 
 
@@ -37,7 +33,7 @@ def test_a_round_has_the_room_that_is_planned(staged: bool) -> None:
     moe = replace(config.moe, num_experts=32) if config.moe else None
     assert moe is not None
     config = replace(config, moe=moe)
-    layouts = [one for one in _searched(config) if one.stages_alike == staged][:24]
+    layouts = [one for one in _without_capacity(config) if one.stages_alike == staged][:24]
     several_rounds = 0
     for layout in layouts:
         sequences = WORK.num_sequences // layout.microbatches
