@@ -42,7 +42,7 @@ class KindInLoop(NamedTuple):
         """This layer's array out of one for each of `among`."""
         if self.which is None:
             return values[0]
-        return lax.dynamic_index_in_dim(jnp.stack(values), self.which, keepdims=False)
+        return lax.select_n(self.which, *values)
 
 
 class _Loop(NamedTuple):
@@ -100,7 +100,8 @@ def run_stage(
     which = None
     if len(kinds) > 1:
         which = jnp.asarray(numbers[0] if alike else numbers, jnp.int32)
-        which = which if alike else lax.dynamic_index_in_dim(which, stage, keepdims=False)
+        # No look-up: indices that lie on stages have no sharding of a result that JAX could infer.
+        which = which if alike else jnp.sum(jnp.where(jnp.arange(len(layers))[:, None] == stage, which, 0), 0)
 
     def body(carry: tuple[Array, Any], step: tuple[Any, Any]) -> tuple[tuple[Array, Any], None]:
         return run(carry[0], step[0], carry[1], None, KindInLoop(tuple(kinds), step[1])), None

@@ -90,9 +90,7 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         sequences = workload.num_sequences / layout.microbatches
         graph = record(plan.model, compiled, layout, sequences, workload.seq_len)
         if layout.pipe == 1 and not plan.model.moe and not layout.offload:
-            saved = _saved_by_layers(
-                record(plan.model, hardware, layout, sequences, workload.seq_len), layout
-            )
+            saved = _saved_by_layers(graph, layout)
         if layout.optimizer in ARITHMETIC:
             work = update_work(graph, layout)
             reduced = stored_parameters(graph, layout).updated

@@ -132,21 +132,21 @@ def _named(product: TracedValue) -> tuple[Instruction, CallPath]:
     return instruction, place
 
 
-def name_beside(program: Program, product: TracedValue, taken: Collection[str]) -> str:
+def name_beside(
+    program: Program, product: TracedValue, taken: Collection[str], batched: Collection[str]
+) -> str:
     """JAX's name of what is nearest to a product without one, "" where nothing has any.
 
     XLA for CPU hands batched products to a library in fusions without names. What adds up a gradient has the
     name of its weight. What laid out their operands, or reads their results, keeps that of the einsum, or
     else of the scope that it is in; of a product with a weight, the weight's name takes that scope's place.
     Of what has no name either, what is beside that. taken: the names of other products, which what lays out
-    their results has; the einsum of a product with a batch names none
-    without one, nor the other way.
+    their results has. batched: the einsums of products with a batch, which are no names of one without.
     """
     instruction, place = _named(product)
     if added := _adding_name(program, place.computation, instruction):
         return added
     weight = next(filter(None, (_weight_of(program, product.operand(i)) for i in (0, 1))), "")
-    batched = "lhs_batch_dims" in product.instruction.attributes
     found, nearest = {instruction.name}, [instruction]
     for _ in range(_MOST_STEPS):
         beside = [one for near in nearest for one in _beside(place.computation, near)]
@@ -155,33 +155,48 @@ def name_beside(program: Program, product: TracedValue, taken: Collection[str]) 
         own = [one for one in fresh.values() if one.opcode not in _OF_MANY]
         nearest = [one for one in own if not _is_product(program, one, place.computation)]
         names = [one.op_name for one in nearest if scope_of(one.op_name) and one.op_name not in taken]
-        names = [name for name in names if _is_batched(name) in (batched, None)]
+        names = [name for name in names if _may_name(einsum_of(name), product.instruction, batched)]
         if names:
             name = next((name for name in names if any("->" in scope for scope in scope_of(name))), names[0])
             return renamed(name, weight) if weight else name
     return ""
 
 
-def _is_batched(name: str) -> bool | None:
-    """Whether the einsum in a name has letters that both operands and the result have; None without one.
+def einsum_of(name: str) -> str:
+    """The einsum in a name of JAX, "" where it has none.
 
-    >>> _is_batched("attention/BKGTS,BSKH->BTKGH/dot_general"), _is_batched("wv/BTD,DKH->BTKH/transpose")
-    (True, False)
+    >>> einsum_of("jit(f)/attention/BKGTS,BSKH->BTKGH/dot_general")
+    'BKGTS,BSKH->BTKGH'
     """
-    einsum = next((part for part in name.split("/") if "->" in part), "")
-    return bool(set.intersection(*map(set, re.split(",|->", einsum)))) if einsum else None
+    return next((part for part in name.split("/") if "->" in part), "")
+
+
+def is_batched(product: Instruction) -> bool:
+    """Whether a product is one of many of its kind, of which each has its own operands."""
+    return "lhs_batch_dims" in product.attributes
+
+
+def _may_name(einsum: str, product: Instruction, batched: Collection[str]) -> bool:
+    """Whether a product may be of an einsum; a batch of one is none in the program."""
+    if not is_batched(product):
+        return einsum not in batched
+    return not einsum or bool(set.intersection(*map(set, re.split(",|->", einsum))))
 
 
 def _adding_name(program: Program, computation: Computation, product: Instruction) -> str:
-    """The name of what adds a product to the gradients of other microbatches, where that reads it first."""
+    """The name of what adds a product to the gradients of other microbatches, where that reads it first.
+
+    What has fewer elements is no such sum, but of what was made of the product: a norm's gradient.
+    """
     left, seen = [product], set[str]()
+    elements = product.shapes[0].num_elements
     while left:
         one = left.pop()
         seen.add(one.name)
         for reader in computation.users[one.name]:
             if found := _adding_within(program, reader, one):
                 return found
-            if f"/{GRADIENTS}/" in reader.op_name:
+            if f"/{GRADIENTS}/" in reader.op_name and reader.shapes[0].num_elements >= elements:
                 return reader.op_name
             passes = reader.opcode in MOVED or (not reader.op_name and reader.opcode not in _OF_MANY)
             if passes and reader.name not in seen:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.audit.facts.collectives import bits_of, uncast_dtype
-from meshwright.audit.facts.naming import name_beside, own_name
+from meshwright.audit.facts.naming import einsum_of, is_batched, name_beside, own_name
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import attention_flops, flops_of, is_attention_kernel
 from meshwright.audit.hlo.parse import Instruction, Program, dtype_bits
@@ -91,10 +91,13 @@ def products(program: Program) -> Iterator[Product]:
 
     Of the branches of a conditional those of the largest (see `branches`).
     """
-    found = list(_unnamed(program))
+    found = sorted(_unnamed(program), key=lambda one: not is_batched(one[0].instruction))
     taken = {name for value, _ in found if (name := own_name(value))}
+    batched = set[str]()
     for value, flops in found:
-        yield Product(value, flops, own_name(value) or name_beside(program, value, taken))
+        name = own_name(value) or name_beside(program, value, taken, batched)
+        batched |= {einsum_of(name)} - {""} if is_batched(value.instruction) else set()
+        yield Product(value, flops, name)
 
 
 def _unnamed(program: Program) -> Iterator[tuple[TracedValue, float]]:
