@@ -291,7 +291,11 @@ class SymbolicOps(Recorder):
         5 times forward (written, masked, exponentiated and written, read) and 11 backward.
         """
         if self.layout.attending is not self.layout:
-            return self._by_heads(name, (q, k, v), places, kind), cache
+            return self._by_heads(name, (q, k, v), places, kind, sinks), cache
+        if sinks is not None:
+            scores = ShardedArray("sinks", q.array.dims[:-1], q.array.axes[:-1])
+            yielded = placed((scores, sinks.array), scores, wanted=True).reshards[1].yielded
+            self.sum_gradient("sinks", sinks, yielded)
         out = self.value(self._like_queries(q, v), q.dtype)
         if self.layout.passes_keys_round:
             rounds = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
@@ -301,7 +305,12 @@ class SymbolicOps(Recorder):
         return self._attend(name, (q,), (k, v), out, out, kind.window), cache
 
     def _by_heads(
-        self, name: str, projected: tuple[Value, Value, Value], places: Places, kind: LayerKind
+        self,
+        name: str,
+        projected: tuple[Value, Value, Value],
+        places: Places,
+        kind: LayerKind,
+        sinks: Value | None,
     ) -> Value:
         """Attention of whole sequences by a share of the heads: exchanged for positions, and back."""
         layout = self.layout
@@ -310,7 +319,7 @@ class SymbolicOps(Recorder):
             for letter, x in zip("qkv", projected, strict=True)
         )
         self.layout = layout.attending
-        out, _ = self.attention(name, q, k, v, places, None, kind)
+        out, _ = self.attention(name, q, k, v, places, None, kind, sinks=sinks)
         self.layout = layout
         return self._exchange_heads("a", out, layout.from_heads("a", "".join(out.array.dims)))
 

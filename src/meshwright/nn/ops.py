@@ -279,7 +279,8 @@ class JaxOps:
                 cache = self._written(cache, {"k": k, "v": v}, places)
                 (k, v), keys = self._read(cache, (k, v), places)
             if sinks is not None:
-                sinks = along(q[..., 0], self._split_as(q, (2,), sinks.astype(jnp.float32)))
+                with jax.named_scope("sinks"):
+                    sinks = along(q[..., 0], self._split_as(q, (2,), sinks.astype(jnp.float32)))
             # As many queries as keys are the same tokens in order, as kernels take them to be.
             same = q.shape[1] == k.shape[1] and places.segments is None
             kernels = flash_kernels(q, self.config, self.layout, kind.windows, how) if same else None

@@ -144,7 +144,7 @@ def name_beside(
     their results has. batched: the einsums of products with a batch, which are no names of one without.
     """
     instruction, place = _named(product)
-    if added := _adding_name(program, place.computation, instruction):
+    if added := _adding_name(program, place, instruction):
         return added
     weight = next(filter(None, (_weight_of(program, product.operand(i)) for i in (0, 1))), "")
     found, nearest = {instruction.name}, [instruction]
@@ -183,33 +183,49 @@ def _may_name(einsum: str, product: Instruction, batched: Collection[str]) -> bo
     return not einsum or bool(set.intersection(*map(set, re.split(",|->", einsum))))
 
 
-def _adding_name(program: Program, computation: Computation, product: Instruction) -> str:
+def _adding_name(program: Program, place: CallPath, product: Instruction) -> str:
     """The name of what adds a product to the gradients of other microbatches, where that reads it first.
 
-    What has fewer elements is no such sum, but of what was made of the product: a norm's gradient.
+    What has fewer elements is no such sum, but of what was made of the product: a norm's gradient. A loop over
+    layers writes each layer's gradient into a stack, to which those of other microbatches are added after it.
     """
-    left, seen = [product], set[str]()
+    left, seen = [(place, product)], set[str]()
     elements = product.shapes[0].num_elements
     while left:
-        one = left.pop()
+        place, one = left.pop()
         seen.add(one.name)
-        for reader in computation.users[one.name]:
-            if found := _adding_within(program, reader, one):
+        for reader in place.computation.users[one.name]:
+            if found := _adding_within(program, place, reader, one):
                 return found
             if f"/{GRADIENTS}/" in reader.op_name and reader.shapes[0].num_elements >= elements:
                 return reader.op_name
             passes = reader.opcode in MOVED or (not reader.op_name and reader.opcode not in _OF_MANY)
-            if passes and reader.name not in seen:
-                left.append(reader)
+            if (passes or _writes_a_stack(reader)) and reader.name not in seen:
+                left.append((place, reader))
+            if _writes_a_stack(one) and reader is place.computation.result:
+                left += _after_loop(place, reader.operands.index(one.name))
     return ""
 
 
-def _adding_within(program: Program, fusion: Instruction, operand: Instruction) -> str:
+def _writes_a_stack(one: Instruction) -> bool:
+    return primitive_of(one.op_name) == "dynamic_update_slice"
+
+
+def _after_loop(place: CallPath, index: int) -> Iterator[tuple[CallPath, Instruction]]:
+    """What takes an element of the result of the loop whose body is at `place`, if it is one's."""
+    if place.frames and (loop := place.frames[-1].caller).opcode == "while":
+        for user in place.parent.computation.users[loop.name]:
+            if user.opcode == "get-tuple-element" and int(user.attributes["index"]) == index:
+                yield place.parent, user
+
+
+def _adding_within(program: Program, place: CallPath, fusion: Instruction, operand: Instruction) -> str:
     """The name of what adds an operand of a fusion to gradients there: a fusion has the name of its root."""
     for inner in called_by(program, fusion) if fusion.opcode == "fusion" else ():
         numbers = {str(number) for number, name in enumerate(fusion.operands) if name == operand.name}
         taken = [one for one in inner.parameters if one.literal in numbers]
-        if found := next(filter(None, (_adding_name(program, inner, one) for one in taken)), ""):
+        inside = place.enter(fusion, inner)
+        if found := next(filter(None, (_adding_name(program, inside, one) for one in taken)), ""):
             return found
     return ""
 
