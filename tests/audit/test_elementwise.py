@@ -1,5 +1,7 @@
 """What is computed outside of products, counted by hand in small programs."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.audit.compare.findings import (
@@ -70,13 +72,19 @@ def test_operations_without_a_planned_name_are_told() -> None:
     assert [one.elements for one in found] == [8, 8]
     (remark,) = unplanned_findings(found, {"w", "residual"}, UNPRICED)
     assert (remark.kind, remark.tensor) == ("elementwise", "dropout")
-    assert remark.what.startswith("8 elements, 50%")
+    assert remark.what.startswith("8 elements, 50.0%")
     assert unplanned_findings(found, {"w", "residual", "dropout"}, UNPRICED) == []
 
 
 def test_counters_of_loops_are_not_told() -> None:
-    found = [ScopedArithmetic("jit(step)/residual/add", 1000), ScopedArithmetic("jit(step)/while/add", 10)]
+    found = [
+        ScopedArithmetic("jit(step)/residual/add", 100_000),
+        ScopedArithmetic("jit(step)/while/add", 10),
+    ]
     assert unplanned_findings(found, {"residual"}, UNPRICED) == []
+    counted = [*found[:1], replace(found[1], elements=10, is_float=False)]
+    assert unplanned_findings(counted, {"residual"}, UNPRICED, on_cpu=True) == []
+    assert unplanned_findings([found[0], found[1]], {"residual"}, UNPRICED, on_cpu=True)
 
 
 @pytest.mark.parametrize(

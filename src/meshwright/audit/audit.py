@@ -117,7 +117,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     if plan.workload.phase != "train":
         differences += result_findings(program, planned.operations)
     differences += unplanned_findings(
-        scoped_arithmetic(program, differentiated=trains), planned.operations, prices
+        scoped_arithmetic(program, differentiated=trains), planned.operations, prices, on_cpu=on_cpu
     )
     differences += state_findings(state_passes(program, differentiated=trains), planned, prices)
     gaps = not_understood(program)

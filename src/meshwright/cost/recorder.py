@@ -367,9 +367,14 @@ class Recorder:
 
     def sum_gradient(self, name: str, stored: Value, yielded: ShardedArray) -> None:
         """The gradient of a small weight that is used as it is stored: a float32 sum."""
-        backward = self.gradient_transfers(stored.array.replace(name=name), yielded, "f32")
-        if backward and not stored.frozen:
-            self.add(Node(name, "gather", (stored,), (stored,), backward_transfers=backward))
+        weight = stored.array.replace(name=name)
+        backward, update = self.gradient_transfers(weight, yielded, "f32"), self.update_transfers(weight)
+        if (backward or update) and not stored.frozen:
+            self.add(
+                Node(
+                    name, "gather", (stored,), (stored,), backward_transfers=backward, update_transfers=update
+                )
+            )
 
 
 @lru_cache(maxsize=8192)

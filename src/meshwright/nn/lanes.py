@@ -85,7 +85,7 @@ class Lanes:
     ) -> None:
         self.config, self.layout = config, layout
         self.batch, self.places, self.router_weights = batch, places, router_weights
-        # Split for `enter` out of the loops: XLA splits all that a loop carries as its first use, and gathers.
+        # Split for `enter` out of the loops: XLA splits what a loop carries as its first use, and gathers it.
         self.entering = jax.tree.map(lambda x: reshard(x, partition_spec(layout.tokens("tokens"))), places)
         self.stages, self.microbatches = layout.pipe, layout.microbatches
         self.ops = ops

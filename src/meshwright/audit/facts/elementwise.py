@@ -101,12 +101,13 @@ def _is_float(dtype: str) -> bool:
 class ScopedArithmetic:
     """Elements that one elementwise operation, reduction or sort of a pass makes in a step.
 
-    op_name: JAX's.
+    op_name: JAX's. is_float: of floating-point numbers, as no counters of loops are.
     """
 
     op_name: str
     elements: int
     sorts: bool = False
+    is_float: bool = True
 
 
 def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[ScopedArithmetic]:
@@ -122,7 +123,8 @@ def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[Sco
             is_counted = one.opcode in _ARITHMETIC or one.opcode == "reduce" or sorts
             is_named = one.op_name.startswith("jit(")
             if is_counted and is_named and phase_of(one.op_name, differentiated) != "update":
-                yield ScopedArithmetic(one.op_name, runs * one.shapes[0].num_elements, sorts)
+                made = one.shapes[0]
+                yield ScopedArithmetic(one.op_name, runs * made.num_elements, sorts, _is_float(made.dtype))
 
 
 def transcendentals(program: Program, *, differentiated: bool) -> dict[str, set[str]]:

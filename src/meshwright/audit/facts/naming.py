@@ -186,8 +186,8 @@ def _may_name(einsum: str, product: Instruction, batched: Collection[str]) -> bo
 def _adding_name(program: Program, place: CallPath, product: Instruction) -> str:
     """The name of what adds a product to the gradients of other microbatches, where that reads it first.
 
-    What has fewer elements is no such sum, but of what was made of the product: a norm's gradient. A loop over
-    layers writes each layer's gradient into a stack, to which those of other microbatches are added after it.
+    What has fewer elements is no such sum, but of what was made of the product: a norm's gradient. A loop
+    over layers writes each layer's gradient into a stack, which is added to others after it.
     """
     left, seen = [(place, product)], set[str]()
     elements = product.shapes[0].num_elements
