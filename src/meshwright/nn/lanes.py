@@ -241,7 +241,7 @@ class Lanes:
         known, rest = jax.tree.leaves((weights, diff, self.places)), iter(saved)
         there = self._constants | {n: known[place] for n, place in self._inputs_saved.items()}
         leaves = [there[n] if n in there else next(rest) for n in range(self._vjp.num_leaves)]
-        with jax.named_scope(BACKWARD):
+        with jax.named_scope(BACKWARD), jax.named_scope("x"):
             d_y = jnp.where(number == self.stages - 1, leaving, arrived)
         d_routers = self.router_weights
         if d_routers is not None:
