@@ -311,7 +311,9 @@ def in_rounds(run: Callable[..., Array], choices: Choices, *arrays: Any) -> Arra
 
     more.defvjp(lambda told, *arrays: (more(told, *arrays), (told, arrays)), backward)
     total, *handed_on = more(told, *arrays)
-    return total + run(choices, 0, *handed_on)
+    first = run(choices, 0, *handed_on)
+    with jax.named_scope("combine"):
+        return total + first
 
 
 def rows_of_tokens(m: Array, routes: Routes) -> Array:
