@@ -62,6 +62,16 @@ def assert_as_planned(config: ModelConfig, layout: Layout) -> None:
         ),
         # Both gradients of a tied table, added before they are scattered.
         pytest.param(DEEP_LOCAL, "pipe=2,data=4,zero=2,microbatches=2,schedule=lanes", marks=SLOW),
+        # Gradients that a loop over a stage's layers stacks; sinks, whose gradient is gathered over tensor.
+        pytest.param(
+            ALIKE,
+            "pipe=2,expert=4,tensor=4,sequence_parallel=true,microbatches=2,schedule=lanes,remat=matmuls",
+            marks=SLOW,
+        ),
+        # Biases that are updated by their shards, and gathered again.
+        pytest.param(OSS, "data=8,zero=1", marks=SLOW),
+        # Attention with one key head a device and one sequence, whose products have no batch.
+        pytest.param(TINY, "fsdp=2,tensor=4,sequence_parallel=true,microbatches=8,remat=matmuls", marks=SLOW),
         # A dense layer whose weights are kept over microbatches, before two with experts whose are not.
         pytest.param(MIXTURE, "data=4,fsdp=2,expert=4,microbatches=2", marks=SLOW),
     ],

@@ -53,6 +53,11 @@ def test_other_families(config: ModelConfig) -> None:
 
 
 @pytest.mark.slow
+def test_stages_may_have_layers_of_different_kinds() -> None:
+    assert_agrees(replace(LOCAL, num_layers=4), "pipe=4,data=2,microbatches=2,schedule=lanes,remat=full")
+
+
+@pytest.mark.slow
 def test_a_tied_tables_gradients_are_added_before_they_are_scattered() -> None:
     assert_agrees(replace(TIED, num_layers=4), "pipe=2,data=4,zero=2,microbatches=4,schedule=lanes")
 
