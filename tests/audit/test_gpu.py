@@ -48,6 +48,21 @@ def test_products_of_experts_are_those_of_their_pass() -> None:
     assert (audit["verdict"], audit["findings"]) == ("match", [])
 
 
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("llama-3.2-1b", Layout.of(fsdp=4, context=2)),  # blocks of gathered keys
+        ("deepseek-v2-lite", Layout.of(fsdp=8, remat="full")),  # values narrower than keys
+        ("gemma-3-1b", Layout.of(fsdp=8, remat="full")),  # heads of 256, in layers with windows and without
+    ],
+)
+def test_attention_is_the_planned_one(model: str, layout: Layout) -> None:
+    config = load_model(model)
+    config = replace(config, num_layers=config.global_every or 2)
+    audit = audit_plan(Plan(config, "h100:1x8", Workload(16, 4096), layout), "gpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+
+
 def test_a_prompt_s_keys_and_values_do_not_wait_for_the_end_of_the_step() -> None:
     """Else the temporaries hold a second cache, and the memory is a quarter more than planned."""
     plan = Plan(load_model("llama-3-8b"), "h100:1x8", Workload(4, 4096, "prefill"), Layout.of(tensor=8))

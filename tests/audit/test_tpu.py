@@ -87,6 +87,7 @@ def test_a_gradient_stays_a_reduce_scatter_where_its_dimension_is_split() -> Non
     ("model", "hardware", "layout", "workload"),
     [
         ("llama-3.2-1b", "v5e:4x4", "data=2,tensor=8,sequence_parallel=true", Workload(16, 2048)),
+        ("llama-3.2-1b", "v5p:2x2x4", "fsdp=4,context=4", Workload(16, 2048)),
         (
             "llama-3.2-1b",
             "v5p:2x2x4",

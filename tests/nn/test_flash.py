@@ -10,14 +10,17 @@ import jax.numpy as jnp
 import pytest
 from jax import Array
 from jax.interpreters.partial_eval import dce_jaxpr
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from tests.nn.test_layouts import TINY
 
 from meshwright.layout import Layout
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.nn.attention import Scores, attend, visible
-from meshwright.nn.flash import cudnn, flash_kernels, splash
+from meshwright.nn.blockwise import blockwise, zigzag
+from meshwright.nn.elementwise import along
+from meshwright.nn.execute import apply_reshard
+from meshwright.nn.flash import cudnn, flash_kernels, kernels_of, splash
 from meshwright.nn.mesh import array_type, device_mesh, named_sharding
 from meshwright.nn.ops import JaxOps
 from meshwright.nn.params import abstract_params
@@ -35,18 +38,26 @@ def mesh_of(platform: str, layout: Layout = LAYOUT) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("platform", "dtype", "sizes", "window", "softcap", "layout", "kernel"),
+    ("platform", "dtype", "sizes", "window", "traits", "layout", "kernel"),
     [
-        ("tpu", "bfloat16", {}, None, None, LAYOUT, splash),
-        ("tpu", "float32", {}, 9, 3.0, LAYOUT, splash),
-        ("tpu", "bfloat16", {"T": 200}, None, None, LAYOUT, None),
-        ("tpu", "bfloat16", {}, None, None, Layout.of(data=2, context=2), None),
-        ("gpu", "bfloat16", {"T": 200}, 9, None, LAYOUT, cudnn),
-        ("gpu", "float32", {}, None, None, LAYOUT, None),
-        ("gpu", "bfloat16", {}, None, 3.0, LAYOUT, None),
-        ("gpu", "bfloat16", {"H": 256}, None, None, LAYOUT, None),
-        ("gpu", "bfloat16", {"H": 100}, None, None, LAYOUT, None),
-        ("cpu", "bfloat16", {}, None, None, LAYOUT, None),
+        ("tpu", "bfloat16", {}, None, {}, LAYOUT, splash),
+        ("tpu", "float32", {}, 9, {"attention_softcap": 3.0, "attention_sinks": True}, LAYOUT, splash),
+        ("tpu", "bfloat16", {"T": 200}, None, {}, LAYOUT, None),
+        ("tpu", "bfloat16", {}, None, {}, Layout.of(data=2, context=2), splash),
+        ("tpu", "bfloat16", {}, None, {}, Layout.of(data=2, context=4), None),
+        ("tpu", "bfloat16", {}, None, {}, Layout.of(data=2, context=2, context_method="ring"), None),
+        ("tpu", "bfloat16", {}, None, {"positions": "alibi"}, LAYOUT, None),
+        ("gpu", "bfloat16", {"T": 200}, 9, {}, LAYOUT, cudnn),
+        ("gpu", "float32", {}, None, {}, LAYOUT, None),
+        ("gpu", "bfloat16", {}, None, {"attention_softcap": 3.0}, LAYOUT, None),
+        ("gpu", "bfloat16", {}, None, {"attention_sinks": True}, LAYOUT, None),
+        ("gpu", "bfloat16", {}, None, {}, Layout.of(data=2, context=2), None),
+        ("gpu", "bfloat16", {"H": 256}, None, {}, LAYOUT, cudnn),
+        ("gpu of 2020", "bfloat16", {"H": 128}, None, {}, LAYOUT, cudnn),
+        ("gpu of 2020", "bfloat16", {"H": 256}, None, {}, LAYOUT, None),
+        ("gpu of others", "bfloat16", {}, None, {}, LAYOUT, None),
+        ("gpu", "bfloat16", {"H": 100}, None, {}, LAYOUT, None),
+        ("cpu", "bfloat16", {}, None, {}, LAYOUT, None),
     ],
 )
 def test_a_kernel_is_taken_where_it_can_run(
@@ -54,60 +65,131 @@ def test_a_kernel_is_taken_where_it_can_run(
     dtype: str,
     sizes: dict,
     window: int | None,
-    softcap: float | None,
+    traits: dict,
     layout: Layout,
     kernel: Callable | None,
 ) -> None:
-    mesh = mesh_of(platform, layout)
+    kind, _, of = platform.partition(" ")
+    capability = {"of 2020": 8.0, "of others": 0.0}.get(of, 9.0)
+    mesh = mesh_of(kind, layout)
     sizes = SIZES | sizes
-    config = replace(TINY, d_head=sizes["H"], attention_softcap=softcap)
+    config = replace(TINY, d_head=sizes["H"], **traits)
     computed = layout.replace(compute_dtype={"bfloat16": "bf16", "float32": "f32"}[dtype])
     taken: list[Callable | None] = []
 
     def look(q: Array) -> Array:
-        found: Any = flash_kernels(q, config, computed, [window], Scores(softcap))
+        found: Any = flash_kernels(q, config, computed, [window], Scores(config.attention_softcap))
         taken.append(found and found[0].func)
         return q
 
-    with jax.sharding.use_abstract_mesh(mesh):
+    with jax.sharding.use_abstract_mesh(mesh), kernels_of(capability):
         jax.eval_shape(look, array_type(layout.activation("q", "BTNH"), mesh, sizes, dtype))
     assert taken == [kernel]
 
 
+def test_packed_documents_have_a_kernel_on_tpus_alone() -> None:
+    layout, found = LAYOUT.replace(compute_dtype="bf16"), {}
+    for kind in ("tpu", "gpu"):
+        mesh = mesh_of(kind)
+        q: Any = array_type(LAYOUT.activation("q", "BTNH"), mesh, SIZES, "bfloat16")
+        with jax.sharding.use_abstract_mesh(mesh), kernels_of(9.0):
+            found[kind] = [
+                bool(flash_kernels(q, TINY, layout, [None], Scores(), has_documents=packed))
+                for packed in (False, True)
+            ]
+    assert found == {"tpu": [True, True], "gpu": [True, False]}
+
+
+OF_CONTEXT = Layout.of(context=2, tensor=2)
+
+
 @pytest.mark.parametrize(
-    ("window", "how"),
-    [pytest.param(None, Scores(softcap=5.0, scale=0.3), marks=pytest.mark.slow), (100, Scores())],
+    ("layout", "window", "how", "value_dim", "with_sinks", "with_documents"),
+    [
+        pytest.param(LAYOUT, None, Scores(5.0, 0.3), 64, False, False, marks=pytest.mark.slow, id="capped"),
+        pytest.param(LAYOUT, 100, Scores(), 64, True, False, id="window, sinks"),
+        pytest.param(OF_CONTEXT, None, Scores(), 32, False, True, id="positions, narrow values, documents"),
+        pytest.param(
+            OF_CONTEXT, 100, Scores(), 64, True, False, marks=pytest.mark.slow, id="positions, window, sinks"
+        ),
+        pytest.param(LAYOUT, None, Scores(), 64, False, True, marks=pytest.mark.slow, id="documents"),
+    ],
 )
-def test_splash_is_attention_with_its_gradients(window: int | None, how: Scores) -> None:
-    mesh = device_mesh(LAYOUT)
-    arrays = [
-        LAYOUT.activation(name, letters) for name, letters in {"q": "BTNH", "k": "BTKH", "v": "BTKH"}.items()
-    ]
-    keys = jax.random.split(jax.random.key(0), 4)
-    q, k, v, d_out = (
-        jax.device_put(
-            jax.random.normal(key, [SIZES[dim] for dim in array.dims]), named_sharding(array, mesh)
+def test_splash_is_attention_with_its_gradients(
+    layout: Layout, window: int | None, how: Scores, value_dim: int, with_sinks: bool, with_documents: bool
+) -> None:
+    given = _Given(layout, value_dim, with_sinks, with_documents)
+
+    def kernel(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
+        documents = (given.queries.segments, given.keys.segments) if with_documents else None
+        return splash(q, k, v, sinks, documents, layout=layout, window=window, how=how, interpret=True)
+
+    given.check(kernel, window, how)
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, OF_CONTEXT], ids=str)
+def test_attention_by_blocks_takes_gathered_keys(layout: Layout) -> None:
+    """Their gradients stay partial sums over the devices that have other queries."""
+    given = _Given(layout, SIZES["H"], with_sinks=True, with_documents=True)
+
+    def blocks(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
+        each = None if sinks is None else along(q[..., 0], sinks)
+        return blockwise(q, k, v, each, given.queries, given.keys, None, layout, Scores())
+
+    given.check(blocks, None, Scores())
+
+
+class _Given:
+    """Inputs of attention, whose positions are dealt as in training, and plain attention beside it."""
+
+    def __init__(self, layout: Layout, value_dim: int, with_sinks: bool, with_documents: bool) -> None:
+        self.layout, self.mesh = layout, device_mesh(layout)
+        sizes = SIZES | {"O": value_dim}
+        self.letters = {"q": "BTNH", "k": "BTKH", "v": "BTKO", "out": "BTNO"}
+        of_queries = layout.activation("q", "BTNH")
+        keys = iter(jax.random.split(jax.random.key(0), 5))
+
+        def random(name: str, letters: str) -> Array:
+            shape = [sizes[dim] for dim in letters]
+            split = named_sharding(layout.activation(name, letters), self.mesh)
+            return jax.device_put(jax.random.normal(next(keys), shape), split)
+
+        of_q, of_k, of_v, self.d_out = (random(name, of_one) for name, of_one in self.letters.items())
+        heads = NamedSharding(self.mesh, PartitionSpec(of_queries.axes_of("N")))
+        sinks = jax.device_put(jax.random.normal(next(keys), (sizes["N"],)), heads) if with_sinks else None
+        self.inputs = of_q, of_k, of_v, sinks
+        row = zigzag(jnp.arange(sizes["T"])[None], layout.mesh.size(of_queries.axes_of("T")))
+        positions = jnp.broadcast_to(row, (sizes["B"], sizes["T"]))
+        places = transformer.Places(positions, positions // 90 if with_documents else None)
+        own = layout.tokens("positions")
+        self.queries, self.keys = (
+            jax.device_put(places, named_sharding(split, self.mesh))
+            for split in (own, own.replace(axes={"T": ()}))
         )
-        for key, array in zip(keys, (*arrays, arrays[0]), strict=True)
-    )
-    whole = jnp.broadcast_to(jnp.arange(SIZES["T"]), (SIZES["B"], SIZES["T"]))
-    places = transformer.Places(jax.device_put(whole, named_sharding(LAYOUT.tokens("positions"), mesh)))
-    run = partial(splash, layout=LAYOUT, window=window, how=how, interpret=True)
 
-    def with_gradients(attention: Callable) -> list[Array]:
-        def run(q: Array, k: Array, v: Array, d_out: Array) -> tuple[Array, ...]:
-            out, pull_back = jax.vjp(attention, q, k, v)
-            return out, *pull_back(d_out)
+    def check(self, attention: Callable, window: int | None, how: Scores) -> None:
+        def dense(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
+            seen = visible(self.queries, self.keys, None if window is None else jnp.int32(window))
+            each = None if sinks is None else along(q[..., 0], sinks)
+            return attend(q, k, v, each, seen, self.layout, how)
 
-        return list(jax.jit(run)(q, k, v, d_out))
+        with jax.set_mesh(self.mesh):
+            ours, theirs = self._with_gradients(attention), self._with_gradients(dense)
+        assert len(ours) == 1 + sum(x is not None for x in self.inputs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.sharding == other.sharding
+            assert jnp.max(jnp.abs(one - other)) < 5e-6 * jnp.max(jnp.abs(other))
 
-    with jax.set_mesh(mesh):
-        seen = visible(places, places, None if window is None else jnp.int32(window))
-        kernel = with_gradients(run)
-        dense = with_gradients(lambda q, k, v: attend(q, k, v, None, seen, LAYOUT, how))
-    for ours, theirs in zip(kernel, dense, strict=True):
-        assert ours.sharding == theirs.sharding
-        assert jnp.max(jnp.abs(ours - theirs)) < 5e-6 * jnp.max(jnp.abs(theirs))
+    def _with_gradients(self, attention: Callable) -> list[Array]:
+        def of_gathered(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
+            to_all = {name: self.layout.keys(name, self.letters[name]) for name in "kv"}
+            return attention(q, apply_reshard(to_all["k"], k), apply_reshard(to_all["v"], v), sinks)
+
+        def run(inputs: tuple[Array | None, ...], d_out: Array) -> list[Array]:
+            out, pull_back = jax.vjp(of_gathered, *inputs)
+            return [out, *(d for d in pull_back(d_out) if d is not None)]
+
+        return list(jax.jit(run)(self.inputs, self.d_out))
 
 
 @pytest.mark.parametrize(("remat", "num_forward"), [("full", 2), ("matmuls", 1), ("none", 1)])

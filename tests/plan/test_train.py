@@ -325,7 +325,7 @@ def test_what_is_runnable_has_stages_in_lanes_alone() -> None:
     for candidate in found.candidates:
         assert layout_lacks(candidate.layout) is None
         assert candidate.layout.pipe == 1 or candidate.layout.schedule.pipeline == "lanes"
-    assert found.best.layout.pipe > 1
+    assert any(candidate.layout.pipe > 1 for candidate in found.candidates)
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)])

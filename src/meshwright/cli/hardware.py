@@ -79,6 +79,7 @@ def chip_document(chip: Chip) -> dict:
         "host_bytes": chip.host_bytes,
         "host_link_bytes_per_second": chip.host_link_bytes_per_second,
         "matrix_unit": chip.matrix_unit,
+        "compute_capability": chip.compute_capability,
         "power_watts": chip.power_watts,
         "power_limit_watts": chip.power_limit_watts,
         "price_per_chip_hour": chip.price_per_chip_hour,

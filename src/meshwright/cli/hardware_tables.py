@@ -156,8 +156,8 @@ def figures_table(chip: Chip) -> object:
 
 _FIGURES = (
     "name", "aliases", "kind", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "chips_per_host",
-    "host_bytes", "host_link_bytes_per_second", "matrix_unit", "power_watts", "power_limit_watts",
-    "price_per_chip_hour",
+    "host_bytes", "host_link_bytes_per_second", "matrix_unit", "compute_capability", "power_watts",
+    "power_limit_watts", "price_per_chip_hour",
 )  # fmt: skip
 
 

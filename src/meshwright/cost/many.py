@@ -17,7 +17,7 @@ from meshwright.cost.eager import eager_phases
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Transfer
 from meshwright.cost.memory import HeldBytes, held_bytes, host_state_bytes, peak, state_bytes, update_work
-from meshwright.cost.ops import record_training
+from meshwright.cost.ops import lacks_kernel, record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.recorder import MeshSizes, Shape
@@ -107,7 +107,10 @@ class Saving(NamedTuple):
 
 
 class Family:
-    """Members with one pattern, all of one microbatch or all of several, recorded at once."""
+    """Members with one pattern, all of one microbatch or all of several, recorded at once.
+
+    Attention of all has a kernel, or of none.
+    """
 
     def __init__(
         self,
@@ -124,7 +127,8 @@ class Family:
         shape = Shape(sequences / self.microbatches, seq_len, seq_len)
         mesh = _Meshes([member.mesh for member in members], layout.mesh)
         sizes = MeshSizes(mesh, self.microbatches)
-        self.graph = record_training(config, hardware, layout, shape, sizes)
+        lacking = lacks_kernel(config, hardware, members[0].mesh, seq_len)
+        self.graph = record_training(config, hardware, layout, shape, sizes, lacking=lacking)
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
         self.placements = [machine.place(member.mesh.mesh) for member in members]
         self._prices: dict[tuple, Any] = {}

@@ -326,11 +326,11 @@ def _end_of_use(values: _Alive, segment: Segment, last: Mapping[int, int], place
     for node in segment.nodes:
         for value in node.inputs:
             if id(value) in values.of and last.get(id(value), -1) <= place:
-                num_bytes = values.end(value)
+                left = values.end(value)
                 for copy in _copies(segment, value):
                     if id(copy) in values.of and last.get(id(copy), -1) > place:
-                        values.add(copy, num_bytes * (1 - copy.is_copy))
-                        break
+                        values.add(copy, left * (1 - copy.is_copy))
+                        left = left * copy.is_copy  # of layouts in which this one moves the next may not
 
 
 def _copies(segment: Segment, value: Value) -> Iterator[Value]:

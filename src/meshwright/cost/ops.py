@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.cost.collectives import Copies
 from meshwright.cost.figures import smaller
@@ -17,7 +17,7 @@ from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.flash import TPU_LANES
+from meshwright.layout.flash import BLOCK, TPU_LANES, has_narrow_values, why_no_flash
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
@@ -34,10 +34,24 @@ from meshwright.units import dtype_bytes, whole
 _CAST_BYTES = 4
 
 
+class _Kernels(NamedTuple):
+    forward: int
+    backward: int
+
+
+# What XLA launches for a pair of blocks (nn/blockwise.py): products, and what lies between them.
+_BLOCK_KERNELS = _Kernels(forward=5, backward=9)
+
+
 class SymbolicOps(Recorder):
     """Records `models/transformer.py` for one model, layout and shape.
 
-    head_by_chunks: whether logits are made by chunks of tokens, where the layout lets them.
+    flash_attention: whether no scores lie in memory but those of a block, and hidden blocks are skipped.
+    by_blocks: whether that is the work of XLA's operations, from which each block's scores go through memory,
+    and not of a kernel. wide_values: whether a kernel takes values as wide as keys, and pads others.
+    wide_caps: whether capped logits lie in memory as float32, too. scores_dtype: of scores that no kernel
+    fuses with the products. head_by_chunks: whether logits are made by chunks of tokens, where the layout
+    lets them.
     """
 
     def __init__(
@@ -47,6 +61,9 @@ class SymbolicOps(Recorder):
         shape: Shape,
         *,
         flash_attention: bool,
+        by_blocks: bool = False,
+        wide_values: bool = False,
+        wide_caps: bool = False,
         scores_dtype: str = "f32",
         head_by_chunks: bool = False,
         head_tile: int = 1,
@@ -55,6 +72,7 @@ class SymbolicOps(Recorder):
     ) -> None:
         super().__init__(config, layout, shape, many, head_tile=head_tile, static_on=static_on)
         self.flash_attention, self.scores_dtype = flash_attention, scores_dtype
+        self.by_blocks, self.wide_values, self.wide_caps = by_blocks, wide_values, wide_caps
         self.head_by_chunks = head_by_chunks
         self._quantised: dict[int, Value] = {}
         self._own_gates: Value | None = None  # of the layer that is being recorded
@@ -358,11 +376,16 @@ class SymbolicOps(Recorder):
         summed: the values' sum of each query head, as it leaves the kernel.
         """
         keys = self._mean_keys(window) if self.flash_attention else self.sizes["S"]
+        if self.by_blocks:  # the last block that a query sees it sees half of
+            keys = smaller(keys + BLOCK / 2, self.sizes["S"])
         scores = 2 * keys * sum(self.elements(q.array) for q in queries)
-        values = 2 * keys * self.elements(summed.array)
+        widened = self.sizes["H"] / self.sizes[summed.array.dims[-1]] if self.wide_values else 1.0
+        values = 2 * keys * self.elements(summed.array) * widened
         traffic = sum(value.bytes_per_device for value in (*queries, *kept, summed))
         inputs = (*queries, *kept)
-        if not self.flash_attention:
+        if self.by_blocks:
+            inputs = (*inputs, self._scores_by_blocks(queries[0], kept[0], summed, keys))
+        elif not self.flash_attention:
             inputs = (*inputs, self._scores(queries[0], kept[0], keys))
         # Backward: the scores again, dQ and dK over H; dP and dV over O.
         head = sum(self.sizes[value.array.dims[-1]] for value in (*queries, summed)) / 2
@@ -408,6 +431,33 @@ class SymbolicOps(Recorder):
         scores = Value(q.array.replace(name="scores"), self.scores_dtype, num_bytes)
         forward, backward = Work(hbm_bytes=5 * num_bytes), Work(hbm_bytes=11 * num_bytes)
         return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), (forward,), (backward,)))
+
+    def _scores_by_blocks(self, q: Value, k: Value, summed: Value, keys: float) -> Value:
+        """The softmax of one pair of blocks after another, of XLA's operations (nn/blockwise.py).
+
+        Forward a score is written, read for the largest and for its exponential (float32), and its weight
+        written and read (the type of activations). Backward the score and its gradient are written and read,
+        and the weight and the gradient once cast, of which dV takes one and dQ and dK the other. With each
+        block the float32 sums are read and written: of values, dQ, and dK and dV twice.
+        """
+        f32, narrow = dtype_bytes("f32"), dtype_bytes(self.layout.compute_dtype)
+        positions = self.sizes["T"] / self.mesh.size(q.array.axes_of("T"))
+        block = smaller(BLOCK, positions)
+        head, out = (self.elements(x.array) for x in (q, summed))
+        rows = head / self.sizes[q.array.dims[-1]]
+        kept = self.elements(k.array) * (1 + self.sizes[summed.array.dims[-1]] / self.sizes[q.array.dims[-1]])
+        pairs = keys / block * (positions / block)
+        of_keys = kept * block / self.sizes["S"] * pairs
+        score = rows * keys
+        forward = score * (3 * f32 + 2 * narrow) + 2 * f32 * out * keys / block
+        backward = score * (4 * f32 + 5 * narrow) + 2 * f32 * head * keys / block + 4 * f32 * of_keys
+        held = rows / positions * block**2 * 2 * (f32 + narrow) + f32 * out
+        scores = Value(q.array.replace(name="scores"), "f32", whole(held))
+        works = (
+            Work(hbm_bytes=forward, kernels=_BLOCK_KERNELS.forward * pairs),
+            Work(hbm_bytes=backward, kernels=_BLOCK_KERNELS.backward * pairs),
+        )
+        return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), works[:1], works[1:]))
 
     def _all_positions(self, name: str, x: Value) -> Value:
         """Keys or values of all positions; their cotangents are partial sums over `context`."""
@@ -585,7 +635,7 @@ class SymbolicOps(Recorder):
         """
         (logits,) = self.einsums(x, weights, **head)
         logits = self.softcap("logit_softcap", logits, cap) if cap else logits
-        logits, wide = self._held_logits(logits, head)
+        logits, wide = self._held_logits(logits, head, is_capped=cap is not None)
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")
         over_vocabulary = placed((logits.array,), per_token.array, wanted=True).finish.forward
         over_tokens = placed((per_token.array,), ShardedArray("mean", (), ()), wanted=True).finish.forward
@@ -603,11 +653,13 @@ class SymbolicOps(Recorder):
             )
         )
 
-    def _held_logits(self, logits: Value, head: Mapping[str, str]) -> tuple[Value, tuple[Value, ...]]:
+    def _held_logits(
+        self, logits: Value, head: Mapping[str, str], *, is_capped: bool
+    ) -> tuple[Value, tuple[Value, ...]]:
         """The logits that there are at once, of a chunk of tokens or of all, and their float32 copy."""
-        if self.flash_attention:
-            return logits, ()
         copy = self.value(logits.array.replace(name="probabilities"), "f32")
+        if self.flash_attention:
+            return logits, (copy,) if is_capped and self.wide_caps else ()
         [group] = self.layout.contractions(head)
         by_chunks = all(takes_chunks(plan, group.reshard) for plan in group.plans.values())
         if not (self.head_by_chunks and by_chunks):
@@ -636,18 +688,24 @@ def record_loss(
     shape: Shape,
     *,
     flash_attention: bool,
+    by_blocks: bool = False,
+    wide_values: bool = False,
+    wide_caps: bool = False,
     scores_dtype: str = "f32",
     head_by_chunks: bool = False,
     head_tile: int = 1,
     static_on: str | None = None,
     many: MeshSizes | None = None,
 ) -> Graph:
-    """The graph of one microbatch's loss. scores_dtype: of attention's scores where no kernel fuses them."""
+    """The graph of one microbatch's loss; see SymbolicOps."""
     ops = SymbolicOps(
         config,
         layout,
         shape,
         flash_attention=flash_attention,
+        by_blocks=by_blocks,
+        wide_values=wide_values,
+        wide_caps=wide_caps,
         scores_dtype=scores_dtype,
         head_by_chunks=head_by_chunks,
         head_tile=head_tile,
@@ -660,20 +718,34 @@ def record_loss(
 
 
 def record_training(
-    config: ModelConfig, hardware: Hardware, layout: Layout, shape: Shape, many: MeshSizes | None = None
+    config: ModelConfig,
+    hardware: Hardware,
+    layout: Layout,
+    shape: Shape,
+    many: MeshSizes | None = None,
+    *,
+    lacking: str | None = None,
 ) -> Graph:
-    """The graph of one microbatch's loss as the hardware's software runs it."""
+    """The graph of one microbatch's loss as the hardware's software runs it.
+
+    lacking: why no kernel takes attention (`lacks_kernel`).
+    """
     # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
     scores = layout.compute_dtype if hardware.chip.kind == "gpu" else "f32"
-    flash = runs_flash(hardware)
+    kind, flash = hardware.chip.kind, runs_flash(hardware)
+    has_kernel = flash and not lacking
     graph = record_loss(
         config,
         layout,
         shape,
         flash_attention=flash,
+        by_blocks=flash and not has_kernel,
+        wide_values=has_kernel and kind == "gpu" and has_narrow_values(config),
+        # XLA for GPU makes the gradient of a cap, and keeps it for both products that read it.
+        wide_caps=kind == "gpu" and hardware.software.is_ours,
         scores_dtype=scores,
-        head_by_chunks=hardware.chip.kind == "cpu",
-        head_tile=TPU_LANES if flash and hardware.chip.kind == "tpu" else 1,
+        head_by_chunks=kind == "cpu",
+        head_tile=TPU_LANES if has_kernel and kind == "tpu" else 1,
         static_on=hardware.chip.kind if has_static_rows(hardware, layout) else None,
         many=many,
     )
@@ -705,8 +777,16 @@ def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
 
 
 def runs_flash(hardware: Hardware) -> bool:
-    """Whether attention runs a kernel that keeps scores on chip: XLA on CPU and old software have none."""
+    """Whether attention keeps no scores but a block's: XLA on CPU and old software keep all."""
     return hardware.chip.kind != "cpu" and hardware.software.flash
+
+
+def lacks_kernel(config: ModelConfig, hardware: Hardware, layout: Layout, seq_len: int) -> str | None:
+    """Why no kernel takes attention on these chips; None if one does, as of all other software."""
+    chip = hardware.chip
+    if not hardware.software.is_ours:
+        return None
+    return why_no_flash(chip.kind, chip.compute_capability, config, layout, seq_len)
 
 
 def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:

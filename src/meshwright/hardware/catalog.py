@@ -322,7 +322,8 @@ _NOT_OF_A_CHIP = ("taken_from", "whole_sums", "gathers_first", "unfused_norms")
 _NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff")
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "host_bytes",
-    "host_link_bytes_per_second", "matrix_unit", "power_watts", "power_limit_watts", "price_per_chip_hour",
+    "host_link_bytes_per_second", "matrix_unit", "compute_capability", "power_watts", "power_limit_watts",
+    "price_per_chip_hour",
 )  # fmt: skip
 
 

@@ -221,6 +221,7 @@ class Chip:
     chips_per_host chips share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
     matrix_unit: rows and columns of its systolic arrays, of which a product over fewer fills a part.
+    compute_capability: of NVIDIA's GPUs, which decides what kernels they have; None: no GPU of NVIDIA's.
     power_watts: the power it is rated for (TDP). power_limit_watts: what this machine gives it, where
     that is less. price_per_chip_hour: list price on demand, in `currency`; None: unknown.
     matmul_rates, memory_rates: as measured, by dtype: FLOPs a second by the FLOPs of a product, bytes a
@@ -240,6 +241,7 @@ class Chip:
     network: Torus | Switch | SharedMemory
     aliases: tuple[str, ...] = ()
     matrix_unit: int | None = None
+    compute_capability: float | None = None
     hbm_usable_bytes: int | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None

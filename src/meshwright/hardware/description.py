@@ -36,7 +36,7 @@ from meshwright.units import DTYPE_BYTES
 
 _FIGURES = ("hbm_bytes_per_second", "host_link_bytes_per_second")
 _COUNTS = ("chips_per_host", "hbm_bytes", "host_bytes")
-_OPTIONAL = ("power_watts", "power_limit_watts", "price_per_chip_hour")
+_OPTIONAL = ("power_watts", "power_limit_watts", "price_per_chip_hour", "compute_capability")
 _OTHER = (
     "name", "aliases", "kind", "devices", "per_core", "flops_per_second", "matmul_rates", "memory_rates",
     "network", "step", "inference", "currency", "sources",

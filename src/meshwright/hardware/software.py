@@ -26,7 +26,7 @@ _SECONDS = ("kernel_seconds", "launch_seconds", "network_falloff")
 _HOST = ("host_seconds", "host_collective_seconds", "host_node_seconds", "host_stage_seconds")
 _FLAGS = (
     "whole_sums", "gathers_first", "unfused_norms", "eager", "counts_head", "whole_logits", "buckets",
-    "holds_sent", "reports_first_stage", "static_rows",
+    "holds_sent", "reports_first_stage", "static_rows", "is_ours",
 )  # fmt: skip
 # Operations of which PyTorch runs, and keeps for the backward pass, every step.
 STEPS = ("norms", "gates", "keys")
@@ -55,6 +55,8 @@ class Software:
     once_since: the year from which a token goes to a node once, for all of its experts there
     (`Schedule.dispatch`); 0: never.
     static_rows: whether shapes do not depend on data: the rows of experts then have the room of a round.
+    is_ours: whether its programs are those of this project: attention has the kernels that JAX has
+    (layout/flash.py); others are taken to have one for every model.
     sources: where each figure comes from, by key.
     """
 
@@ -73,6 +75,7 @@ class Software:
     whole_logits: bool = False
     counts_head: bool = False
     static_rows: bool = False
+    is_ours: bool = False
     flash_since: int = 0
     once_since: int = 0
     flash: bool = True

@@ -1,37 +1,61 @@
-"""Where attention of whole sequences runs a flash kernel: JAX's splash attention on TPUs, cuDNN's on GPUs."""
+"""How attention of whole sequences runs: by a flash kernel of the platform, or by XLA's own operations.
+
+The kernels are JAX's splash attention on TPUs and cuDNN's on NVIDIA's GPUs. Where they have none,
+accelerators compute scores a block at a time; CPUs compute all at once, unless keys pass round a ring.
+"""
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 
 # The minor dimension of a TPU's tiles: splash attention takes positions by so many, and wants heads so wide.
 TPU_LANES = 128
+# Queries and keys of a block at most.
+BLOCK = 512
 _CUDNN_DTYPES = ("bf16", "f16")
-_CUDNN_HEAD_DIM = 128
+# The widest heads that cuDNN's kernels take: from Hopper on, and before.
+_HOPPER, _HOPPER_HEAD, _CUDNN_HEAD = 9.0, 256, 128
 
 
-def why_no_flash(kind: str, config: ModelConfig, layout: Layout, seq_len: int) -> str | None:
-    """Why attention without a cache runs no flash kernel on chips of a kind (`tpu`, `gpu`); None if it does.
+def why_no_flash(
+    kind: str, capability: float | None, config: ModelConfig, layout: Layout, seq_len: int
+) -> str | None:
+    """Why attention of whole sequences runs no flash kernel on chips of a kind; None if it does.
 
-    seq_len: tokens of a sequence. Besides, packed documents have none (their masks are the data's).
+    kind: tpu, gpu or cpu. capability: of an NVIDIA GPU, its compute capability; None of others. seq_len:
+    tokens of a sequence. Besides, documents packed into a sequence have none on GPUs: their masks are the
+    data's. The widths of heads are those that jax.nn.dot_product_attention checks.
     """
     if kind == "cpu":
         return "CPUs have none"
     split = layout.attending.activation("q", "BTNH").axes_of("T")
-    mla = config.mla
-    reasons = {
-        f"positions are split over {', '.join(split)}": bool(split),
-        "the model has attention sinks": config.attention_sinks,
-        "the model has ALiBi": config.positions == "alibi",
-        "queries and values have different widths": mla is not None
-        and mla.nope_dim + mla.rope_dim != mla.value_dim,
-    }
+    reasons = {"the model has ALiBi": config.positions == "alibi"}
     if kind == "tpu":
-        reasons[f"{seq_len:,} tokens are not a multiple of {TPU_LANES}"] = seq_len % TPU_LANES != 0
+        piece = seq_len // (2 * layout.mesh.size(split)) if split else seq_len
+        reasons |= {
+            f"keys pass round a ring over {', '.join(split)}": layout.passes_keys_round,
+            f"{', '.join(split)} splits the positions of prompts": bool(split) and layout.phase != "train",
+            f"pieces of {piece:,} tokens are not a multiple of {TPU_LANES}": piece % TPU_LANES != 0,
+        }
     else:
         dtype, width = layout.compute_dtype, config.d_head
+        widest = _HOPPER_HEAD if capability and capability >= _HOPPER else _CUDNN_HEAD
         reasons |= {
+            "no compute_capability of an NVIDIA GPU is given, and cuDNN runs on these alone": capability
+            is None,
+            f"positions are split over {', '.join(split)}": bool(split),
+            "the model has attention sinks": config.attention_sinks,
             f"cuDNN has none for {dtype}": dtype not in _CUDNN_DTYPES,
-            f"cuDNN has none for heads of {width}": width % 8 != 0 or width > _CUDNN_HEAD_DIM,
+            f"cuDNN has none for heads of {width}": width % 8 != 0 or width > widest,
             "cuDNN has none with a softcap": config.attention_softcap is not None,
         }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def by_blocks(kind: str, layout: Layout) -> bool:
+    """Whether attention without a cache goes by blocks where no kernel takes it: round a ring it must."""
+    return kind != "cpu" or layout.passes_keys_round
+
+
+def has_narrow_values(config: ModelConfig) -> bool:
+    """Whether values are narrower than queries and keys, as of latents."""
+    return config.mla is not None and config.mla.value_dim < config.d_head

@@ -10,24 +10,26 @@ gradients of keys and values, which begin at their neighbour and end at home. Th
 row a compiler sends the keys of all at once, and a device then holds all keys.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from math import gcd
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.flash import BLOCK
 from meshwright.models.transformer import Places
 from meshwright.nn.attention import Scores
-from meshwright.nn.each_device import KEPT, each_device
-from meshwright.nn.mesh import partition_spec, platform
+from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
+from meshwright.nn.mesh import partition_spec
 from meshwright.notation.array import Axes
 
-_BLOCK = 512
 _HIDDEN = -1e30  # of scores that are not seen: finite, so that a block without any makes no NaN
 
 
@@ -51,17 +53,6 @@ class _Running(NamedTuple):
     out: Array  # [B, K, G, T, O]
 
 
-def by_blocks(layout: Layout) -> bool:
-    """Whether attention without a cache goes by blocks where no kernel of the platform takes it.
-
-    Round a ring it must. Elsewhere a plan assumes so for accelerators; not where keys are gathered, or shared
-    by devices that split their queries, whose cotangents are partial sums.
-    """
-    if layout.passes_keys_round:
-        return True
-    return platform() != "cpu" and not layout.keys("k").yielded.unreduced
-
-
 def blockwise(
     q: Array,
     k: Array,
@@ -75,13 +66,17 @@ def blockwise(
 ) -> Array:
     """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend`, without its memory.
 
-    Where S of k and v is split, they pass round a ring. queries: split as q over T; keys: of all positions.
+    Where S of k and v is split, they pass round a ring. Where they are typed `reduced`, as those that were
+    gathered, their cotangents stay partial sums. queries: split as q over T; keys: of all positions.
     """
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
     ring = heads.axes_of("T") if layout.passes_keys_round else ()
-    shared = tuple(axis for axis in heads.axes_of("N") if axis not in held.axes_of("K"))
+    reduced = spec_of(k).reduced
+    repeated = (axis for axis in heads.axes_of("N") if axis not in held.axes_of("K"))
+    shared = tuple(axis for axis in repeated if axis not in reduced)
     own, grouped = partition_spec(layout.tokens("tokens")), partition_spec(layout.activation("q", "BTKGH"))
-    of_q, of_k = partition_spec(heads), partition_spec(held if ring else held.replace(axes={"T": ()}))
+    of_q = partition_spec(heads)
+    of_k = partition_spec(held if ring else held.replace(axes={"T": ()}), tuple(reduced))
     of_log_sum = PartitionSpec(grouped[0], grouped[2], grouped[3], grouped[1])
     of_sinks = None if sinks is None else PartitionSpec(*of_q[:3])
     slopes = None
@@ -109,9 +104,14 @@ def blockwise(
 
     def backward(saved: Any, d_out: Array) -> tuple[Any, ...]:
         local: Any = partial(_backward, how=how, ring=ring, shared=shared)
-        given, taken = (*inputs, of_q, of_log_sum, of_q), (of_q, of_k, of_k, of_sinks)
-        run = each_device(local, given, taken)
-        return (*run(*saved, d_out), jax.tree.map(lambda _: None, seen))
+        of_d_k = of_cotangent(of_k)
+        given, taken = (*inputs, of_q, of_log_sum, of_q), (of_q, of_d_k, of_d_k, of_sinks)
+        d_q, d_k, d_v, d_sinks = each_device(local, given, taken)(*saved, d_out)
+        with jax.named_scope("k"):  # sums over devices have the names of what they add
+            d_k = d_k.astype(k.dtype)
+        with jax.named_scope("v"):
+            d_v = d_v.astype(v.dtype)
+        return d_q, d_k, d_v, d_sinks, jax.tree.map(lambda _: None, seen)
 
     attended.defvjp(forward, backward)
     return attended(q, k, v, sinks, seen)
@@ -193,7 +193,7 @@ def _backward(
     if sinks is not None:
         weight = jnp.exp(_by_group(sinks, num_kv) - log_sum)
         d_sinks = _flat((-weight * delta)[..., None])[..., 0].astype(sinks.dtype)
-    d_k, d_v = (d.astype(x.dtype) for d, x in zip(d_kv, home, strict=True))
+    d_k, d_v = d_kv
     if shared:
         d_k, d_v = lax.psum((d_k, d_v), shared)
     return jnp.reshape(d_q, q.shape).astype(q.dtype), d_k, d_v, d_sinks
@@ -208,11 +208,34 @@ def zigzag(x: Array, num_shards: int) -> Array:
     Of 2n pieces the first shard has the first and the last, the next the second and the one before the last:
     under a causal mask all have as many keys to see.
     """
-    if num_shards == 1 or x.shape[1] % (2 * num_shards):
+    return _in_order(x, _dealt(x.shape[1], num_shards), 1)
+
+
+def dealt_positions(length: int, num_shards: int) -> np.ndarray:
+    """The positions as `zigzag` deals them, i32[T]."""
+    order = _dealt(length, num_shards)
+    pieces = np.split(np.arange(length, dtype=np.int32), len(order))
+    return np.concatenate([pieces[piece] for piece in order])
+
+
+def in_order(x: Array, num_shards: int, dim: int) -> Array:
+    """The way back of `zigzag`, of dimension `dim`."""
+    dealt = _dealt(x.shape[dim], num_shards)
+    return _in_order(x, sorted(range(len(dealt)), key=dealt.__getitem__), dim)
+
+
+def _dealt(length: int, num_shards: int) -> list[int]:
+    """The pieces of so many positions, shard by shard."""
+    if num_shards == 1 or length % (2 * num_shards):
+        return [0]
+    return [piece for i in range(num_shards) for piece in (i, 2 * num_shards - 1 - i)]
+
+
+def _in_order(x: Array, order: Sequence[int], dim: int) -> Array:
+    if len(order) == 1:
         return x
-    pieces = jnp.split(x, 2 * num_shards, axis=1)
-    order = [piece for i in range(num_shards) for piece in (i, 2 * num_shards - 1 - i)]
-    return jnp.concatenate([pieces[piece] for piece in order], axis=1)
+    pieces = jnp.split(x, len(order), axis=dim)
+    return jnp.concatenate([pieces[piece] for piece in order], axis=dim)
 
 
 def _size(ring: Axes) -> int:
@@ -357,7 +380,7 @@ def _places_in_blocks(places: Places) -> Places:
 def _blocks(x: Array, dim: int) -> Array:
     """x with dimension `dim` cut into blocks, which come first: at least two, as halves of a zig-zag are."""
     length = x.shape[dim]
-    block = gcd(length // 2, _BLOCK) if length % 2 == 0 and length > 1 else length
+    block = gcd(length // 2, BLOCK) if length % 2 == 0 and length > 1 else length
     cut = jnp.reshape(x, (*x.shape[:dim], length // block, block, *x.shape[dim + 1 :]))
     return jnp.moveaxis(cut, dim, 0)
 

@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.flash import by_blocks
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.count import cache_arrays
@@ -31,7 +32,7 @@ from meshwright.nn.attention import (
     visible,
     write_cache,
 )
-from meshwright.nn.blockwise import blockwise, by_blocks
+from meshwright.nn.blockwise import blockwise
 from meshwright.nn.contract import local_product
 from meshwright.nn.each_device import KEPT
 from meshwright.nn.elementwise import activate, along, mean_of_last, norm, repeated, softcap
@@ -42,7 +43,7 @@ from meshwright.nn.flash import flash_kernels
 from meshwright.nn.gradients import Scattered, read, sent_types
 from meshwright.nn.grouped import biased_rows, computed_rows, grouped_product
 from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
-from meshwright.nn.mesh import partition_spec
+from meshwright.nn.mesh import partition_spec, platform
 from meshwright.nn.narrow import narrow_multiply, narrow_product
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
@@ -278,17 +279,23 @@ class JaxOps:
             else:
                 cache = self._written(cache, {"k": k, "v": v}, places)
                 (k, v), keys = self._read(cache, (k, v), places)
+            queries, window = self._own(places), self._window(kind)
             if sinks is not None:
                 with jax.named_scope("sinks"):
-                    sinks = along(q[..., 0], self._split_as(q, (2,), sinks.astype(jnp.float32)))
-            # As many queries as keys are the same tokens in order, as kernels take them to be.
-            same = q.shape[1] == k.shape[1] and places.segments is None
-            kernels = flash_kernels(q, self.config, self.layout, kind.windows, how) if same else None
-            if kernels:
-                out = kernels[0](q, k, v) if kind.which is None else lax.switch(kind.which, kernels, q, k, v)
-                return out, cache
-            queries, window = self._own(places), self._window(kind)
-            if cache is None and by_blocks(self.layout):
+                    sinks = self._split_as(q, (2,), sinks.astype(jnp.float32))
+            if q.shape[1] == k.shape[1]:  # the same tokens in order, as kernels take them to be
+                pairs = queries.segments, keys.segments
+                documents = None if places.segments is None else pairs
+                kernels = flash_kernels(
+                    q, self.config, self.layout, kind.windows, how, has_documents=documents is not None
+                )
+                if kernels:
+                    number = 0 if kind.which is None else kind.which
+                    return lax.switch(number, kernels, q, k, v, sinks, documents), cache
+            if sinks is not None:
+                with jax.named_scope("sinks"):
+                    sinks = along(q[..., 0], sinks)
+            if cache is None and by_blocks(platform(), self.layout):
                 out = blockwise(q, k, v, sinks, queries, keys, window, self.layout, how)
                 return checkpoint_name(out, MATMUL), cache
             seen = visible(queries, keys, window)

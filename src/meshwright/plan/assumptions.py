@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cost.ops import has_static_rows
+from meshwright.cost.ops import has_static_rows, lacks_kernel, runs_flash
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
@@ -17,7 +17,6 @@ from meshwright.hardware.links import LINK_FIELDS, Network, link_rates
 from meshwright.hardware.software import DEFAULT
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.flash import why_no_flash
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import record
@@ -72,18 +71,18 @@ def assumptions(
         yield f"the priced step is multiplied by {chip.step.slowdown:.3g}, the factor of the anchoring run"
     known = chip.sources.get("hbm_usable_bytes") or f"{RESERVED_SHARE:.0%} of its HBM is left to the runtime"
     yield f"a program can use {format_bytes(chip.program_bytes)} of a chip's memory ({known})"
-    layout = best.layout
+    layout, trains = best.layout, workload.phase == "train"
     in_rounds = layout.schedule.capacity is None and has_static_rows(hardware, layout)
-    if config.moe and layout.expert_axes and workload.phase == "train" and in_rounds:
+    if config.moe and layout.expert_axes and trains and in_rounds:
         yield (
             "experts are priced at an even load, with the memory of one round, which holds twice as many "
             "rows; rows beyond that take further rounds, and none is dropped"
         )
-    lacking = why_no_flash(chip.kind, config, layout, workload.seq_len)
-    if chip.kind != "cpu" and hardware.software.name == DEFAULT and lacking:
+    lacking = lacks_kernel(config, hardware, layout, workload.seq_len)
+    if trains and runs_flash(hardware) and lacking:
         yield (
-            "attention is priced as a flash kernel that keeps scores on chip; mw train has none for this "
-            f"layout ({lacking}) and takes longer than planned"
+            f"no flash kernel takes this attention ({lacking}): the scores of one block after another go "
+            "through memory"
         )
     elif chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks and keeps scores on chip"

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.many import Family, Member, Saving, Stages, pattern
-from meshwright.cost.ops import has_static_rows, record_training, runs_flash
+from meshwright.cost.ops import has_static_rows, lacks_kernel, record_training, runs_flash
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
@@ -207,16 +207,17 @@ class Space:
     def groups(self, meshes: Iterable[Layout]) -> Iterator["Group"]:
         """The meshes by microbatches, those together that are priced at once and have as many stages."""
         families: dict[tuple, list[Member]] = {}
-        patterns: dict[tuple[Rules, bool, bool], Rules] = {}
+        patterns: dict[tuple[Rules, bool, bool, bool], Rules] = {}
+        seq_len = self.workload.seq_len
         for mesh in meshes:
             is_static = self.config.moe is not None and has_static_rows(self.hardware, mesh)
-            program = mesh.rules, mesh.schedule.grouped, is_static
+            is_flash = lacks_kernel(self.config, self.hardware, mesh, seq_len) is None
+            program = mesh.rules, mesh.schedule.grouped, is_static, is_flash
             if program not in patterns:
                 patterns[program] = pattern(mesh, self.config, self.hardware).rules
             for microbatches, num_sequences in self.microbatches(mesh):
                 key = (patterns[program], *program[1:], microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
-        seq_len = self.workload.seq_len
         for members in families.values():
             family = Family(self.config, self.hardware, members, seq_len)
             for pipe in family.rows:
@@ -384,8 +385,8 @@ def record(
     config: ModelConfig, hardware: Hardware, layout: Layout, num_sequences: float, seq_len: int
 ) -> Graph:
     """The graph of one microbatch of so many sequences, over all batch shards."""
-    shape = Shape(num_sequences, seq_len, seq_len)
-    return record_training(config, hardware, layout, shape)
+    shape, lacking = Shape(num_sequences, seq_len, seq_len), lacks_kernel(config, hardware, layout, seq_len)
+    return record_training(config, hardware, layout, shape, lacking=lacking)
 
 
 def _spread(degrees: list[int]) -> list[int]:

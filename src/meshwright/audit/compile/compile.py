@@ -178,8 +178,9 @@ def _bytes(number: str, unit: str) -> int:
 def _compile_here(folder: Path) -> None:
     """What the process does: plan.toml and target.json in, program.hlo and figures.json out."""
     plan, target = load_plan(folder / _PLAN), Target(**json.loads((folder / _TARGET).read_text()))
-    traced = traced_step(plan, target_mesh(target, plan.layout))
-    lowered = traced.lower(lowering_platforms=(target.platform,))
+    with target.kernels():
+        traced = traced_step(plan, target_mesh(target, plan.layout))
+        lowered = traced.lower(lowering_platforms=(target.platform,))
     started = time.perf_counter()
     compiled = lowered.compile(compiler_options=UNOPTIMIZED if target.name == "cpu" else None)
     seconds = time.perf_counter() - started

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.inference import inference_cost, record_inference
 from meshwright.cost.memory import held_bytes, stored_parameters, update_work
-from meshwright.cost.ops import runs_flash
+from meshwright.cost.ops import lacks_kernel, runs_flash
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import mean_runs, stage_counts
@@ -77,12 +77,15 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
     """The step of `plan` as the cost model has it.
 
     by_cpu: it is compared with a program for CPUs, whose products are then those that attention has there,
-    where no kernel leaves out what causality hides.
+    where no kernel leaves out what causality hides. Attention by blocks has all of them in its program too,
+    and a condition on each.
     """
-    compiled = replace(hardware, software=replace(hardware.software, flash=False)) if by_cpu else hardware
     workload, layout = plan.workload, plan.layout
+    trains = workload.phase == "train"
+    is_whole = by_cpu or (trains and bool(lacks_kernel(plan.model, hardware, layout, workload.seq_len)))
+    compiled = replace(hardware, software=replace(hardware.software, flash=False)) if is_whole else hardware
     saved = update = None
-    if workload.phase == "train":
+    if trains:
         candidate = price(plan.model, hardware, workload, layout)
         cost, memory = candidate.cost, candidate.memory
         if by_cpu and layout.offload_optimizer:  # XLA:CPU counts what waits on the host among the rest

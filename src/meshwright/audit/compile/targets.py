@@ -6,6 +6,7 @@ XLA's CUDA compiler is told of a GPU by the figures that its driver would report
 import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +159,14 @@ class Target:
             "gpu": {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
         }
         return {"JAX_PLATFORMS": "cpu", **alone.get(self.name, {})}
+
+    def kernels(self) -> AbstractContextManager[None]:
+        """Within it JAX takes the kernels that the target's chip has, and not this machine's."""
+        if self.name != "gpu":
+            return nullcontext()
+        from meshwright.nn.flash import kernels_of
+
+        return kernels_of(GPUS[self.gpu].capability)
 
     @property
     def xla_flags(self) -> str:

@@ -44,7 +44,9 @@ def _name(program: Program, value: TracedValue, steps: int) -> str:
         return name
     adds_up = end.instruction.opcode == "add" and not scope_of(name)
     if adds_up or (end.path and _is_of_loop(end)):
-        return _longest([name, *_names_of_turn(program, end, steps - 1)])
+        # What takes a result out of a loop may say more of it than the loop, which makes several.
+        taken = [i.op_name for i in named] if end.instruction.opcode == "while" else []
+        return _longest([name, *taken, *_names_of_turn(program, end, steps - 1)])
     if not name and end.instruction.opcode == "concatenate":
         # Slices of a padded reduce-scatter, some from a neighbour: of one tensor if they have one name.
         parts = {_name(program, end.operand(i), steps - 1) for i in range(len(end.instruction.operands))}

@@ -20,7 +20,7 @@ from math import prod
 from typing import NamedTuple
 
 from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program
-from meshwright.audit.hlo.trace import TracedValue, called_by, resolve
+from meshwright.audit.hlo.trace import COPIES, SLICES, TracedValue, called_by, resolve
 from meshwright.hardware.chip import Chip
 
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
@@ -61,17 +61,19 @@ def _splash(program: Program, call: TracedValue) -> int | None:
     """Operands: where to read next and which blocks to visit [heads or 1, rows, columns]; then q, k, v.
 
     q[batch, N, T, H], without batch if there is none. A block is left out where its number is 0. The one
-    backward kernel, which is dkv with more to do, gives a dQ [batch, columns, N, T, H] of each column.
+    backward kernel, which is dkv with more to do, gives a dQ [batch, columns, N, T, H] of each column. Where
+    devices have queries of other positions, each takes its own of the numbers of all: the mean counts.
     """
     which = _splash_pass(call.instruction)
-    mask = resolve(program, call.operand(1)).instruction
+    mask = resolve(program, call.operand(1), COPIES | SLICES).instruction
     numbers = re.findall(r"\d+", mask.literal)
     sizes = _block_sizes(call.instruction)
     if mask.opcode != "constant" or len(numbers) != mask.shapes[0].num_elements or not sizes:
         return None
     q, _, v = [shape for shape in _kernel_operands(call) if not shape.dtype.startswith("s")][:3]
     suffix = "" if which == "fwd" else f"_{which}"
-    visited = sum(number != "0" for number in numbers) / mask.shapes[0].dims[0]
+    num_devices = len(numbers) / call.operand(1).instruction.shapes[0].num_elements
+    visited = sum(number != "0" for number in numbers) / mask.shapes[0].dims[0] / num_devices
     one_head = visited * sizes[f"block_q{suffix}"] * sizes[f"block_kv{suffix}"]
     scores = round(one_head * q.num_elements / (q.dims[-2] * q.dims[-1]))
     makes_dq = any(len(result.dims) > len(q.dims) for result in call.instruction.shapes)

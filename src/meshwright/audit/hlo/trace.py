@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
 from meshwright.models.transformer import at_most, by_even_load, more_rounds
@@ -96,17 +97,38 @@ def called_by(program: Program, instruction: Instruction) -> list[Computation]:
 
 
 def run_count(program: Program, place: CallPath) -> int | None:
-    """Times that a place runs in one step: the product of its loops' trip counts; None if unknown."""
-    count = 1
-    for depth, frame in enumerate(place.frames):
+    """Times that a place runs in one step: the product of its loops' trip counts; None if unknown.
+
+    A branch runs as often as the numbers that choose it say, where the program has them; else every time.
+    """
+    count, called = Fraction(1), [*(frame.computation for frame in place.frames[1:]), place.computation]
+    for depth, (frame, computation) in enumerate(zip(place.frames, called, strict=False)):
+        caller = TracedValue(frame.caller, CallPath(frame.computation, place.frames[:depth]))
         if frame.caller.opcode == "while":
-            trips = trip_count(
-                program, TracedValue(frame.caller, CallPath(frame.computation, place.frames[:depth]))
-            )
+            trips = trip_count(program, caller)
             if trips is None:
                 return None
             count *= trips
-    return count
+        elif frame.caller.opcode == "conditional":
+            count *= _share_of_branch(program, caller, computation)
+    return round(count)
+
+
+def _share_of_branch(program: Program, conditional: TracedValue, branch: Computation) -> Fraction:
+    """The share of a conditional's runs that take a branch: of a constant's numbers, those that choose it.
+
+    Layers of several kinds run in one loop, which takes each layer's branch from a list of numbers.
+    """
+    if not conditional.instruction.attributes.get("branch_computations"):
+        return Fraction(1)
+    number = called_by(program, conditional.instruction).index(branch)
+    chosen = resolve(program, conditional.operand(0), MOVES)
+    if chosen.instruction.opcode == "clamp":
+        chosen = resolve(program, chosen.operand(1), MOVES)
+    numbers = [int(text) for text in re.findall(r"-?\d+", chosen.instruction.literal)]
+    if chosen.instruction.opcode != "constant" or len(numbers) != chosen.instruction.shapes[0].num_elements:
+        return Fraction(1)
+    return Fraction(numbers.count(number), len(numbers))
 
 
 def known_runs(program: Program, place: CallPath) -> int:

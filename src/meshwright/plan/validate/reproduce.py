@@ -93,8 +93,9 @@ def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
 def machine_of_row(row: Row) -> Hardware:
     """The row's hardware with its software, and the figures that the source gives of its own machine.
 
-    Sources that offload send a choice of activations to the host, which they do not tell, so that nothing
-    waits; our layouts send all that is kept. Such rows have a link to the host that takes no time.
+    What others ran has kernels of its own, also where it was compiled by XLA. Sources that offload send a
+    choice of activations to the host, which they do not tell, so that nothing waits; our layouts send all
+    that is kept. Such rows have a link to the host that takes no time.
     """
     gigabits = row.nic_gbit_per_gpu
     machine = catalog.load(row.hardware).with_figures(
@@ -104,12 +105,11 @@ def machine_of_row(row: Row) -> Hardware:
     )
     if isinstance(row, PublishedRow) and (row.remat or "").endswith("+offload"):
         machine = replace(machine, chip=replace(machine.chip, host_link_bytes_per_second=inf))
-    if not isinstance(row, PublishedRow) or row.software is None:
-        return machine
-    machine = machine.running(row.software)
-    if row.year is not None and row.year < machine.software.flash_since:
-        machine = replace(machine, software=replace(machine.software, flash=False))
-    return machine
+    flash = True
+    if isinstance(row, PublishedRow) and row.software is not None:
+        machine = machine.running(row.software)
+        flash = row.year is None or row.year >= machine.software.flash_since
+    return replace(machine, software=replace(machine.software, is_ours=False, flash=flash))
 
 
 def _preferences(
