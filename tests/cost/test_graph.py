@@ -233,6 +233,17 @@ class TestFlops:
         of_keys = 4 * 4 * 2 * keys * 4 * 2.5 / 4
         assert softmax.backward[0].hbm_bytes == 26 * scores + 8 * queries * 2.5 + of_keys
 
+    def test_kernels_compute_whole_blocks_of_windows(self) -> None:
+        """Of a window of 300 tokens in blocks of 256, a block of queries meets three: 768 keys, not 278."""
+        windowed, shape = replace(SMALL, sliding_window=300, global_every=0), Shape(1, 2048, 2048)
+        graphs = (
+            record_loss(windowed, Layout.of(), shape, flash_attention=True, whole_blocks=whole)
+            for whole in (False, True)
+        )
+        exact, whole = (self._flops(Layout.of(), "attention", graph)["forward"] for graph in graphs)
+        assert exact == pytest.approx(4 * L * N * H * 2048 * 300 * (1 - 300 / 4096))
+        assert whole == 4 * L * N * H * 2048 * 768
+
     @given(LAYOUTS)
     def test_attention_is_split_without_repetition(self, layout: Layout) -> None:
         """Shards of a sequence have early and late queries alike: half of the keys each."""

@@ -43,8 +43,8 @@ def mesh_of(platform: str, layout: Layout = LAYOUT) -> Any:
         ("tpu", "bfloat16", {}, None, {}, LAYOUT, splash),
         ("tpu", "float32", {}, 9, {"attention_softcap": 3.0, "attention_sinks": True}, LAYOUT, splash),
         ("tpu", "bfloat16", {"T": 200}, None, {}, LAYOUT, None),
-        ("tpu", "bfloat16", {}, None, {}, Layout.of(data=2, context=2), splash),
-        ("tpu", "bfloat16", {}, None, {}, Layout.of(data=2, context=4), None),
+        ("tpu", "bfloat16", {"T": 512}, None, {}, Layout.of(data=2, context=2), splash),
+        ("tpu", "bfloat16", {"T": 512}, None, {}, Layout.of(data=2, context=4), None),
         ("tpu", "bfloat16", {}, None, {}, Layout.of(data=2, context=2, context_method="ring"), None),
         ("tpu", "bfloat16", {}, None, {"positions": "alibi"}, LAYOUT, None),
         ("gpu", "bfloat16", {"T": 200}, 9, {}, LAYOUT, cudnn),
@@ -144,7 +144,8 @@ class _Given:
 
     def __init__(self, layout: Layout, value_dim: int, with_sinks: bool, with_documents: bool) -> None:
         self.layout, self.mesh = layout, device_mesh(layout)
-        sizes = SIZES | {"O": value_dim}
+        shards = layout.mesh.size(layout.activation("q", "BTNH").axes_of("T"))
+        sizes = SIZES | {"O": value_dim, "T": SIZES["T"] * shards}
         self.letters = {"q": "BTNH", "k": "BTKH", "v": "BTKO", "out": "BTNO"}
         of_queries = layout.activation("q", "BTNH")
         keys = iter(jax.random.split(jax.random.key(0), 5))
@@ -158,9 +159,9 @@ class _Given:
         heads = NamedSharding(self.mesh, PartitionSpec(of_queries.axes_of("N")))
         sinks = jax.device_put(jax.random.normal(next(keys), (sizes["N"],)), heads) if with_sinks else None
         self.inputs = of_q, of_k, of_v, sinks
-        row = zigzag(jnp.arange(sizes["T"])[None], layout.mesh.size(of_queries.axes_of("T")))
+        row = zigzag(jnp.arange(sizes["T"])[None], shards)
         positions = jnp.broadcast_to(row, (sizes["B"], sizes["T"]))
-        places = transformer.Places(positions, positions // 90 if with_documents else None)
+        places = transformer.Places(positions, positions // 150 if with_documents else None)
         own = layout.tokens("positions")
         self.queries, self.keys = (
             jax.device_put(places, named_sharding(split, self.mesh))

@@ -17,7 +17,7 @@ from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.flash import BLOCK, TPU_LANES, has_narrow_values, why_no_flash
+from meshwright.layout.flash import BLOCK, TPU_LANES, has_narrow_values, why_no_flash, window_block
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
@@ -49,9 +49,9 @@ class SymbolicOps(Recorder):
     flash_attention: whether no scores lie in memory but those of a block, and hidden blocks are skipped.
     by_blocks: whether that is the work of XLA's operations, from which each block's scores go through memory,
     and not of a kernel. wide_values: whether a kernel takes values as wide as keys, and pads others.
-    wide_caps: whether capped logits lie in memory as float32, too. scores_dtype: of scores that no kernel
-    fuses with the products. head_by_chunks: whether logits are made by chunks of tokens, where the layout
-    lets them.
+    whole_blocks: whether a kernel computes whole blocks of windows. wide_caps: whether capped logits lie in
+    memory as float32, too. scores_dtype: of scores that no kernel fuses with the products. head_by_chunks:
+    whether logits are made by chunks of tokens, where the layout lets them.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class SymbolicOps(Recorder):
         flash_attention: bool,
         by_blocks: bool = False,
         wide_values: bool = False,
+        whole_blocks: bool = False,
         wide_caps: bool = False,
         scores_dtype: str = "f32",
         head_by_chunks: bool = False,
@@ -73,7 +74,7 @@ class SymbolicOps(Recorder):
         super().__init__(config, layout, shape, many, head_tile=head_tile, static_on=static_on)
         self.flash_attention, self.scores_dtype = flash_attention, scores_dtype
         self.by_blocks, self.wide_values, self.wide_caps = by_blocks, wide_values, wide_caps
-        self.head_by_chunks = head_by_chunks
+        self.whole_blocks, self.head_by_chunks = whole_blocks, head_by_chunks
         self._quantised: dict[int, Value] = {}
         self._own_gates: Value | None = None  # of the layer that is being recorded
 
@@ -378,6 +379,9 @@ class SymbolicOps(Recorder):
         keys = self._mean_keys(window) if self.flash_attention else self.sizes["S"]
         if self.by_blocks:  # the last block that a query sees it sees half of
             keys = smaller(keys + BLOCK / 2, self.sizes["S"])
+        elif self.whole_blocks and window:
+            block = window_block(window)
+            keys = smaller(self._mean_keys(None), block * (1 + -(-(window - 1) // block)))
         scores = 2 * keys * sum(self.elements(q.array) for q in queries)
         widened = self.sizes["H"] / self.sizes[summed.array.dims[-1]] if self.wide_values else 1.0
         values = 2 * keys * self.elements(summed.array) * widened
@@ -690,6 +694,7 @@ def record_loss(
     flash_attention: bool,
     by_blocks: bool = False,
     wide_values: bool = False,
+    whole_blocks: bool = False,
     wide_caps: bool = False,
     scores_dtype: str = "f32",
     head_by_chunks: bool = False,
@@ -705,6 +710,7 @@ def record_loss(
         flash_attention=flash_attention,
         by_blocks=by_blocks,
         wide_values=wide_values,
+        whole_blocks=whole_blocks,
         wide_caps=wide_caps,
         scores_dtype=scores_dtype,
         head_by_chunks=head_by_chunks,
@@ -741,6 +747,7 @@ def record_training(
         flash_attention=flash,
         by_blocks=flash and not has_kernel,
         wide_values=has_kernel and kind == "gpu" and has_narrow_values(config),
+        whole_blocks=has_kernel and kind == "tpu",
         # XLA for GPU makes the gradient of a cap, and keeps it for both products that read it.
         wide_caps=kind == "gpu" and hardware.software.is_ours,
         scores_dtype=scores,

@@ -56,6 +56,17 @@ def by_blocks(kind: str, layout: Layout) -> bool:
     return kind != "cpu" or layout.passes_keys_round
 
 
+def window_block(window: int) -> int:
+    """Queries and keys of a block of a TPU's kernel where each query sees `window` keys.
+
+    No wider than the window, since whole blocks are computed.
+
+    >>> window_block(128), window_block(300), window_block(4096)
+    (128, 256, 512)
+    """
+    return max(TPU_LANES, min(BLOCK, 1 << (window.bit_length() - 1)))
+
+
 def has_narrow_values(config: ModelConfig) -> bool:
     """Whether values are narrower than queries and keys, as of latents."""
     return config.mla is not None and config.mla.value_dim < config.d_head

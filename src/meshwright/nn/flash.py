@@ -22,7 +22,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
-from meshwright.layout.flash import BLOCK, why_no_flash
+from meshwright.layout.flash import BLOCK, why_no_flash, window_block
 from meshwright.models.config import ModelConfig
 from meshwright.nn.attention import Scores
 from meshwright.nn.blockwise import dealt_positions, in_order
@@ -105,7 +105,7 @@ def splash(
     if over:
         mask.q_sequence = dealt_positions(length, num_shards)
     # Of a device's queries the early and the late ones have blocks of their own.
-    block = gcd(length // (2 * num_shards) if over else length, BLOCK)
+    block = gcd(length // (2 * num_shards) if over else length, window_block(window) if window else BLOCK)
     one_pass = length // block <= _MAX_PARTIAL_QUERIES
     apart: dict[str, Any] = {} if one_pass else {"block_q_dq": block, "block_kv_dq": block}
     blocks = kernels.BlockSizes(
