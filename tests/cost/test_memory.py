@@ -366,6 +366,7 @@ _FURTHER_OFF = {
         "fsdp=32,expert=8,tensor=2,sequence_parallel=true,remat=full",
     ): _BESIDE_TENSOR,
     ("deepseek-v2-lite", "h100:1x8", "fsdp=8,remat=full"): _OF_LATENTS,
+    ("deepseek-v2-lite", "v5p:2x2x2", "fsdp=8,expert=8,remat=full"): _OF_LATENTS,
     ("deepseek-v2-lite", "h100:1x8", "fsdp=8,expert=8,remat=full"): _OF_LATENTS,
     (
         "deepseek-v2-lite",
