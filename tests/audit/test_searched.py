@@ -15,10 +15,9 @@ from meshwright.audit.audit import audit_plan
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.runs import why_not
-from meshwright.layout.schedule import REMATS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.space import Space
+from meshwright.plan.space import SEARCHED_REMATS, Space
 from meshwright.plan_file import Plan
 
 SLOW = pytest.mark.slow
@@ -92,6 +91,6 @@ def test_it_is_compiled_as_it_is_planned(config: ModelConfig, text: str) -> None
 @given(st.data())
 def test_any_is_compiled_as_it_is_planned(config: ModelConfig, data: st.DataObject) -> None:
     layout = data.draw(st.sampled_from(searched(config, Workload(16, 64))))
-    layout = layout.replace(remat=data.draw(st.sampled_from(sorted(REMATS))))
+    layout = layout.replace(remat=data.draw(st.sampled_from(SEARCHED_REMATS)))
     assume(why_not(config, layout) is None)
     assert_as_planned(config, layout)
