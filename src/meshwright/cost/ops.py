@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshwright.cost.collectives import Copies
 from meshwright.cost.figures import smaller
@@ -32,15 +32,8 @@ from meshwright.units import dtype_bytes, whole
 
 # A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
 _CAST_BYTES = 4
-
-
-class _Kernels(NamedTuple):
-    forward: int
-    backward: int
-
-
 # What XLA launches for a pair of blocks (nn/blockwise.py): products, and what lies between them.
-_BLOCK_KERNELS = _Kernels(forward=5, backward=9)
+_BLOCK_KERNELS, _BLOCK_KERNELS_BACKWARD = 5, 9
 
 
 class SymbolicOps(Recorder):
@@ -458,8 +451,8 @@ class SymbolicOps(Recorder):
         held = rows / positions * block**2 * 2 * (f32 + narrow) + f32 * out
         scores = Value(q.array.replace(name="scores"), "f32", whole(held))
         works = (
-            Work(hbm_bytes=forward, kernels=_BLOCK_KERNELS.forward * pairs),
-            Work(hbm_bytes=backward, kernels=_BLOCK_KERNELS.backward * pairs),
+            Work(hbm_bytes=forward, kernels=_BLOCK_KERNELS * pairs),
+            Work(hbm_bytes=backward, kernels=_BLOCK_KERNELS_BACKWARD * pairs),
         )
         return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), works[:1], works[1:]))
 
@@ -736,24 +729,24 @@ def record_training(
 
     lacking: why no kernel takes attention (`lacks_kernel`).
     """
-    # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
-    scores = layout.compute_dtype if hardware.chip.kind == "gpu" else "f32"
     kind, flash = hardware.chip.kind, runs_flash(hardware)
-    has_kernel = flash and not lacking
+    by_blocks, kernel_on = flash and lacking is not None, kind if flash and lacking is None else None
+    # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
+    scores = layout.compute_dtype if kind == "gpu" else "f32"
     graph = record_loss(
         config,
         layout,
         shape,
         flash_attention=flash,
-        by_blocks=flash and not has_kernel,
-        wide_values=has_kernel and kind == "gpu" and has_narrow_values(config),
-        whole_blocks=has_kernel and kind == "tpu",
+        by_blocks=by_blocks,
+        wide_values=kernel_on == "gpu" and has_narrow_values(config),
+        whole_blocks=kernel_on == "tpu",
         # XLA for GPU makes the gradient of a cap, and keeps it for both products that read it.
         wide_caps=kind == "gpu" and hardware.software.is_ours,
         scores_dtype=scores,
         head_by_chunks=kind == "cpu",
-        head_tile=TPU_LANES if has_kernel and kind == "tpu" else 1,
-        static_on=hardware.chip.kind if has_static_rows(hardware, layout) else None,
+        head_tile=TPU_LANES if kernel_on == "tpu" else 1,
+        static_on=kind if has_static_rows(hardware, layout) else None,
         many=many,
     )
     graph = replace(graph, head_waits=hardware.chip.kind != "tpu")

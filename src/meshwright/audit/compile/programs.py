@@ -141,7 +141,7 @@ def _update_products(plan: Plan) -> dict[tuple[str, str], float]:
 
 
 def _split_weights(plan: Plan) -> Counter[str]:
-    """By mesh axis, how many of the gradients of a plan it splits."""
+    """How many of a plan's gradients each mesh axis splits."""
     found: Counter[str] = Counter()
     for path, param in parameters(plan.model).items():
         array = plan.layout.gradient(path.rpartition("/")[2], param.letters)
