@@ -8,16 +8,24 @@ is priced by the bytes it reads and writes, fused as compilers fuse it.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 from meshwright.cost.collectives import Copies
-from meshwright.cost.figures import smaller
+from meshwright.cost.figures import each, smaller
 from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.flash import BLOCK, TPU_LANES, has_narrow_values, why_no_flash, window_block
+from meshwright.layout.flash import (
+    TPU_LANES,
+    block_of,
+    has_narrow_values,
+    visible_pairs,
+    why_no_flash,
+    window_block,
+)  # fmt: skip
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
@@ -370,8 +378,8 @@ class SymbolicOps(Recorder):
         summed: the values' sum of each query head, as it leaves the kernel.
         """
         keys = self._mean_keys(window) if self.flash_attention else self.sizes["S"]
-        if self.by_blocks:  # the last block that a query sees it sees half of
-            keys = smaller(keys + BLOCK / 2, self.sizes["S"])
+        if self.by_blocks:
+            keys = each(partial(self._keys_of_visible_blocks, window), self._positions(kept[0]))
         elif self.whole_blocks and window:
             block = window_block(window)
             keys = smaller(self._mean_keys(None), block * (1 + -(-(window - 1) // block)))
@@ -379,9 +387,10 @@ class SymbolicOps(Recorder):
         widened = self.sizes["H"] / self.sizes[summed.array.dims[-1]] if self.wide_values else 1.0
         values = 2 * keys * self.elements(summed.array) * widened
         traffic = sum(value.bytes_per_device for value in (*queries, *kept, summed))
-        inputs = (*queries, *kept)
+        inputs, outputs = (*queries, *kept), (out,)
         if self.by_blocks:
             inputs = (*inputs, self._scores_by_blocks(queries[0], kept[0], summed, keys))
+            outputs = (out, self._log_sum(queries[0]))
         elif not self.flash_attention:
             inputs = (*inputs, self._scores(queries[0], kept[0], keys))
         # Backward: the scores again, dQ and dK over H; dP and dV over O.
@@ -389,7 +398,8 @@ class SymbolicOps(Recorder):
         shape = self.sizes["T"], head, keys
         forward = Work(scores + values, traffic, shape=shape)
         backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
-        node = Node(name, "attention", inputs, (out,), (*queries, *kept), (forward,), (backward,))
+        needs = (*queries, *kept, *(outputs if self.by_blocks else ()))
+        node = Node(name, "attention", inputs, outputs, needs, (forward,), (backward,))
         return self.add(
             replace(
                 node,
@@ -429,6 +439,20 @@ class SymbolicOps(Recorder):
         forward, backward = Work(hbm_bytes=5 * num_bytes), Work(hbm_bytes=11 * num_bytes)
         return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), (forward,), (backward,)))
 
+    def _log_sum(self, q: Value) -> Value:
+        """The logarithm of the sum of exp(score) of each query: what the backward pass has of scores."""
+        return self.value(ShardedArray("log_sum", q.array.dims[:-1], q.array.axes[:-1]), "f32")
+
+    def _positions(self, x: Value) -> Any:
+        """A device's own, of queries or of keys as they meet."""
+        return self.sizes["T"] / self.mesh.size(x.array.axes_of("T"))
+
+    def _keys_of_visible_blocks(self, window: int | None, positions: float) -> float:
+        """Keys of the blocks that a query meets, on average, where a device has keys of so many positions."""
+        block = _block(positions)
+        num_blocks = self.sizes["S"] / block
+        return block * visible_pairs(num_blocks, block, window) / num_blocks
+
     def _scores_by_blocks(self, q: Value, k: Value, summed: Value, keys: float) -> Value:
         """The softmax of one pair of blocks after another, of XLA's operations (nn/blockwise.py).
 
@@ -438,17 +462,17 @@ class SymbolicOps(Recorder):
         block the float32 sums are read and written: of values, dQ, and dK and dV twice.
         """
         f32, narrow = dtype_bytes("f32"), dtype_bytes(self.layout.compute_dtype)
-        positions = self.sizes["T"] / self.mesh.size(q.array.axes_of("T"))
-        block = smaller(BLOCK, positions)
+        positions = self._positions(q)
+        of_q, of_k = (each(_block, self._positions(x)) for x in (q, k))
         head, out = (self.elements(x.array) for x in (q, summed))
         rows = head / self.sizes[q.array.dims[-1]]
         kept = self.elements(k.array) * (1 + self.sizes[summed.array.dims[-1]] / self.sizes[q.array.dims[-1]])
-        pairs = keys / block * (positions / block)
-        of_keys = kept * block / self.sizes["S"] * pairs
+        pairs = keys / of_k * (positions / of_q)
+        of_keys = kept * of_k / self.sizes["S"] * pairs
         score = rows * keys
-        forward = score * (3 * f32 + 2 * narrow) + 2 * f32 * out * keys / block
-        backward = score * (4 * f32 + 5 * narrow) + 2 * f32 * head * keys / block + 4 * f32 * of_keys
-        held = rows / positions * block**2 * 2 * (f32 + narrow) + f32 * out
+        forward = score * (3 * f32 + 2 * narrow) + 2 * f32 * out * keys / of_k
+        backward = score * (4 * f32 + 5 * narrow) + 2 * f32 * head * keys / of_k + 4 * f32 * of_keys
+        held = rows / positions * of_q * of_k * 2 * (f32 + narrow) + f32 * out
         scores = Value(q.array.replace(name="scores"), "f32", whole(held))
         works = (
             Work(hbm_bytes=forward, kernels=_BLOCK_KERNELS * pairs),
@@ -655,7 +679,7 @@ class SymbolicOps(Recorder):
     ) -> tuple[Value, tuple[Value, ...]]:
         """The logits that there are at once, of a chunk of tokens or of all, and their float32 copy."""
         copy = self.value(logits.array.replace(name="probabilities"), "f32")
-        if self.flash_attention:
+        if self.flash_attention and not self.head_by_chunks:
             return logits, (copy,) if is_capped and self.wide_caps else ()
         [group] = self.layout.contractions(head)
         by_chunks = all(takes_chunks(plan, group.reshard) for plan in group.plans.values())
@@ -729,7 +753,7 @@ def record_training(
 
     lacking: why no kernel takes attention (`lacks_kernel`).
     """
-    kind, flash = hardware.chip.kind, runs_flash(hardware)
+    kind, flash = hardware.chip.kind, hardware.software.flash
     by_blocks, kernel_on = flash and lacking is not None, kind if flash and lacking is None else None
     # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
     scores = layout.compute_dtype if kind == "gpu" else "f32"
@@ -768,17 +792,16 @@ def _with_early_layers(graph: Graph) -> Graph:
     return replace(graph, segments=tuple(segments))
 
 
+def _block(positions: float) -> int:
+    return block_of(int(positions))
+
+
 def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
     """Whether the rows of experts have room by the round: in programs of static shapes, which run here.
 
     Schedules of which nn/ has no program are those of others, whose shapes follow the rows that there are.
     """
     return hardware.software.static_rows and (layout.pipe == 1 or layout.schedule.is_alike)
-
-
-def runs_flash(hardware: Hardware) -> bool:
-    """Whether attention keeps no scores but a block's: XLA on CPU and old software keep all."""
-    return hardware.chip.kind != "cpu" and hardware.software.flash
 
 
 def lacks_kernel(config: ModelConfig, hardware: Hardware, layout: Layout, seq_len: int) -> str | None:

@@ -1,8 +1,10 @@
 """How attention of whole sequences runs: by a flash kernel of the platform, or by XLA's own operations.
 
-The kernels are JAX's splash attention on TPUs and cuDNN's on NVIDIA's GPUs. Where they have none,
-accelerators compute scores a block at a time; CPUs compute all at once, unless keys pass round a ring.
+The kernels are JAX's splash attention on TPUs and cuDNN's on NVIDIA's GPUs. Where they have none, and on
+CPUs, scores are computed a block at a time.
 """
+
+from math import gcd
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -51,9 +53,27 @@ def why_no_flash(
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def by_blocks(kind: str, layout: Layout) -> bool:
-    """Whether attention without a cache goes by blocks where no kernel takes it: round a ring it must."""
-    return kind != "cpu" or layout.passes_keys_round
+def block_of(positions: int) -> int:
+    """Queries, or keys, of a block where XLA's operations take so many positions of a device block by block.
+
+    There are two at least, as the halves of a zigzag are, and all are alike.
+
+    >>> block_of(64), block_of(4096), block_of(1280)
+    (32, 512, 128)
+    """
+    return gcd(positions // 2, BLOCK) if positions % 2 == 0 else positions
+
+
+def visible_pairs(num_blocks: float, block: int, window: int | None) -> float:
+    """Pairs of a block of queries and one of keys in which some query sees some key, of num_blocks^2.
+
+    Positions of queries and keys are the same, under the causal mask and a window if there is one.
+
+    >>> visible_pairs(4, 32, None), visible_pairs(4, 32, 32), visible_pairs(4, 32, 1)
+    (10.0, 7.0, 4.0)
+    """
+    reach = num_blocks - 1 if window is None else min(num_blocks - 1, -(-(window - 1) // block))
+    return (reach + 1) * (num_blocks - reach / 2)
 
 
 def window_block(window: int) -> int:

@@ -50,6 +50,15 @@ def at_most(num_trips: int) -> str:
     return f"at_most_{num_trips}_trips"
 
 
+def at_most_blocks(num_blocks: int, among: int) -> str:
+    """The scope of a branch that is taken so many times at most, of so many.
+
+    >>> at_most_blocks(3, 4)
+    'at_most_3_of_4_blocks'
+    """
+    return f"at_most_{num_blocks}_of_{among}_blocks"
+
+
 def by_even_load(num_trips: int) -> str:
     """The scope of a loop over the rows of experts that runs so many times where all get as much.
 

@@ -12,7 +12,6 @@ row a compiler sends the keys of all at once, and a device then holds all keys.
 
 from collections.abc import Sequence
 from functools import partial
-from math import gcd
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +22,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.flash import BLOCK
-from meshwright.models.transformer import Places
+from meshwright.layout.flash import block_of, visible_pairs
+from meshwright.models.transformer import Places, at_most_blocks
 from meshwright.nn.attention import Scores
 from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
 from meshwright.nn.mesh import partition_spec
@@ -63,11 +62,13 @@ def blockwise(
     window: Array | None,
     layout: Layout,
     how: Scores,
+    windows: Sequence[int | None] = (None,),
 ) -> Array:
     """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend`, without its memory.
 
     Where S of k and v is split, they pass round a ring. Where they are typed `reduced`, as those that were
     gathered, their cotangents stay partial sums. queries: split as q over T; keys: of all positions.
+    windows: of the layers that this is in turn; they tell an audit how many blocks are met.
     """
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
     ring = heads.axes_of("T") if layout.passes_keys_round else ()
@@ -96,14 +97,14 @@ def blockwise(
         return forward(*operands)[0]
 
     def forward(*operands: Any) -> tuple[Array, Any]:
-        local = partial(_forward, how=how, ring=ring)
+        local = partial(_forward, how=how, ring=ring, windows=windows)
         run = each_device(local, inputs, (of_q, of_log_sum))
         # Named for the policies of remat: with these two the backward pass needs no second ring.
         out, log_sum = (checkpoint_name(x, KEPT) for x in run(*operands))
         return out, (*operands, out, log_sum)
 
     def backward(saved: Any, d_out: Array) -> tuple[Any, ...]:
-        local: Any = partial(_backward, how=how, ring=ring, shared=shared)
+        local: Any = partial(_backward, how=how, ring=ring, shared=shared, windows=windows)
         of_d_k = of_cotangent(of_k)
         given, taken = (*inputs, of_q, of_log_sum, of_q), (of_q, of_d_k, of_d_k, of_sinks)
         d_q, d_k, d_v, d_sinks = each_device(local, given, taken)(*saved, d_out)
@@ -118,7 +119,14 @@ def blockwise(
 
 
 def _forward(
-    q: Array, k: Array, v: Array, sinks: Array | None, seen: _Seen, how: Scores, ring: Axes
+    q: Array,
+    k: Array,
+    v: Array,
+    sinks: Array | None,
+    seen: _Seen,
+    how: Scores,
+    ring: Axes,
+    windows: Sequence[int | None],
 ) -> tuple[Array, Array]:
     """The result, and the log-sum-exp of the scores of each query [B, K, G, T]."""
     grouped = _grouped(q, k.shape[2])
@@ -129,17 +137,19 @@ def _forward(
         peak, total = _by_group(sinks, k.shape[2]), jnp.ones(shape)
     running = _Running(peak, total, jnp.zeros((*shape, v.shape[-1])))
 
-    def met(step: Any, kv: tuple[Array, ...], running: _Running) -> _Running:
-        return _meet(grouped, kv[0], kv[1], running, _of_block(seen, k.shape[1], step, ring), how)
+    def met(step: Any, kv: tuple[Array, ...], running: _Running, own: int, among: int = 1) -> _Running:
+        here = _of_block(seen, k.shape[1], step, ring)
+        with jax.named_scope(_blocks_met(grouped, k, windows, own, among)):
+            return _meet(grouped, kv[0], kv[1], running, here, how)
 
     def sent_on(step: Array, state: Any) -> Any:
         kv, running = state
-        return _from_the_one_before(kv, ring), met(step, kv, running)
+        return _from_the_one_before(kv, ring), met(step, kv, running, 1, last)
 
     last = _size(ring) - 1
     state = (k, v), running
     kv, running = lax.fori_loop(0, last, sent_on, state) if last else state
-    running = met(last, kv, running)
+    running = met(last, kv, running, own=int(last == 0))
     out = running.out / running.total[..., None]
     log_sum = running.peak + jnp.log(running.total)
     return _flat(out).astype(q.dtype), log_sum
@@ -157,6 +167,7 @@ def _backward(
     how: Scores,
     ring: Axes,
     shared: Axes,
+    windows: Sequence[int | None],
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients. shared: axes over which queries of one KV head are split, which add to its own."""
     num_kv, size = k.shape[2], _size(ring)
@@ -164,10 +175,11 @@ def _backward(
     delta = _by_group(jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1), num_kv)
     home = k, v
 
-    def met(step: Any, kv: tuple[Array, ...], found: Any) -> Any:
+    def met(step: Any, kv: tuple[Array, ...], found: Any, own: int = 0) -> Any:
         d_q, d_kv = found
         here = _of_block(seen, k.shape[1], step, ring)
-        more_q, more_kv = _gradients(*grouped, kv[0], kv[1], log_sum, delta, here, how)
+        with jax.named_scope(_blocks_met(grouped[0], k, windows, own)):
+            more_q, more_kv = _gradients(*grouped, kv[0], kv[1], log_sum, delta, here, how)
         return d_q + more_q, tuple(a + b for a, b in zip(d_kv, more_kv, strict=True))
 
     def arrived(found: Any) -> Any:
@@ -188,7 +200,7 @@ def _backward(
             kv, found = lax.fori_loop(2, size - 1, sent_on, state) if size > 3 else state
             found = arrived(found)
         found = arrived(met(size - 1, kv, found))
-    d_q, d_kv = met(size, home, found)
+    d_q, d_kv = met(size, home, found, own=1)
     d_sinks = None
     if sinks is not None:
         weight = jnp.exp(_by_group(sinks, num_kv) - log_sum)
@@ -264,6 +276,19 @@ def _of_block(seen: _Seen, length: int, step: int, ring: Axes) -> _Seen:
 # Blocks of queries by blocks of keys, on one device
 
 
+def _blocks_met(q: Array, k: Array, windows: Sequence[int | None], own: int, among: int = 1) -> str:
+    """The scope of products that run for pairs of blocks of which queries see something.
+
+    own: in how many of `among` turns the keys are of the queries' own positions, or of all. In the others
+    they are another device's, and half is seen as a zigzag deals them.
+    """
+    block = block_of(k.shape[1])
+    num_keys, num_queries = k.shape[1] // block, q.shape[1] // block_of(q.shape[1])
+    seen = sum(own * visible_pairs(num_keys, block, w) + (among - own) * num_keys**2 / 2 for w in windows)
+    pairs = among * len(windows) * num_queries * num_keys
+    return at_most_blocks(round(seen * num_queries / num_keys), pairs)
+
+
 def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores) -> _Running:
     """What the queries have after these keys as well."""
 
@@ -279,7 +304,9 @@ def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Sco
                 peak = jnp.maximum(running.peak, jnp.max(scores, axis=-1))
                 weights = jnp.where(mask, jnp.exp(scores - peak[..., None]), 0.0)
                 shrink = jnp.exp(running.peak - peak)
-                values = jnp.einsum("BKGTS,BSKO->BKGTO", weights.astype(v.dtype), v)
+                values = jnp.einsum(
+                    "BKGTS,BSKO->BKGTO", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+                )
                 return _Running(
                     peak,
                     running.total * shrink + jnp.sum(weights, axis=-1),
@@ -318,11 +345,13 @@ def _gradients(
             def more() -> tuple[Array, ...]:
                 mask, scores, slope = _scored(q, k, here, how)
                 weights = jnp.where(mask, jnp.exp(scores - log_sum[..., None]), 0.0)
-                d_v = jnp.einsum("BKGTS,BTKGO->BSKO", weights.astype(v.dtype), d_out)
+                d_v = jnp.einsum(
+                    "BKGTS,BTKGO->BSKO", weights.astype(v.dtype), d_out, preferred_element_type=jnp.float32
+                )
                 d_weights = jnp.einsum("BTKGO,BSKO->BKGTS", d_out, v, preferred_element_type=jnp.float32)
                 d_scores = (weights * (d_weights - delta[..., None]) * slope).astype(k.dtype)
-                d_q = jnp.einsum("BKGTS,BSKH->BTKGH", d_scores, k)
-                d_k = jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, q)
+                d_q = jnp.einsum("BKGTS,BSKH->BTKGH", d_scores, k, preferred_element_type=jnp.float32)
+                d_k = jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, q, preferred_element_type=jnp.float32)
                 return tuple(x.astype(jnp.float32) for x in (d_q, d_k, d_v))
 
             def none() -> tuple[Array, ...]:
@@ -380,7 +409,7 @@ def _places_in_blocks(places: Places) -> Places:
 def _blocks(x: Array, dim: int) -> Array:
     """x with dimension `dim` cut into blocks, which come first: at least two, as halves of a zig-zag are."""
     length = x.shape[dim]
-    block = gcd(length // 2, BLOCK) if length % 2 == 0 and length > 1 else length
+    block = block_of(length)
     cut = jnp.reshape(x, (*x.shape[:dim], length // block, block, *x.shape[dim + 1 :]))
     return jnp.moveaxis(cut, dim, 0)
 

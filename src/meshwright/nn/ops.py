@@ -16,21 +16,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.flash import by_blocks
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.count import cache_arrays
 from meshwright.models.parameters import is_latent
 from meshwright.models.transformer import Places, spelt_out
 from meshwright.nn.attention import (
     Scores,
-    absorbed,
     alibi_slopes,
-    attend,
-    cached_places,
-    read_cache,
-    visible,
-    write_cache,
 )
 from meshwright.nn.blockwise import blockwise
 from meshwright.nn.contract import local_product
@@ -43,7 +35,7 @@ from meshwright.nn.flash import flash_kernels
 from meshwright.nn.gradients import Scattered, read, sent_types
 from meshwright.nn.grouped import biased_rows, computed_rows, grouped_product
 from meshwright.nn.loss import Names, loss_by_chunks, nats_of, num_chunks
-from meshwright.nn.mesh import partition_spec, platform
+from meshwright.nn.mesh import partition_spec
 from meshwright.nn.narrow import narrow_multiply, narrow_product
 from meshwright.nn.params import JAX_DTYPES
 from meshwright.nn.rope import apply_rope
@@ -266,20 +258,15 @@ class JaxOps:
         scale: float | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, Any]:
-        if cache is None and self.layout.attending is not self.layout:
+        if self.layout.attending is not self.layout:
             options = {"softcap": softcap, "scale": scale, "sinks": sinks}
             return self._by_heads(name, (q, k, v), places, kind, options), None
         alibi = self.config.positions == "alibi"
         how = Scores(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
         with jax.named_scope(name):
-            if cache is None and self.layout.passes_keys_round:
-                keys = self._all(places)
-            elif cache is None:
-                k, v, keys = self._gather_positions("k", k), self._gather_positions("v", v), self._all(places)
-            else:
-                cache = self._written(cache, {"k": k, "v": v}, places)
-                (k, v), keys = self._read(cache, (k, v), places)
-            queries, window = self._own(places), self._window(kind)
+            if not self.layout.passes_keys_round:
+                k, v = self._gather_positions("k", k), self._gather_positions("v", v)
+            queries, keys, window = self._own(places), self._all(places), self._window(kind)
             if sinks is not None:
                 with jax.named_scope("sinks"):
                     sinks = self._split_as(q, (2,), sinks.astype(jnp.float32))
@@ -291,15 +278,12 @@ class JaxOps:
                 )
                 if kernels:
                     number = 0 if kind.which is None else kind.which
-                    return lax.switch(number, kernels, q, k, v, sinks, documents), cache
+                    return lax.switch(number, kernels, q, k, v, sinks, documents), None
             if sinks is not None:
                 with jax.named_scope("sinks"):
                     sinks = along(q[..., 0], sinks)
-            if cache is None and by_blocks(platform(), self.layout):
-                out = blockwise(q, k, v, sinks, queries, keys, window, self.layout, how)
-                return checkpoint_name(out, MATMUL), cache
-            seen = visible(queries, keys, window)
-            return checkpoint_name(attend(q, k, v, sinks, seen, self.layout, how), MATMUL), cache
+            windows = [layer.kind.window for layer in self.config.layers if layer.kind in kind.among]
+            return blockwise(q, k, v, sinks, queries, keys, window, self.layout, how, windows), None
 
     def _by_heads(
         self,
@@ -341,17 +325,9 @@ class JaxOps:
         *,
         scale: float | None = None,
     ) -> tuple[Array, Any]:
-        """Keys and values spelt out where they are the queries' own; in generation absorbed."""
-        if cache is not None:
-            cache = self._written(cache, {"latent": latent, "rope": rope}, places)
-            (latent, rope), keys = self._read(cache, (latent, rope), places)
-            if latent.shape[1] != q.shape[1]:
-                seen = visible(self._own(places), keys, self._window(kind))
-                with jax.named_scope(name):
-                    return absorbed(q, latent, rope, w, seen, self.layout, self.dtype, scale), cache
+        """Keys and values spelt out; in generation they are absorbed (nn/inference.py)."""
         k, v = spelt_out(self, w, latent, rope)
-        a, _ = self.attention(name, q, k, v, places, None, kind, scale=scale)
-        return a, cache
+        return self.attention(name, q, k, v, places, None, kind, scale=scale)
 
     def join_rope(self, name: str, k: Array, rope: Array) -> Array:
         with jax.named_scope(name):
@@ -446,24 +422,6 @@ class JaxOps:
         spec = partition_spec(self.layout.tokens("tokens").replace(axes={"T": ()}))
         return jax.tree.map(lambda x: reshard(x, spec), places)
 
-    def _written(self, cache: Any, new: Mapping[str, Array], places: Places) -> Any:
-        """The cache with a layer's new arrays written to it."""
-        arrays, number = cache
-        letters = cache_arrays(self.config)
-        return {
-            name: write_cache(arrays[name], x, number, places.positions, self.layout, letters[name])
-            for name, x in new.items()
-        }, number
-
-    def _read(self, cache: Any, new: tuple[Array, Array], places: Places) -> tuple[tuple[Array, ...], Places]:
-        """A layer's arrays of all positions and where they stand; the new ones where those are all."""
-        arrays, number = cache
-        num_positions = next(iter(arrays.values())).shape[2]
-        if new[0].shape[1] == num_positions:
-            return new, places
-        read = tuple(read_cache(array, number).astype(self.dtype) for array in arrays.values())
-        return read, cached_places(places, num_positions)
-
     def _gather_positions(self, name: str, x: Array) -> Array:
         """Keys or values of all positions; every shard of the queries adds to their cotangents."""
         with jax.named_scope(name):
@@ -490,13 +448,9 @@ class JaxOps:
         cache: Any,
         layers: Sequence[Layer],
     ) -> tuple[Array, Any]:
-        """The layers in loops; without a cache rematerialised by the Layout's policy."""
+        """The layers in loops, rematerialised by the Layout's policy."""
 
-        def cached(x: Array, w: Any, cache: Any, number: Any, kind: KindInLoop) -> tuple[Array, Any]:
-            x, (arrays, _) = block(self, w, x, places, (cache, number), kind)
-            return x, arrays
-
-        def plain(x: Array, w: Any, lost: Any, number: Any, kind: KindInLoop) -> tuple[Array, Any]:
+        def plain(x: Array, w: Any, lost: Any, kind: KindInLoop) -> tuple[Array, Any]:
             def one(x: Array, w: Any, which: Array | None) -> tuple[Array, Any]:
                 self._num_products, self._of_routers = 0, []
                 x = checkpoint_name(x, INPUT) if self.layout.offload else x
@@ -507,8 +461,6 @@ class JaxOps:
             return x, lost if more is None else lost + more
 
         with jax.named_scope("layers"):
-            if cache is not None:
-                return run_layers(cached, weights, x, cache, layers)
             nothing = jnp.zeros(2) if self.router_losses else None
             if self._stage is not None:
                 return run_stage(plain, weights, x, nothing, *self._stage)

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec
 
 from meshwright.models.config import Layer, LayerKind, Stack
 
-# What one layer does: (x, its weights, cache, number of its cache, kind) -> (x, cache).
-RunLayer = Callable[[Array, Any, Any, Any, "KindInLoop"], tuple[Array, Any]]
+# What one layer does: (x, its weights, a sum over the layers, kind) -> (x, the sum).
+RunLayer = Callable[[Array, Any, Any, "KindInLoop"], tuple[Array, Any]]
 
 
 class KindInLoop(NamedTuple):
@@ -62,22 +62,17 @@ class _Loop(NamedTuple):
 
 
 def run_layers(
-    run: RunLayer, weights: Mapping[str, Any], x: Array, cache: Any, layers: Sequence[Layer]
+    run: RunLayer, weights: Mapping[str, Any], x: Array, total: Any, layers: Sequence[Layer]
 ) -> tuple[Array, Any]:
-    """x and the cache after `layers`; `weights`: the stacks [L, ...] by name.
-
-    In training a sum over the layers may be in the cache's place. The cache of all layers is carried whole,
-    each layer writing its new positions alone: scanned over, every step would copy it once and need its
-    memory twice.
-    """
+    """x after `layers`, and what they add to `total`; `weights`: the stacks [L, ...] by name."""
     for loop in _loops(layers):
         if loop.times == 1:
             for layer in loop.layers:
                 w = jax.tree.map(lambda stack, row=layer.row: stack[row], weights[layer.kind.stack])
-                x, cache = run(x, w, cache, layer.cache, KindInLoop((layer.kind,)))
+                x, total = run(x, w, total, KindInLoop((layer.kind,)))
         else:
-            x, cache = _scan(run, weights, x, cache, loop)
-    return x, cache
+            x, total = _scan(run, weights, x, total, loop)
+    return x, total
 
 
 def run_stage(
@@ -104,12 +99,12 @@ def run_stage(
         which = which if alike else jnp.sum(jnp.where(jnp.arange(len(layers))[:, None] == stage, which, 0), 0)
 
     def body(carry: tuple[Array, Any], step: tuple[Any, Any]) -> tuple[tuple[Array, Any], None]:
-        return run(carry[0], step[0], carry[1], None, KindInLoop(tuple(kinds), step[1])), None
+        return run(carry[0], step[0], carry[1], KindInLoop(tuple(kinds), step[1])), None
 
     return lax.scan(body, (x, total), (weights[kinds[0].stack], which))[0]
 
 
-def _scan(run: RunLayer, weights: Mapping[str, Any], x: Array, cache: Any, loop: _Loop) -> tuple[Array, Any]:
+def _scan(run: RunLayer, weights: Mapping[str, Any], x: Array, total: Any, loop: _Loop) -> tuple[Array, Any]:
     places = [loop.at(place) for place in range(loop.period)]
     kinds = [tuple(dict.fromkeys(layer.kind for layer in layers)) for layers in places]
     steps = {
@@ -118,13 +113,10 @@ def _scan(run: RunLayer, weights: Mapping[str, Any], x: Array, cache: Any, loop:
             jnp.asarray([among.index(layer.kind) for layer in layers], jnp.int32) if len(among) > 1 else None
             for among, layers in zip(kinds, places, strict=True)
         ],
-        "caches": [jnp.asarray([layer.cache for layer in layers], jnp.int32) for layers in places]
-        if cache is not None
-        else [None] * loop.period,
     }
 
     def body(carry: tuple[Array, Any], step: dict[str, Any]) -> tuple[tuple[Array, Any], None]:
-        x, cache = carry
+        x, total = carry
         seen: Counter[Stack] = Counter()
         for place, stack in enumerate(loop.pattern):
             w = step["weights"][stack]
@@ -132,11 +124,11 @@ def _scan(run: RunLayer, weights: Mapping[str, Any], x: Array, cache: Any, loop:
                 w = jax.tree.map(lambda several, n=seen[stack]: several[n], w)
             seen[stack] += 1
             kind = KindInLoop(kinds[place], step["kinds"][place])
-            x, cache = run(x, w, cache, step["caches"][place], kind)
-        return (x, cache), None
+            x, total = run(x, w, total, kind)
+        return (x, total), None
 
-    (x, cache), _ = lax.scan(body, (x, cache), steps)
-    return x, cache
+    (x, total), _ = lax.scan(body, (x, total), steps)
+    return x, total
 
 
 def _loops(layers: Sequence[Layer]) -> list[_Loop]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cost.ops import has_static_rows, lacks_kernel, runs_flash
+from meshwright.cost.ops import has_static_rows, lacks_kernel
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
@@ -79,14 +79,14 @@ def assumptions(
             "rows; rows beyond that take further rounds, and none is dropped"
         )
     lacking = lacks_kernel(config, hardware, layout, workload.seq_len)
-    if trains and runs_flash(hardware) and lacking:
+    if trains and hardware.software.flash and lacking:
         yield (
             f"no flash kernel takes this attention ({lacking}): the scores of one block after another go "
             "through memory"
         )
     elif chip.kind != "cpu":
         yield "attention runs a flash kernel that skips masked blocks and keeps scores on chip"
-    elif hardware.num_chips > 1:
+    if chip.kind == "cpu" and hardware.num_chips > 1:
         yield (
             f"the {hardware.num_chips} virtual devices share one CPU, and the host waits for each step "
             "before "

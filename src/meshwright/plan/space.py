@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.many import Family, Member, Saving, Stages, pattern
-from meshwright.cost.ops import has_static_rows, lacks_kernel, record_training, runs_flash
+from meshwright.cost.ops import has_static_rows, lacks_kernel, record_training
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
@@ -377,7 +377,7 @@ def different_remats(
 
     Where attention saves no scores `attention` is `none`, and without latents `latents` is `matmuls`.
     """
-    alike = {"attention"} if runs_flash(hardware) else set()
+    alike = {"attention"} if hardware.software.flash else set()
     return [remat for remat in remats if remat in remats_of(config) and remat not in alike]
 
 

@@ -2,14 +2,14 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.inference import inference_cost, record_inference
 from meshwright.cost.memory import held_bytes, stored_parameters, update_work
-from meshwright.cost.ops import lacks_kernel, runs_flash
+from meshwright.cost.ops import lacks_kernel, record_training
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import mean_runs, stage_counts
@@ -18,7 +18,6 @@ from meshwright.layout import Layout
 from meshwright.layout.optimizers import ARITHMETIC, update_products
 from meshwright.layout.workload import Phase
 from meshwright.models.parameters import dimensions, parameters
-from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.units import dtype_bytes
@@ -76,22 +75,19 @@ class PlannedUpdate:
 def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> PlannedStep:
     """The step of `plan` as the cost model has it.
 
-    by_cpu: it is compared with a program for CPUs, whose products are then those that attention has there,
-    where no kernel leaves out what causality hides. Attention by blocks has all of them in its program too,
-    and a condition on each.
+    by_cpu: it is compared with a program for CPUs, where no kernel takes attention.
     """
     workload, layout = plan.workload, plan.layout
-    trains = workload.phase == "train"
-    is_whole = by_cpu or (trains and bool(lacks_kernel(plan.model, hardware, layout, workload.seq_len)))
-    compiled = replace(hardware, software=replace(hardware.software, flash=False)) if is_whole else hardware
     saved = update = None
-    if trains:
+    if workload.phase == "train":
         candidate = price(plan.model, hardware, workload, layout)
         cost, memory = candidate.cost, candidate.memory
         if by_cpu and layout.offload_optimizer:  # XLA:CPU counts what waits on the host among the rest
             memory = price(plan.model, hardware, workload, layout.replace(offload_optimizer=False)).memory
-        sequences = workload.num_sequences / layout.microbatches
-        graph = record(plan.model, compiled, layout, sequences, workload.seq_len)
+        shape = Shape(workload.num_sequences / layout.microbatches, workload.seq_len, workload.seq_len)
+        lacking = lacks_kernel(plan.model, hardware, layout, workload.seq_len)
+        lacking = lacking or ("CPUs have none" if by_cpu else None)
+        graph = record_training(plan.model, hardware, layout, shape, lacking=lacking)
         if layout.pipe == 1 and not plan.model.moe and not layout.offload:
             saved = _saved_by_layers(graph, layout)
         if layout.optimizer in ARITHMETIC:
@@ -108,7 +104,8 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         _, memory = inference_cost(plan.model, stored, hardware, phase, *asked)
         queries = workload.seq_len if phase == "prefill" else 1
         shape = Shape(workload.num_sequences, queries, workload.seq_len)
-        graph = record_inference(plan.model, layout, shape, flash_attention=runs_flash(compiled))
+        has_kernel = not by_cpu and hardware.chip.kind != "cpu"
+        graph = record_inference(plan.model, layout, shape, flash_attention=has_kernel)
     of_update = _update_products(plan)
     return PlannedStep(
         collectives=cost.collectives,

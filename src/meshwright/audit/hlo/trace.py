@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
-from meshwright.models.transformer import at_most, by_even_load, more_rounds
+from meshwright.models.transformer import at_most, at_most_blocks, by_even_load, more_rounds
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
 SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
@@ -21,6 +21,7 @@ _CALLED = (
     "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
 )  # fmt: skip
 _SAID = re.compile(rf"(?:{at_most(0)}|{by_even_load(0)})".replace("0", r"(\d+)"))
+_SAID_OF_BRANCH = re.compile(at_most_blocks(0, 0).replace("0", r"(\d+)"))
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
 
@@ -117,11 +118,16 @@ def run_count(program: Program, place: CallPath) -> int | None:
 def _share_of_branch(program: Program, conditional: TracedValue, branch: Computation) -> Fraction:
     """The share of a conditional's runs that take a branch: of a constant's numbers, those that choose it.
 
-    Layers of several kinds run in one loop, which takes each layer's branch from a list of numbers.
+    Layers of several kinds run in one loop, which takes each layer's branch from a list of numbers. Where
+    data choose it, what the conditional's scope says of its last branch (`at_most_blocks`).
     """
     if not conditional.instruction.attributes.get("branch_computations"):
         return Fraction(1)
-    number = called_by(program, conditional.instruction).index(branch)
+    branches = called_by(program, conditional.instruction)
+    number = branches.index(branch)
+    if said := _SAID_OF_BRANCH.findall(conditional.instruction.op_name):
+        share = Fraction(*map(int, said[-1]))
+        return share if number == len(branches) - 1 else 1 - share
     chosen = resolve(program, conditional.operand(0), MOVES)
     if chosen.instruction.opcode == "clamp":
         chosen = resolve(program, chosen.operand(1), MOVES)
