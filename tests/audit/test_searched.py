@@ -71,6 +71,15 @@ def assert_as_planned(config: ModelConfig, layout: Layout) -> None:
         pytest.param(OSS, "data=8,zero=1", marks=SLOW),
         # Attention with one key head a device and one sequence, whose products have no batch.
         pytest.param(TINY, "fsdp=2,tensor=4,sequence_parallel=true,microbatches=8,remat=matmuls", marks=SLOW),
+        # Kinds of layers that are chosen by numbers which lie on stages.
+        pytest.param(DEEP_LOCAL, "pipe=4,data=2,microbatches=4,schedule=lanes", marks=SLOW),
+        # Gradients of weights that are summed once, beside those of the input that they share.
+        (TINY, "tensor=4,kv_replicas=2,sequence_parallel=true,microbatches=4,remat=attention"),
+        # A bias of experts that is stored by its columns: gathered, and gathered again.
+        pytest.param(OSS, "data=2,fsdp=4,expert=2,microbatches=2,grouped=true", marks=SLOW),
+        pytest.param(OSS, "fsdp=8,expert=4,microbatches=2,remat=full", marks=SLOW),
+        # Keys of latents that are spelt out, recomputed.
+        pytest.param(LATENT, "tensor=8,microbatches=8,remat=full", marks=SLOW),
         # A dense layer whose weights are kept over microbatches, before two with experts whose are not.
         pytest.param(MIXTURE, "data=4,fsdp=2,expert=4,microbatches=2", marks=SLOW),
     ],

@@ -116,6 +116,33 @@ def test_a_loop_repeats_its_steady_turn(trips: int) -> None:
     assert sum(line.exposed.values()) == pytest.approx(links)
 
 
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "conditional(%flag, %a, %a), true_computation=%met, false_computation=%none",
+        "conditional(%number, %a, %a), branch_computations={%none, %met}",
+    ],
+)
+def test_of_a_condition_whose_scope_says_how_often_it_holds_the_mean_branch_counts(branches: str) -> None:
+    shape = "bf16[8,128]{1,0:T(8,128)}"
+    of_branches = (
+        f"%met (p: bf16[8,128]) -> bf16[8,128] {{\n  %p = {shape} parameter(0)\n"
+        + _work("m", "p").replace("  %m", "  ROOT %m")
+        + f"}}\n%none (n: bf16[8,128]) -> bf16[8,128] {{\n  ROOT %n = {shape} parameter(0)\n}}\n"
+    )
+    chosen = (
+        "  %number = s32[]{:T(128)} parameter(2)\n  %flag = pred[]{:T(512)} parameter(3)\n"
+        f"  %last = {shape} {branches}, "
+        'metadata={op_name="jit(step)/attention/at_most_3_of_4_blocks/cond"}\n'
+    )
+    text = _program(_work("a", "x"), chosen).replace("ENTRY", f"{of_branches}ENTRY")
+    line, _ = _walked(text)
+    millisecond = CYCLES / (clock_hertz(MACHINE.chip) or 0)
+    assert line.seconds == pytest.approx(1.75 * millisecond)
+    line, _ = _walked(text.replace("at_most_3_of_4_blocks/", ""))
+    assert line.seconds == pytest.approx(2 * millisecond)
+
+
 def test_without_a_schedule_links_or_a_clock_there_is_no_price() -> None:
     text = _program(_work("last", "x"))
     prices, program = step_prices(MACHINE, MESH), parse_hlo(text)

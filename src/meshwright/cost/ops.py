@@ -35,7 +35,7 @@ from meshwright.models.parameters import parameters
 from meshwright.models.transformer import Places, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
-from meshwright.notation.operation import placed
+from meshwright.notation.operation import added, placed
 from meshwright.units import dtype_bytes, whole
 
 # A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
@@ -189,9 +189,14 @@ class SymbolicOps(Recorder):
     def bias(self, name: str, y: Value, b: Value) -> Value:
         """Fused with the product; its gradient is one more sum."""
         self.fused.add(name)
-        whole_rows, partial = y.array.replace(unreduced=()), y.array.unreduced
-        yielded = placed((whole_rows, b.array), whole_rows, wanted=True).reshards[1].yielded
-        self.sum_gradient(name, b, yielded.replace(unreduced=(*yielded.unreduced, *partial)))
+        there = added(y.array, b.array)
+        if not there.forward:
+            self.sum_gradient(name, b, there.yielded)
+            return y
+        used = self.fetch(name, b, there)
+        # What computes y again reads b again.
+        made = next(i for i, node in enumerate(self.nodes) if any(out is y for out in node.outputs))
+        self.nodes[made] = replace(self.nodes[made], inputs=(*self.nodes[made].inputs, used))
         return y
 
     # Contractions

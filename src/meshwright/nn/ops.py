@@ -57,6 +57,7 @@ from meshwright.nn.routes import (
 )
 from meshwright.nn.stack import KindInLoop, run_layers, run_stage
 from meshwright.notation.einsum import Contraction, Reshard
+from meshwright.notation.operation import added
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
@@ -230,9 +231,14 @@ class JaxOps:
         """Rows plus b[E, M] or, of sums over the columns of an expert, b[E, D]."""
         assert self._routes, "rows have routes"
         is_sum = name.startswith("expert_out")
-        spec = partition_spec(self.layout.rows(name, "ECD" if is_sum else "ECM"))
-        split = PartitionSpec(spec[0], spec[2], reduced=jax.typeof(b).sharding.spec.reduced)
-        return biased_rows(y, reshard(b, split), self._routes, self.layout.routing.columns if is_sum else ())
+        rows = self.layout.rows(name, "ECD" if is_sum else "ECM")
+        there = added(rows, self.layout.weight(name, "ED" if is_sum else "EM"))
+        if there.forward:
+            b = apply_reshard(there, b)
+        else:
+            spec = partition_spec(rows)
+            b = reshard(b, PartitionSpec(spec[0], spec[2], reduced=jax.typeof(b).sharding.spec.reduced))
+        return biased_rows(y, b, self._routes, self.layout.routing.columns if is_sum else ())
 
     def _split_as(self, x: Array, dims: Sequence[int], vector: Array) -> Array:
         """A small weight split as the dimensions of x that it has."""

@@ -39,10 +39,13 @@ class KindInLoop(NamedTuple):
         return tuple(kind.window for kind in self.among)
 
     def choose(self, values: Sequence[Any]) -> Any:
-        """This layer's array out of one for each of `among`."""
+        """This layer's array out of one for each of `among`, of finite numbers.
+
+        As a sum, since a selection by numbers that lie on stages is made whole first and split then.
+        """
         if self.which is None:
             return values[0]
-        return lax.select_n(self.which, *values)
+        return sum((self.which == number).astype(value.dtype) * value for number, value in enumerate(values))
 
 
 class _Loop(NamedTuple):

@@ -24,7 +24,7 @@ from meshwright.audit.compare.rules import (
 )
 from meshwright.audit.facts.emitted import REDUCTIONS, SINGLE_NUMBER, UPDATE, Emitted, pass_of
 from meshwright.audit.facts.prices import Prices
-from meshwright.audit.hlo.op_names import scope_of
+from meshwright.audit.hlo.op_names import GRADIENTS, scope_of
 from meshwright.cost.collectives import Op
 from meshwright.cost.priced import PricedCollective
 from meshwright.models.transformer import input_of
@@ -124,10 +124,12 @@ def _key_by_name(
     """The planned tensor that `found` moves: one of its scopes whose plan is most like it.
 
     A projection's scope holds two tensors' sums: its weight's gradient and its input's, which is
-    planned once for all (`to_wq+wk+wv`).
+    planned once for all (`to_wq+wk+wv`). What is done to gradients at last is the weight's.
     """
     phase, scopes = pass_of(found.collective.phase), found.collective.scope
     candidates = [(tensor, phase) for tensor, when in planned if when == phase and _covers(tensor, scopes)]
+    if GRADIENTS in scopes:
+        candidates = [key for key in candidates if key[0] in scopes] or candidates
     return max(candidates, key=lambda key: _likeness(found, planned[key]), default=None)
 
 

@@ -14,6 +14,7 @@ XLA for TPU cuts a collective into pieces, fused with products: the first is its
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import isclose
 
 from meshwright.audit.facts.collectives import is_done, is_start, piece_of
 from meshwright.audit.facts.emitted import Emitted
@@ -22,7 +23,7 @@ from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.work import InstructionSeconds, multiplies
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
-from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, places, trip_count
+from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, places, share_of_branch, trip_count
 from meshwright.hardware.chip import Chip
 
 
@@ -178,7 +179,7 @@ class _Walk:
         if instruction.opcode == "while":
             return self._loop(value, clocks, weight)
         if instruction.opcode == "conditional":
-            return self._longest_branch(value, clocks, weight)
+            return self._branches(value, clocks, weight)
         if instruction.opcode == "call":
             for called in called_by(self.program, instruction):
                 clocks = self.run(place.enter(instruction, called), clocks, weight)
@@ -192,12 +193,21 @@ class _Walk:
         clocks = replace(clocks, compute=clocks.compute + seconds)
         return self._arrivals(value, clocks, weight)
 
-    def _longest_branch(self, value: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
+    def _branches(self, value: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
+        """The clocks after the mean branch, where it is known how often each runs; else after the longest."""
         branches = [
             value.place.enter(value.instruction, one) for one in called_by(self.program, value.instruction)
         ]
-        longest = max(branches, key=lambda place: self.run(place, clocks, 0.0).compute)
-        return self.run(longest, clocks, weight)
+        shares = [float(share_of_branch(self.program, value, place.computation)) for place in branches]
+        if not isclose(sum(shares), 1):
+            longest = max(branches, key=lambda place: self.run(place, clocks, 0.0).compute)
+            return self.run(longest, clocks, weight)
+        ends = [self.run(one, clocks, weight * share) for one, share in zip(branches, shares, strict=True)]
+        compute, links = (
+            sum(share * time for share, time in zip(shares, times, strict=True))
+            for times in zip(*((end.compute, end.links) for end in ends), strict=True)
+        )
+        return replace(clocks, compute=compute, links=links)
 
     def _loop(self, loop: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
         body = self.program.computations[loop.instruction.attributes["body"].lstrip("%")]

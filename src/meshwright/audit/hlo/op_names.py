@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from typing import Literal
 
 from meshwright.layout.head import BACKWARD
+from meshwright.models.transformer import at_most_blocks
 
 Phase = Literal["forward", "backward", "remat", "update"]
 
@@ -28,6 +29,8 @@ FORWARD = "forward"
 _OF_BACKWARD = re.compile(rf"[/(]({GRADIENTS}|{BACKWARD})[/)]")
 _OF_FORWARD = re.compile(rf"[/(]{FORWARD}[/)]")
 
+# How many of some blocks are met: numbers of them, and of all.
+OF_BLOCKS = re.compile(at_most_blocks(0, 0).replace("0", r"(\d+)"))
 _KEY = re.compile(r"\['(\w+)'\]")
 
 _WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
@@ -54,12 +57,15 @@ def phase_of(op_name: str, differentiated: bool) -> Phase:
 
 
 def scope_of(op_name: str) -> tuple[str, ...]:
-    """The user's named scopes, outermost first, without JAX's own words and the primitive.
+    """The user's named scopes, outermost first, without JAX's own words, counts of blocks and the primitive.
 
     >>> scope_of("jit(step)/transpose(jvp(mlp))/w_in/BTD,DF->BTF/dot_general")
     ('mlp', 'w_in', 'BTD,DF->BTF')
+    >>> scope_of("jit(step)/jvp(attention)/at_most_3_of_4_blocks/cond/k/dot_general")
+    ('attention', 'k')
     """
-    return tuple(name for part in _parts(op_name)[:-1] for name in _scopes_in(part))
+    scopes = (name for part in _parts(op_name)[:-1] for name in _scopes_in(part))
+    return tuple(name for name in scopes if not OF_BLOCKS.fullmatch(name))
 
 
 def is_of(op_name: str, operations: Collection[str]) -> bool:

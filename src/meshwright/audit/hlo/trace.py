@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from meshwright.audit.hlo.op_names import OF_BLOCKS
 from meshwright.audit.hlo.parse import Computation, Instruction, Program
-from meshwright.models.transformer import at_most, at_most_blocks, by_even_load, more_rounds
+from meshwright.models.transformer import at_most, by_even_load, more_rounds
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
 SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
@@ -21,7 +22,6 @@ _CALLED = (
     "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
 )  # fmt: skip
 _SAID = re.compile(rf"(?:{at_most(0)}|{by_even_load(0)})".replace("0", r"(\d+)"))
-_SAID_OF_BRANCH = re.compile(at_most_blocks(0, 0).replace("0", r"(\d+)"))
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
 
@@ -111,23 +111,26 @@ def run_count(program: Program, place: CallPath) -> int | None:
                 return None
             count *= trips
         elif frame.caller.opcode == "conditional":
-            count *= _share_of_branch(program, caller, computation)
+            count *= share_of_branch(program, caller, computation)
     return round(count)
 
 
-def _share_of_branch(program: Program, conditional: TracedValue, branch: Computation) -> Fraction:
+def share_of_branch(program: Program, conditional: TracedValue, branch: Computation) -> Fraction:
     """The share of a conditional's runs that take a branch: of a constant's numbers, those that choose it.
 
     Layers of several kinds run in one loop, which takes each layer's branch from a list of numbers. Where
-    data choose it, what the conditional's scope says of its last branch (`at_most_blocks`).
+    data choose it, what the conditional's scope says of the branch that meets blocks (`at_most_blocks`); else
+    1, of each branch.
     """
-    if not conditional.instruction.attributes.get("branch_computations"):
-        return Fraction(1)
+    is_numbered = "branch_computations" in conditional.instruction.attributes
     branches = called_by(program, conditional.instruction)
     number = branches.index(branch)
-    if said := _SAID_OF_BRANCH.findall(conditional.instruction.op_name):
+    if said := OF_BLOCKS.findall(conditional.instruction.op_name):
+        # Of a truth the branch where it holds comes first, of a number that of 1 second.
         share = Fraction(*map(int, said[-1]))
-        return share if number == len(branches) - 1 else 1 - share
+        return share if (number == 1) == is_numbered else 1 - share
+    if not is_numbered:
+        return Fraction(1)
     chosen = resolve(program, conditional.operand(0), MOVES)
     if chosen.instruction.opcode == "clamp":
         chosen = resolve(program, chosen.operand(1), MOVES)
