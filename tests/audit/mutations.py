@@ -936,7 +936,7 @@ def _applies(kind: str, layout: Layout) -> bool:
     """Whether a change of an operation changes a layout's program."""
     if kind in ("keys and values gathered", "logits gathered"):
         return layout.tensor > 1
-    if kind in ("the table gathered", "one weight sent in float32"):
+    if kind in ("the table gathered", "one weight sent in float32", "weights sent in float32"):
         return layout.fsdp > 1 or layout.tensor > 1
     if kind == "a weight exchanged before its product":
         return layout.fsdp > 1

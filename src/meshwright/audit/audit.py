@@ -14,6 +14,7 @@ from meshwright.audit.compare.findings import (
     result_findings,
     saved_findings,
     state_findings,
+    sum_findings,
     too_large,
     unplanned_findings,
     update_findings,
@@ -110,7 +111,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
         differences += kept_findings(program) + weight_findings(program, parameters(plan.model))
     if planned.update:
         differences += update_findings(planned.update, update_arithmetic(program, planned.operations), prices)
-        differences += norm_findings(program)
+        differences += norm_findings(program) + sum_findings(program)
     trains = is_differentiated(program)
     functions = transcendentals(program, differentiated=trains)
     differences += activation_findings(functions, planned.operations, plan.model.activation)

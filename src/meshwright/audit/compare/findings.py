@@ -16,6 +16,7 @@ from meshwright.audit.facts.elementwise import (
     StatePass,
     UpdateArithmetic,
     made_by,
+    multiplied_results,
     nameless_sums,
     weights_depend_on_a_norm,
 )
@@ -181,6 +182,15 @@ def norm_findings(program: Program) -> list[Remark]:
         return []
     what = "the new weights depend on no norm of the gradients, by which the planned step clips them"
     return [Remark("update", "grad_norm", what, "", "clip by the norm: make_optimizer", 0)]
+
+
+def sum_findings(program: Program) -> list[Remark]:
+    """One finding where weights or moments are multiplied once more after their update."""
+    count = multiplied_results(program)
+    if not count:
+        return []
+    what = f"{count} arrays of the new state are products; the planned update adds to each at last"
+    return [Remark("update", "update", what, "", "", 0)]
 
 
 # The functions that an activation may be computed by; of all others it takes none.

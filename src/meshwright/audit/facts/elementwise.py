@@ -169,6 +169,22 @@ def weights_depend_on_a_norm(program: Program) -> bool:
     return False
 
 
+def multiplied_results(program: Program) -> int:
+    """How many of the arrays that a step returns were multiplied or divided at last, wherever they are sent.
+
+    Optimizers add to all that they keep: weights, moments, and what is a mean of both.
+    """
+    result = program.main.result
+    returned = (
+        TracedValue(result, CallPath(program.main), path) for path, one in arrays(result.shape) if one.dims
+    )
+    made = (resolve(program, value, _SENT).instruction for value in returned)
+    return sum(one.opcode in ("multiply", "divide") for one in made)
+
+
+_SENT = MOVES | {"all-gather", "all-gather-start", "all-gather-done"}
+
+
 @dataclass(frozen=True)
 class StatePass:
     """An instruction that computes with an input of the program before any product, or writes it elsewhere.
