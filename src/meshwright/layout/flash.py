@@ -4,7 +4,8 @@ The kernels are JAX's splash attention on TPUs and cuDNN's on NVIDIA's GPUs. Whe
 CPUs, scores are computed a block at a time.
 """
 
-from math import gcd
+from functools import cache
+from math import log
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -53,15 +54,19 @@ def why_no_flash(
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+@cache
 def block_of(positions: int) -> int:
     """Queries, or keys, of a block where XLA's operations take so many positions of a device block by block.
 
-    There are two at least, as the halves of a zigzag are, and all are alike.
+    All blocks are alike and about BLOCK long, as the positions divide; of an even number there are two at
+    least, as the halves of a zigzag are.
 
-    >>> block_of(64), block_of(4096), block_of(1280)
-    (32, 512, 128)
+    >>> block_of(64), block_of(4096), block_of(1280), block_of(1000), block_of(101)
+    (32, 512, 640, 500, 101)
     """
-    return gcd(positions // 2, BLOCK) if positions % 2 == 0 else positions
+    whole = positions // 2 if positions % 2 == 0 else positions
+    sizes = [size for size in range(1, min(whole, 4 * BLOCK)) if whole % size == 0]
+    return min([*sizes, whole], key=lambda size: abs(log(size / BLOCK)))
 
 
 def visible_pairs(num_blocks: float, block: int, window: int | None) -> float:

@@ -1,0 +1,32 @@
+"""Blocks of attention, against counts of positions one by one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.layout.flash import BLOCK, block_of, visible_pairs
+
+
+@given(st.integers(1, 20_000))
+def test_blocks_are_alike_and_of_an_even_number_two_at_least(positions: int) -> None:
+    block = block_of(positions)
+    assert positions % block == 0
+    assert positions % 2 or positions // block >= 2
+
+
+@given(st.integers(1, 40))
+def test_blocks_are_no_smaller_than_their_number_makes_them(pieces: int) -> None:
+    assert block_of(2 * BLOCK * pieces) == BLOCK
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.none() | st.integers(1, 40))
+def test_visible_pairs_are_those_with_a_query_that_sees_a_key(
+    num_blocks: int, block: int, window: int | None
+) -> None:
+    length = num_blocks * block
+    sees = {
+        (query // block, key // block)
+        for query in range(length)
+        for key in range(query + 1)
+        if window is None or key > query - window
+    }
+    assert visible_pairs(num_blocks, block, window) == len(sees)
