@@ -36,7 +36,38 @@ def each_device(local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Cal
         def of_blocks(*blocks: Array) -> Any:
             return local(*jax.tree.unflatten(structure, blocks))
 
-        return _mapped(of_blocks, given, out_specs)(*arrays)
+        mapped = _within_a_stage if get_abstract_mesh().shape.get(_STAGES, 1) > 1 else _mapped
+        return mapped(of_blocks, given, out_specs)(*arrays)
+
+    return run
+
+
+def _within_a_stage(
+    local: Callable[..., Any], given: Sequence[PartitionSpec], taken: Any
+) -> Callable[..., Any]:
+    """`_mapped`, of specs that say `reduced` or `unreduced`, which no `shard_map` takes there (jax 0.10.2).
+
+    Partial sums come out as an array for each device, which are added outside.
+    """
+    plain = [PartitionSpec(*spec.partitions, unreduced=spec.unreduced) for spec in given]
+
+    def apart(spec: PartitionSpec) -> PartitionSpec:
+        over = tuple(axis for axis in get_abstract_mesh().axis_names if axis in spec.unreduced)
+        return PartitionSpec(over, *spec.partitions) if over else spec
+
+    def of_blocks(*blocks: Array) -> Any:
+        made = local(*blocks)
+        return jax.tree.map(lambda x, spec: x[None] if spec.unreduced else x, made, taken)
+
+    def added(x: Array, spec: PartitionSpec) -> Array:
+        return lax.reduce_sum(x, (0,), out_sharding=spec) if spec.unreduced else x
+
+    def run(*arrays: Array) -> Any:
+        arrays = tuple(
+            reshard(x, own) if spec.reduced else x for x, spec, own in zip(arrays, given, plain, strict=True)
+        )
+        made = _mapped(of_blocks, plain, jax.tree.map(apart, taken))(*arrays)
+        return jax.tree.map(added, made, taken)
 
     return run
 
