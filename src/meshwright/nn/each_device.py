@@ -55,19 +55,23 @@ def _within_a_stage(
         over = tuple(axis for axis in get_abstract_mesh().axis_names if axis in spec.unreduced)
         return PartitionSpec(over, *spec.partitions) if over else spec
 
-    def of_blocks(*blocks: Array) -> Any:
-        made = local(*blocks)
-        return jax.tree.map(lambda x, spec: x[None] if spec.unreduced else x, made, taken)
+    def each_taken(change: Callable[[Array, PartitionSpec], Array], made: Any) -> Any:
+        """`change` of every partial sum; a spec may stand for several arrays, as those of `shard_map` may."""
 
-    def added(x: Array, spec: PartitionSpec) -> Array:
-        return lax.reduce_sum(x, (0,), out_sharding=spec) if spec.unreduced else x
+        def changed(spec: PartitionSpec, arrays: Any) -> Any:
+            return jax.tree.map(lambda x: change(x, spec) if spec.unreduced else x, arrays)
+
+        return jax.tree.map(changed, taken, made)
+
+    def of_blocks(*blocks: Array) -> Any:
+        return each_taken(lambda x, _: x[None], local(*blocks))
 
     def run(*arrays: Array) -> Any:
         arrays = tuple(
             reshard(x, own) if spec.reduced else x for x, spec, own in zip(arrays, given, plain, strict=True)
         )
         made = _mapped(of_blocks, plain, jax.tree.map(apart, taken))(*arrays)
-        return jax.tree.map(added, made, taken)
+        return each_taken(lambda x, spec: lax.reduce_sum(x, (0,), out_sharding=spec), made)
 
     return run
 
