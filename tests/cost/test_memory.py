@@ -401,7 +401,7 @@ def test_on_cpus_what_the_only_layer_of_a_stack_recomputes_waits_as_if_saved() -
     for num_layers, policy in ((1, "none"), (2, "full")):
         config = replace(SMALL, num_layers=num_layers)
         memory = train_memory(record_training(config, load("cpu:1"), layout, shape), layout)
-        plain = record_loss(config, layout, shape, flash_attention=False, head_by_chunks=True)
+        plain = record_loss(config, layout, shape, flash_attention=True, by_blocks=True, head_by_chunks=True)
         layers, *_ = (one for one in plain.segments if one.source)
         more = saved_bytes(layers, policy) - saved_bytes(layers, "full")
         assert memory.activations == train_memory(plain, layout).activations + num_layers * more

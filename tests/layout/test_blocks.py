@@ -3,19 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.layout.flash import BLOCK, block_of, visible_pairs
+from meshwright.layout.flash import BLOCK, attention_block, visible_pairs
 
 
 @given(st.integers(1, 20_000))
 def test_blocks_are_alike_and_of_an_even_number_two_at_least(positions: int) -> None:
-    block = block_of(positions)
+    block = attention_block(positions)
     assert positions % block == 0
     assert positions % 2 or positions // block >= 2
 
 
 @given(st.integers(1, 40))
 def test_blocks_are_no_smaller_than_their_number_makes_them(pieces: int) -> None:
-    assert block_of(2 * BLOCK * pieces) == BLOCK
+    assert attention_block(2 * BLOCK * pieces) == BLOCK
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.none() | st.integers(1, 40))

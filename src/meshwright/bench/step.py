@@ -17,7 +17,7 @@ from jax import Array
 
 from meshwright.bench.fit import rate_of_time
 from meshwright.bench.timing import Prepared, Program, Progress, Timing, report
-from meshwright.cost.ops import lacks_kernel, record_training
+from meshwright.cost.ops import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.hardware.topology import Hardware
@@ -58,8 +58,7 @@ class MeasuredStep:
     def price(self, hardware: Hardware) -> float:
         """Seconds that the cost model expects of this step."""
         shape = Shape(self.workload.num_sequences, self.workload.seq_len, self.workload.seq_len)
-        lacking = lacks_kernel(self.config, hardware, self.layout, self.workload.seq_len)
-        graph = record_training(self.config, hardware, self.layout, shape, lacking=lacking)
+        graph = record_training(self.config, hardware, self.layout, shape)
         return StepPricer(graph, self.layout, hardware).cost().seconds
 
 

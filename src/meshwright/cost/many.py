@@ -127,8 +127,8 @@ class Family:
         shape = Shape(sequences / self.microbatches, seq_len, seq_len)
         mesh = _Meshes([member.mesh for member in members], layout.mesh)
         sizes = MeshSizes(mesh, self.microbatches)
-        lacking = lacks_kernel(config, hardware, members[0].mesh, seq_len)
-        self.graph = record_training(config, hardware, layout, shape, sizes, lacking=lacking)
+        has_kernel = lacks_kernel(config, hardware, members[0].mesh, seq_len) is None
+        self.graph = record_training(config, hardware, layout, shape, sizes, has_kernel=has_kernel)
         self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
         self.placements = [machine.place(member.mesh.mesh) for member in members]
         self._prices: dict[tuple, Any] = {}

@@ -20,12 +20,12 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.flash import (
     TPU_LANES,
-    block_of,
+    attention_block,
     has_narrow_values,
     visible_pairs,
     why_no_flash,
     window_block,
-)  # fmt: skip
+)
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
@@ -35,7 +35,7 @@ from meshwright.models.parameters import parameters
 from meshwright.models.transformer import Places, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Reshard
-from meshwright.notation.operation import added, placed
+from meshwright.notation.operation import bias_reshard, placed
 from meshwright.units import dtype_bytes, whole
 
 # A kernel that quantises reads two bytes of an element and writes one, and one more where scales are found.
@@ -189,7 +189,7 @@ class SymbolicOps(Recorder):
     def bias(self, name: str, y: Value, b: Value) -> Value:
         """Fused with the product; its gradient is one more sum."""
         self.fused.add(name)
-        there = added(y.array, b.array)
+        there = bias_reshard(y.array, b.array)
         if not there.forward:
             self.sum_gradient(name, b, there.yielded)
             return y
@@ -752,14 +752,16 @@ def record_training(
     shape: Shape,
     many: MeshSizes | None = None,
     *,
-    lacking: str | None = None,
+    has_kernel: bool | None = None,
 ) -> Graph:
     """The graph of one microbatch's loss as the hardware's software runs it.
 
-    lacking: why no kernel takes attention (`lacks_kernel`).
+    has_kernel: whether one takes attention, where that is not to be asked of these chips (`lacks_kernel`).
     """
+    if has_kernel is None:
+        has_kernel = lacks_kernel(config, hardware, layout, shape.key_len) is None
     kind, flash = hardware.chip.kind, hardware.software.flash
-    by_blocks, kernel_on = flash and lacking is not None, kind if flash and lacking is None else None
+    by_blocks, kernel_on = flash and not has_kernel, kind if flash and has_kernel else None
     # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
     scores = layout.compute_dtype if kind == "gpu" else "f32"
     graph = record_loss(
@@ -798,7 +800,7 @@ def _with_early_layers(graph: Graph) -> Graph:
 
 
 def _block(positions: float) -> int:
-    return block_of(int(positions))
+    return attention_block(int(positions))
 
 
 def has_static_rows(hardware: Hardware, layout: Layout) -> bool:

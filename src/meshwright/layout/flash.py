@@ -55,14 +55,14 @@ def why_no_flash(
 
 
 @cache
-def block_of(positions: int) -> int:
+def attention_block(positions: int) -> int:
     """Queries, or keys, of a block where XLA's operations take so many positions of a device block by block.
 
     All blocks are alike and about BLOCK long, as the positions divide; of an even number there are two at
     least, as the halves of a zigzag are.
 
-    >>> block_of(64), block_of(4096), block_of(1280), block_of(1000), block_of(101)
-    (32, 512, 640, 500, 101)
+    >>> [attention_block(positions) for positions in (64, 4096, 1280, 1000, 101)]
+    [32, 512, 640, 500, 101]
     """
     whole = positions // 2 if positions % 2 == 0 else positions
     sizes = [size for size in range(1, min(whole, 4 * BLOCK)) if whole % size == 0]

@@ -22,7 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.flash import block_of, visible_pairs
+from meshwright.layout.flash import attention_block, visible_pairs
 from meshwright.models.transformer import Places, at_most_blocks
 from meshwright.nn.attention import Scores
 from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
@@ -282,8 +282,8 @@ def _blocks_met(q: Array, k: Array, windows: Sequence[int | None], own: int, amo
     own: in how many of `among` turns the keys are of the queries' own positions, or of all. In the others
     they are another device's, and half is seen as a zigzag deals them.
     """
-    block = block_of(k.shape[1])
-    num_keys, num_queries = k.shape[1] // block, q.shape[1] // block_of(q.shape[1])
+    block = attention_block(k.shape[1])
+    num_keys, num_queries = k.shape[1] // block, q.shape[1] // attention_block(q.shape[1])
     seen = sum(own * visible_pairs(num_keys, block, w) + (among - own) * num_keys**2 / 2 for w in windows)
     pairs = among * len(windows) * num_queries * num_keys
     return at_most_blocks(round(seen * num_queries / num_keys), pairs)
@@ -310,7 +310,7 @@ def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Sco
                 return _Running(
                     peak,
                     running.total * shrink + jnp.sum(weights, axis=-1),
-                    running.out * shrink[..., None] + values.astype(jnp.float32),
+                    running.out * shrink[..., None] + values,
                 )
 
             return lax.cond(_sees_any(here), more, lambda running: running, running), None
@@ -352,7 +352,7 @@ def _gradients(
                 d_scores = (weights * (d_weights - delta[..., None]) * slope).astype(k.dtype)
                 d_q = jnp.einsum("BKGTS,BSKH->BTKGH", d_scores, k, preferred_element_type=jnp.float32)
                 d_k = jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, q, preferred_element_type=jnp.float32)
-                return tuple(x.astype(jnp.float32) for x in (d_q, d_k, d_v))
+                return d_q, d_k, d_v
 
             def none() -> tuple[Array, ...]:
                 return tuple(jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
@@ -409,7 +409,7 @@ def _places_in_blocks(places: Places) -> Places:
 def _blocks(x: Array, dim: int) -> Array:
     """x with dimension `dim` cut into blocks, which come first: at least two, as halves of a zig-zag are."""
     length = x.shape[dim]
-    block = block_of(length)
+    block = attention_block(length)
     cut = jnp.reshape(x, (*x.shape[:dim], length // block, block, *x.shape[dim + 1 :]))
     return jnp.moveaxis(cut, dim, 0)
 

@@ -57,7 +57,7 @@ from meshwright.nn.routes import (
 )
 from meshwright.nn.stack import KindInLoop, run_layers, run_stage
 from meshwright.notation.einsum import Contraction, Reshard
-from meshwright.notation.operation import added
+from meshwright.notation.operation import bias_reshard
 
 # What a remat policy may save: results of operations, never gathered arrays (or FSDP would keep
 # every layer's whole weights) and nothing from within an operation. cost/graph.py counts the same.
@@ -101,8 +101,8 @@ def _kept_mean(x: Array) -> Array:
 class JaxOps:
     """Runs `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
-    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: where there is
-    no cache, `layers` hands on the sum of the layers' `router_losses` in its place.
+    masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. router_losses: `layers`
+    hands on the sum of the layers' `router_losses`. A cache is for inference (nn/inference.py), none here.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class JaxOps:
         assert self._routes, "rows have routes"
         is_sum = name.startswith("expert_out")
         rows = self.layout.rows(name, "ECD" if is_sum else "ECM")
-        there = added(rows, self.layout.weight(name, "ED" if is_sum else "EM"))
+        there = bias_reshard(rows, self.layout.weight(name, "ED" if is_sum else "EM"))
         if there.forward:
             b = apply_reshard(there, b)
         else:

@@ -62,7 +62,7 @@ def rename(roles: Roles, aliases: Mapping[str, str]) -> Roles:
     return {axis: aliases.get(letter, letter) if letter else None for axis, letter in roles.items()}
 
 
-def added(y: ShardedArray, b: ShardedArray) -> Reshard:
+def bias_reshard(y: ShardedArray, b: ShardedArray) -> Reshard:
     """How b, which has some dimensions of y, comes to where it is added to y, a partial sum or not."""
     whole = y.replace(unreduced=())
     there = placed((whole, b), whole, wanted=True).reshards[1]

@@ -385,8 +385,7 @@ def record(
     config: ModelConfig, hardware: Hardware, layout: Layout, num_sequences: float, seq_len: int
 ) -> Graph:
     """The graph of one microbatch of so many sequences, over all batch shards."""
-    shape, lacking = Shape(num_sequences, seq_len, seq_len), lacks_kernel(config, hardware, layout, seq_len)
-    return record_training(config, hardware, layout, shape, lacking=lacking)
+    return record_training(config, hardware, layout, Shape(num_sequences, seq_len, seq_len))
 
 
 def _spread(degrees: list[int]) -> list[int]:

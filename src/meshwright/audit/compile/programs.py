@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.inference import inference_cost, record_inference
 from meshwright.cost.memory import held_bytes, stored_parameters, update_work
-from meshwright.cost.ops import lacks_kernel, record_training
+from meshwright.cost.ops import record_training
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import mean_runs, stage_counts
@@ -85,9 +85,8 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         if by_cpu and layout.offload_optimizer:  # XLA:CPU counts what waits on the host among the rest
             memory = price(plan.model, hardware, workload, layout.replace(offload_optimizer=False)).memory
         shape = Shape(workload.num_sequences / layout.microbatches, workload.seq_len, workload.seq_len)
-        lacking = lacks_kernel(plan.model, hardware, layout, workload.seq_len)
-        lacking = lacking or ("CPUs have none" if by_cpu else None)
-        graph = record_training(plan.model, hardware, layout, shape, lacking=lacking)
+        has_kernel = False if by_cpu else None
+        graph = record_training(plan.model, hardware, layout, shape, has_kernel=has_kernel)
         if layout.pipe == 1 and not plan.model.moe and not layout.offload:
             saved = _saved_by_layers(graph, layout)
         if layout.optimizer in ARITHMETIC:
