@@ -9,6 +9,7 @@ from tests.audit.test_searched import searched
 from tests.nn.test_layouts import MIXTURE
 from tests.train.test_lanes import MIXTURE as ALIKE
 
+from meshwright.cost.lowering import Lowering
 from meshwright.cost.ops import SymbolicOps
 from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
@@ -38,7 +39,7 @@ def test_a_round_has_the_room_that_is_planned(staged: bool) -> None:
     for layout in layouts:
         sequences = WORK.num_sequences // layout.microbatches
         shape = Shape(sequences, WORK.seq_len, WORK.seq_len)
-        planned = SymbolicOps(config, layout, shape, flash_attention=False, static_on="cpu").blocks
+        planned = SymbolicOps(config, layout, shape, Lowering(flash_attention=False, static_on="cpu")).blocks
         mesh = device_mesh(layout)
         lies = named_sharding(layout.activation("gates", "BTE"), mesh)
         gates = jax.ShapeDtypeStruct((sequences, WORK.seq_len, moe.num_experts), "float32", sharding=lies)

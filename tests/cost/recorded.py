@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.cost.graph import Direction, Graph, Transfer, recomputed_nodes
+from meshwright.cost.lowering import Lowering
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
@@ -31,7 +32,7 @@ PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 0
 
 
 def record(layout: Layout, config: ModelConfig = SMALL, *, flash_attention: bool = True) -> Graph:
-    return record_loss(config, layout, Shape(B, T, T), flash_attention=flash_attention)
+    return record_loss(config, layout, Shape(B, T, T), Lowering(flash_attention=flash_attention))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ B, T = 16, 1024
 
 
 def _record(config: ModelConfig, layout: Layout) -> Graph:
-    return record_loss(config, layout, Shape(B, T, T), flash_attention=True)
+    return record_loss(config, layout, Shape(B, T, T))
 
 
 def _nodes(graph: Graph, kind: str) -> list[tuple[float, Node]]:
@@ -112,7 +112,7 @@ class TestExperts:
 
 def test_a_window_hides_what_lies_outside() -> None:
     """Gemma 3: five local layers to a global one; w (1 - w/2T) keys against T/2."""
-    graph = record_loss(load_model("gemma-3-12b"), Layout.of(), Shape(1, 8192, 8192), flash_attention=True)
+    graph = record_loss(load_model("gemma-3-12b"), Layout.of(), Shape(1, 8192, 8192))
     (local, global_) = (node.forward[0].flops for _, node in _nodes(graph, "attention"))
     assert local / global_ == pytest.approx(1024 * (1 - 1024 / 16384) / 4096)
     assert [s.count for s in graph.segments if s.source] == [40, 8]

@@ -121,7 +121,7 @@ class TestGradients:
     def test_all_of_them_meet_few_activations(self) -> None:
         """Of a single token: the end of the backward pass is the peak, with all that is stored."""
         layout = Layout.of(remat="full")
-        graph = record_loss(SMALL, layout, Shape(1, 1, 1), flash_attention=True)
+        graph = record_loss(SMALL, layout, Shape(1, 1, 1))
         few = eager_memory(graph, layout, EAGER)
         assert (few.gradients, few.activations) == (BF16 * count_params(SMALL).total, 0)
 

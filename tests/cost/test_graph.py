@@ -32,6 +32,7 @@ from tests.cost.recorded import (
 )
 
 from meshwright.cost.graph import Graph, recomputed_nodes
+from meshwright.cost.lowering import Lowering
 from meshwright.cost.ops import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
@@ -222,7 +223,7 @@ class TestFlops:
         length, seen = 2048, 1280
         shape = Shape(1, length, length)
         by_kernel, by_blocks = (
-            record_loss(SMALL, Layout.of(), shape, flash_attention=True, by_blocks=by_blocks)
+            record_loss(SMALL, Layout.of(), shape, Lowering(by_blocks=by_blocks))
             for by_blocks in (False, True)
         )
         flops = [self._flops(Layout.of(), "attention", graph) for graph in (by_kernel, by_blocks)]
@@ -237,8 +238,7 @@ class TestFlops:
         """Of a window of 300 tokens in blocks of 256, a block of queries meets three: 768 keys, not 278."""
         windowed, shape = replace(SMALL, sliding_window=300, global_every=0), Shape(1, 2048, 2048)
         graphs = (
-            record_loss(windowed, Layout.of(), shape, flash_attention=True, whole_blocks=whole)
-            for whole in (False, True)
+            record_loss(windowed, Layout.of(), shape, Lowering(whole_blocks=whole)) for whole in (False, True)
         )
         exact, whole = (self._flops(Layout.of(), "attention", graph)["forward"] for graph in graphs)
         assert exact == pytest.approx(4 * L * N * H * 2048 * 300 * (1 - 300 / 4096))
@@ -309,7 +309,7 @@ def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
     text: str, static_on: str | None, rows: int
 ) -> None:
     config, layout = load_model("mixtral-8x7b"), Layout.parse(text)
-    graph = record_loss(config, layout, Shape(8, 4096, 4096), flash_attention=True, static_on=static_on)
+    graph = record_loss(config, layout, Shape(8, 4096, 4096), Lowering(static_on=static_on))
     nodes = {(node.name, node.kind): node for _, node in graph.nodes()}
     (made,) = nodes["expert_in", "matmul"].outputs
     assert made.bytes_per_device == rows * 14_336 * 2

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, B, D, F, H, K, L, N, T, V, record
 
 from meshwright.cost.graph import recomputed_nodes, saved_values
+from meshwright.cost.lowering import Lowering
 from meshwright.cost.memory import (
     HeldBytes,
     Memory,
@@ -207,9 +208,7 @@ class TestBuffers:
     def test_heads_are_padded_to_the_tiles_of_a_kernel(self) -> None:
         """Of 16 elements to 128: what attention keeps takes eight times as much, all else the same."""
         shape = Shape(B, T, T)
-        plain, tiled = (
-            record_loss(SMALL, Layout.of(), shape, flash_attention=True, head_tile=tile) for tile in (1, 128)
-        )
+        plain, tiled = (record_loss(SMALL, Layout.of(), shape, Lowering(head_tile=tile)) for tile in (1, 128))
         more = train_memory(tiled, Layout.of()).activations - train_memory(plain, Layout.of()).activations
         assert more == BF16 * L * 7 * TOKENS * 2 * (N + K) * H
         moved = [sum(v.bytes_per_device for _, n in g.nodes() for v in n.outputs) for g in (plain, tiled)]
@@ -401,7 +400,7 @@ def test_on_cpus_what_the_only_layer_of_a_stack_recomputes_waits_as_if_saved() -
     for num_layers, policy in ((1, "none"), (2, "full")):
         config = replace(SMALL, num_layers=num_layers)
         memory = train_memory(record_training(config, load("cpu:1"), layout, shape), layout)
-        plain = record_loss(config, layout, shape, flash_attention=True, by_blocks=True, head_by_chunks=True)
+        plain = record_loss(config, layout, shape, Lowering(by_blocks=True, head_by_chunks=True))
         layers, *_ = (one for one in plain.segments if one.source)
         more = saved_bytes(layers, policy) - saved_bytes(layers, "full")
         assert memory.activations == train_memory(plain, layout).activations + num_layers * more

@@ -13,7 +13,7 @@ from meshwright.models.presets import PRESETS
 
 
 def _recorded(config: ModelConfig, seq_len: int, num_sequences: int = 1) -> Graph:
-    return record_loss(config, Layout.of(), Shape(num_sequences, seq_len, seq_len), flash_attention=True)
+    return record_loss(config, Layout.of(), Shape(num_sequences, seq_len, seq_len))
 
 
 def _flops_by_part(graph: Graph) -> dict[str, float]:

@@ -200,7 +200,7 @@ class TestLlama13B:
     def cost(self, **degrees: int) -> StepCost:
         layout = Layout.of(remat="matmuls").replace(**degrees)
         shape = Shape(self.NUM_TOKENS / self.SEQ_LEN, self.SEQ_LEN, self.SEQ_LEN)
-        graph = record_loss(self.CONFIG, layout, shape, flash_attention=True)
+        graph = record_loss(self.CONFIG, layout, shape)
         return StepPricer(graph, layout, self.HARDWARE).cost()
 
     def matmul_seconds(self, cost: StepCost) -> float:
@@ -260,7 +260,7 @@ def _names(model: str, layout: str, hardware: str = "h100:4x8") -> set[str]:
     """What the collectives of a step are called."""
     parsed = Layout.parse(layout)
     shape = Shape(64 / parsed.microbatches, 2048, 2048)
-    graph = record_loss(load_model(model), parsed, shape, flash_attention=True)
+    graph = record_loss(load_model(model), parsed, shape)
     return {one.name for one in StepPricer(graph, parsed, load(hardware)).cost().collectives}
 
 

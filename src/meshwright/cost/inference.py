@@ -20,6 +20,7 @@ from typing import Any
 from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Graph, Node, Transfer, Value
+from meshwright.cost.lowering import Lowering
 from meshwright.cost.memory import stored_parameters
 from meshwright.cost.ops import SymbolicOps, symbolic_weights
 from meshwright.cost.passes import Dtypes
@@ -206,7 +207,7 @@ def record_inference(
 
     verified: after each of its T tokens.
     """
-    ops = _CachedOps(config, layout, shape, flash_attention=flash_attention)
+    ops = _CachedOps(config, layout, shape, Lowering(flash_attention))
     ops.verified = verified
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
@@ -271,7 +272,7 @@ def _held_by_a_stage(graph: Graph, layout: Layout) -> Any:
 
 def cache_bytes(config: ModelConfig, layout: Layout, num_sequences: Any, context: int) -> Any:
     """Bytes on one chip of the caches of `num_sequences` sequences of `context` positions."""
-    ops = _CachedOps(config, layout, Shape(num_sequences, 1, context), flash_attention=True)
+    ops = _CachedOps(config, layout, Shape(num_sequences, 1, context))
     caches = (
         value.bytes_per_device
         for window, count in Counter(cache_windows(config)).items()

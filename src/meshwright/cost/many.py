@@ -16,8 +16,9 @@ from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.eager import eager_phases
 from meshwright.cost.figures import largest
 from meshwright.cost.graph import Transfer
+from meshwright.cost.lowering import lacks_kernel
 from meshwright.cost.memory import HeldBytes, held_bytes, host_state_bytes, peak, state_bytes, update_work
-from meshwright.cost.ops import lacks_kernel, record_training
+from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.recorder import MeshSizes, Shape

@@ -15,17 +15,11 @@ from typing import Any
 from meshwright.cost.collectives import Copies
 from meshwright.cost.figures import each, smaller
 from meshwright.cost.graph import Direction, Graph, Node, Transfer, Value, Work
+from meshwright.cost.lowering import FLASH, Lowering, lacks_kernel, training_lowering
 from meshwright.cost.recorder import MeshSizes, Recorder, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.flash import (
-    TPU_LANES,
-    attention_block,
-    has_narrow_values,
-    visible_pairs,
-    why_no_flash,
-    window_block,
-)
+from meshwright.layout.flash import attention_block, visible_pairs, window_block
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.head import CHUNK_TOKENS, takes_chunks
 from meshwright.models import transformer
@@ -45,37 +39,17 @@ _BLOCK_KERNELS, _BLOCK_KERNELS_BACKWARD = 5, 9
 
 
 class SymbolicOps(Recorder):
-    """Records `models/transformer.py` for one model, layout and shape.
-
-    flash_attention: whether no scores lie in memory but those of a block, and hidden blocks are skipped.
-    by_blocks: whether that is the work of XLA's operations, from which each block's scores go through memory,
-    and not of a kernel. wide_values: whether a kernel takes values as wide as keys, and pads others.
-    whole_blocks: whether a kernel computes whole blocks of windows. wide_caps: whether capped logits lie in
-    memory as float32, too. scores_dtype: of scores that no kernel fuses with the products. head_by_chunks:
-    whether logits are made by chunks of tokens, where the layout lets them.
-    """
+    """Records `models/transformer.py` for one model, layout and shape, as `lowering` runs it."""
 
     def __init__(
         self,
         config: ModelConfig,
         layout: Layout,
         shape: Shape,
-        *,
-        flash_attention: bool,
-        by_blocks: bool = False,
-        wide_values: bool = False,
-        whole_blocks: bool = False,
-        wide_caps: bool = False,
-        scores_dtype: str = "f32",
-        head_by_chunks: bool = False,
-        head_tile: int = 1,
-        static_on: str | None = None,
+        lowering: Lowering = FLASH,
         many: MeshSizes | None = None,
     ) -> None:
-        super().__init__(config, layout, shape, many, head_tile=head_tile, static_on=static_on)
-        self.flash_attention, self.scores_dtype = flash_attention, scores_dtype
-        self.by_blocks, self.wide_values, self.wide_caps = by_blocks, wide_values, wide_caps
-        self.whole_blocks, self.head_by_chunks = whole_blocks, head_by_chunks
+        super().__init__(config, layout, shape, lowering, many)
         self._quantised: dict[int, Value] = {}
         self._own_gates: Value | None = None  # of the layer that is being recorded
 
@@ -382,28 +356,28 @@ class SymbolicOps(Recorder):
 
         summed: the values' sum of each query head, as it leaves the kernel.
         """
-        keys = self._mean_keys(window) if self.flash_attention else self.sizes["S"]
-        if self.by_blocks:
+        keys = self._mean_keys(window) if self.lowering.flash_attention else self.sizes["S"]
+        if self.lowering.by_blocks:
             keys = each(partial(self._keys_of_visible_blocks, window), self._positions(kept[0]))
-        elif self.whole_blocks and window:
+        elif self.lowering.whole_blocks and window:
             block = window_block(window)
             keys = smaller(self._mean_keys(None), block * (1 + -(-(window - 1) // block)))
         scores = 2 * keys * sum(self.elements(q.array) for q in queries)
-        widened = self.sizes["H"] / self.sizes[summed.array.dims[-1]] if self.wide_values else 1.0
+        widened = self.sizes["H"] / self.sizes[summed.array.dims[-1]] if self.lowering.wide_values else 1.0
         values = 2 * keys * self.elements(summed.array) * widened
         traffic = sum(value.bytes_per_device for value in (*queries, *kept, summed))
         inputs, outputs = (*queries, *kept), (out,)
-        if self.by_blocks:
+        if self.lowering.by_blocks:
             inputs = (*inputs, self._scores_by_blocks(queries[0], kept[0], summed, keys))
             outputs = (out, self._log_sum(queries[0]))
-        elif not self.flash_attention:
+        elif not self.lowering.flash_attention:
             inputs = (*inputs, self._scores(queries[0], kept[0], keys))
         # Backward: the scores again, dQ and dK over H; dP and dV over O.
         head = sum(self.sizes[value.array.dims[-1]] for value in (*queries, summed)) / 2
         shape = self.sizes["T"], head, keys
         forward = Work(scores + values, traffic, shape=shape)
         backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
-        needs = (*queries, *kept, *(outputs if self.by_blocks else ()))
+        needs = (*queries, *kept, *(outputs if self.lowering.by_blocks else ()))
         node = Node(name, "attention", inputs, outputs, needs, (forward,), (backward,))
         return self.add(
             replace(
@@ -439,8 +413,8 @@ class SymbolicOps(Recorder):
     def _scores(self, q: Value, k: Value, keys: float) -> Value:
         """The softmax between the two products, where no kernel fuses it with them."""
         rows = self.elements(q.array) / self.sizes[q.array.dims[-1]]
-        num_bytes = whole(dtype_bytes(self.scores_dtype) * rows * keys)
-        scores = Value(q.array.replace(name="scores"), self.scores_dtype, num_bytes)
+        num_bytes = whole(dtype_bytes(self.lowering.scores_dtype) * rows * keys)
+        scores = Value(q.array.replace(name="scores"), self.lowering.scores_dtype, num_bytes)
         forward, backward = Work(hbm_bytes=5 * num_bytes), Work(hbm_bytes=11 * num_bytes)
         return self.add(Node("softmax", "softmax", (q, k), (scores,), (q, k), (forward,), (backward,)))
 
@@ -684,11 +658,11 @@ class SymbolicOps(Recorder):
     ) -> tuple[Value, tuple[Value, ...]]:
         """The logits that there are at once, of a chunk of tokens or of all, and their float32 copy."""
         copy = self.value(logits.array.replace(name="probabilities"), "f32")
-        if self.flash_attention and not self.head_by_chunks:
-            return logits, (copy,) if is_capped and self.wide_caps else ()
+        if self.lowering.flash_attention and not self.lowering.head_by_chunks:
+            return logits, (copy,) if is_capped and self.lowering.wide_caps else ()
         [group] = self.layout.contractions(head)
         by_chunks = all(takes_chunks(plan, group.reshard) for plan in group.plans.values())
-        if not (self.head_by_chunks and by_chunks):
+        if not (self.lowering.head_by_chunks and by_chunks):
             return logits, (copy,)
         share = smaller(1.0, CHUNK_TOKENS / self.elements(self.layout.tokens("tokens")))
         chunk, copy = (replace(v, bytes_per_device=whole(share * v.bytes_per_device)) for v in (logits, copy))
@@ -712,34 +686,11 @@ def record_loss(
     config: ModelConfig,
     layout: Layout,
     shape: Shape,
-    *,
-    flash_attention: bool,
-    by_blocks: bool = False,
-    wide_values: bool = False,
-    whole_blocks: bool = False,
-    wide_caps: bool = False,
-    scores_dtype: str = "f32",
-    head_by_chunks: bool = False,
-    head_tile: int = 1,
-    static_on: str | None = None,
+    lowering: Lowering = FLASH,
     many: MeshSizes | None = None,
 ) -> Graph:
     """The graph of one microbatch's loss; see SymbolicOps."""
-    ops = SymbolicOps(
-        config,
-        layout,
-        shape,
-        flash_attention=flash_attention,
-        by_blocks=by_blocks,
-        wide_values=wide_values,
-        whole_blocks=whole_blocks,
-        wide_caps=wide_caps,
-        scores_dtype=scores_dtype,
-        head_by_chunks=head_by_chunks,
-        head_tile=head_tile,
-        static_on=static_on,
-        many=many,
-    )
+    ops = SymbolicOps(config, layout, shape, lowering, many)
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     transformer.loss(config, ops, symbolic_weights(config, ops), tokens, tokens, places)
     return ops.graph()
@@ -760,26 +711,8 @@ def record_training(
     """
     if has_kernel is None:
         has_kernel = lacks_kernel(config, hardware, layout, shape.key_len) is None
-    kind, flash = hardware.chip.kind, hardware.software.flash
-    by_blocks, kernel_on = flash and not has_kernel, kind if flash and has_kernel else None
-    # Fused softmax kernels of GPUs keep scores in the type of activations, XLA on CPU in float32.
-    scores = layout.compute_dtype if kind == "gpu" else "f32"
-    graph = record_loss(
-        config,
-        layout,
-        shape,
-        flash_attention=flash,
-        by_blocks=by_blocks,
-        wide_values=kernel_on == "gpu" and has_narrow_values(config),
-        whole_blocks=kernel_on == "tpu",
-        # XLA for GPU makes the gradient of a cap, and keeps it for both products that read it.
-        wide_caps=kind == "gpu" and hardware.software.is_ours,
-        scores_dtype=scores,
-        head_by_chunks=kind == "cpu",
-        head_tile=TPU_LANES if kernel_on == "tpu" else 1,
-        static_on=kind if has_static_rows(hardware, layout) else None,
-        many=many,
-    )
+    lowering = training_lowering(config, hardware, layout, has_kernel=has_kernel)
+    graph = record_loss(config, layout, shape, lowering, many)
     graph = replace(graph, head_waits=hardware.chip.kind != "tpu")
     graph = _with_early_layers(graph) if hardware.chip.kind == "cpu" else graph
     if not hardware.software.counts_head:
@@ -801,22 +734,6 @@ def _with_early_layers(graph: Graph) -> Graph:
 
 def _block(positions: float) -> int:
     return attention_block(int(positions))
-
-
-def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
-    """Whether the rows of experts have room by the round: in programs of static shapes, which run here.
-
-    Schedules of which nn/ has no program are those of others, whose shapes follow the rows that there are.
-    """
-    return hardware.software.static_rows and (layout.pipe == 1 or layout.schedule.is_alike)
-
-
-def lacks_kernel(config: ModelConfig, hardware: Hardware, layout: Layout, seq_len: int) -> str | None:
-    """Why no kernel takes attention on these chips; None if one does, as of all other software."""
-    chip = hardware.chip
-    if not hardware.software.is_ours:
-        return None
-    return why_no_flash(chip.kind, chip.compute_capability, config, layout, seq_len)
 
 
 def symbolic_weights(config: ModelConfig, ops: SymbolicOps) -> dict:

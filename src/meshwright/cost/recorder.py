@@ -17,6 +17,7 @@ from meshwright.cost.graph import (
     Value,
     Work,
 )
+from meshwright.cost.lowering import Lowering
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, blocks_of
 from meshwright.layout.optimizers import state_elements, update_flops
@@ -57,9 +58,7 @@ class Recorder:
 
     Sizes may be fractions (a batch that does not divide), since they are only multiplied. Of layouts with
     one pattern all can be recorded at once: `many` has arrays of their sizes then, and every figure of the
-    graph that follows from them is an array too. head_tile: elements that the head dimension of queries, keys
-    and values is padded to a multiple of. static_on: the platform on which a program of static shapes
-    multiplies the rows of experts, in whole blocks and with the room of a round; None: of dynamic shapes.
+    graph that follows from them is an array too.
     """
 
     def __init__(
@@ -67,12 +66,10 @@ class Recorder:
         config: ModelConfig,
         layout: Layout,
         shape: Shape,
+        lowering: Lowering,
         many: MeshSizes | None = None,
-        *,
-        head_tile: int = 1,
-        static_on: str | None = None,
     ) -> None:
-        self.config, self.layout, self.head_tile = config, layout, head_tile
+        self.config, self.layout, self.lowering = config, layout, lowering
         self.mesh, self.microbatches = many or MeshSizes(layout.mesh, layout.microbatches)
         self.sizes: dict[str, Any] = {
             **dimensions(config),
@@ -90,8 +87,8 @@ class Recorder:
             routed = moe.experts_per_token * shape.num_sequences * shape.query_len
             self.even_rows = routed / moe.num_experts * (layout.schedule.capacity or 1)
             self.sizes["C"] = self.even_rows
-            if static_on and layout.schedule.capacity is None:
-                self._make_room(moe, static_on)
+            if lowering.static_on and layout.schedule.capacity is None:
+                self._make_room(moe, lowering.static_on)
         self.segments: list[Segment] = []
         self.layer_segments: list[int] = []
         self.nodes: list[Node] = []
@@ -148,7 +145,8 @@ class Recorder:
         if array.dims[:1] != ("B",) or array.dims[-1] not in _HEAD_DIMENSIONS:
             return 0.0
         size = self.sizes[array.dims[-1]]
-        return -(-size // self.head_tile) * self.head_tile / size - 1
+        tile = self.lowering.head_tile
+        return -(-size // tile) * tile / size - 1
 
     def tokens(self, name: str) -> Value:
         """An integer input: tokens, targets or positions [B, T]."""

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.cost.graph import Graph
+from meshwright.cost.lowering import has_static_rows, lacks_kernel
 from meshwright.cost.many import Family, Member, Saving, Stages, pattern
-from meshwright.cost.ops import has_static_rows, lacks_kernel, record_training
+from meshwright.cost.ops import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware

@@ -121,7 +121,7 @@ class TestFigures:
 def _mlp_products(workload: Workload) -> int:
     """Bytes of the results of one layer's three MLP matmuls on one device, from the recorded graph."""
     shape = Shape(workload.num_sequences, workload.seq_len, workload.seq_len)
-    graph = record_loss(LLAMA_13B, Layout.of(), shape, flash_attention=True)
+    graph = record_loss(LLAMA_13B, Layout.of(), shape)
     layer = next(segment for segment in graph.segments if segment.name == "layer")
     products = [node for node in layer.nodes if node.kind == "matmul" and node.name in MLP]
     return sum(value.bytes_per_device for node in products for value in node.outputs)
