@@ -107,7 +107,7 @@ def test_a_layout_is_compared_on_the_links_that_a_search_gives_it():
     config, machine, work = PRESETS["llama-3-8b"], load("v5e:4x4"), Workload(256, 4096)
     layout = Layout.parse("fsdp=4,tensor=4")
     innermost_first = price(config, machine, work, layout)
-    placed = well_placed(config, work, innermost_first)
+    placed = well_placed(innermost_first)
     assert placed.step_seconds < 0.95 * innermost_first.step_seconds
     found = compared(Plan(config, machine.spec, work, layout), machine)
     assert found["step_seconds"] == placed.step_seconds

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.memory import stored_parameters
-from meshwright.cost.ops import record_loss
+from meshwright.cost.ops import record_loss, record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import (
     depth_counts,
@@ -22,7 +22,7 @@ from meshwright.layout import Layout
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan.space import Space, record
+from meshwright.plan.space import Space
 from meshwright.plan.train import price
 
 LLAMA = load_model("llama-3.1-405b")
@@ -104,7 +104,7 @@ def test_hops_of_a_step_by_hand():
     """Four stages, 16 microbatches of a sequence of 4,096 tokens, D 4,096, two bytes: 2^25 bytes a hop."""
     config, machine, workload = load_model("llama-3-8b"), catalog.load("h100:8"), Workload(32, 4096)
     layout = Layout.of(pipe=4, data=2, microbatches=16, remat="full")
-    pricer = StepPricer(record(config, machine, layout, 2, 4096), layout, machine)
+    pricer = StepPricer(record_training(config, machine, layout, Shape(2, 4096, 4096)), layout, machine)
     assert hop_transfer(pricer.graph, 4).gathered_bytes == 4 * 2**25
     found = pricer.hops()
     assert (found.forward, found.backward) == (16, 16)

@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from tests.layout.any_rules import any_layouts
 
 from meshwright.cost.memory import train_memory
+from meshwright.cost.ops import record_training
+from meshwright.cost.recorder import Shape
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
-from meshwright.plan.space import record
 from meshwright.plan.train import price
 
 CONFIG = ModelConfig(
@@ -35,7 +36,7 @@ def test_they_are_priced(layout: Layout) -> None:
 @given(any_layouts())
 def test_memory_is_what_the_tables_store(layout: Layout) -> None:
     """A device holds its share of the weights at least, and at most the whole model."""
-    graph = record(CONFIG, load("v5e:1"), layout, BATCH.num_sequences / layout.microbatches, BATCH.seq_len)
+    graph = record_training(CONFIG, load("v5e:1"), layout, Shape.of_microbatch(BATCH, layout))
     memory = train_memory(graph, layout)
     whole = 4 * count_params(CONFIG).total
     assert whole / layout.num_chips <= memory.weights <= whole

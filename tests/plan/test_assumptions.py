@@ -51,7 +51,7 @@ def priced(machine: Hardware, layout: str) -> Candidate:
 
 def share_of(machine: Hardware, layout: str) -> dict[str, float]:
     """The share of the step by the first words of each constant."""
-    found = shares(CONFIG, machine, WORKLOAD, priced(machine, layout))
+    found = shares(priced(machine, layout))
     return {constant.text: share for share, constant in found}
 
 
@@ -77,7 +77,7 @@ def test_matmuls_at_half_their_peak_rest_half_their_time_on_it() -> None:
     plain = priced(machine, "fsdp=32,remat=full")
     half = replace(machine.chip, step=replace(machine.chip.step, matmul={"bf16": 0.5}))
     slower = priced(replace(machine, chip=half), "fsdp=32,remat=full")
-    ((share, constant), *others) = shares(CONFIG, slower.hardware, WORKLOAD, slower)
+    ((share, constant), *others) = shares(slower)
     assert constant.text == "large matmuls in bf16 run at 50% of the bf16 peak"
     assert share == pytest.approx(1 - plain.step_seconds / slower.step_seconds)
     assert share > 0.4 and all(other < 0.01 for other, _ in others)
@@ -87,7 +87,7 @@ def test_matmuls_at_half_their_peak_rest_half_their_time_on_it() -> None:
 def test_each_share_is_a_saving_in_the_step_as_planned(spec: str) -> None:
     machine = load(spec)
     best = priced(machine, TENSOR)
-    found = shares(CONFIG, machine, WORKLOAD, best)
+    found = shares(best)
     assert found == sorted(found, key=lambda one: -one[0])
     assert {constant for _, constant in found} == set(constants(machine.chip, best.layout))
     # Faster links can never take longer; nor can anything else.
@@ -98,7 +98,7 @@ def test_each_share_is_a_saving_in_the_step_as_planned(spec: str) -> None:
 def test_what_matters_is_printed_with_value_and_source_and_nothing_else() -> None:
     machine = load("h100:4x8")
     best = priced(machine, TENSOR)
-    lines = list(assumptions(CONFIG, machine, WORKLOAD, best))
+    lines = list(assumptions(CONFIG, WORKLOAD, best))
     printed = {line.split(": ")[0]: line for line in lines if "of this step depends on it" in line}
     assert set(printed) == {text for text, share in share_of(machine, TENSOR).items() if share > LEAST_SHARE}
     attention = printed["attention runs at 31% of the bf16 peak"]
@@ -110,7 +110,7 @@ def test_what_matters_is_printed_with_value_and_source_and_nothing_else() -> Non
 def test_virtual_devices_of_one_cpu_are_said_to_wait_for_each_step(spec: str, is_said: bool) -> None:
     machine = load(spec)
     layout = TENSOR if machine.num_chips > 1 else "data=1"
-    lines = assumptions(CONFIG, machine, WORKLOAD, priced(machine, layout))
+    lines = assumptions(CONFIG, WORKLOAD, priced(machine, layout))
     said = [line for line in lines if "the host waits for each step before it dispatches the next" in line]
     assert [line.startswith("the 32 virtual devices share one CPU") for line in said] == [True] * is_said
 
@@ -118,7 +118,7 @@ def test_virtual_devices_of_one_cpu_are_said_to_wait_for_each_step(spec: str, is
 def test_an_ideal_chip_rests_on_no_constant() -> None:
     machine = load("h100:4x8").ideal()
     best = priced(machine, "fsdp=32,remat=full")
-    lines = list(assumptions(CONFIG, machine, WORKLOAD, best))
+    lines = list(assumptions(CONFIG, WORKLOAD, best))
     assert "no fitted or measured constant affects more than 5% of this step" in lines
 
 
@@ -167,7 +167,7 @@ def test_experts_over_several_devices_are_said_to_take_rounds(layout: str, is_sa
     """Of those that run here, without a capacity; without an axis of experts there is room for all rows."""
     config, hardware, workload = load_model("mixtral-8x7b"), load("h100:64"), Workload(64, 4096)
     found = price(config, hardware, workload, Layout.parse(layout))
-    said = " ".join(assumptions(config, hardware, workload, found))
+    said = " ".join(assumptions(config, workload, found))
     assert ("the memory of one round, which holds twice as many rows" in said) == is_said
 
 
@@ -185,6 +185,6 @@ def test_experts_over_several_devices_are_said_to_take_rounds(layout: str, is_sa
 def test_a_kernel_that_the_run_lacks_is_said(hardware: str, layout: str, reason: str | None) -> None:
     machine, workload = load(hardware), Workload(16, 4096)
     best = price(CONFIG, machine, workload, Layout.parse(layout))
-    [said] = [one for one in assumptions(CONFIG, machine, workload, best) if "flash kernel" in one]
+    [said] = [one for one in assumptions(CONFIG, workload, best) if "flash kernel" in one]
     assert ("go through memory" in said) == (reason is not None)
     assert (reason or "") in said

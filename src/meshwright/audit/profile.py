@@ -15,7 +15,6 @@ from meshwright.cost.passes import Dtypes, work_seconds
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 from meshwright.hardware import catalog
-from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.train.profiling import HLO
@@ -66,14 +65,8 @@ def operation_times(folder: Path, plan: Plan) -> list[OperationTime]:
 def planned_seconds(plan: Plan) -> dict[Key, float]:
     """Seconds of a step by operation, pass and kind, on the mean chip; collectives whether hidden or not."""
     hardware, layout = catalog.load(plan.hardware), plan.layout
-    cost = price(plan.model, hardware, plan.workload, layout).cost
-    graph = record(
-        plan.model,
-        hardware,
-        layout,
-        plan.workload.num_sequences / layout.microbatches,
-        plan.workload.seq_len,
-    )
+    candidate = price(plan.model, hardware, plan.workload, layout)
+    cost, graph = candidate.cost, candidate.graph
     found: dict[Key, float] = defaultdict(float)
     chip, dtypes = hardware.chip, Dtypes.of(layout)
     for segment in graph.segments:

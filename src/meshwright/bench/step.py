@@ -57,7 +57,7 @@ class MeasuredStep:
 
     def price(self, hardware: Hardware) -> float:
         """Seconds that the cost model expects of this step."""
-        shape = Shape(self.workload.num_sequences, self.workload.seq_len, self.workload.seq_len)
+        shape = Shape.of_microbatch(self.workload, self.layout)
         graph = record_training(self.config, hardware, self.layout, shape)
         return StepPricer(graph, self.layout, hardware).cost().seconds
 

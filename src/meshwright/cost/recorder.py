@@ -21,6 +21,7 @@ from meshwright.cost.lowering import Lowering
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, blocks_of
 from meshwright.layout.optimizers import state_elements, update_flops
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.parameters import Param, dimensions
 from meshwright.notation.array import ShardedArray
@@ -40,6 +41,11 @@ class Shape:
     num_sequences: Any
     query_len: int
     key_len: int
+
+    @classmethod
+    def of_microbatch(cls, workload: Workload, layout: Layout) -> "Shape":
+        """One microbatch of a training step, over all batch shards."""
+        return cls(workload.num_sequences / layout.microbatches, workload.seq_len, workload.seq_len)
 
 
 # Letters of the head dimension of queries and keys, and of values.

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from meshwright.cost.ops import record_training
+from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.errors import PlanError
 from meshwright.files import parse_json, read_text
@@ -28,7 +30,6 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan_file import load_plan
 from meshwright.units import format_seconds
@@ -114,8 +115,8 @@ def anchored(machine: Hardware, runs: Sequence[MeasuredRun]) -> Anchored:
 
 def _log_error(run: MeasuredRun, step: StepEfficiency) -> float:
     hardware = replace(run.hardware, chip=replace(run.hardware.chip, step=step))
-    sequences = run.workload.num_sequences / run.layout.microbatches
-    graph = record(run.config, hardware, run.layout, sequences, run.workload.seq_len)
+    shape = Shape.of_microbatch(run.workload, run.layout)
+    graph = record_training(run.config, hardware, run.layout, shape)
     return log(StepPricer(graph, run.layout, hardware).cost().seconds / run.seconds)
 
 

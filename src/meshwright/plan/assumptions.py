@@ -15,11 +15,9 @@ from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
 from meshwright.hardware.links import LINK_FIELDS, Network, link_rates
 from meshwright.hardware.software import DEFAULT
-from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.plan.space import record
 from meshwright.plan.spread import Spread, spread
 from meshwright.units import format_bytes, format_seconds
 
@@ -43,11 +41,9 @@ class Constant:
     ideal: Chip
 
 
-def assumptions(
-    config: ModelConfig, hardware: Hardware, workload: Workload, best: "Candidate"
-) -> Iterator[str]:
+def assumptions(config: ModelConfig, workload: Workload, best: "Candidate") -> Iterator[str]:
     """What the price of `best` rests on, a sentence each."""
-    chip = hardware.chip
+    hardware, chip = best.hardware, best.hardware.chip
     if warning := step_warning(chip):
         yield warning
     yield (
@@ -56,7 +52,7 @@ def assumptions(
         "the "
         "model's FLOPs are 6 per matmul parameter and token, and 6 B T^2 N H per layer for causal attention"
     )
-    weighty = [found for found in shares(config, hardware, workload, best) if found[0] > LEAST_SHARE]
+    weighty = [found for found in shares(best) if found[0] > LEAST_SHARE]
     for share, constant in weighty:
         yield f"{constant.text}: {share:.0%} of this step depends on it ({constant.source})"
     yield (
@@ -101,20 +97,17 @@ def spread_of(candidate: "Candidate") -> Spread | None:
     return spread(hardware.chip.kind, name, chips, layout.word("tensor"), layout.pipe)
 
 
-def shares(
-    config: ModelConfig, hardware: Hardware, workload: Workload, best: "Candidate"
-) -> list[tuple[float, Constant]]:
+def shares(best: "Candidate") -> list[tuple[float, Constant]]:
     """The share of the step of `best` that rests on each constant of its chip, the largest first.
 
     share = 1 - step with the constant at its ideal value / step
     """
-    layout = best.layout
-    graph = record(config, hardware, layout, workload.num_sequences / layout.microbatches, workload.seq_len)
+    layout, hardware = best.layout, best.hardware
 
     def seconds(chip: Chip) -> float:
         machine = replace(hardware, chip=chip)
         placement = best.placement.over(at_step_rates(machine).chip.network)
-        return StepPricer(graph, layout, machine, placement).seconds()
+        return StepPricer(best.graph, layout, machine, placement).seconds()
 
     whole = seconds(hardware.chip)
     found = [(1 - seconds(constant.ideal) / whole, constant) for constant in constants(hardware.chip, layout)]

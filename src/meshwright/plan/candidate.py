@@ -1,8 +1,9 @@
 """A layout with its price."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory
 from meshwright.cost.step import StepCost
 from meshwright.hardware.links import bound_name
@@ -27,7 +28,8 @@ class Shortage(NamedTuple):
 class Candidate:
     """One layout with its price. placement: the links that its axes take.
 
-    compiled_bytes: of one chip, as a compiler says; None where none was asked.
+    graph: of a microbatch, as it was recorded. compiled_bytes: of one chip, as a compiler says; None where
+    none was asked.
     """
 
     layout: Layout
@@ -37,6 +39,7 @@ class Candidate:
     num_tokens: float
     hardware: Hardware
     placement: Placement
+    graph: Graph = field(repr=False, compare=False)
     compiled_bytes: int | None = None
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ def compared(plan: Plan, machine: Hardware) -> dict:
     """
     work, chip = plan.workload, machine.chip
     found = (
-        well_placed(plan.model, work, price(plan.model, machine, work, plan.layout)).to_dict()
+        well_placed(price(plan.model, machine, work, plan.layout)).to_dict()
         if work.phase == "train"
         else price_phase(plan.model, machine, work, [plan.layout]).to_dict()
     )

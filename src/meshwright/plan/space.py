@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.cost.graph import Graph
 from meshwright.cost.lowering import has_static_rows, lacks_kernel
 from meshwright.cost.many import Family, Member, Saving, Stages, pattern
-from meshwright.cost.ops import record_training
-from meshwright.cost.recorder import Shape
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import DEGREES, Layout
@@ -380,13 +377,6 @@ def different_remats(
     """
     alike = {"attention"} if hardware.software.flash else set()
     return [remat for remat in remats if remat in remats_of(config) and remat not in alike]
-
-
-def record(
-    config: ModelConfig, hardware: Hardware, layout: Layout, num_sequences: float, seq_len: int
-) -> Graph:
-    """The graph of one microbatch of so many sequences, over all batch shards."""
-    return record_training(config, hardware, layout, Shape(num_sequences, seq_len, seq_len))
 
 
 def _spread(degrees: list[int]) -> list[int]:

@@ -15,6 +15,8 @@ from math import inf
 from meshwright.cost.collectives import forget_prices
 from meshwright.cost.eager import step_memory
 from meshwright.cost.graph import Graph
+from meshwright.cost.ops import record_training
+from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer, at_step_rates
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
@@ -31,7 +33,7 @@ from meshwright.plan.fastest import Fastest
 from meshwright.plan.given import NOT_SEARCHED, Condition
 from meshwright.plan.nothing import nothing_found
 from meshwright.plan.rank import TIE, plainness, ranked, ties
-from meshwright.plan.space import Considered, Group, Space, record
+from meshwright.plan.space import Considered, Group, Space
 from meshwright.units import format_seconds
 
 # Candidates that are priced and ranked, at least.
@@ -119,7 +121,7 @@ def price(
     layout.precision.check_trains()
     check_enough(workload, layout)
     layout.check(config, workload.num_sequences if whole else None, seq_len=workload.seq_len, padded=True)
-    graph = graph or _graph(config, hardware, workload, layout)
+    graph = graph or record_training(config, hardware, layout, Shape.of_microbatch(workload, layout))
     pricer = StepPricer(graph, layout, hardware)
     return Candidate(
         layout=layout,
@@ -129,6 +131,7 @@ def price(
         num_tokens=workload.num_tokens,
         hardware=hardware,
         placement=pricer.placement,
+        graph=graph,
     )
 
 
@@ -161,26 +164,20 @@ def only(
     notices: tuple[str, ...] = (),
 ) -> Search:
     """The search that found one layout alone."""
-    said = tuple(assumptions(config, candidate.hardware, workload, candidate))
+    said = tuple(assumptions(config, workload, candidate))
     return Search((candidate,), 1, seconds, said, workload, notices)
 
 
-def well_placed(config: ModelConfig, workload: Workload, candidate: Candidate) -> Candidate:
+def well_placed(candidate: Candidate) -> Candidate:
     """The candidate with each axis on the links with which its step is shortest."""
     layout, hardware = candidate.layout, candidate.hardware
-    graph = _graph(config, hardware, workload, layout)
     placements = at_step_rates(hardware).placements(layout.mesh)
-    pricers = [StepPricer(graph, layout, hardware, placement) for placement in placements]
+    pricers = [StepPricer(candidate.graph, layout, hardware, placement) for placement in placements]
     seconds = [pricer.seconds() for pricer in pricers]
     best = pricers[seconds.index(min(seconds))]
     if best is pricers[0]:
         return candidate
     return replace(candidate, cost=best.cost(), placement=best.placement)
-
-
-def _graph(config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout) -> Graph:
-    sequences = workload.num_sequences / layout.microbatches
-    return record(config, hardware, layout, sequences, workload.seq_len)
 
 
 def search(
@@ -218,7 +215,7 @@ def search(
         why = why_not(config, found[0].layout)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
     faster = _faster(scout.not_run(workload, planned), found, config, hardware, planned) if runs else None
-    said = tuple(assumptions(config, hardware, planned, found[0]))
+    said = tuple(assumptions(config, planned, found[0]))
     forget_prices()
     forget_placements()
     return Search(
@@ -385,7 +382,7 @@ def _priced(
     """The layouts priced and ranked, the first and the fastest of them on the links that suit them best."""
     found = ranked(price(config, hardware, workload, layout) for layout in layouts)
     first = [*found[:NUM_PLACED], *nsmallest(NUM_PLACED, found, key=lambda one: one.step_seconds)]
-    placed = {id(one): well_placed(config, workload, one) for one in {id(one): one for one in first}.values()}
+    placed = {id(one): well_placed(one) for one in {id(one): one for one in first}.values()}
     return ranked(placed.get(id(candidate), candidate) for candidate in found)
 
 
@@ -406,7 +403,7 @@ def _faster(
     """The fastest of `others`, if it is faster than all that was found by more than a tie."""
     least = min((one.step_seconds for one in found if one.fits), default=float("inf"))
     for _, choice in islice(others, 1):
-        candidate = well_placed(config, workload, price(config, hardware, workload, choice.layout))
+        candidate = well_placed(price(config, hardware, workload, choice.layout))
         if (1 + TIE) * candidate.step_seconds < least:
             return Faster(candidate, why_not(config, candidate.layout) or "")
     return None

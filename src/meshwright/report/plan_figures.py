@@ -42,9 +42,7 @@ class PricedPlan:
     def chosen(self) -> Candidate:
         """The plan's own layout, on the links with which its step is shortest."""
         plan = self.plan
-        return well_placed(
-            plan.model, plan.workload, price(plan.model, self.hardware, plan.workload, plan.layout)
-        )
+        return well_placed(price(plan.model, self.hardware, plan.workload, plan.layout))
 
     @cached_property
     def search(self) -> Search:
@@ -123,7 +121,7 @@ def plan_figures(priced: PricedPlan) -> list[Figure]:
         figures.append(_pipeline_figure(priced))
     if any(one.points for one in priced.sweeps):
         figures.append(scaling_figure(priced.sweeps, priced.hardware))
-    return [*figures, roofline_figure(plan.model, plan.workload, chosen)]
+    return [*figures, roofline_figure(chosen)]
 
 
 def _pipeline_figure(priced: PricedPlan) -> Figure:

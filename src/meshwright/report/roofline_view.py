@@ -7,8 +7,6 @@ from math import atan2, degrees
 from markupsafe import Markup
 
 from meshwright.cost.passes import Dtypes
-from meshwright.layout.workload import Workload
-from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
 from meshwright.report.chart import SMALL, Axes, Scale, dot, label, line, padded, text_width
 from meshwright.report.figure import Figure, Panel
@@ -24,9 +22,9 @@ COLOUR = {"matmul": "compute", "attention": "tp"}
 _Place = Callable[[StepOperation], tuple[float, float]]
 
 
-def roofline_figure(config: ModelConfig, workload: Workload, candidate: Candidate) -> Figure:
+def roofline_figure(candidate: Candidate) -> Figure:
     """HBM's roof at the left, the links' at the right."""
-    found = operations(config, workload, candidate)
+    found = operations(candidate)
     step = candidate.step_seconds
     caption = (
         "Operations of the planned step on one chip; an area is a share of the step. Left: achieved FLOP/s "

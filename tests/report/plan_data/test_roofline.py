@@ -18,14 +18,14 @@ def test_the_operations_and_the_optimizer_are_the_work_of_the_step(layout):
     found = candidate(layout)
     work = sum(term.seconds for term in found.cost.terms if term.bound in ("compute", "hbm"))
     optimizer = sum(term.seconds for term in found.cost.terms if term.name == "optimizer")
-    total = sum(operation.seconds for operation in operations(CONFIG, WORKLOAD, found))
+    total = sum(operation.seconds for operation in operations(found))
     assert total == pytest.approx(work - optimizer, rel=1e-9)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:3])
 def test_their_flops_are_those_executed(layout):
     found = candidate(layout)
-    total = sum(operation.flops for operation in operations(CONFIG, WORKLOAD, found))
+    total = sum(operation.flops for operation in operations(found))
     assert total == pytest.approx(found.cost.executed_flops, rel=1e-9)
 
 
@@ -37,7 +37,7 @@ def test_every_collective_belongs_to_an_operation_but_the_update_s_and_hops(layo
         for planned in found.cost.collectives
         if planned.direction != "update" and planned.what != "activations between stages"
     ]
-    ops = operations(CONFIG, WORKLOAD, found)
+    ops = operations(found)
     assert sum(o.link_seconds for o in ops) == pytest.approx(sum(p.seconds * p.count for p in moved))
     exposed = sum(p.seconds * p.count * p.exposed for p in moved)
     assert sum(o.exposed_seconds for o in ops) == pytest.approx(exposed)
@@ -47,7 +47,7 @@ def test_every_collective_belongs_to_an_operation_but_the_update_s_and_hops(layo
 def test_nothing_is_above_a_roof(layout):
     found = candidate(layout)
     chip = found.hardware.chip
-    for operation in operations(CONFIG, WORKLOAD, found):
+    for operation in operations(found):
         if operation.flops:
             assert operation.flops_per_second <= chip.flops("bf16") * (1 + 1e-9)
             roof = operation.intensity * chip.hbm_bytes_per_second
@@ -57,7 +57,7 @@ def test_nothing_is_above_a_roof(layout):
 
 def test_the_input_of_three_products_counts_to_each_by_its_flops():
     found = candidate("data=2,tensor=8,sequence_parallel=true")
-    ops = {(o.name, o.direction): o for o in operations(CONFIG, WORKLOAD, found)}
+    ops = {(o.name, o.direction): o for o in operations(found)}
     queries, keys = ops["wq", "forward"], ops["wk", "forward"]
     assert queries.link_bytes / keys.link_bytes == pytest.approx(queries.flops / keys.flops)
 
@@ -71,13 +71,13 @@ def test_a_roof_is_what_the_largest_collective_reaches():
 
 
 def test_what_has_no_flops_is_bound_by_memory():
-    ops = operations(CONFIG, WORKLOAD, candidate("fsdp=16"))
+    ops = operations(candidate("fsdp=16"))
     assert {o.bound for o in ops if not o.flops} == {"hbm"}
     assert {"attention", "w_gate", "unembed", "attention_norm"} <= {o.name for o in ops}
 
 
 def test_gathered_keys_and_values_are_attention_s():
-    ops = {(o.name, o.direction): o for o in operations(CONFIG, WORKLOAD, candidate("context=2,tensor=8"))}
+    ops = {(o.name, o.direction): o for o in operations(candidate("context=2,tensor=8"))}
     assert ops["attention", "forward"].link_bytes > 0
 
 
@@ -87,5 +87,5 @@ def test_the_tokens_of_experts_belong_to_operations():
     workload, layout = Workload(64, 4096), Layout.parse("data=4,tensor=2,expert=4")
     found = price(config, catalog.load("h100:8"), workload, layout)
     moved = [planned for planned in found.cost.collectives if planned.direction != "update"]
-    ops = operations(config, workload, found)
+    ops = operations(found)
     assert sum(o.link_seconds for o in ops) == pytest.approx(sum(p.seconds * p.count for p in moved))

@@ -33,7 +33,7 @@ def test_every_point_is_what_the_planner_prices(swept):
     _, found = swept
     for point in found.points[::7]:
         workload = Workload(point.num_sequences, 2048)
-        again = well_placed(CONFIG, workload, price(CONFIG, MACHINE, workload, point.candidate.layout))
+        again = well_placed(price(CONFIG, MACHINE, workload, point.candidate.layout))
         assert again.step_seconds == pytest.approx(point.candidate.step_seconds, rel=1e-12)
         assert again.memory == point.candidate.memory
         assert again.num_tokens == point.candidate.num_tokens

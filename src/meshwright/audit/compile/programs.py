@@ -84,9 +84,10 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         cost, memory = candidate.cost, candidate.memory
         if by_cpu and layout.offload_optimizer:  # XLA:CPU counts what waits on the host among the rest
             memory = price(plan.model, hardware, workload, layout.replace(offload_optimizer=False)).memory
-        shape = Shape(workload.num_sequences / layout.microbatches, workload.seq_len, workload.seq_len)
-        has_kernel = False if by_cpu else None
-        graph = record_training(plan.model, hardware, layout, shape, has_kernel=has_kernel)
+        graph = candidate.graph
+        if by_cpu:
+            shape = Shape.of_microbatch(workload, layout)
+            graph = record_training(plan.model, hardware, layout, shape, has_kernel=False)
         if layout.pipe == 1 and not plan.model.moe and not layout.offload:
             saved = _saved_by_layers(graph, layout)
         if layout.optimizer in ARITHMETIC:

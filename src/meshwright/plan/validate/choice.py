@@ -14,15 +14,16 @@ from math import floor
 from meshwright.cost.eager import reported_bytes, step_memory
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory
+from meshwright.cost.ops import record_training
+from meshwright.cost.recorder import Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.space import record
 from meshwright.plan.train import price
 from meshwright.plan.validate.reproduce import Case
 
 # A layout is asked for its memory with each loss and in mixes, and then for its time.
-_kept_record = lru_cache(maxsize=32)(record)
+_kept_record = lru_cache(maxsize=32)(record_training)
 # The share of the layers is counted in so many parts, down.
 _PARTS = 1000
 
@@ -115,8 +116,7 @@ def memory_of(case: Case, hardware: Hardware, layout: Layout) -> Memory:
 
 
 def _graph(case: Case, layout: Layout) -> Graph:
-    sequences = case.workload.num_sequences / layout.microbatches
-    return _kept_record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
+    return _kept_record(case.config, case.hardware, layout, Shape.of_microbatch(case.workload, layout))
 
 
 def _excess(case: Case, hardware: Hardware, layout: Layout) -> float:

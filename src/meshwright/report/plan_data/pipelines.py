@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
+from meshwright.cost.ops import record_training
 from meshwright.cost.pipeline import PipelineTimeline, simulate
+from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
@@ -10,7 +12,6 @@ from meshwright.layout.pipeline import SCHEDULES, pass_table
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.space import record
 
 # Microbatches whose passes a picture can still tell apart; of more, the first whole rounds are simulated.
 _MOST_SHOWN = 64
@@ -54,8 +55,8 @@ def _variants(layout: Layout) -> Iterator[Layout]:
 def _timeline(
     config: ModelConfig, workload: Workload, candidate: Candidate, layout: Layout
 ) -> PipelineTimeline:
-    sequences = workload.num_sequences / layout.microbatches
-    graph = record(config, candidate.hardware, layout, sequences, workload.seq_len)
+    shape = Shape.of_microbatch(workload, layout)
+    graph = record_training(config, candidate.hardware, layout, shape)
     pricer = StepPricer(graph, layout, candidate.hardware, candidate.placement)
     times = pricer.pipeline_times()
     count = shown_microbatches(layout.pipe, layout.microbatches)

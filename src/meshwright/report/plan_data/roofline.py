@@ -14,10 +14,7 @@ from meshwright.cost.graph import Direction, Graph, Node, Segment, Work, recompu
 from meshwright.cost.passes import Dtypes, work_seconds
 from meshwright.cost.priced import PricedCollective
 from meshwright.hardware.chip import Chip
-from meshwright.layout.workload import Workload
-from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.space import record
 
 # An all-reduce moves an array twice: a reduce-scatter and an all-gather.
 _MOVES = {"all_reduce": 2}
@@ -76,20 +73,18 @@ class LinkRoof:
     seconds: float
 
 
-def operations(config: ModelConfig, workload: Workload, candidate: Candidate) -> list[StepOperation]:
+def operations(candidate: Candidate) -> list[StepOperation]:
     """Every operation that works, by time. Those of one name in one direction are added up."""
     layout, chip = candidate.layout, candidate.hardware.chip
-    sequences = workload.num_sequences / layout.microbatches
-    graph = record(config, candidate.hardware, layout, sequences, workload.seq_len)
     dtypes, totals = Dtypes.of(layout), dict[_Key, StepOperation]()
-    for segment, runs in zip(graph.segments, candidate.cost.runs, strict=True):
+    for segment, runs in zip(candidate.graph.segments, candidate.cost.runs, strict=True):
         if not runs:
             continue
         for direction, node in _in_directions(segment, layout.remat):
             if found := _priced(node, direction, runs, dtypes, chip):
                 key = found.name, direction
                 totals[key] = _sum(totals[key], found) if key in totals else found
-    with_links = _with_collectives(totals, candidate.cost.collectives, _owners(graph))
+    with_links = _with_collectives(totals, candidate.cost.collectives, _owners(candidate.graph))
     return sorted(with_links, key=lambda operation: -operation.seconds)
 
 

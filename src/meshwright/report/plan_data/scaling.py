@@ -120,7 +120,7 @@ def best_of(space: Space, chosen: Iterable[Layout]) -> Candidate | None:
     if not found:
         return None
     priced = price(space.config, space.hardware, space.workload, found[0].layout)
-    return well_placed(space.config, space.workload, priced)
+    return well_placed(priced)
 
 
 def rank(candidate: Candidate) -> tuple[float, float]:
