@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.collectives import collective_seconds
-from meshwright.cost.inference import record_inference
+from meshwright.cost.inference import record_pass
 from meshwright.cost.passes import Dtypes
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import at_step_rates
@@ -146,7 +146,7 @@ def _pass(
 ) -> tuple:
     """The pieces and the transfers of a pass; before: passes of segments that there are already."""
     chip, dtypes = case.hardware.chip, Dtypes.of(layout)
-    graph = record_inference(case.config, layout, Shape(batch, queries, keys), flash_attention=True)
+    graph = record_pass(case.config, layout, Shape(batch, queries, keys))
     placement = at_step_rates(case.hardware).place(layout.mesh)
     pieces, transfers = [[weight, 0.0, 0.0, 0.0, 3, 0, 1.0, before]], []  # the launch
     for number, segment in enumerate(graph.segments, before + 1):

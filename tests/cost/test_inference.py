@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.graph import Graph
-from meshwright.cost.inference import inference_cost, inference_memory, record_inference
+from meshwright.cost.graph import Graph, Node
+from meshwright.cost.inference import inference_cost, inference_memory, record_inference, record_pass
+from meshwright.cost.ops import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
@@ -20,7 +21,7 @@ SEQ_LENS = (100, 8192, 131_072)
 def _generate(config: ModelConfig, context: int, layout: Layout | None = None, sequences: int = 1) -> Graph:
     """A recorded generate step of `sequences` behind caches of `context` positions."""
     shape = Shape(sequences, 1, context)
-    return record_inference(config, layout or Layout.of(), shape, flash_attention=True)
+    return record_pass(config, layout or Layout.of(), shape)
 
 
 def _read_bytes(graph: Graph) -> int:
@@ -73,6 +74,63 @@ def test_a_prompt_fills_the_cache_that_generation_reads() -> None:
         inference_cost(config, layout, hardware, phase, 4, 8192) for phase in ("prefill", "generate")
     )
     assert prefill.cache == generate.cache == 4 * kv_cache_bytes(config, 8192) / 16
+
+
+def _attention(graph: Graph, kind: str = "attention") -> Node:
+    return next(node for _, node in graph.nodes() if node.kind == kind)
+
+
+def test_rows_of_prompts_on_cpus_meet_pages_one_after_another() -> None:
+    """A row of 16 queries reads whole pages of 64 up to its own: of 1,024 positions 544 a query, on average.
+
+    In memory are its scores and weights over two pages, 4 bytes each, and the sums of values in float32.
+    """
+    config = PRESETS["llama-3-8b"]
+    shape, heads = Shape(2, 1024, 1024), config.num_heads
+    graph = record_inference(config, load("cpu:1"), Layout.of().at("prefill"), shape)
+    [work] = _attention(graph).forward
+    assert work.flops == 4 * 2 * 1024 * 544 * heads * config.d_head
+    [scores] = _attention(graph, "softmax").outputs
+    assert scores.bytes_per_device == 2 * 4 * heads * 16 * 128 + 4 * 2 * 1024 * heads * config.d_head
+    # A quarter of them behind the rest: page 13 to 16, 4 rows each.
+    chunk = record_inference(config, load("cpu:1"), Layout.of().at("prefill"), Shape(2, 256, 1024))
+    assert _attention(chunk).forward[0].flops == 4 * 2 * 256 * 64 * 14.5 * heads * config.d_head
+
+
+def test_chunks_on_accelerators_gather_whole_tables() -> None:
+    """512 queries in 8 rows, each with a table of 4,096 positions: keys and values of 8 heads in bf16.
+
+    A score is float32, its weight bf16.
+    """
+    config, layout = PRESETS["llama-3-8b"], Layout.of(tensor=2).at("prefill")
+    graph = record_inference(config, load("h100:2"), layout, Shape(1, 512, 4096))
+    assert _attention(graph).forward[0].flops == 4 * 512 * 4096 * (32 / 2) * 128
+    [scores] = _attention(graph, "softmax").outputs
+    assert scores.bytes_per_device == 512 * 4096 * (32 / 2) * (4 + 2) + 8 * 2 * 2 * 4096 * (8 / 2) * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "words"),
+    [
+        ("llama-3-8b", "h100:2", "tensor=2"),
+        ("deepseek-v3", "h100:2", "tensor=2"),
+        ("gemma-3-27b", "v5p:2x1x1", "tensor=2"),
+        ("gpt-oss-20b", "h100:2", "tensor=2"),
+        ("llama-3-8b", "h100:2", "context=2"),
+    ],
+)
+def test_whole_prompts_attend_as_sequences_of_training(name: str, machine: str, words: str) -> None:
+    """By the same kernel, or without one (sinks, split positions) by the same blocks."""
+    config, hardware, shape = PRESETS[name], load(machine), Shape(2, 4096, 4096)
+    layout = Layout.parse(words)
+    trained, prefilled = (
+        record_training(config, hardware, layout, shape),
+        record_inference(config, hardware, layout.at("prefill"), shape),
+    )
+    kinds = [{node.kind for _, node in graph.nodes()} for graph in (trained, prefilled)]
+    assert ("softmax" in kinds[0]) == ("softmax" in kinds[1]) == (words == "context=2" or "oss" in name)
+    for kind in ("attention", *kinds[0] & {"softmax"}):
+        assert _attention(prefilled, kind).forward == _attention(trained, kind).forward
 
 
 def test_inference_runs_forward_alone_and_updates_nothing() -> None:

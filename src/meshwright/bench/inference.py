@@ -23,10 +23,11 @@ from meshwright.cost.inference import pass_cost
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.models.config import ModelConfig
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import init_params
-from meshwright.serve.batch import DEFAULT_PAGE, Batch, SequenceWork
+from meshwright.serve.batch import Batch, SequenceWork
 from meshwright.serve.runner import JaxRunner
 from meshwright.serve.sequence import GREEDY, Request, Sequence
 

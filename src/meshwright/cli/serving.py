@@ -14,6 +14,7 @@ from meshwright.cli.forecast import StepForecast
 from meshwright.cli.served import Serving
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
+from meshwright.layout.paged import DEFAULT_PAGE
 from meshwright.layout.precision import matmul_dtype_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
@@ -22,7 +23,6 @@ from meshwright.nn.cpu import multiplies_bf16
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.quantised import as_read
 from meshwright.plan_file import Plan
-from meshwright.serve.batch import DEFAULT_PAGE
 from meshwright.serve.engine import Engine
 from meshwright.serve.load import ModelFolder, load_model_folder
 from meshwright.serve.programs import num_replicas

@@ -7,6 +7,9 @@ window, one latent for all heads, one cache for several layers. Weights and cach
 they are stored in, and widened where they are multiplied. The scales of quantised caches are counted; those
 of weights, a number an output, are not.
 
+Queries meet keys as the programs of serve/ have it (`attention_form`): whole prompts by a kernel or block by
+block, others over pages.
+
 A batch may be an array of batches: then every figure that follows from it is an array too.
 """
 
@@ -15,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import comb
-from typing import Any
+from typing import Any, Literal
 
 from meshwright.cost.collectives import seconds_of_many
 from meshwright.cost.figures import largest
-from meshwright.cost.graph import Graph, Node, Transfer, Value
-from meshwright.cost.lowering import Lowering
+from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
+from meshwright.cost.lowering import Lowering, lacks_kernel
 from meshwright.cost.memory import stored_parameters
 from meshwright.cost.ops import SymbolicOps, symbolic_weights
 from meshwright.cost.passes import Dtypes
@@ -29,10 +32,18 @@ from meshwright.cost.stages import depth_counts
 from meshwright.cost.step import StepCost, StepPricer, TimedPass, at_step_rates, stage_times, timed_passes
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.flash import TPU_LANES, has_narrow_values
+from meshwright.layout.paged import DEFAULT_BLOCK, SIDE_BY_SIDE, TOGETHER, block_of, page_of, pages_met
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
 from meshwright.models.config import LayerKind, ModelConfig
-from meshwright.models.count import cache_arrays, cache_scales, cache_windows, cached_positions
+from meshwright.models.count import (
+    cache_arrays,
+    cache_scales,
+    cache_windows,
+    cached_positions,
+    widest_window,
+)
 from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
@@ -57,13 +68,57 @@ class InferenceMemory:
         return {**asdict(self), "total": self.total}
 
 
+AttentionForm = Literal["kernel", "blocks", "pages", "tables"]
+
+
+def attention_form(
+    config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, positions: int, longest: int
+) -> AttentionForm:
+    """How the last `queries` of so many positions of a sequence meet their keys on these chips.
+
+        kernel   on chip. Generate steps of accelerators, which read what is cached once, are priced so too
+        blocks   whole prompts without a kernel: XLA's operations, a pair of blocks at a time
+        pages    on CPUs: rows of some queries meet the pages of their sequence one by one
+        tables   chunks of prompts on accelerators: whole tables of pages are gathered for rows of queries
+
+    longest: positions of a whole prompt as its program has them. Other software has kernels for everything.
+    """
+    if not hardware.software.is_ours:
+        return "kernel"
+    if hardware.chip.kind == "cpu":
+        return "pages"
+    if layout.phase != "prefill":
+        return "kernel"
+    if queries < positions:
+        return "tables"
+    return "blocks" if lacks_kernel(config, hardware, layout, longest) else "kernel"
+
+
 class _CachedOps(SymbolicOps):
     """Records a pass of T queries of each sequence, behind S - T positions in the cache.
 
-    verified: whether logits are wanted of every query, as of the drafts that a step verifies.
+    form: of attention. kernel_on: the platform of the kernel of prompts; None where there is none. verified:
+    whether logits are wanted of every query, as of the drafts that a step verifies.
     """
 
     verified = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        shape: Shape,
+        form: AttentionForm = "kernel",
+        kernel_on: str | None = None,
+    ) -> None:
+        lowering = Lowering(
+            flash_attention=True,
+            by_blocks=form == "blocks",
+            wide_values=kernel_on == "gpu" and has_narrow_values(config),
+            whole_blocks=kernel_on == "tpu",
+        )
+        super().__init__(config, layout, shape, lowering)
+        self.form = form
 
     def take(self, name: str, x: Value, indices: Value) -> Value:
         return x if self.verified else super().take(name, x, indices)
@@ -151,6 +206,56 @@ class _CachedOps(SymbolicOps):
             made = self._attend(name, (latent, rope), kept, latent, partial, kind.window)
         return self._moved(f"from_{name}", made, out), cache
 
+    def _keys_met(self, k: Value, window: int | None) -> Any:
+        if self.form == "tables":
+            return self.sizes["S"]
+        if self.form != "pages":
+            return super()._keys_met(k, window)
+        met = self._pages_met(window)
+        return self._page * sum(met) / len(met)
+
+    @property
+    def _page(self) -> int:
+        return page_of(self.sizes["S"], widest_window(self.config))
+
+    @property
+    def _row(self) -> int:
+        """Queries of a row."""
+        return min(block_of("cpu") if self.form == "pages" else DEFAULT_BLOCK, self.sizes["T"])
+
+    def _pages_met(self, window: int | None) -> tuple[int, ...]:
+        return pages_met(self.sizes["T"], self.sizes["S"], self._row, self._page, window)
+
+    def _softmax(
+        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: int | None
+    ) -> tuple[Value, ...]:
+        """The scores as they lie in memory: of one row and some pages at a time, or of all rows and tables.
+
+        Each is written, read for the largest and for its exponential (float32), and its weight written and
+        read: on CPUs in float32, else in the type of activations. Page by page the float32 sums of values are
+        read and written with each page, of which a long row's product takes some. Each row gathers a table of
+        its own, which is read, written and read.
+        """
+        if self.form not in ("pages", "tables"):
+            return super()._softmax(q, kept, summed, keys, window)
+        f32, out = dtype_bytes("f32"), self.elements(summed.array)
+        of_queries = self.elements(q.array) / self.sizes[q.array.dims[-1]]
+        scores = of_queries * keys
+        if self.form == "pages":
+            some = SIDE_BY_SIDE if self.sizes["S"] >= 2 * TOGETHER * self._page else 1
+            queries = self.sizes["T"] * self.sizes["B"] / self.mesh.size(q.array.axes_of("B"))
+            held = of_queries / queries * self._row * some * self._page * 2 * f32 + f32 * out
+            traffic = 5 * f32 * scores + 2 * f32 * out * keys / (some * self._page)
+        else:
+            narrow = dtype_bytes(self.layout.compute_dtype)
+            tables = sum(one.bytes_per_device for one in self.cached(1, None).values())
+            tables = tables * -(-self.sizes["T"] // self._row)
+            held = scores * (f32 + narrow) + tables
+            traffic = scores * (3 * f32 + 2 * narrow) + 3 * tables
+        value = Value(q.array.replace(name="scores"), "f32", whole(held))
+        work = (Work(hbm_bytes=traffic),)
+        return (self.add(Node("softmax", "softmax", (q, kept[0]), (value,), (q,), work, work)),)
+
     def _moved(self, name: str, x: Value, target: ShardedArray) -> Value:
         """`x` where attention needs it, or its sums back where the next product reads them."""
         steps = reshard(x.array, target.replace(name=x.array.name))
@@ -200,14 +305,20 @@ def _at_cache(queries: ShardedArray, cache: ShardedArray) -> ShardedArray:
     return queries.replace(axes={"B": cache.axes_of("B"), "N": heads})
 
 
-def record_inference(
-    config: ModelConfig, layout: Layout, shape: Shape, *, flash_attention: bool, verified: bool = False
+def record_pass(
+    config: ModelConfig,
+    layout: Layout,
+    shape: Shape,
+    form: AttentionForm = "kernel",
+    *,
+    kernel_on: str | None = None,
+    verified: bool = False,
 ) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
 
-    verified: after each of its T tokens.
+    verified: after each of its T tokens. form, kernel_on: see _CachedOps.
     """
-    ops = _CachedOps(config, layout, shape, Lowering(flash_attention))
+    ops = _CachedOps(config, layout, shape, form, kernel_on)
     ops.verified = verified
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
@@ -215,14 +326,39 @@ def record_inference(
     steps = reshard(logits.array, logits.array.replace(axes={"V": ()}))
     gathered = ops.transfers("logits", steps, "logits", logits.dtype, critical=True)
     ops.add(Node("logits", "move", (logits,), (logits,), forward_transfers=gathered))
-    # Without a kernel for whole prompts these are read from the cache, window or not.
-    reads_prompts = shape.query_len == shape.key_len and not flash_attention
+    # Where whole prompts are read from the cache, it holds them, window or not.
+    reads_prompts = shape.query_len == shape.key_len and form == "pages"
     caches = tuple(
         value
         for window, count in Counter(cache_windows(config)).items()
         for value in ops.cached(count, None if reads_prompts else window).values()
     )
     return replace(ops.graph(), caches=caches, directions=("forward",))
+
+
+def record_inference(
+    config: ModelConfig, hardware: Hardware, layout: Layout, shape: Shape, *, longest: int | None = None
+) -> Graph:
+    """The graph of one step as the hardware's software runs it.
+
+    longest: positions that prompts are filled up to, as servers do; None: they are as long as `shape` says.
+    """
+    queries, positions = shape.query_len, shape.key_len
+    form = attention_form(config, hardware, layout, queries, positions, longest or positions)
+    has_kernel = form == "kernel" and queries == positions and hardware.software.is_ours
+    return record_pass(
+        config,
+        layout,
+        shape,
+        form,
+        kernel_on=hardware.chip.kind if has_kernel else None,
+        verified=queries > 1 and layout.phase == "generate",
+    )
+
+
+def alike_of(hardware: Hardware) -> tuple[object, ...]:
+    """What machines have in common whose passes are recorded alike."""
+    return hardware.chip.kind, hardware.chip.compute_capability, hardware.software.is_ours
 
 
 @lru_cache(maxsize=256)
@@ -245,9 +381,7 @@ def pass_cost(
 ) -> tuple[StepCost, InferenceMemory]:
     """The parts of a pass of `queries` tokens of each sequence, the last of `context` positions."""
     shape, alone = Shape(num_sequences, queries, context), layout.replace(microbatches=1)
-    verified = queries > 1 and layout.phase == "generate"
-    flash_attention = hardware.chip.kind != "cpu"
-    graph = record_inference(config, alone, shape, flash_attention=flash_attention, verified=verified)
+    graph = record_inference(config, hardware, alone, shape)
     return StepPricer(graph, alone, in_inference(hardware)).cost(), inference_memory(graph, alone)
 
 
@@ -284,7 +418,8 @@ def cache_bytes(config: ModelConfig, layout: Layout, num_sequences: Any, context
 class Passes:
     """One pass of one layout, recorded for many batches at once; `seconds` prices it on a machine.
 
-    batches: an array of numbers of sequences. layout: in its phase, without stages.
+    batches: an array of numbers of sequences. layout: in its phase, without stages. hardware: whose programs
+    are recorded, and those of machines alike (`alike_of`).
     """
 
     def __init__(
@@ -294,15 +429,11 @@ class Passes:
         batches: Any,
         queries: int,
         context: int,
-        *,
-        flash_attention: bool,
+        hardware: Hardware,
     ) -> None:
         self.layout, self.batches = layout, batches
-        verified = queries > 1 and layout.phase == "generate"
-        shape = Shape(batches, queries, context)
-        self.graph = record_inference(
-            config, layout, shape, flash_attention=flash_attention, verified=verified
-        )
+        shape, longest = Shape(batches, queries, context), -(-context // TPU_LANES) * TPU_LANES
+        self.graph = record_inference(config, hardware, layout, shape, longest=longest)
         self.memory = inference_memory(self.graph, layout)
 
     def seconds(self, hardware: Hardware) -> Any:

@@ -356,22 +356,15 @@ class SymbolicOps(Recorder):
 
         summed: the values' sum of each query head, as it leaves the kernel.
         """
-        keys = self._mean_keys(window) if self.lowering.flash_attention else self.sizes["S"]
-        if self.lowering.by_blocks:
-            keys = each(partial(self._keys_of_visible_blocks, window), self._positions(kept[0]))
-        elif self.lowering.whole_blocks and window:
-            block = window_block(window)
-            keys = smaller(self._mean_keys(None), block * (1 + -(-(window - 1) // block)))
+        keys = self._keys_met(kept[0], window)
         scores = 2 * keys * sum(self.elements(q.array) for q in queries)
         widened = self.sizes["H"] / self.sizes[summed.array.dims[-1]] if self.lowering.wide_values else 1.0
         values = 2 * keys * self.elements(summed.array) * widened
         traffic = sum(value.bytes_per_device for value in (*queries, *kept, summed))
         inputs, outputs = (*queries, *kept), (out,)
+        inputs = (*inputs, *self._softmax(queries[0], kept, summed, keys, window))
         if self.lowering.by_blocks:
-            inputs = (*inputs, self._scores_by_blocks(queries[0], kept[0], summed, keys))
             outputs = (out, self._log_sum(queries[0]))
-        elif not self.lowering.flash_attention:
-            inputs = (*inputs, self._scores(queries[0], kept[0], keys))
         # Backward: the scores again, dQ and dK over H; dP and dV over O.
         head = sum(self.sizes[value.array.dims[-1]] for value in (*queries, summed)) / 2
         shape = self.sizes["T"], head, keys
@@ -388,6 +381,23 @@ class SymbolicOps(Recorder):
                 steps="keys",
             )
         )
+
+    def _keys_met(self, k: Value, window: int | None) -> Any:
+        """Keys that a query is multiplied with, on average."""
+        if self.lowering.by_blocks:
+            return each(partial(self._keys_of_visible_blocks, window), self._positions(k))
+        if self.lowering.whole_blocks and window:
+            block = window_block(window)
+            return smaller(self._mean_keys(None), block * (1 + -(-(window - 1) // block)))
+        return self._mean_keys(window) if self.lowering.flash_attention else self.sizes["S"]
+
+    def _softmax(
+        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: int | None
+    ) -> tuple[Value, ...]:
+        """The scores between the two products, where they lie in memory."""
+        if self.lowering.by_blocks:
+            return (self._scores_by_blocks(q, kept[0], summed, keys),)
+        return () if self.lowering.flash_attention else (self._scores(q, kept[0], keys),)
 
     def _copies_of_keys(self, kept: tuple[Value, ...]) -> int:
         """Bytes of keys and values for each head of the queries, as kernels without groups want them."""

@@ -36,7 +36,6 @@ def why_no_flash(
         piece = seq_len // (2 * layout.mesh.size(split)) if split else seq_len
         reasons |= {
             f"keys pass round a ring over {', '.join(split)}": layout.passes_keys_round,
-            f"{', '.join(split)} splits the positions of prompts": bool(split) and layout.phase != "train",
             f"pieces of {piece:,} tokens are not a multiple of {TPU_LANES}": piece % TPU_LANES != 0,
         }
     else:

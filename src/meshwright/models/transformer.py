@@ -41,13 +41,13 @@ def input_of(*names: str) -> str:
     return f"to_{'+'.join(names)}"
 
 
-def at_most(num_trips: int) -> str:
-    """The scope of a loop that runs so many times at most: how many depends on data.
+def at_most(num_trips: int, num_runs: int = 1) -> str:
+    """The scope of a loop of which data say how often it turns: at most so many times in so many runs.
 
-    >>> at_most(32)
-    'at_most_32_trips'
+    >>> at_most(32), at_most(10, 4)
+    ('at_most_32_trips', 'at_most_10_trips_in_4_runs')
     """
-    return f"at_most_{num_trips}_trips"
+    return f"at_most_{num_trips}_trips" + (f"_in_{num_runs}_runs" if num_runs > 1 else "")
 
 
 def at_most_blocks(num_blocks: int, among: int) -> str:

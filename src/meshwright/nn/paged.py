@@ -29,6 +29,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
+from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, pages_met
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
@@ -43,9 +44,6 @@ from meshwright.notation.array import Axes, ShardedArray
 Pool = Array | Quantised  # where narrow with a scale for each token and head
 Pools = dict[str, list[Pool]]
 NOBODY = -1  # the position of a token that is padding
-# Pages that one trip of a long row's loop attends to, since a trip has a cost of its own, and of these the
-# pages that one product reads: so many stay in a core's cache.
-_TOGETHER, _SIDE_BY_SIDE = 8, 2
 _HIDDEN = -1e30  # of scores that are not seen: finite, so that a page without any makes no NaN
 
 
@@ -67,7 +65,8 @@ class PagedCache:
     positions i32[N]: of each token in its sequence, NOBODY for padding; split as the pools' pages are.
     tables i32[R, G, P]: a row for each of a replica's `rows`, in order, replica by replica. groups: of each
     cache, the group whose pages it has. is_fresh: the rows are whole prompts, each from its position 0 on, so
-    that attention needs no page.
+    that attention needs no page. stands: (queries, positions) of every sequence, where they are known: its
+    rows are at the last so many of so many. An audit counts by it.
     """
 
     pools: Pools
@@ -77,6 +76,7 @@ class PagedCache:
     layout: Layout
     groups: tuple[int, ...]
     is_fresh: bool = False
+    stands: tuple[int, int] | None = None
 
     def by_row(self, x: Array) -> Array:
         """x[N, ...] as [R, Q, ...], where all rows are of one length."""
@@ -137,7 +137,7 @@ class PagedCache:
         there = tuple(axis for axis in _axes(heads[2]) if axis not in (*split, *sequences)) or None
         of_q, of_heads = PartitionSpec(by_replica, there, None), PartitionSpec(there)
         slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
-        form = _page_by_page if platform() == "cpu" else _gathered
+        form = partial(_page_by_page, stands=self.stands) if platform() == "cpu" else _gathered
 
         def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Pool) -> Array:
             outs, token = [], 0
@@ -312,6 +312,7 @@ def _page_by_page(
     sinks: Array | None,
     slopes: Array | None,
     split: Axes = (),
+    stands: tuple[int, int] | None = None,
 ) -> _Found:
     """Each row meets its pages one after another, a long one several at a time, with a running softmax."""
     num_rows, length, num_heads, _ = asked.q.shape
@@ -352,19 +353,20 @@ def _page_by_page(
 
         begin = 0 if window is None else jnp.maximum(positions[0] - window + 1, 0) // size
         end, num_pages = (last + size) // size, table.shape[0]
+        met = pages_met(*stands, length, size, window) if stands else (num_pages,)
         running = start, total, jnp.zeros((*grouped, width), jnp.float32)
-        if num_pages >= 2 * _TOGETHER:
-            groups = (end - begin) // _TOGETHER
+        if num_pages >= 2 * TOGETHER:
+            groups = (end - begin) // TOGETHER
 
             def one_group(number: Array, running: _Running) -> _Running:
-                for place in range(0, _TOGETHER, _SIDE_BY_SIDE):
-                    running = some_pages(_SIDE_BY_SIDE, begin + number * _TOGETHER + place, running)
+                for place in range(0, TOGETHER, SIDE_BY_SIDE):
+                    running = some_pages(SIDE_BY_SIDE, begin + number * TOGETHER + place, running)
                 return running
 
-            with jax.named_scope(at_most(num_pages // _TOGETHER)):
+            with jax.named_scope(at_most(sum(count // TOGETHER for count in met), len(met))):
                 running = lax.fori_loop(0, groups, one_group, running)
-            begin, num_pages = begin + groups * _TOGETHER, num_pages % _TOGETHER
-        with jax.named_scope(at_most(num_pages)):
+            begin, met = begin + groups * TOGETHER, tuple(count % TOGETHER for count in met)
+        with jax.named_scope(at_most(sum(met), len(met))):
             peak, sums, out = lax.fori_loop(begin, end, partial(some_pages, 1), running)
         sums = jnp.maximum(sums, 1e-30)
         out = jnp.transpose(jnp.reshape(out / sums[..., None], (num_heads, length, width)), (1, 0, 2))

@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from meshwright.errors import PlanError
+from meshwright.layout.paged import DEFAULT_BLOCK, DEFAULT_PAGE
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.serve.pages import Move
 from meshwright.serve.sequence import Sequence, TokenScore
@@ -14,10 +15,6 @@ from meshwright.serve.sequence import Sequence, TokenScore
 if TYPE_CHECKING:  # it loads JAX
     from meshwright.serve.scoring import TokenScores
 
-# Positions of a page and of a block of a prompt.
-DEFAULT_PAGE, DEFAULT_BLOCK = 64, 64
-# Where attention goes page by page, tables are not gathered for each block, and short ones waste less.
-_BLOCK_OF_CPU = 16
 # Of prompts, in a step by which they are timed.
 _TIMED_TOKENS = 64
 PENDING = -1  # a token that the step before samples and nobody has read yet
@@ -91,11 +88,6 @@ class Batch(NamedTuple):
                 contexts += work.start + 1
                 number += 1
         return number, contexts / number if number else 0.0, chunks, num_drafts
-
-
-def block_of(platform: str) -> int:
-    """Positions of a block of a prompt on devices of this platform, as JAX calls it."""
-    return _BLOCK_OF_CPU if platform == "cpu" else DEFAULT_BLOCK
 
 
 def on_each(num_replicas: int) -> str:

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
 from meshwright.layout.fit import cache_batch_axes, cached_array
+from meshwright.layout.paged import block_of, page_of
 from meshwright.layout.runs import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer
@@ -29,7 +30,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.inference import InferenceOps, abstract_layered
 from meshwright.nn.mesh import device_mesh, partition_spec
 from meshwright.nn.paged import PagedCache, Pools, Rows, abstract_pools, page_groups
-from meshwright.serve.batch import DEFAULT_PAGE, PENDING, block_of
+from meshwright.serve.batch import PENDING
 from meshwright.serve.logit_edits import batch_rows, no_edits
 from meshwright.serve.sampling import Edits, Sampled, SampledRows, sample
 from meshwright.serve.scoring import score
@@ -43,6 +44,7 @@ class StepShape(NamedTuple):
 
     num_logits: rows of logits that the step yields, of which the last are zeros. pages_of_row: the width of
     the tables, and so the longest sequence. is_fresh: the rows are whole prompts, which read no page.
+    stands: as of PagedCache.
     """
 
     rows: tuple[Rows, ...]
@@ -50,6 +52,7 @@ class StepShape(NamedTuple):
     num_logits: int
     pages_of_row: int
     is_fresh: bool = False
+    stands: tuple[int, int] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -204,7 +207,9 @@ class InferencePrograms:
         tokens = self._on_each(_known, tokens, last, slots)
         places = Places(positions[:, None])
         there = reshard(positions, PartitionSpec(self._pages[0]))
-        cache = PagedCache(pools, there, tables, step.rows, self.layout, self._groups, step.is_fresh)
+        cache = PagedCache(
+            pools, there, tables, step.rows, self.layout, self._groups, step.is_fresh, step.stands
+        )
         x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
         with jax.named_scope("take"):
@@ -279,7 +284,7 @@ def workload_step(
     mesh = device_mesh(layout) if mesh is None else mesh
     window, of_window = widest_window(config) or workload.seq_len, 0
     num_slots = workload.num_sequences // num_replicas(config, layout)
-    page = min(DEFAULT_PAGE, window, workload.seq_len)
+    page = page_of(workload.seq_len, window)
     pages_of_row, is_fresh = -(-workload.seq_len // page), attends_to_whole_prompts(mesh)
     if window < workload.seq_len and (phase == "generate" or is_fresh):
         of_window = pages_of_row - (workload.seq_len - window) // page
@@ -299,7 +304,9 @@ def workload_step(
     else:
         block = min(block_of(mesh.devices.flat[0].platform), workload.seq_len)
         rows = Rows(num_slots * -(-workload.seq_len // block), block)
-    step = StepShape((rows,), num_slots, num_slots, pages_of_row, is_fresh=is_fresh and phase == "prefill")
+    stands = 1 if phase == "generate" else workload.seq_len, workload.seq_len
+    is_fresh = is_fresh and phase == "prefill"
+    step = StepShape((rows,), num_slots, num_slots, pages_of_row, is_fresh=is_fresh, stands=stands)
     return *programs.jitted_step(step), mesh
 
 

@@ -28,6 +28,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
+from meshwright.layout.paged import DEFAULT_PAGE, block_of
 from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import even_context, widest_window
@@ -37,12 +38,10 @@ from meshwright.nn.paged import NOBODY, Rows
 from meshwright.serve.batch import (
     ALREADY_THERE,
     DEFAULT_CHUNK,
-    DEFAULT_PAGE,
     Batch,
     IdleSeconds,
     Limits,
     SequenceWork,
-    block_of,
     compiled_sizes,
     on_each,
     timed_blocks,

@@ -111,7 +111,7 @@ def test_passes_of_many_batches_are_those_of_each():
     ):
         config, hardware = PRESETS["llama-3-70b"], load(machine)
         layout = Layout.parse(words).at("generate")
-        many = Passes(config, layout, np.array(batches), 1, 4096, flash_attention=True)
+        many = Passes(config, layout, np.array(batches), 1, 4096, hardware)
         alone = [pass_cost(config, layout, hardware, int(batch), 1, 4096) for batch in batches]
         assert many.seconds(hardware).tolist() == pytest.approx([cost.seconds for cost, _ in alone])
         assert many.memory.total.tolist() == pytest.approx([memory.total for _, memory in alone])
@@ -219,7 +219,8 @@ def test_a_prefix_and_drafts_save_what_they_do():
     config, machine = PRESETS["llama-3-8b"], [load("v5e:2x2")]
     plain = search(config, machine, Requests(4096, 256), precisions=[BF16]).best
     hit = search(config, machine, Requests(4096, 256, prefix_hit=0.75), precisions=[BF16]).best
-    assert 0.2 < hit.prefill_seconds / plain.prefill_seconds < 0.35
+    # A quarter of the tokens, which gather tables of pages, and their scores go through memory.
+    assert 0.25 < hit.prefill_seconds / plain.prefill_seconds < 0.5
     drafts = search(
         config, machine, Requests(4096, 256, drafts=4, acceptance=0.8), precisions=[BF16], layout=plain.layout
     )
@@ -234,30 +235,35 @@ def test_chunks_read_the_weights_again_and_sum_to_their_passes():
     config, machine, layout = PRESETS["llama-3-8b"], load("v5e:2x2"), Layout.of(tensor=4)
     requests = Requests(8192, 128)
     whole, chunked = (
-        float(PromptPasses(config, layout, requests, chunk, flash=True).seconds(machine)[0])
+        float(PromptPasses(config, layout, requests, chunk, machine).seconds(machine)[0])
         for chunk in (None, 512)
     )
-    passes = [
+    # The first is a prompt for itself; each after it gathers tables of pages as long as a request.
+    first, other = (
         pass_cost(config, layout.at("prefill"), machine, 1, 512, end)[0].seconds
-        for end in range(512, 8192 + 1, 512)
-    ]
-    assert chunked == pytest.approx(sum(passes), rel=0.01)
-    assert 1.05 * whole < chunked < 2 * whole
+        for end in (512, requests.context)
+    )
+    assert chunked == pytest.approx(first + (8192 / 512 - 1) * other)
+    assert 2 * whole < chunked < 3 * whole
     # What a prefix cache holds is not computed, but seen; the last chunk may be shorter.
-    hit = PromptPasses(config, layout, Requests(8000, 128, prefix_hit=0.5), 1024, flash=True)
-    ends = [(1024, 5024), (1024, 6048), (1024, 7072), (928, 8000)]
+    hit = PromptPasses(config, layout, Requests(8000, 128, prefix_hit=0.5), 1024, machine)
+    ends = [(1024, 8128), (1024, 8128), (1024, 8128), (928, 8128)]
     expected = [pass_cost(config, layout.at("prefill"), machine, 1, *one)[0].seconds for one in ends]
     assert float(hit.seconds(machine)[0]) == pytest.approx(sum(expected))
 
 
 def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
-    """Beyond the bound of tensor parallelism its collectives take the time; a ring is hidden by attention."""
+    """Beyond the bound of tensor parallelism its collectives take the time; no kernel attends in a ring."""
     config, machine, requests = PRESETS["llama-3-70b"], load("h100:4x8"), Requests(32_768, 128)
     plain = search(config, [machine], requests, precisions=[BF16], layout=Layout.of(tensor=8, data=4)).best
-    ways = {way.layout.context: way for way in plain.other_prefills if way.layout.context > 1}
+    ways = {
+        way.layout.context: way
+        for way in plain.other_prefills
+        if way.layout.context > 1 and way.layout.passes_keys_round
+    }
     assert ways and all(way.layout.num_chips == 32 for way in ways.values())
     # Four replicas that each have a part of the prompt, instead of prompts of their own.
-    assert plain.ttft_seconds / 4 < ways[4].ttft_seconds < plain.ttft_seconds / 2.5
+    assert plain.ttft_seconds / 4 < ways[4].ttft_seconds < plain.ttft_seconds
     target = Targets(ttft=1.1 * min(way.ttft_seconds for way in ways.values()))
     with pytest.raises(
         Infeasible, match=r"--ttft .* over context=\d+ it would be .* mw serve does not run yet"

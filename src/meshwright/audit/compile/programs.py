@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
-from meshwright.cost.inference import inference_cost, record_inference
+from meshwright.cost.inference import inference_cost, record_inference, record_pass
 from meshwright.cost.memory import held_bytes, stored_parameters, update_work
 from meshwright.cost.ops import record_training
 from meshwright.cost.priced import PricedCollective
@@ -104,8 +104,11 @@ def planned_step(plan: Plan, hardware: Hardware, *, by_cpu: bool = False) -> Pla
         _, memory = inference_cost(plan.model, stored, hardware, phase, *asked)
         queries = workload.seq_len if phase == "prefill" else 1
         shape = Shape(workload.num_sequences, queries, workload.seq_len)
-        has_kernel = not by_cpu and hardware.chip.kind != "cpu"
-        graph = record_inference(plan.model, layout, shape, flash_attention=has_kernel)
+        at = layout.at(phase)
+        if by_cpu:
+            graph = record_pass(plan.model, at, shape, "pages")
+        else:
+            graph = record_inference(plan.model, hardware, at, shape)
     of_update = _update_products(plan)
     return PlannedStep(
         collectives=cost.collectives,

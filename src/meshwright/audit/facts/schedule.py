@@ -216,8 +216,8 @@ class _Walk:
         trips = 1 if trips is None else trips
         if trips == 0:
             return clocks
-        first = self.run(place, clocks, weight)
-        if trips == 1:
+        first = self.run(place, clocks, weight * min(1, trips))
+        if trips <= 1:
             return first
         second = self.run(place, first, weight * (trips - 1))
         return second.later((trips - 2) * (second.compute - first.compute))

@@ -21,7 +21,9 @@ _CALLS = frozenset({"fusion", "call", "async-start"})
 _CALLED = (
     "calls", "to_apply", "body", "condition", "true_computation", "false_computation", "branch_computations",
 )  # fmt: skip
-_SAID = re.compile(rf"(?:{at_most(0)}|{by_even_load(0)})".replace("0", r"(\d+)"))
+_SAID = re.compile(
+    "|".join(re.sub(r"\d+", r"(\\d+)", said) for said in (at_most(0, 2), at_most(0), by_even_load(0)))
+)
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
 
@@ -146,16 +148,19 @@ def known_runs(program: Program, place: CallPath) -> int:
     return 1 if count is None else count
 
 
-def trip_count(program: Program, loop: TracedValue) -> int | None:
-    """Iterations of a while: XLA's own figure, else from `i < bound`, `i = start`, `i += step`.
+def trip_count(program: Program, loop: TracedValue) -> int | Fraction | None:
+    """Iterations of a while, in the mean of its runs.
 
+    That is XLA's own figure, else it follows from `i < bound`, `i = start`, `i += step`.
     Where data say how many there are, what the loop's scope names (`at_most`, `by_even_load`).
     """
     known = _KNOWN_TRIPS.search(loop.instruction.attributes.get("backend_config", ""))
     if known:
         return int(known[1])
     if said := _SAID.findall(loop.instruction.op_name):
-        return int("".join(said[-1]))
+        trips, runs, *others = said[-1]
+        mean = Fraction(int(trips or "".join(others)), int(runs or 1))
+        return int(mean) if mean.denominator == 1 else mean
     named = loop.instruction.attributes
     condition = loop.place.enter(loop.instruction, program.computations[named["condition"].lstrip("%")])
     body = loop.place.enter(loop.instruction, program.computations[named["body"].lstrip("%")])

@@ -76,7 +76,7 @@ def repeated(one: Emitted, context: ProgramContext) -> Fault | None:
         trips = trip_count(context.program, loop)
         if trips == 1:
             continue
-        turns = f"{trips:,} times" if trips else "in every iteration"
+        turns = f"{round(trips):,} times" if trips else "in every iteration"
         return (
             "weight_gathered_repeatedly",
             f"`{one.tensor}` is gathered over {context.over(one)} {turns} in the loop "

@@ -14,10 +14,11 @@ from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
+from meshwright.layout.paged import DEFAULT_PAGE, block_of
 from meshwright.models.count import even_context, widest_window
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan_file import Plan, load_plan
-from meshwright.serve.batch import DEFAULT_PAGE, Limits, block_of
+from meshwright.serve.batch import Limits
 from meshwright.serve.scheduler import DISAGGREGATED, Mode, mode_of
 
 MODES = (*get_args(Mode), DISAGGREGATED)

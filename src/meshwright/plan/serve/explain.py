@@ -164,7 +164,8 @@ def _prefill(point: Point) -> list[str]:
     chunk, ways = point.requests.chunk, point.other_prefills
     how = "whole" if chunk is None else f"in chunks of {chunk:,} tokens"
     split = point.prefill_layout.context
-    how += f", split by position over context = {split} (ring attention)" if split > 1 else ""
+    keys = "ring attention" if point.prefill_layout.passes_keys_round else "keys and values all-gathered"
+    how += f", split by position over context = {split} ({keys})" if split > 1 else ""
     said = [
         f"A prompt of {point.requests.prompt_tokens:,} tokens takes {format_seconds(point.ttft_seconds)} on "
         f"idle chips (TTFT), prefilled {how}. A request takes {prefill:.3g} chip-seconds of prefill and "

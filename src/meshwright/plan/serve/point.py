@@ -113,7 +113,7 @@ class Point:
     @cached_property
     def other_prefills(self) -> tuple[Way, ...]:
         """The other ways to prefill: in chunks, or whole where chunks were asked for, and by position."""
-        flash, machine, requests = self.hardware.chip.kind != "cpu", self.hardware, self.requests
+        machine, requests = self.hardware, self.requests
         chunk = None if requests.chunk else DEFAULT_CHUNK
         plain = prefilling(self.layout)
         tried = [(plain, chunk)] if requests.new_prompt_tokens > DEFAULT_CHUNK else []
@@ -125,7 +125,7 @@ class Point:
         ways = [
             Way(layout, chunk, float(passes.seconds(machine)[0]))
             for layout, chunk in tried
-            for passes in [PromptPasses(self.config, layout, requests, chunk, flash=flash)]
+            for passes in [PromptPasses(self.config, layout, requests, chunk, machine)]
         ]
         return tuple(sorted(ways, key=lambda way: way.ttft_seconds))
 

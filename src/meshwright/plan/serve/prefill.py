@@ -2,8 +2,9 @@
 
 A chunk is a pass over some of the prompt behind what is in the cache: the weights are read again for each,
 and answers need not wait for the whole prompt (Agrawal et al., 2023). Split by position, each device has
-weights and a part of every prompt, and keys and values pass round a ring (Liu et al., 2023): so the time to
-first token still falls past the bound of tensor parallelism. Each is a sum of passes, priced as all are.
+weights and a part of every prompt, and keys and values are gathered or pass round a ring (Liu et al., 2023):
+so the time to first token still falls past the bound of tensor parallelism. Each is a sum of passes, priced
+as all are.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.inference import Passes
+from meshwright.cost.inference import Passes, attention_form
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -44,17 +45,23 @@ class Way:
 class PromptPasses:
     """The passes that prefill prompts, for each of `batches` numbers of them at once.
 
-    layout: not yet in its phase. chunk: tokens of a pass; None for whole prompts.
+    layout: not yet in its phase. chunk: tokens of a pass; None for whole prompts. hardware: as of Passes.
     """
 
     def __init__(
-        self, config: ModelConfig, layout: Layout, requests: Requests, chunk: int | None, *, flash: bool
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        requests: Requests,
+        chunk: int | None,
+        hardware: Hardware,
     ) -> None:
         self.batches = layout.num_batch_shards * _PROMPTS
         at = layout.at("prefill")
         self._parts = [
-            (times, Passes(config, at, self.batches, queries, context, flash_attention=flash))
-            for times, queries, context in _parts(requests, chunk)
+            (times, Passes(config, at, self.batches, queries, context, hardware))
+            for times, queries, end in _parts(requests, chunk)
+            for context in [_keys_read(config, hardware, at, requests, queries, end)]
         ]
 
     @property
@@ -71,19 +78,28 @@ def _parts(requests: Requests, chunk: int | None) -> list[tuple[float, int, int]
     """(how many such passes, their tokens, the position of their last) of a prompt.
 
     The time of a pass grows with the positions before it almost by a line: of many, three are priced and
-    summed by Simpson's rule.
+    summed by Simpson's rule. The first of a prompt has none before it, and is a whole prompt for its program.
     """
     new, prompt = requests.new_prompt_tokens, requests.prompt_tokens
     if chunk is None or chunk >= new:
         return [(1.0, new, prompt)]
     known, whole, rest = prompt - new, new // chunk, new % chunk
-    places = np.arange(1, whole + 1) if whole <= _EACH_PRICED else np.array([1, (1 + whole) / 2, whole])
-    weights = np.ones(whole) if whole <= _EACH_PRICED else whole * np.array([1, 4, 1]) / 6
-    found = [
-        (float(times), chunk, known + round(place * chunk))
-        for times, place in zip(weights, places, strict=True)
+    found = [] if known else [(1.0, chunk, chunk)]
+    first, count = 1 + len(found), whole - len(found)
+    places = [*range(first, whole + 1)] if count <= _EACH_PRICED else [first, (first + whole) / 2, whole]
+    weights = [1.0] * count if count <= _EACH_PRICED else [count / 6, count * 4 / 6, count / 6]
+    found += [
+        (times, chunk, known + round(place * chunk)) for times, place in zip(weights, places, strict=True)
     ]
     return [*found, (1.0, rest, prompt)] if rest else found
+
+
+def _keys_read(
+    config: ModelConfig, hardware: Hardware, layout: Layout, requests: Requests, queries: int, end: int
+) -> int:
+    """Positions that a pass up to position `end` reads: where tables are gathered, as long as a request."""
+    reads_tables = attention_form(config, hardware, layout, queries, end, end) == "tables"
+    return requests.context if reads_tables else end
 
 
 def prefilling(layout: Layout) -> Layout:
@@ -113,11 +129,12 @@ def by_position(config: ModelConfig, layout: Layout, requests: Requests) -> Iter
         if words is None:
             continue
         words = {"cache": "copies", "kv_replicas": 1, **words}
-        words |= {"data": 1, "context": context, "context_method": "ring"}
+        words |= {"data": 1, "context": context}
         words |= {"zero": 3, "zero_context": True} if shared else {}
-        try:
-            found = layout.replace(**words)
-            found.check(config, padded=True)
-        except LayoutError:
-            continue
-        yield found
+        for method in ("allgather", "ring"):
+            try:
+                found = layout.replace(**words, context_method=method)
+                found.check(config, padded=True)
+            except LayoutError:
+                continue
+            yield found

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.collectives import forget_prices
-from meshwright.cost.inference import InferenceMemory, Passes, cache_bytes
+from meshwright.cost.inference import InferenceMemory, Passes, alike_of, cache_bytes
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory
@@ -165,17 +165,16 @@ class _Sweep:
         self.config, self.requests, self._most_ttft = config, requests, most_ttft
         self._runnable = runnable
         self.considered = 0
-        self._steps: dict[tuple[Layout, bool], Passes] = {}
-        self._prefills: dict[tuple[Layout, bool], PromptPasses] = {}
+        self._steps: dict[tuple[object, ...], Passes] = {}
+        self._prefills: dict[tuple[object, ...], PromptPasses] = {}
 
     def points(self, layout: Layout, machine: Hardware) -> Iterator[Point]:
         """The batches that fit, and the largest that does."""
         usable = machine.chip.program_bytes
         if self._weights_bytes(layout) > usable:
             return
-        flash = machine.chip.kind != "cpu"
-        generate, prefill_layout = self._generate(layout, flash), prefilling(layout)
-        prefill = self._prompts(prefill_layout, flash)
+        generate, prefill_layout = self._generate(layout, machine), prefilling(layout)
+        prefill = self._prompts(prefill_layout, machine)
         batches, memory = generate.batches, self._memory(generate, prefill)
         self.considered += len(batches)
         if memory.total[0] > usable:
@@ -185,7 +184,7 @@ class _Sweep:
             for other in by_position(self.config, layout, self.requests):
                 if self._runnable and why_not(self.config, other, "prefill"):
                     continue
-                passes = self._prompts(other, flash)
+                passes = self._prompts(other, machine)
                 held = self._memory(generate, passes)
                 if held.total[0] <= usable and passes.seconds(machine)[0] < prompts[0]:
                     prefill_layout, prefill, memory = other, passes, held
@@ -217,27 +216,29 @@ class _Sweep:
         total = count_params(self.config).total * dtype_bytes(layout.weights_dtype)
         return total / (layout.num_chips // max(1, layout.data // layout.degree("expert")))
 
-    def _generate(self, layout: Layout, flash: bool) -> Passes:
+    def _generate(self, layout: Layout, machine: Hardware) -> Passes:
         """The generate steps of all batches."""
         requests, generate = self.requests, layout.at("generate")
-        if (generate, flash) not in self._steps:
+        key = generate, *alike_of(machine)
+        if key not in self._steps:
             shards = generate.mesh.size(cache_batch_axes(generate, self.config))
-            self._steps[generate, flash] = Passes(
+            self._steps[key] = Passes(
                 self.config,
                 generate,
                 shards * _SEQUENCES,
                 1 + requests.drafts,
                 requests.mean_context,
-                flash_attention=flash,
+                machine,
             )
-        return self._steps[generate, flash]
+        return self._steps[key]
 
-    def _prompts(self, layout: Layout, flash: bool) -> PromptPasses:
+    def _prompts(self, layout: Layout, machine: Hardware) -> PromptPasses:
         """The passes that prefill."""
-        if (layout, flash) not in self._prefills:
-            found = PromptPasses(self.config, layout, self.requests, self.requests.chunk, flash=flash)
-            self._prefills[layout, flash] = found
-        return self._prefills[layout, flash]
+        key = layout, *alike_of(machine)
+        if key not in self._prefills:
+            found = PromptPasses(self.config, layout, self.requests, self.requests.chunk, machine)
+            self._prefills[key] = found
+        return self._prefills[key]
 
     def _memory(self, generate: Passes, prefill: PromptPasses) -> InferenceMemory:
         """The memory of a server: weights, the caches of all requests, and the buffers of the larger pass."""

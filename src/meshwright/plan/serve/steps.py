@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshwright.cost.inference import Passes, cache_bytes, inference_memory, record_inference
+from meshwright.cost.inference import Passes, cache_bytes, inference_memory, record_pass
 from meshwright.cost.recorder import Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -110,10 +110,10 @@ class StepSeconds:
         return float(self._passes("prefill", np.array([float(self._shards)]), share, max(share, ends))[0])
 
     def _passes(self, phase: str, batches: np.ndarray, queries: int, context: int) -> np.ndarray:
-        layout, flash = self._layout, self._hardware.chip.kind != "cpu"
+        layout = self._layout
         if phase == "prefill" and layout.form:
             layout = layout.replace(cache="copies")
-        found = Passes(self._config, layout.at(phase), batches, queries, context, flash_attention=flash)
+        found = Passes(self._config, layout.at(phase), batches, queries, context, self._hardware)
         return np.broadcast_to(found.seconds(self._hardware), batches.shape)
 
 
@@ -127,7 +127,7 @@ class StepBytes:
         self._config, self._layout = config, layout.at("generate").replace(microbatches=1)
         self._shards = float(layout.num_batch_shards)
         shape = Shape(self._shards, 1, _SHORTEST)
-        graph = record_inference(config, self._layout, shape, flash_attention=True)
+        graph = record_pass(config, self._layout, shape)
         self.weights = int(inference_memory(graph, self._layout).weights)
         self._cached: dict[int, float] = {}
 
