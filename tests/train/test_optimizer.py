@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
-from meshwright.layout.optimizers import OPTIMIZERS, state_elements
+from meshwright.layout.optimizers import OPTIMIZERS, WeightUpdate
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.models.presets import load_model
 from meshwright.nn.mesh import device_mesh
@@ -201,7 +201,9 @@ def test_the_planner_knows_the_state_of_each_optimizer(name: str) -> None:
         state = jax.eval_shape(optimizer.init, abstract_params(WIDE, layout, mesh))
     kept = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.size > 3)  # else counters and constants
     found = sum(
-        state_elements(name, path, param, layout.gradient(path, param.letters), dimensions(WIDE), layout.mesh)
+        WeightUpdate(
+            name, path, param, layout.gradient(path, param.letters), dimensions(WIDE), layout.mesh
+        ).state_elements
         for path, param in parameters(WIDE).items()
     )
     assert found == kept

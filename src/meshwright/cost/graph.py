@@ -23,6 +23,7 @@ Cargo = Literal[
     "gradients",
     "updated weights",
     "norm of gradients",
+    "momentum",
     "activations",
     "activations between stages",
     "keys and values",
@@ -166,6 +167,7 @@ class StoredWeights(NamedTuple):
     layers: whose weights they are; none of those outside the layers. stored: as they lie between steps.
     accumulated: of their gradients, while microbatches add to them. updated: as the optimizer has them, and
     their gradients once summed. optimizer: its state. update_flops: of an update.
+    exchanged: what an update sends, of all layers at once.
     """
 
     place: Place
@@ -175,6 +177,7 @@ class StoredWeights(NamedTuple):
     updated: Any = 0
     optimizer: Any = 0
     update_flops: Any = 0
+    exchanged: tuple[Transfer, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

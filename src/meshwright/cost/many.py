@@ -41,13 +41,12 @@ from meshwright.cost.step import (
     host_update_seconds,
     lost_at_nodes,
     lost_between_stages,
-    norm_transfer,
     stage_times,
     timed_passes,
+    update_transfers,
 )
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
-from meshwright.layout.optimizers import num_sums
 from meshwright.layout.pipeline import StageRoute
 from meshwright.layout.rules import is_matrix
 from meshwright.models.config import ModelConfig
@@ -137,7 +136,7 @@ class Family:
         self._segments: dict[tuple[Saving, bool], _SegmentSeconds] = {}
         self._stages: dict[tuple[tuple[StageRoute, ...], Saving], Stages] = {}
         self._states: dict[tuple, _States] = {}
-        self._norms: dict[int, Any] = {}
+        self._sent_by_update: dict[int, Any] = {}
 
     @cached_property
     def rows(self) -> dict[int, list[int]]:
@@ -184,15 +183,20 @@ class Family:
             self._states[key] = _States(layout, stages, update)
         return self._states[key]
 
-    def norm_seconds(self, pipe: int) -> Any:
-        """Seconds of the all-reduces of the optimizer's norms, of the members with `pipe` stages."""
-        if pipe not in self._norms:
-            norm = norm_transfer(self.layout.replace(pipe=pipe).weight_axes)
-            placements = [self.placements[row] for row in self.rows[pipe]]
-            seconds = seconds_of_many(norm.op, norm.axes, placements)(norm.gathered_bytes)
-            one = seconds + self._lost_at_nodes(norm, placements)
-            self._norms[pipe] = one * num_sums(self.layout.optimizer)
-        return self._norms[pipe]
+    def sent_by_update(self, pipe: int) -> Any:
+        """Seconds of what the optimizer sends, of the members with `pipe` stages."""
+        if pipe not in self._sent_by_update:
+            rows = self.rows[pipe]
+            placements = [self.placements[row] for row in rows]
+            self._sent_by_update[pipe] = sum(
+                count
+                * (
+                    seconds_of_many(one.op, one.axes, placements)(_at(rows, one.gathered_bytes))
+                    + self._lost_at_nodes(one, placements)
+                )
+                for one, count in update_transfers(self.graph, self.layout.replace(pipe=pipe))
+            )
+        return self._sent_by_update[pipe]
 
     def segments(self, saving: Saving, joined: bool) -> "_SegmentSeconds":
         """What one run of every segment takes, for all members; joined: as `TimedPass` has it."""
@@ -352,7 +356,7 @@ class Stages:
     def _once_seconds(self, schedule: str) -> Any:
         """Seconds of what a step does once, and of launches."""
         states = self.family.states(schedule, self.pipe, self.interleave)
-        return self._besides + self._all(states.update_seconds) + self.family.norm_seconds(self.pipe)
+        return self._besides + self._all(states.update_seconds) + self.family.sent_by_update(self.pipe)
 
     def _depth_seconds(self, places: Any) -> tuple[Any, Any, Any]:
         """(forward, backward, weight) of one microbatch's passes: an entry a depth, each for some members."""

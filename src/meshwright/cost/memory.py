@@ -31,7 +31,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from meshwright.cost.figures import ceiling, larger, largest, smaller
-from meshwright.cost.graph import Graph, Node, Segment, Value, Work, kept_with, recomputed_nodes, saved_values
+from meshwright.cost.graph import (
+    Graph,
+    Node,
+    Segment,
+    StoredWeights,
+    Value,
+    Work,
+    kept_with,
+    recomputed_nodes,
+    saved_values,
+)
 from meshwright.cost.stages import (
     Counts,
     alive_microbatches,
@@ -98,11 +108,19 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
 
     A tied table is where the embedding is and where the head is.
     """
+    totals: list[Any] = [0] * len(fields(Stored))
+    for part, share in weights_of_stage(graph, layout, stage):
+        counts = (part.stored, part.accumulated, part.updated, part.optimizer, part.update_flops)
+        totals = [total + share * count for total, count in zip(totals, counts, strict=True)]
+    return Stored(*map(ceiling, totals))
+
+
+def weights_of_stage(graph: Graph, layout: Layout, stage: int = 0) -> Iterator[tuple[StoredWeights, float]]:
+    """The parts of the recorded weights, each with the share of it that a stage has."""
     pipe, schedule = layout.pipe, layout.schedule.pipeline
     own = stage_layers(len(graph.layers), schedule, pipe, layout.interleave, stage, graph.head_layers)
     first, last = stage_ends(schedule, pipe, stage)
     here = {"first": first, "last": last, "first and last": first or last}
-    totals: list[Any] = [0] * len(fields(Stored))
     for part in graph.weights:
         if part.place == "layers" and layout.stages_alike:
             share = 1.0  # recorded as its stage's rows: L is split over pipe
@@ -110,9 +128,7 @@ def stored_parameters(graph: Graph, layout: Layout, stage: int = 0) -> Stored:
             share = sum(layer in part.layers for layer in own) / len(part.layers)
         else:
             share = here[part.place]
-        counts = (part.stored, part.accumulated, part.updated, part.optimizer, part.update_flops)
-        totals = [total + share * count for total, count in zip(totals, counts, strict=True)]
-    return Stored(*map(ceiling, totals))
+        yield part, share
 
 
 def train_memory(graph: Graph, layout: Layout) -> Memory:

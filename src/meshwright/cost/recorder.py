@@ -20,12 +20,12 @@ from meshwright.cost.graph import (
 from meshwright.cost.lowering import Lowering
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, blocks_of
-from meshwright.layout.optimizers import state_elements, update_flops
+from meshwright.layout.optimizers import WeightUpdate
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.parameters import Param, dimensions
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective, reshard
+from meshwright.notation.collective import Collective, gathered_of_block, reshard
 from meshwright.notation.einsum import Reshard
 from meshwright.notation.mesh import Degrees
 from meshwright.units import dtype_bytes, whole
@@ -166,18 +166,29 @@ class Recorder:
         stack, _, name = path.rpartition("/")
         letters, trained = param.letters, param.trained
         updated = self.layout.gradient(name, letters)
-        elements = trained * self._whole_elements(updated)
-        optimizer = self.layout.optimizer
+        update = WeightUpdate(self.layout.optimizer, path, param, updated, self.sizes, self.mesh)
+        exchanged = (
+            Transfer(
+                "momentum",
+                "all_to_all",
+                axes,
+                name,
+                gathered_of_block("all_to_all", elements * dtype_bytes("f32"), self.mesh.size(axes)),
+                "f32",
+                critical=True,
+            )
+            for axes, elements in update.exchanges
+        )
         before = self._stored.get(stack or name)
         before = before or StoredWeights(self._place(stack, name), self._layers(stack))
         self._stored[stack or name] = before._replace(
             stored=before.stored + self._whole_elements(self.layout.weight(name, letters)),
             accumulated=before.accumulated
             + trained * self._whole_elements(self.layout.accumulated(name, letters)),
-            updated=before.updated + elements,
-            optimizer=before.optimizer
-            + trained * state_elements(optimizer, path, param, updated, self.sizes, self.mesh),
-            update_flops=before.update_flops + elements * update_flops(optimizer, path, param, self.sizes),
+            updated=before.updated + trained * update.elements,
+            optimizer=before.optimizer + trained * update.state_elements,
+            update_flops=before.update_flops + trained * update.flops,
+            exchanged=before.exchanged + (tuple(exchanged) if trained else ()),
         )
         of_a_layer = letters[1:] if stack else letters
         value = self.value(self.layout.weight(name, of_a_layer), self.layout.stored_dtype(path, param))

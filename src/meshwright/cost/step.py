@@ -28,7 +28,7 @@ from typing import Any
 from meshwright.cost.collectives import CollectivePrice, collective_seconds
 from meshwright.cost.figures import larger, largest, smaller
 from meshwright.cost.graph import Direction, Graph, Transfer
-from meshwright.cost.memory import host_state_bytes, saved_bytes, update_work
+from meshwright.cost.memory import host_state_bytes, saved_bytes, update_work, weights_of_stage
 from meshwright.cost.passes import Dtypes, SegmentPass, passes, work_seconds
 from meshwright.cost.pipeline import Hops, PassSeconds, Times, hops, makespan
 from meshwright.cost.priced import PricedCollective
@@ -37,7 +37,6 @@ from meshwright.hardware.chip import Chip, Switch, Torus
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.layout.optimizers import num_sums
-from meshwright.notation.array import Axes
 from meshwright.units import format_seconds
 
 # What the terms of transfers between chip and host are bound by.
@@ -154,9 +153,7 @@ class StepPricer:
             total += waiting * exposed_share(waiting, room, chip.step.overlap)
         update, _ = work_seconds(update_work(self.graph, layout), "update", self.dtypes, chip)
         total += update + host_update_seconds(self.graph, layout, chip)
-        if layout.weight_axes:
-            norm = self._price(norm_transfer(layout.weight_axes)).seconds
-            total += norm * num_sums(layout.optimizer)
+        total += sum(count * self._price(one).seconds for one, count in update_transfers(self.graph, layout))
         return (total + chip.step.launch_seconds * microbatches) * chip.step.slowdown
 
     def _busiest(self, timed: "list[list[TimedPass]]") -> Counts:
@@ -242,16 +239,15 @@ class StepPricer:
         return Times([seconds[counts] for counts in by_depth], hop)
 
     def _add_update(self, sums: "_Sums") -> None:
-        """The optimizer, its norms of gradients and weights over the axes that split them, and launches."""
+        """The optimizer, what it sends, and launches."""
         layout, launch = self.layout, self.chip.step.launch_seconds
         update = work_seconds(update_work(self.graph, layout), "update", self.dtypes, self.chip)
         sums.add("optimizer", *update)
         sums.add(
             "optimizer state from and to the host", host_update_seconds(self.graph, layout, self.chip), HOST
         )
-        if layout.weight_axes:
-            norm = norm_transfer(layout.weight_axes)
-            sums.add_transfer(norm, "update", num_sums(layout.optimizer), 1.0)
+        for transfer, count in update_transfers(self.graph, layout):
+            sums.add_transfer(transfer, "update", count, 1.0)
         if launch:
             sums.add("launch", launch * layout.microbatches, "launch")
 
@@ -266,9 +262,16 @@ def host_seconds(num_bytes: Any, chip: Chip) -> Any:
     return 0.0 * num_bytes if chip.kind == "cpu" else num_bytes / chip.host_link_bytes_per_second
 
 
-def norm_transfer(axes: Axes) -> Transfer:
-    """The sum of the squares of the gradients, or of weights, over the axes that split them."""
-    return Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
+def update_transfers(graph: Graph, layout: Layout) -> list[tuple[Transfer, float]]:
+    """What an update sends, and how often: the sums of norms over the axes that split weights, and momentum.
+
+    Momentum goes to where its matrices are whole, and what is made of it comes back.
+    """
+    axes = layout.weight_axes
+    norm = Transfer("norm of gradients", "all_reduce", axes, "grad_norm", 4, "f32", critical=True)
+    found = [(norm, float(num_sums(layout.optimizer)))] if axes else []
+    parts = weights_of_stage(graph, layout)
+    return found + [(transfer, 2 * share) for part, share in parts for transfer in part.exchanged]
 
 
 def as_sent(transfer: Transfer, layout: Layout, chip: Chip) -> Transfer:

@@ -1,11 +1,13 @@
 """What each optimizer keeps of a weight from one update to the next, and computes in one."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
 from meshwright.models.parameters import Param
-from meshwright.notation.array import ShardedArray
+from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Degrees
 
 OPTIMIZERS = ("adamw", "adafactor", "lion", "muon")
@@ -20,6 +22,8 @@ FACTORED_FROM = 128
 # The others are taken to have as many as AdamW.
 ARITHMETIC = {"adamw": 19, "lion": 14}
 NEWTON_SCHULZ_STEPS = 5
+# The dimensions that count matrices: layers, dense layers, experts.
+_STACKED = "LPE"
 # Sums over all numbers of a weight in one update, one after another: of every optimizer the gradients' norm.
 # Adafactor has the size of its update and that of the weight, which optax takes twice (it guards the root).
 _SUMS = {"adafactor": 4}
@@ -40,6 +44,15 @@ def is_orthogonalised(path: str, param: Param) -> bool:
     return "/" in path and matrix
 
 
+def is_of_matrix(param: Param, dim: int) -> bool:
+    """Whether a dimension is a matrix's, as Muon takes one; else it counts layers or experts.
+
+    >>> [is_of_matrix(Param("LEDF"), dim) for dim in range(4)]
+    [False, False, True, True]
+    """
+    return param.letters[dim] not in _STACKED
+
+
 def factored(shape: Mapping[str, int]) -> tuple[str, str] | None:
     """The letters that Adafactor averages over, for its rows and for its columns; None where it has neither.
 
@@ -52,41 +65,98 @@ def factored(shape: Mapping[str, int]) -> tuple[str, str] | None:
     return (second, largest) if shape[second] >= FACTORED_FROM else None
 
 
-def state_elements(
-    optimizer: str, path: str, param: Param, array: ShardedArray, sizes: Mapping[str, Any], mesh: Degrees
-) -> Any:
-    """Elements of the optimizer's state that one device has of a weight, whose shards are `array`'s.
+@dataclass(frozen=True)
+class WeightUpdate:
+    """The update of one weight, on one of the devices that have a shard of it.
 
-    adamw  2 (m and v)   lion  1 (m)   muon  1 of a matrix (m), else as adamw
-    adafactor  a row and a column in place of v: n / d1 + n / d2, or n where it is not factored
+    array: the weight as it is updated. sizes: of dimensions. Figures are those of the largest shard, and
+    arrays of figures where `mesh` is of many layouts.
     """
-    block = {
-        letter: -(-sizes[letter] // mesh.size(axes))
-        for letter, axes in zip(param.letters, array.axes, strict=True)
-    }
-    whole = prod(block.values())
-    if optimizer == "adafactor":
-        pair = factored({letter: sizes[letter] for letter in param.letters})
-        return sum(whole // block[letter] for letter in pair) if pair else whole
-    if optimizer == "muon":
-        return whole if is_orthogonalised(path, param) else 2 * whole
-    return LEAST_STATE[optimizer] * whole
 
+    optimizer: str
+    path: str
+    param: Param
+    array: ShardedArray
+    sizes: Mapping[str, Any]
+    mesh: Degrees
 
-def update_flops(optimizer: str, path: str, param: Param, sizes: Mapping[str, Any]) -> Any:
-    """FLOPs of an update an element of the weight, those of products among them."""
-    return ARITHMETIC.get(optimizer, ARITHMETIC["adamw"]) + update_products(optimizer, path, param, sizes)
+    @property
+    def elements(self) -> Any:
+        return prod(self._shard)
 
+    @property
+    def state_elements(self) -> Any:
+        """Elements of the optimizer's state.
 
-def update_products(optimizer: str, path: str, param: Param, sizes: Mapping[str, Any]) -> Any:
-    """FLOPs of an update's products an element of the weight: of Muon's iterations.
+        adamw  2 (m and v)   lion  1 (m)   muon  1 of a matrix (m), else as adamw
+        adafactor  a row and a column in place of v: n / d1 + n / d2, or n where it is not factored
+        """
+        if self.optimizer == "adafactor":
+            pair = factored({letter: self.sizes[letter] for letter in self.param.letters})
+            shard = dict(zip(self.param.letters, self._shard, strict=True))
+            return sum(self.elements // shard[letter] for letter in pair) if pair else self.elements
+        if self.optimizer == "muon":
+            return self.elements if self._is_orthogonalised else 2 * self.elements
+        return LEAST_STATE[self.optimizer] * self.elements
 
-    Each multiplies X[m, n], m <= n, as X X^T, its square and that with X: 4m + 2m^2 / n an element. It is
-    taken to split over the devices as the weight does.
-    """
-    if optimizer != "muon" or not is_orthogonalised(path, param):
-        return 0
-    rows = prod(sizes[letter] for letter in param.fan_in)
-    columns = prod(sizes[letter] for letter in param.letters if letter not in param.fan_in + "LPE")
-    few, many = min(rows, columns), max(rows, columns)
-    return NEWTON_SCHULZ_STEPS * (4 * few + 2 * few * few / many)
+    @property
+    def flops(self) -> Any:
+        """Of all operations, products among them."""
+        elementwise = ARITHMETIC.get(self.optimizer, ARITHMETIC["adamw"]) * self.elements
+        return elementwise + self.product_flops
+
+    @property
+    def product_flops(self) -> Any:
+        """Of products, which Muon's iterations alone have.
+
+        Each multiplies X[m, n], m <= n, as X X^T, its square and that with X: 4 m^2 n + 2 m^3. A device has
+        whole matrices, of its share of the layers.
+        """
+        if not self._is_orthogonalised:
+            return 0
+        rows, columns = (
+            prod(
+                self.sizes[letter]
+                for dim, letter in enumerate(self.param.letters)
+                if is_of_matrix(self.param, dim) and (letter in self.param.fan_in) == of_rows
+            )
+            for of_rows in (True, False)
+        )
+        few, many = min(rows, columns), max(rows, columns)
+        stacked = [n for dim, n in enumerate(self._shard) if dim and not is_of_matrix(self.param, dim)]
+        num_matrices = self._num_layers * prod(stacked)
+        return NEWTON_SCHULZ_STEPS * num_matrices * (4 * few * few * many + 2 * few**3)
+
+    @property
+    def exchanges(self) -> list[tuple[Axes, Any]]:
+        """Muon's all-to-alls of the momentum: the axes of each, and elements of a device's operand.
+
+        One for each dimension that is split. It hands the devices of its axes different layers, padded to a
+        multiple, of which each then has whole matrices. What is made of them goes back in as many.
+        """
+        if not self._is_orthogonalised:
+            return []
+        padded = self._num_layers * self.mesh.size(self._dealt_over) * prod(self._shard[1:])
+        split = [axes for dim, axes in enumerate(self.array.axes) if axes and is_of_matrix(self.param, dim)]
+        return [(axes, padded) for axes in split]
+
+    @property
+    def _is_orthogonalised(self) -> bool:
+        return self.optimizer == "muon" and is_orthogonalised(self.path, self.param)
+
+    @property
+    def _shard(self) -> list[Any]:
+        """The sizes of the largest shard."""
+        letters = zip(self.param.letters, self.array.axes, strict=True)
+        return [-(-self.sizes[letter] // self.mesh.size(axes)) for letter, axes in letters]
+
+    @property
+    def _dealt_over(self) -> Axes:
+        """The axes that split the matrices of the weight."""
+        axes = (axes for dim, axes in enumerate(self.array.axes) if is_of_matrix(self.param, dim))
+        return tuple(chain.from_iterable(axes))
+
+    @property
+    def _num_layers(self) -> Any:
+        """The layers of which a device has whole matrices while Muon iterates."""
+        return -(-self._shard[0] // self.mesh.size(self._dealt_over))

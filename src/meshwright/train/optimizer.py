@@ -8,18 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec, reshard
-from optax.contrib import MuonDimensionNumbers, muon
+from jax.sharding import reshard
 
 from meshwright.errors import MeshwrightError
-from meshwright.layout.optimizers import FACTORED_FROM, NEWTON_SCHULZ_STEPS, is_orthogonalised
+from meshwright.layout.optimizers import FACTORED_FROM
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import parameters
+from meshwright.train import muon
 from meshwright.train.settings import OptimizerName, ScheduleName
 
 # Arithmetic of Lion: Chen et al., arXiv:2302.06675, section 4; its usual rates for language models.
 _LION_B1, _LION_B2 = 0.95, 0.98
-_MUON_BETA, _MUON_RMS = 0.95, 0.2
+_MUON_BETA = 0.95
 
 
 @dataclass(frozen=True)
@@ -92,19 +91,12 @@ def make_optimizer(
         chosen = _placed_as_updated(optax.adafactor(rate, min_dim_size_to_factor=FACTORED_FROM))
     elif config.optimizer == "muon":
         assert model is not None, "Muon asks the model which dimensions a matrix has"
-        chosen = _over_shards(
-            muon(
-                rate,
-                ns_steps=NEWTON_SCHULZ_STEPS,
-                beta=_MUON_BETA,
-                weight_decay=decay,
-                weight_decay_mask=decay_mask,
-                adam_b1=config.b1,
-                adam_b2=config.b2,
-                adam_weight_decay=decay,
-                muon_weight_dimension_numbers=partial(_matrices, model),
-                consistent_rms=_MUON_RMS,
-            )
+        of_matrices = optax.chain(optax.trace(_MUON_BETA, nesterov=True), muon.orthogonalised(model))
+        of_others = optax.scale_by_adam(config.b1, config.b2, config.eps, nesterov=True)
+        chosen = optax.chain(
+            optax.partition({"muon": of_matrices, "adam": of_others}, partial(muon.labels, model)),
+            optax.add_decayed_weights(decay, decay_mask),
+            optax.scale_by_learning_rate(rate),
         )
     else:
         chosen = optax.adamw(
@@ -172,41 +164,8 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def _matrices(model: ModelConfig, tree: Any) -> Any:
-    """Which dimensions of each parameter that Muon takes are its rows and columns; None of the others."""
-    params = parameters(model)
-
-    def numbers(path: tuple[Any, ...], _: Any) -> MuonDimensionNumbers | None:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        param = params[name]
-        if not is_orthogonalised(name, param):
-            return None
-        rows = [number for number, letter in enumerate(param.letters) if letter in param.fan_in]
-        others = [n for n, letter in enumerate(param.letters) if n not in rows and letter not in "LPE"]
-        return MuonDimensionNumbers(tuple(rows), tuple(others))
-
-    return jax.tree_util.tree_map_with_path(numbers, tree)
-
-
-def _spec(x: Any) -> PartitionSpec:
-    return jax.typeof(x).sharding.spec
-
-
 def _on_mesh(tree: Any) -> bool:
     return any(not jax.typeof(leaf).sharding.mesh.empty for leaf in jax.tree.leaves(tree))
-
-
-def _over_shards(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner`, whose products of whole matrices XLA splits as it sees fit."""
-
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        if not _on_mesh(updates):
-            return inner.update(updates, state, params)
-        where = jax.tree.map(_spec, (updates, state))
-        split: Any = jax.sharding.auto_axes(inner.update, out_sharding=where)
-        return split(updates, state, params)
-
-    return optax.GradientTransformation(inner.init, update)
 
 
 def _placed_as_updated(inner: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.cost.graph import Graph, recomputed_nodes
@@ -15,7 +14,7 @@ from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import mean_runs, stage_counts
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.optimizers import ARITHMETIC, update_products
+from meshwright.layout.optimizers import ARITHMETIC, WeightUpdate
 from meshwright.layout.workload import Phase
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.plan.train import price
@@ -135,8 +134,8 @@ def _update_products(plan: Plan) -> dict[tuple[str, str], float]:
     sizes, layout, total = dimensions(plan.model), plan.layout, 0.0
     for path, param in parameters(plan.model).items():
         array = layout.gradient(path.rpartition("/")[2], param.letters)
-        elements = prod(sizes[letter] for letter in param.letters) / layout.mesh.size(array.sharded_axes)
-        total += param.trained * elements * update_products(layout.optimizer, path, param, sizes)
+        update = WeightUpdate(layout.optimizer, path, param, array, sizes, layout.mesh)
+        total += param.trained * update.product_flops
     return {("update", "update"): total} if total else {}
 
 

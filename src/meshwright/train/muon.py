@@ -1,0 +1,90 @@
+"""Muon of matrices that are split over devices: for its iterations each device has whole ones."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+from jax.sharding import get_abstract_mesh
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+from meshwright.layout.optimizers import NEWTON_SCHULZ_STEPS, is_of_matrix, is_orthogonalised
+from meshwright.models.config import ModelConfig
+from meshwright.models.parameters import Param, parameters
+from meshwright.nn.each_device import axes_of, spec_of
+from meshwright.notation.array import Axes
+
+# Times sqrt(max(rows, columns)), the root mean square of an update; 0.2 is AdamW's usual one
+# (Liu et al., arXiv:2502.16982, section 2.2).
+_RMS = 0.2
+
+
+def orthogonalised(model: ModelConfig) -> optax.GradientTransformation:
+    """0.2 sqrt(max(rows, columns)) U V^T, about, of each update U S V^T, by Newton and Schulz.
+
+    Layers are dealt to the n devices that split a matrix, in an all-to-all for each dimension that is split;
+    what comes of them returns the same way. Each device computes 1/n of the layers, rounded up.
+    """
+    weights = parameters(model)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        def one(path: tuple[Any, ...], x: Array) -> Array:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            with jax.named_scope(name.rpartition("/")[2]):
+                return _of_stack(x, weights[name])
+
+        return jax.tree_util.tree_map_with_path(one, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def labels(model: ModelConfig, tree: Any) -> Any:
+    """ "muon" of each parameter that Muon takes, "adam" of the others."""
+    params = parameters(model)
+
+    def label(path: tuple[Any, ...], _: Any) -> str:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return "muon" if is_orthogonalised(name, params[name]) else "adam"
+
+    return jax.tree_util.tree_map_with_path(label, tree)
+
+
+def _of_stack(x: Array, param: Param) -> Array:
+    """The orthogonal factors of the matrices of all layers, x[L, ...], split as x."""
+    mesh, spec = get_abstract_mesh(), spec_of(x)
+    if mesh.empty:
+        return _factors(x, param)
+    split = [(dim, axes_of(entry)) for dim, entry in enumerate(spec) if is_of_matrix(param, dim)]
+    split = [(dim, axes) for dim, axes in split if prod(mesh.shape[axis] for axis in axes) > 1]
+
+    def of_block(block: Array) -> Array:
+        return _exchanged(block, param, split)
+
+    return jax.shard_map(of_block, in_specs=spec, out_specs=spec, check_vma=False)(x)
+
+
+def _exchanged(block: Array, param: Param, split: Sequence[tuple[int, Axes]]) -> Array:
+    num_layers, dealt = len(block), prod(lax.axis_size(axes) for _, axes in split)
+    x = jnp.pad(block, [(0, -num_layers % dealt), *[(0, 0)] * (block.ndim - 1)])
+    for dim, axes in split:
+        x = lax.all_to_all(x, axes, split_axis=0, concat_axis=dim, tiled=True)
+    x = _factors(x, param)
+    for dim, axes in reversed(split):
+        x = lax.all_to_all(x, axes, split_axis=dim, concat_axis=0, tiled=True)
+    return x[:num_layers]
+
+
+def _factors(x: Array, param: Param) -> Array:
+    matrix = [dim for dim in range(x.ndim) if is_of_matrix(param, dim)]
+    rows = tuple(dim for dim in matrix if param.letters[dim] in param.fan_in)
+    columns = tuple(dim for dim in matrix if dim not in rows)
+    # Of optax's momentum nothing is used: it would be of whole matrices.
+    numbers = MuonDimensionNumbers(rows, columns)
+    factor = scale_by_muon(
+        ns_steps=NEWTON_SCHULZ_STEPS, beta=0.0, nesterov=False, weight_dimension_numbers=numbers
+    )
+    sizes = [prod(x.shape[dim] for dim in dims) for dims in (rows, columns)]
+    return _RMS * max(sizes) ** 0.5 * factor.update(x, factor.init(x))[0]
