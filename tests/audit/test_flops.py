@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.products import dot_flops, products
+from meshwright.audit.facts.products import dot_flops, products, smaller_branches
 from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.models.transformer import more_rounds
@@ -164,6 +164,16 @@ def test_of_a_conditional_the_largest_branch_counts_and_is_said() -> None:
     assert dot_flops(program) == 2 * (2 * 8**3)
     (said,) = audit_program(program)["branches"]
     assert said == "if: the largest of 3 branches is counted, 1.02k FLOPs (others: 0, 1.02k)"
+
+
+def test_all_branches_count_that_a_list_in_the_program_chooses() -> None:
+    """As the kinds of layers do: two of four runs take the second branch, two the third."""
+    chosen = """%kinds = s32[4] constant({1, 2, 1, 2})
+  %at = s32[] parameter(0)
+  %kind = s32[1] dynamic-slice(%kinds, %at), dynamic_slice_sizes={1}
+  %flag = s32[] bitcast(%kind)"""
+    program = parse_hlo(BRANCHES.replace("%flag = s32[] parameter(0)", chosen))
+    assert smaller_branches(parse_hlo(BRANCHES)) and not smaller_branches(program)
 
 
 NAMELESS = """HloModule test

@@ -373,6 +373,7 @@ _FURTHER_OFF = {
         "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full",
     ): _OF_LATENTS,
     ("llama-3.2-1b", "h100:1x8", "fsdp=8,offload=true"): "what waits on the host is counted on the chip",
+    ("llama-3.2-1b", "v5p:2x2x2", "fsdp=8,offload=true"): "more than its schedule has alive, not traced",
 }
 
 

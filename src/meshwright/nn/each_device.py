@@ -6,6 +6,8 @@ stages, and computes on them (jax 0.10.2, whose rule for explicit axes has None 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -84,13 +86,15 @@ def with_gradient(
     *,
     kept: str | None = None,
     constants: Callable[[], Sequence[Array]] = tuple,
+    names: Sequence[str] = (),
 ) -> Callable[..., Array]:
     """`each_device`, differentiated in its first arguments by what `local` saves, each device its own.
 
     Cotangents are sums over the axes that split the result and not the argument, and stay partial over those
     that the argument is typed `reduced` over. kept: the name, for remat
     policies, of the result and of what is saved beside it and the arguments. constants: makes what `local`
-    takes after the blocks, anew in each pass: no pass saves it for another.
+    takes after the blocks, anew in each pass: no pass saves it for another. names: of the arguments, for the
+    sums of their cotangents over devices.
     """
     given = tuple(in_specs)
     own = PartitionSpec(tuple(axis for axis in get_abstract_mesh().axis_names if axis != _STAGES))
@@ -125,7 +129,11 @@ def with_gradient(
         # Traced again, without computing: a stage of a pipeline has another type than one that is not mapped.
         structure = jax.tree.structure(jax.eval_shape(lambda *b: differentiated(b, fixed)[1], *arrays[:-1]))
         found = jax.tree.unflatten(structure, leaves)(d_out)
-        return tuple(_summed(d, spec, out_spec) for d, spec in zip(found, given, strict=False))
+        summed = []
+        for d, spec, name in zip_longest(found, given[: len(found)], names):
+            with jax.named_scope(name) if name else nullcontext():
+                summed.append(_summed(d, spec, out_spec))
+        return tuple(summed)
 
     def backward(residuals: Any, d_out: Array) -> tuple[Array | None, ...]:
         arrays, saved = residuals

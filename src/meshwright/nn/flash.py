@@ -141,7 +141,7 @@ def splash(
     arrays = [*differentiated, *of_documents]
     run = with_gradient(
         local, [spec_of(x) for x in arrays], _result(layout, "BNTH"), len(differentiated),
-        kept=KEPT, constants=skips,
+        kept=KEPT, constants=skips, names=("q", "k", "v", "sinks")[: len(differentiated)],
     )  # fmt: skip
     return jnp.swapaxes(run(*arrays), 1, 2)
 

@@ -2,23 +2,35 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from meshwright.audit.facts.collectives import bits_of, uncast_dtype
 from meshwright.audit.facts.naming import einsum_of, is_batched, name_beside, own_name
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.work import attention_flops, flops_of, is_attention_kernel
 from meshwright.audit.hlo.parse import Instruction, Program, dtype_bits
-from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, chain_of, known_runs, places
+from meshwright.audit.hlo.trace import (
+    CallPath,
+    TracedValue,
+    called_by,
+    chain_of,
+    known_runs,
+    places,
+    share_of_branch,
+)
 from meshwright.units import format_count
 
 
 def smaller_branches(program: Program) -> dict[tuple[str, ...], str]:
     """The branches that do not count, by their chain of calls, each with what is said of its conditional.
 
-    Of each conditional the branch with the most FLOPs counts, then the one that moves most.
+    Of each conditional the branch with the most FLOPs counts, then the one that moves most; where the program
+    tells how often each is taken (`share_of_branch`), all count.
     """
     found: dict[tuple[str, ...], str] = {}
     for place, branches in _conditionals(program):
+        if sum(_share(program, branch) for branch in branches) == 1:
+            continue
         sizes = [_size(program, branch) for branch in branches]
         largest = sizes.index(max(sizes))
         if any(size != (0, 0) for size in sizes):
@@ -49,13 +61,18 @@ def _conditionals(program: Program) -> Iterator[tuple[str, list[CallPath]]]:
                 yield name, [place.enter(instruction, one) for one in called_by(program, instruction)]
 
 
+def _share(program: Program, branch: CallPath) -> Fraction:
+    caller = TracedValue(branch.frames[-1].caller, branch.parent)
+    return share_of_branch(program, caller, branch.computation)
+
+
 def _size(program: Program, branch: CallPath) -> tuple[int, int]:
     """FLOPs of products and bytes of collectives of a branch."""
     flops = moved = 0
     for place in places(program, branch):
         runs = known_runs(program, place)
         for instruction in place.computation.instructions.values():
-            flops += runs * flops_of(instruction, place.computation)
+            flops += runs * _flops(program, instruction, place)
             if op_of(instruction):
                 value = TracedValue(instruction, place)
                 moved += runs * sum(
