@@ -21,7 +21,7 @@ from tests.audit.proofs import (
 )
 
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective, Op, reshard, ring_bytes
+from meshwright.notation.collective import Collective, ReshardOp, reshard, ring_bytes
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
 from meshwright.notation.resharding import cheapest_reshard
@@ -100,7 +100,7 @@ def test_the_cheapest_reshard_keeps_the_array(case: tuple[Mesh, ShardedArray, Sh
     ],
 )
 def test_a_collective_on_several_dimensions_is_emitted_as_one(
-    op: Op, axes: str, array: str, target: str
+    op: ReshardOp, axes: str, array: str, target: str
 ) -> None:
     """What a search finds cheapest, and a reshard of JAX would do in two steps or by gathering it all."""
     mesh = Mesh({"X": 2, "Y": 2, "Z": 2, "W": 1})

@@ -16,7 +16,7 @@ from meshwright.nn.blocks import put
 from meshwright.nn.execute import contract
 from meshwright.nn.mesh import explicit_mesh
 from meshwright.notation.collective import Collective, reshard
-from meshwright.notation.einsum import Einsum, Side
+from meshwright.notation.einsum import Einsum, EinsumSide
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array, parse_sizes
 
@@ -85,7 +85,7 @@ def test_the_primitives_of_the_chapter(array: str, target: str, op: str | None, 
     ],
 )
 def test_a_windowed_product_hands_blocks_round_a_ring(
-    window: Side, lhs: str, rhs: str, out: str, roles: dict[str, str | None]
+    window: EinsumSide, lhs: str, rhs: str, out: str, roles: dict[str, str | None]
 ) -> None:
     """n - 1 permutes take the place of a gather or a scatter over n devices."""
     plan = planned(lhs, rhs, out, roles)

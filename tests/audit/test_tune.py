@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.audit.second_opinion import Figures
-from meshwright.audit.tune import OPTIONS, neighbours, remats, tune
+from meshwright.audit.tune import XLA_OPTIONS, neighbours, remats, tune
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -51,7 +51,7 @@ def _steps(seconds: float, plan: Plan) -> Figures:
 
 def test_each_change_is_tried_on_the_best_before_it(compiler: Callable[[Answer], list[Plan]]) -> None:
     """Full recomputation is faster here, and then one option is."""
-    option = dict(OPTIONS["tpu"][0])
+    option = dict(XLA_OPTIONS["tpu"][0])
 
     def answer(plan: Plan) -> Figures:
         seconds = 0.8 if plan.layout.remat == "full" else 1.0

@@ -15,8 +15,8 @@ from meshwright.audit.shard.execution import emitted_by
 from meshwright.audit.shard.windowed import windowed_contract, windowed_step
 from meshwright.nn.blocks import max_abs_error, put
 from meshwright.nn.mesh import explicit_mesh
-from meshwright.notation.collective import Collective, Op
-from meshwright.notation.einsum import ChosenSteps, Contraction, Side, cotangent
+from meshwright.notation.collective import Collective, ReshardOp
+from meshwright.notation.einsum import ChosenSteps, Contraction, EinsumSide, cotangent
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
 
@@ -48,7 +48,7 @@ class _Ran:
         return sum(e.op == "permute" and set(e.axes) == set(axes) for e in self.emitted)
 
 
-def run(case: Case, window: Side) -> _Ran:
+def run(case: Case, window: EinsumSide) -> _Ran:
     plan, mesh, einsum = case.plan, explicit_mesh(case.mesh), case.plan.einsum
     lhs, rhs, weights = (random(a, case.sizes, seed) for seed, a in enumerate((plan.lhs, plan.rhs, plan.out)))
     operands = put(lhs, plan.lhs, mesh, seed=3), put(rhs, plan.rhs, mesh, seed=4)
@@ -72,17 +72,17 @@ def run(case: Case, window: Side) -> _Ran:
     )
 
 
-WINDOW: tuple[Side, ...] = ("lhs", "rhs", "out")
+WINDOW: tuple[EinsumSide, ...] = ("lhs", "rhs", "out")
 
 
-def possible(plan: Contraction) -> list[Side]:
+def possible(plan: Contraction) -> list[EinsumSide]:
     """The transfers of `plan` that a ring can do."""
-    ends: dict[Side, list[Collective]] = {
+    ends: dict[EinsumSide, list[Collective]] = {
         "lhs": plan.lhs_steps[-1:],
         "rhs": plan.rhs_steps[-1:],
         "out": plan.out_steps[:1],
     }
-    kinds: dict[Side, str] = {
+    kinds: dict[EinsumSide, str] = {
         "lhs": "all_gather",
         "rhs": "all_gather",
         "out": "reduce_scatter",
@@ -92,7 +92,7 @@ def possible(plan: Contraction) -> list[Side]:
 
 @pytest.mark.parametrize(("window", "lhs", "rhs", "out", "roles"), WINDOWS)
 def test_product_and_gradients_are_the_dense_ones(
-    window: Side, lhs: str, rhs: str, out: str, roles: dict[str, str | None]
+    window: EinsumSide, lhs: str, rhs: str, out: str, roles: dict[str, str | None]
 ) -> None:
     plan = planned(lhs, rhs, out, roles)
     ran = run(Case(MESH, plan, least_sizes(arrays_of(plan), MESH)), window)
@@ -117,7 +117,7 @@ def test_a_ring_of_one_device_is_the_plain_contraction() -> None:
     ],
 )  # fmt: skip
 def test_a_transfer_along_several_dimensions(
-    window: Side, lhs: str, rhs: str, out: str, step: tuple[Op, str, str, str]
+    window: EinsumSide, lhs: str, rhs: str, out: str, step: tuple[ReshardOp, str, str, str]
 ) -> None:
     """One step that a search may find; in a ring its blocks belong to places in both."""
     roles = dict.fromkeys("XY", None if window == "lhs" else "J")
@@ -148,7 +148,7 @@ def test_any_contraction_and_window(case: Case, data: st.DataObject) -> None:
     ],
 )
 def test_backward_transfers_run_in_steps_too(
-    window: Side, lhs: str, rhs: str, out: str, letter: str, rings: int
+    window: EinsumSide, lhs: str, rhs: str, out: str, letter: str, rings: int
 ) -> None:
     """FSDP's weight, and Megatron's row and column with sequence parallelism: permutes and nothing else."""
     ran = run(Case(MESH, planned(lhs, rhs, out, {"X": letter}), dict.fromkeys("BDF", 16)), window)

@@ -17,7 +17,7 @@ from tests.notation.devices import Device, Devices, meshes, shardings, whole
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.collective import Collective, Op, gathered_of_block, reshard, ring_bytes
+from meshwright.notation.collective import Collective, ReshardOp, gathered_of_block, reshard, ring_bytes
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
 from meshwright.notation.resharding import Price, cheapest_reshard, is_searchable, num_shardings
@@ -92,7 +92,7 @@ class Oracle:
             if (found := list(self._between(before, after)))
         }
 
-    def _between(self, before: ShardedArray, after: ShardedArray) -> Iterator[tuple[Op, Axes, int]]:
+    def _between(self, before: ShardedArray, after: ShardedArray) -> Iterator[tuple[ReshardOp, Axes, int]]:
         old, new = self.blocks[before], self.blocks[after]
         kept, held = set(after.unreduced), set(before.unreduced)
         first = self.devices.all()[0]
@@ -119,7 +119,7 @@ class Oracle:
         if kept == held and all(overlap(old[device], new[device]) == volume(new[device]) for device in new):
             yield "slice", (), 0
 
-    def _edge(self, op: Op, axes: Axes, block: Ranges) -> tuple[Op, Axes, int]:
+    def _edge(self, op: ReshardOp, axes: Axes, block: Ranges) -> tuple[ReshardOp, Axes, int]:
         return op, axes, gathered_of_block(op, 2 * volume(block), self.mesh.size(axes))
 
     def cheapest(self, price: Price) -> dict[tuple[ShardedArray, ShardedArray], float]:
@@ -265,7 +265,7 @@ def test_an_idle_axis_spares_a_slow_one() -> None:
     """Where X is slow, a replica over Y is sliced first: X then carries a Y-th."""
     mesh, sizes = Mesh({"X": 2, "Y": 4}), {"I": 64, "J": 64}
 
-    def price(op: Op, axes: Axes, moved: int) -> float:
+    def price(op: ReshardOp, axes: Axes, moved: int) -> float:
         return ring_bytes(op, moved, mesh.size(axes)) * (100 if "X" in axes else 1)
 
     steps = cheapest_reshard(parse_array("A[I_X, J]"), parse_array("A[I, J]"), mesh, sizes, price)

@@ -43,7 +43,7 @@ _FORM = re.compile(
 
 
 @dataclass(frozen=True)
-class Bound:
+class TransferLimit:
     """most_bytes: that each device may send in a step of what the bound is of. op, axes: None for any.
 
     tensors: a pattern of names as a shell has them.
@@ -70,7 +70,7 @@ class Bound:
         return strays or bool(asked & set(one.axes)) or (crosses and bool(asked & set(OUTER)))
 
 
-def parse_bound(text: str) -> Bound:
+def parse_bound(text: str) -> TransferLimit:
     """The bound that the words say. Raises AuditError for other words."""
     found = _FORM.fullmatch(" ".join(text.split()))
     if not found:
@@ -86,10 +86,10 @@ def parse_bound(text: str) -> Bound:
         op = _WORDS[name]
     most = round(float(found["size"]) * _UNITS[found["unit"]]) if found["size"] else 0
     axes = tuple(re.split("[·,]", found["axes"])) if found["axes"] else None
-    return Bound(text, most, op, found["tensors"], axes)
+    return TransferLimit(text, most, op, found["tensors"], axes)
 
 
-def check_bounds(bounds: Iterable[Bound], sent: Sequence[Emitted], prices: Prices) -> list[str]:
+def check_bounds(bounds: Iterable[TransferLimit], sent: Sequence[Emitted], prices: Prices) -> list[str]:
     """A line for each bound that the program breaks, with what it sends.
 
     Raises AuditError for an axis that the mesh lacks, and for `dcn` or `network` where no hardware of several
@@ -117,7 +117,7 @@ def _names(one: Emitted) -> tuple[str, ...]:
     return (one.tensor, *keys[-1:], *one.collective.scope)
 
 
-def _check_axes(bound: Bound, prices: Prices) -> None:
+def _check_axes(bound: TransferLimit, prices: Prices) -> None:
     mesh = prices.named
     for axis in bound.axes or ():
         if axis in OUTER and _num_blocks(prices) == 1:

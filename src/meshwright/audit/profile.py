@@ -26,7 +26,7 @@ _PASS = {"forward": "forward", "remat": "recompute", "backward": "backward", "up
 _WITHIN = {"softmax": "attention"}
 OTHER, OPTIMIZER = "other", "optimizer"
 
-Key = tuple[str, str, str]  # (name, pass, "compute" or "collective")
+_Key = tuple[str, str, str]  # (name, pass, "compute" or "collective")
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ def operation_times(folder: Path, plan: Plan) -> list[OperationTime]:
     return sorted(rows, key=lambda row: -row.difference)
 
 
-def planned_seconds(plan: Plan) -> dict[Key, float]:
+def planned_seconds(plan: Plan) -> dict[_Key, float]:
     """Seconds of a step by operation, pass and kind, on the mean chip; collectives whether hidden or not."""
     hardware, layout = catalog.load(plan.hardware), plan.layout
     candidate = price(plan.model, hardware, plan.workload, layout)
     cost, graph = candidate.cost, candidate.graph
-    found: dict[Key, float] = defaultdict(float)
+    found: dict[_Key, float] = defaultdict(float)
     chip, dtypes = hardware.chip, Dtypes.of(layout)
     for segment in graph.segments:
         runs = segment.count * layout.microbatches / layout.pipe * chip.step.slowdown
@@ -91,7 +91,7 @@ def _work(node: Node, direction: str) -> tuple[Any, ...]:
     return (*node.backward, *node.weight_gradient) if direction == "backward" else node.forward
 
 
-def _measured(folder: Path, program: Program, names: set[str]) -> dict[Key, float]:
+def _measured(folder: Path, program: Program, names: set[str]) -> dict[_Key, float]:
     """Seconds of a step by operation: those of all devices and traced runs, over the number of either."""
     instructions = {
         name: instruction
@@ -99,7 +99,7 @@ def _measured(folder: Path, program: Program, names: set[str]) -> dict[Key, floa
         for name, instruction in computation.instructions.items()
     }
     differentiated = is_differentiated(program)
-    found: dict[Key, float] = defaultdict(float)
+    found: dict[_Key, float] = defaultdict(float)
     runs: set[object] = set()
     for stats, seconds in _events(folder):
         if stats.get("hlo_module") != program.name or stats.get("hlo_op") not in instructions:

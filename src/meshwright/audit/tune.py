@@ -27,7 +27,7 @@ from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 
 # By compiler. Options that the guides give together are one change.
-OPTIONS: Mapping[str, tuple[Mapping[str, bool | int | str], ...]] = {
+XLA_OPTIONS: Mapping[str, tuple[Mapping[str, bool | int | str], ...]] = {
     "tpu": (
         # Gathers of the next turn of a loop start in this one.
         {
@@ -242,7 +242,7 @@ class _Tuner:
         yield from self._layouts(neighbours(self.best_plan)[:NUM_NEAR])
         assert self.best, "the plan itself was tried first"
         # Where the schedule has no price, nothing tells what an option gives.
-        known = OPTIONS.get(self.target.name, ()) if self.best.scheduled_seconds is not None else ()
+        known = XLA_OPTIONS.get(self.target.name, ()) if self.best.scheduled_seconds is not None else ()
         for options in known:
             if not options.items() <= self.best_plan.compiler.items():
                 words = " ".join(f"{name}={json.dumps(value)}" for name, value in options.items())

@@ -12,7 +12,7 @@ import jax
 from jax import Array, lax
 
 from meshwright.bench.devices import Bench, Operand
-from meshwright.bench.timing import Prepared, Program, Progress, Timing, report
+from meshwright.bench.timing import Prepared, Progress, TimedCall, Timing, report
 from meshwright.hardware.chip import COLLECTIVES
 from meshwright.notation.mesh import Mesh
 
@@ -71,7 +71,7 @@ def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[Me
         for axes in combinations_of(mesh)
         if size % (_WORD * mesh.size(axes)) == 0 and size >= _WORD * mesh.size(axes) ** 2
     ]
-    programs: list[Program] = []
+    programs: list[TimedCall] = []
     for point in points:
         report(progress, f"compiling {point.op} over {''.join(point.axes)} of {mesh.num_devices} devices")
         programs.append(_program(point, bench))
@@ -83,7 +83,7 @@ def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[Me
     )
 
 
-def _program(point: CollectivePoint, bench: Bench) -> Program:
+def _program(point: CollectivePoint, bench: Bench) -> TimedCall:
     return bench.program(loop(point), [operand(point)])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.bench.timing import Program
+from meshwright.bench.timing import TimedCall
 from meshwright.errors import DeviceError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
@@ -57,7 +57,7 @@ class Bench:
     mesh: Mesh
     _operands: dict[Operand, Array] = field(default_factory=dict)
 
-    def program(self, local: Callable[..., object], operands: Sequence[Operand]) -> Program:
+    def program(self, local: Callable[..., object], operands: Sequence[Operand]) -> TimedCall:
         """`local` compiled to run on every device at once, each on blocks of its own.
 
         Inside, every mesh axis has its name. Operands are zeros: the time does not depend on the

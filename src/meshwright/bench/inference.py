@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 
 from meshwright.bench.fit import monotone, rate_of_time
-from meshwright.bench.timing import Prepared, Program, Progress, report
+from meshwright.bench.timing import Prepared, Progress, TimedCall, report
 from meshwright.cost.inference import pass_cost
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
@@ -98,7 +98,7 @@ def _runner(config: ModelConfig, layout: Layout) -> JaxRunner:
     return runner
 
 
-def _steps(runner: JaxRunner, num_sequences: int, context: int) -> Program:
+def _steps(runner: JaxRunner, num_sequences: int, context: int) -> TimedCall:
     """Steps of one more token of each sequence, the last of so many positions."""
     pages = -(-context // DEFAULT_PAGE)
     works = tuple(

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from meshwright.bench.fit import rate_of_time
-from meshwright.bench.timing import Prepared, Program, Progress, Timing, report
+from meshwright.bench.timing import Prepared, Progress, TimedCall, Timing, report
 from meshwright.cost.ops import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
@@ -66,7 +66,7 @@ def prepare(num_devices: int, progress: Progress, config: ModelConfig) -> Prepar
     """The step of `config` in every dtype."""
     workload = Workload(_SEQUENCES_PER_DEVICE * num_devices, config.max_seq_len)
     layouts = [Layout.of(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in DTYPES]
-    programs: list[Program] = []
+    programs: list[TimedCall] = []
     for layout in layouts:
         report(progress, f"compiling a training step in {layout.compute_dtype}")
         programs.append(_program(config, layout, workload))
@@ -79,7 +79,7 @@ def prepare(num_devices: int, progress: Progress, config: ModelConfig) -> Prepar
     )
 
 
-def _program(config: ModelConfig, layout: Layout, workload: Workload) -> Program:
+def _program(config: ModelConfig, layout: Layout, workload: Workload) -> TimedCall:
     optimizer = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
     step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
     abstract, rows = step.abstract_state(), step.abstract_tokens()

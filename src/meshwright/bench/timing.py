@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 Progress = Callable[[str], None] | None
-Program = Callable[[], object]
+TimedCall = Callable[[], object]
 Measured = TypeVar("Measured")
 
 ROUNDS = 4
@@ -32,7 +32,7 @@ class Timing:
 class Prepared(Generic[Measured]):
     """Compiled programs, and what their timings make: `finish` takes one Timing a program."""
 
-    programs: list[Program]
+    programs: list[TimedCall]
     finish: Callable[[list[Timing]], list[Measured]]
 
 
@@ -47,7 +47,7 @@ def run_together(prepared: Sequence[Prepared[Any]], rounds: int = ROUNDS) -> lis
     return [one.finish(list(islice(timings, len(one.programs)))) for one in prepared]
 
 
-def time_interleaved(programs: Sequence[Program], rounds: int) -> list[Timing]:
+def time_interleaved(programs: Sequence[TimedCall], rounds: int) -> list[Timing]:
     """The Timing of each program; a call returns when its work is done.
 
     Each runs once to warm up, then once in each of `rounds` rounds, so that a busy moment of the
@@ -71,7 +71,7 @@ def run_within(
     return prepared.finish(_rounds(prepared.programs, rounds)), one_round
 
 
-def _rounds(programs: Sequence[Program], rounds: int) -> list[Timing]:
+def _rounds(programs: Sequence[TimedCall], rounds: int) -> list[Timing]:
     """Rounds in an order of their own each, so that no program always follows one that fills the caches."""
     order = np.random.default_rng(0)
     seconds = np.empty((len(programs), rounds))
@@ -81,7 +81,7 @@ def _rounds(programs: Sequence[Program], rounds: int) -> list[Timing]:
     return [_timing(row) for row in seconds]
 
 
-def _seconds(program: Program) -> float:
+def _seconds(program: TimedCall) -> float:
     start = time.perf_counter()
     program()
     return time.perf_counter() - start

@@ -15,7 +15,7 @@ from meshwright.hardware.links import Link, LinkKind, link_rates
 from meshwright.hardware.topology import Placement
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
-Bound = Literal["bandwidth", "latency"]
+CollectiveBound = Literal["bandwidth", "latency"]
 # Links between slices or NVLink domains; the others are inside one.
 OUTER_LINKS = ("dcn", "network")
 
@@ -28,7 +28,7 @@ class CollectivePrice(NamedTuple):
     """
 
     seconds: float
-    bound: Bound
+    bound: CollectiveBound
     hops: int
     link: LinkKind | None
 
@@ -139,7 +139,7 @@ def _way_price(
         latency = sum(part.latency for part in way)
         bandwidth = max(price.seconds - part.latency for price, part in zip(prices, way, strict=True))
         seconds = latency + bandwidth
-        bound: Bound = "bandwidth" if bandwidth >= latency else "latency"
+        bound: CollectiveBound = "bandwidth" if bandwidth >= latency else "latency"
         return CollectivePrice(seconds, bound, hops, slower.link)
     return CollectivePrice(seconds, slower.bound, hops, slower.link)
 
@@ -329,7 +329,7 @@ def _part_price(op: Op, gathered_bytes: float, part: _Part, network: Torus | Swi
     """The price of one part: the larger of bandwidth and latency on a torus, their sum on a switch."""
     moved = gathered_bytes * part.bytes_of_gathered
     bandwidth = part.bandwidth_seconds(gathered_bytes) / _share(network, part.link, op, moved)
-    bound: Bound = "bandwidth" if bandwidth >= part.latency else "latency"
+    bound: CollectiveBound = "bandwidth" if bandwidth >= part.latency else "latency"
     adds = isinstance(network, Switch)
     seconds = bandwidth + part.latency if adds else max(bandwidth, part.latency)
     return CollectivePrice(seconds, bound, part.hops, part.link)
@@ -475,7 +475,7 @@ def _host_price(op: Op, gathered_bytes: float, links: tuple[Link, ...], cost: Li
     num_devices = prod(link.size for link in links)
     moved = gathered_bytes / num_devices if op in ("all_to_all", "permute") else gathered_bytes
     seconds = cost.seconds(moved)
-    bound: Bound = "bandwidth" if seconds >= 2 * cost.latency_seconds else "latency"
+    bound: CollectiveBound = "bandwidth" if seconds >= 2 * cost.latency_seconds else "latency"
     return CollectivePrice(seconds, bound, 1, "host")
 
 

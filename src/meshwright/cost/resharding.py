@@ -9,7 +9,7 @@ from typing import NamedTuple
 from meshwright.cost.collectives import seconds_by_bytes
 from meshwright.hardware.topology import Placement
 from meshwright.notation.array import Axes
-from meshwright.notation.collective import Collective, Op, gathered_of_block
+from meshwright.notation.collective import Collective, ReshardOp, gathered_of_block
 from meshwright.notation.resharding import Price
 
 
@@ -24,7 +24,7 @@ def step_price(placement: Placement) -> Price:
     blocks as large, a quarter of every ring, so it is priced by whichever is longer. A slice is free.
     """
 
-    def price(op: Op, axes: Axes, gathered_bytes: int) -> float:
+    def price(op: ReshardOp, axes: Axes, gathered_bytes: int) -> float:
         if op == "slice":
             return 0.0
         seconds = seconds_by_bytes(op, axes, placement)(gathered_bytes)
@@ -91,7 +91,7 @@ def priced_reshard(
     return PricedReshard(steps, tuple(times), tuple(blocks), sent, sum(times), by_rules)
 
 
-def sent_bytes(op: Op, gathered: float, num_devices: int) -> float:
+def sent_bytes(op: ReshardOp, gathered: float, num_devices: int) -> float:
     """Bytes that one of n devices sends, where each passes on what it has not yet passed on.
 
         all_gather, reduce_scatter   V (n - 1)/n

@@ -31,7 +31,7 @@ from meshwright.cost.strategy import ContractionQuestion, Objective, Strategy
 from meshwright.errors import LayoutError, NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, reshard
-from meshwright.notation.einsum import Side
+from meshwright.notation.einsum import EinsumSide
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.resharding import Reshards, is_searchable
 from meshwright.notation.roles import axis_orders, textbook_roles
@@ -399,7 +399,7 @@ class _Product(_Array):
 Reshardings = tuple[PricedReshard, PricedReshard, PricedReshard]  # of the operands and the product
 
 
-def _windows(reshards: Reshardings, mesh: Mesh) -> Iterator[tuple[Side | None, float, int]]:
+def _windows(reshards: Reshardings, mesh: Mesh) -> Iterator[tuple[EinsumSide | None, float, int]]:
     """(array, seconds, steps) of the transfers that can run under the product; first, of none."""
     lhs, rhs, end = reshards
     yield None, 0.0, 1
@@ -411,7 +411,7 @@ def _windows(reshards: Reshardings, mesh: Mesh) -> Iterator[tuple[Side | None, f
         yield "out", end.first_scatter, mesh.size(end.steps[0].axes)
 
 
-def _peak_bytes(window: Side | None, steps: int, reshards: Reshardings) -> float:
+def _peak_bytes(window: EinsumSide | None, steps: int, reshards: Reshardings) -> float:
     """Most bytes at any time: while an operand moves, at the product, while the product moves.
 
     In steps, two blocks are held of what would be whole: the one in use and the one under way.

@@ -10,7 +10,15 @@ from meshwright.cost.resharding import PricedReshard, priced_reshard, step_price
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import ChosenSteps, Contraction, Einsum, Reshard, Side, contraction, cotangent
+from meshwright.notation.einsum import (
+    ChosenSteps,
+    Contraction,
+    Einsum,
+    EinsumSide,
+    Reshard,
+    contraction,
+    cotangent,
+)
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.resharding import cheapest_reshard
 
@@ -96,7 +104,7 @@ class Strategy(NamedTuple):
     out: ShardedArray
     via: ShardedArray | None
     reshards: tuple[PricedReshard, PricedReshard, PricedReshard]
-    window: Side | None
+    window: EinsumSide | None
     flops_per_device: float
     seconds_compute: float
     seconds_comms: float
@@ -141,7 +149,7 @@ class Strategy(NamedTuple):
     def steps(self) -> list[PricedStep]:
         """Every collective, in order, with its price."""
         plan = self.contraction
-        sides: dict[Side, list[Collective]] = {
+        sides: dict[EinsumSide, list[Collective]] = {
             "lhs": plan.lhs_steps,
             "rhs": plan.rhs_steps,
             "out": plan.out_steps,

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
-from meshwright.layout.axes import AXES, Composition, Form
+from meshwright.layout.axes import AXES, Composition, ShortForm
 from meshwright.layout.axes.expert import expert_home
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules
@@ -36,7 +36,10 @@ _IS_FLAG = {name for name, option in OPTIONS.items() if option.fits == (False, T
     "grouped",
     "master_weights",
 }
-_DEFAULTS: Form = {**dict.fromkeys(DEGREES, 1), **{name: option.default for name, option in OPTIONS.items()}}
+_DEFAULTS: ShortForm = {
+    **dict.fromkeys(DEGREES, 1),
+    **{name: option.default for name, option in OPTIONS.items()},
+}
 
 
 def read_words(text: str) -> dict[str, object]:
@@ -90,7 +93,7 @@ def check_company(words: Mapping[str, object]) -> None:
             )
 
 
-def changes(name: str, value: object, form: Form) -> bool:
+def changes(name: str, value: object, form: ShortForm) -> bool:
     """Whether a word is its default, or has the degrees in a form without which it changes nothing."""
     needs = _needs(name)
     default = Schedule.pipeline if name == "schedule" else _DEFAULTS.get(name)
@@ -109,7 +112,7 @@ def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], di
     return form, schedule, precision
 
 
-def whole_form(words: Mapping[str, object]) -> Form:
+def whole_form(words: Mapping[str, object]) -> ShortForm:
     """All degrees and options, checked one by one and together; what is not said has its default."""
     form = {**_DEFAULTS, **words}
     for name in DEGREES:
@@ -126,7 +129,7 @@ def whole_form(words: Mapping[str, object]) -> Form:
     return form
 
 
-def expand(form: Form, schedule: Schedule) -> tuple[Mesh, Rules]:
+def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
     """The mesh and the rules that a whole form stands for under a schedule."""
     home, cut = expert_home(form)
     sizes: dict[str, int] = {}
@@ -152,7 +155,7 @@ def _composed(facts: tuple[tuple[str, object], ...], present: tuple[str, ...]) -
     return tables.rules()
 
 
-def forms_of(mesh: Mesh) -> Iterator[Form]:
+def forms_of(mesh: Mesh) -> Iterator[ShortForm]:
     """Every form that may expand to this mesh, plainest first."""
     sizes = {name: mesh.sizes.get(name, 1) for name in DEGREES}
     expert = sizes["expert"]
@@ -164,7 +167,7 @@ def forms_of(mesh: Mesh) -> Iterator[Form]:
                 yield degrees | options
 
 
-def written(form: Form, schedule: Schedule, precision: Precision) -> dict[str, object]:
+def written(form: ShortForm, schedule: Schedule, precision: Precision) -> dict[str, object]:
     """The words of the short form that are not the defaults, and `remat`; dtypes are left out."""
     degrees = {name: form[name] for name in DEGREES if form[name] > 1} or {"data": 1}
     options = {

@@ -24,7 +24,7 @@ CONTRACTION = "."
 VIEWS = ("split", "merge", "rename")
 # The reductions whose partial results combine; a maximum takes no gradient (softmax is the same
 # for any shift of its exponents).
-REDUCTIONS = ("sum", "max")
+COMBINED_BY = ("sum", "max")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ChainLine:
         if self.is_view:
             longer = max(self._written_otherwise, key=len)
             return "".join(longer[1:])
-        return "" if self.function in REDUCTIONS else self.along
+        return "" if self.function in COMBINED_BY else self.along
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -93,11 +93,11 @@ class ChainLine:
             counts = {"split": (1, 2), "merge": (2, 1), "rename": (1, 1)}[self.function]
             if (len(own), len(new)) != counts or not self._is_in_place(own, new):
                 raise NotationError(f"{self}: {self.function} writes {counts[0]} as {counts[1]} in place")
-        elif self.function in REDUCTIONS and not self._removes_what_it_names:
+        elif self.function in COMBINED_BY and not self._removes_what_it_names:
             raise NotationError(f"{self}: a reduction removes the letters it names")
         elif self.function == CONTRACTION:
             _check_contraction(self)
-        elif self.function not in REDUCTIONS and contracted:
+        elif self.function not in COMBINED_BY and contracted:
             lost = ", ".join(sorted(contracted))
             raise NotationError(f"{self}: {lost} is not in the result; sum or contract it")
         elif not set(self.along) <= {d for a in (*self.operands, self.out) for d in a.dims}:

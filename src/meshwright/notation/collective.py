@@ -20,14 +20,14 @@ from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Degrees
 from meshwright.units import dtype_bytes, whole
 
-Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "slice"]
+ReshardOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "slice"]
 
 
 @dataclass(frozen=True)
 class Collective:
     """One collective over `axes`, from `operand` to `result`."""
 
-    op: Op
+    op: ReshardOp
     axes: Axes
     operand: ShardedArray
     result: ShardedArray
@@ -57,7 +57,7 @@ TITLES = {
 }
 
 
-def gathered_of_block(op: Op, block_bytes: float, num_devices: int) -> int:
+def gathered_of_block(op: ReshardOp, block_bytes: float, num_devices: int) -> int:
     """V of a collective among `num_devices` which hold a block of the operand each.
 
     all_gather, all_to_all, permute   n blocks: what an all-gather makes of them
@@ -69,7 +69,7 @@ def gathered_of_block(op: Op, block_bytes: float, num_devices: int) -> int:
     return whole(block_bytes * blocks)
 
 
-def ring_bytes(op: Op, gathered_bytes: float, num_devices: int) -> float:
+def ring_bytes(op: ReshardOp, gathered_bytes: float, num_devices: int) -> float:
     """Bytes that an all-gather would have, were it as slow on a ring: a price that needs no hardware.
 
         all_gather, reduce_scatter V    all_reduce 2 V    all_to_all V/4    permute 2 V/n    slice 0
@@ -81,7 +81,7 @@ def ring_bytes(op: Op, gathered_bytes: float, num_devices: int) -> float:
     return _RING_WEIGHTS[op] * gathered_bytes
 
 
-_RING_WEIGHTS: dict[Op, float] = {
+_RING_WEIGHTS: dict[ReshardOp, float] = {
     "all_gather": 1.0,
     "reduce_scatter": 1.0,
     "all_reduce": 2.0,
@@ -121,7 +121,7 @@ def _reshard(array: ShardedArray, target: ShardedArray) -> tuple[Collective, ...
     return tuple(steps)
 
 
-_Moves = Iterator[tuple[Op, Axes, ShardedArray]]
+_Moves = Iterator[tuple[ReshardOp, Axes, ShardedArray]]
 
 
 def _missing(array: ShardedArray, target: ShardedArray, dim: str) -> Axes:

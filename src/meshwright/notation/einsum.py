@@ -29,7 +29,7 @@ from meshwright.notation.mesh import Degrees, Mesh
 
 Roles = Mapping[str, str | None]
 Steps = tuple[Collective, ...]
-Side = Literal["lhs", "rhs", "out"]  # an array of a contraction
+EinsumSide = Literal["lhs", "rhs", "out"]  # an array of a contraction
 
 
 class ChosenSteps(NamedTuple):

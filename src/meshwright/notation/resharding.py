@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.collective import Collective, Op, gathered_of_block, reshard
+from meshwright.notation.collective import Collective, ReshardOp, gathered_of_block, reshard
 from meshwright.notation.mesh import Mesh
 from meshwright.units import dtype_bytes
 
-Price = Callable[[Op, Axes, int], float]
+Price = Callable[[ReshardOp, Axes, int], float]
 
 # An array of rank 4 on four axes has 1,457 shardings, whose graph is drawn in a quarter of a second.
 # Permutes lead from every order of the axes to every other one, so six axes are too many in any case.
@@ -266,7 +266,7 @@ class _Hand(NamedTuple):
 class _Kind(NamedTuple):
     """What has one price; sharded: the axes that split the operand."""
 
-    op: Op
+    op: ReshardOp
     axes: Axes
     sharded: Axes
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from meshwright.report import svg
-from meshwright.report.documents import Document, audit_rows, collective_text
+from meshwright.report.documents import JsonDocument, audit_rows, collective_text
 from meshwright.report.figures import seconds_text
 
 # A Transformer's tensors in the order of its forward pass; what is not listed comes after.
@@ -27,15 +27,15 @@ class _Node:
     """A tensor and its rows on either side."""
 
     tensor: str
-    forward: tuple[Document, ...]
-    backward: tuple[Document, ...]
+    forward: tuple[JsonDocument, ...]
+    backward: tuple[JsonDocument, ...]
 
     @property
     def height(self) -> int:
         return _ROW * max(1, len(self.forward), len(self.backward))
 
 
-def layer_svg(audit: Document) -> Markup | None:
+def layer_svg(audit: JsonDocument) -> Markup | None:
     """The drawing of `rows` that move more than a few numbers; None where they have no times."""
     rows = [row for row in audit_rows(audit) if row.get("status") != "negligible"]
     times = [s for row in rows for side in ("planned", "emitted") if (s := _seconds(row, side)) is not None]
@@ -50,9 +50,9 @@ def layer_svg(audit: Document) -> Markup | None:
     )
 
 
-def _nodes(rows: Iterable[Document]) -> Iterator[_Node]:
+def _nodes(rows: Iterable[JsonDocument]) -> Iterator[_Node]:
     """A node for each tensor, in the order of the forward pass."""
-    by_tensor: dict[str, list[Document]] = {}
+    by_tensor: dict[str, list[JsonDocument]] = {}
     for row in rows:
         by_tensor.setdefault(str(row.get("tensor")), []).append(row)
     places = {tensor: at for at, tensor in enumerate(_ORDER)}
@@ -80,7 +80,7 @@ def _drawn(nodes: list[_Node], scale: float) -> Iterator[Markup]:
         y += node.height + _GAP
 
 
-def _edge(row: Document, y: float, scale: float, sign: int) -> Iterator[Markup]:
+def _edge(row: JsonDocument, y: float, scale: float, sign: int) -> Iterator[Markup]:
     """Both sides of a row, the planned one above: a bar as long as its time, and what it is."""
     start = _MIDDLE + sign * (_NODE_WIDTH / 2 + 6)
     for at, side in enumerate(("planned", "emitted")):
@@ -112,5 +112,5 @@ def _layer_frame(nodes: list[_Node]) -> Iterator[Markup]:
     yield svg.text("each layer", 14, top + 18, "lane")
 
 
-def _seconds(row: Document, side: str) -> float | None:
+def _seconds(row: JsonDocument, side: str) -> float | None:
     return (row.get(side) or {}).get("seconds")

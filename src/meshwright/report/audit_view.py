@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshwright.report.documents import Document, audit_rows, collective_text
+from meshwright.report.documents import JsonDocument, audit_rows, collective_text
 from meshwright.report.figures import ABSENT, bytes_text
 from meshwright.units import format_bytes, format_count, format_seconds
 
@@ -16,7 +16,7 @@ STATUS_TONE = {
 }
 
 # What a collective runs beside where it runs beside nothing.
-ALONE = "nothing"
+NOTHING_BESIDE = "nothing"
 # Collectives that move less than this share of a step's bytes are left out; so are buffers of a peak.
 _LEAST_SHARE = 0.01
 _MOST_BUFFERS = 8
@@ -35,7 +35,7 @@ class AuditRow:
     note: str
 
 
-def rows(audit: Document) -> list[AuditRow]:
+def rows(audit: JsonDocument) -> list[AuditRow]:
     return [
         AuditRow(
             tensor=str(row.get("tensor") or ABSENT),
@@ -52,7 +52,7 @@ def rows(audit: Document) -> list[AuditRow]:
     ]
 
 
-def totals(audit: Document) -> list[tuple[str, str, str, str]]:
+def totals(audit: JsonDocument) -> list[tuple[str, str, str, str]]:
     """Name, planned, compiled and their ratio; what the compiler does not tell is "unavailable"."""
     formats = {
         "bytes": ("bytes moved", format_bytes),
@@ -72,7 +72,7 @@ def totals(audit: Document) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def memory_rows(audit: Document) -> list[tuple[str, str, str]]:
+def memory_rows(audit: JsonDocument) -> list[tuple[str, str, str]]:
     """Bytes of one device: cause, planned, compiled. Of causes a compiler knows inputs and temporaries."""
     memory = audit.get("memory") or {}
     planned, compiled = memory.get("planned_by_cause"), memory.get("compiled_by_cause")
@@ -93,7 +93,7 @@ def memory_rows(audit: Document) -> list[tuple[str, str, str]]:
     return rows
 
 
-def beside(audit: Document) -> list[tuple[str, str]] | None:
+def beside(audit: JsonDocument) -> list[tuple[str, str]] | None:
     """The collectives that move most, and the products that run meanwhile; None where unavailable."""
     emitted = [one for one in audit.get("emitted") or [] if one.get("overlaps") is not None]
     if not emitted:
@@ -111,10 +111,10 @@ def beside(audit: Document) -> list[tuple[str, str]] | None:
 
 def _short(products: list[str]) -> str:
     more = f" and {len(products) - 2} more" if len(products) > 2 else ""
-    return ", ".join(products[:2]) + more if products else ALONE
+    return ", ".join(products[:2]) + more if products else NOTHING_BESIDE
 
 
-def largest_buffers(audit: Document) -> tuple[list[tuple[str, str, str]], str] | None:
+def largest_buffers(audit: JsonDocument) -> tuple[list[tuple[str, str, str]], str] | None:
     """Tensor, shape and bytes of the largest buffers at the peak, and of how much; None where unavailable."""
     memory = audit.get("memory") or {}
     found = memory.get("peak")
@@ -129,7 +129,7 @@ def largest_buffers(audit: Document) -> tuple[list[tuple[str, str, str]], str] |
     return [*rows, ("all others", "", bytes_text(rest))], caption
 
 
-def remarks(audit: Document) -> list[tuple[str, str, str, str]]:
+def remarks(audit: JsonDocument) -> list[tuple[str, str, str, str]]:
     """Findings and the compiler's warnings: title, what, where, change."""
     said = [("the compiler", one["what"], one) for one in audit.get("compiler_warnings") or []]
     found = [
@@ -139,7 +139,7 @@ def remarks(audit: Document) -> list[tuple[str, str, str, str]]:
     return [(title, what, one["where"], one["change"]) for title, what, one in found + said]
 
 
-def cost_text(finding: Document) -> str:
+def cost_text(finding: JsonDocument) -> str:
     """What a finding costs a device, beyond the plan: bytes held, time, or bytes sent and time."""
     size, seconds = finding["extra_bytes"], finding["extra_seconds"]
     if finding.get("kind") == "memory":
@@ -155,7 +155,7 @@ def _signed(value: float, write: Callable[[float], str]) -> str:
     return f"{'-' if value < 0 else '+'}{write(abs(value))}"
 
 
-def status_counts(audit: Document) -> list[tuple[str, int, str]]:
+def status_counts(audit: JsonDocument) -> list[tuple[str, int, str]]:
     """Each status that occurs, how often, and its tone."""
     found = [str(row.get("status")) for row in audit_rows(audit)]
     return [(status, found.count(status), STATUS_TONE.get(status, "")) for status in dict.fromkeys(found)]

@@ -9,7 +9,7 @@ from meshwright.report.bars_view import layout_lines
 from meshwright.report.chart import SMALL, Axes, Scale, bar, dot, label, line, padded, spread, text_width
 from meshwright.report.figure import Figure, Panel
 from meshwright.report.plan_data.scaling import BEST, STRATEGIES, ScalingPoint
-from meshwright.report.scaling_view import COLOUR
+from meshwright.report.scaling_view import STRATEGY_COLOUR
 from meshwright.units import format_bytes, format_seconds
 
 _WIDTH, _HEIGHT = 1068, 380
@@ -70,7 +70,7 @@ def _named(named: Sequence[tuple[str, Candidate]], chosen: Candidate, x: Scale, 
     heights = spread([place[1] for place in places], 34, _TOP + 6, _HEIGHT - _BOTTOM - 16)
     parts = []
     for (name, candidate), (px, py), height in zip(rows, places, heights, strict=True):
-        colour, is_chosen = COLOUR[name], name == BEST
+        colour, is_chosen = STRATEGY_COLOUR[name], name == BEST
         parts.append(line([(px, py), (x.end + 4, height), (x.end + 10, height)], "hidden", width=0.8))
         parts.append(
             dot(px, py, 5 if is_chosen else 4, colour, hollow=not candidate.fits, title=_title(candidate))

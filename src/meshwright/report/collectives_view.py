@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from meshwright import __version__
 from meshwright.report import pages
 from meshwright.report.charts import Chart, chart, libraries, script_json, series
-from meshwright.report.documents import Document
+from meshwright.report.documents import JsonDocument
 from meshwright.units import format_bytes, format_seconds
 
 _COLOURS = 3  # of the page's charts
@@ -16,7 +16,7 @@ _LETTERS = ascii_uppercase
 _WIDTH, _HEIGHT = 84, 20  # characters of a plot
 
 
-def collectives_html(document: Document) -> str:
+def collectives_html(document: JsonDocument) -> str:
     """The document of `mw bench collectives` as one HTML page that loads nothing."""
     return (
         pages.environment()
@@ -31,12 +31,12 @@ def collectives_html(document: Document) -> str:
     )
 
 
-def operations(document: Document) -> list[str]:
+def operations(document: JsonDocument) -> list[str]:
     """The collectives that were measured, in order."""
     return list(dict.fromkeys(result["op"] for result in document["results"]))
 
 
-def figure(results: Sequence[Document], op: str) -> Chart:
+def figure(results: Sequence[JsonDocument], op: str) -> Chart:
     """Seconds over V for one collective, both logarithmic: points measured, lines of the model."""
     curves: list[Chart] = []
     for number, (axes, points) in enumerate(_by_axes(results, op).items()):
@@ -48,7 +48,7 @@ def figure(results: Sequence[Document], op: str) -> Chart:
     return chart(curves, "V, bytes of the gathered array", "seconds", logarithmic="xy")
 
 
-def terminal_plot(document: Document, op: str) -> str:
+def terminal_plot(document: JsonDocument, op: str) -> str:
     """Seconds over V of one collective as text, both logarithmic: letters measured, dots the model.
 
     A letter stands for a choice of axes, named below the plot.
@@ -87,8 +87,8 @@ class _Scale:
         return round(log(value / self.low) / span * (self.length - 1))
 
 
-def _by_axes(results: Sequence[Document], op: str) -> dict[str, list[Document]]:
-    found: dict[str, list[Document]] = {}
+def _by_axes(results: Sequence[JsonDocument], op: str) -> dict[str, list[JsonDocument]]:
+    found: dict[str, list[JsonDocument]] = {}
     for result in results:
         if result["op"] == op:
             found.setdefault("".join(result["axes"]), []).append(result)

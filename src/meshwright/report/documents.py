@@ -11,7 +11,7 @@ from meshwright.errors import DataError, PlanError
 from meshwright.files import parse_json, read_text
 from meshwright.report.figures import ABSENT
 
-Document = Mapping[str, Any]
+JsonDocument = Mapping[str, Any]
 _IDLE = ("1", "0", "", "none", "False", "false")  # degrees and switches that change nothing
 
 
@@ -20,12 +20,12 @@ class Run:
     """What a run folder holds; a document that is not there is None, metrics that are not there ()."""
 
     path: Path
-    plan: Document | None
+    plan: JsonDocument | None
     plan_text: str | None
-    metrics: tuple[Document, ...]
-    corpus: Document | None
-    audit: Document | None
-    completion: Document | None
+    metrics: tuple[JsonDocument, ...]
+    corpus: JsonDocument | None
+    audit: JsonDocument | None
+    completion: JsonDocument | None
 
 
 def read_run(path: Path) -> Run:
@@ -52,7 +52,7 @@ def serving_plan(path: Path) -> PlanError:
     )
 
 
-def winner(plan: Document) -> Document | None:
+def winner(plan: JsonDocument) -> JsonDocument | None:
     """The candidate that the plan chose: `best`, or the first of `candidates`."""
     best = plan.get("best")
     candidates = plan.get("candidates") or []
@@ -61,17 +61,17 @@ def winner(plan: Document) -> Document | None:
     return best or (candidates[0] if candidates else None)
 
 
-def bound_text(entry: Document) -> str:
+def bound_text(entry: JsonDocument) -> str:
     """What bounds a candidate or one of its operations, by the name of the machine's own links."""
     return str(entry.get("bound_name") or entry.get("bound") or ABSENT)
 
 
-def last_value(metrics: Sequence[Document], key: str) -> float | None:
+def last_value(metrics: Sequence[JsonDocument], key: str) -> float | None:
     """The newest value of `key` that a metrics line gives."""
     return next((line[key] for line in reversed(metrics) if line.get(key) is not None), None)
 
 
-def measured_step_seconds(metrics: Sequence[Document]) -> float | None:
+def measured_step_seconds(metrics: Sequence[JsonDocument]) -> float | None:
     """Median over the logged steps: one stall on a busy host should not move the headline."""
     times = [line["step_seconds"] for line in metrics if line.get("step_seconds") is not None]
     return median(times) if times else None
@@ -83,21 +83,21 @@ def step_seconds_of_plan(run: Run) -> float | None:
     return last_value(run.metrics, "planned_step_seconds") or (best or {}).get("step_seconds")
 
 
-def layout_degrees(layout: str | Document) -> dict[str, str]:
+def layout_degrees(layout: str | JsonDocument) -> dict[str, str]:
     """`data=2,fsdp=4,remat=full` as a dict of text, in its order."""
     if isinstance(layout, str):
         return {key: value for key, _, value in (part.partition("=") for part in layout.split(",") if part)}
     return {key: str(value) for key, value in layout.items()}
 
 
-def layout_text(layout: str | Document) -> str:
+def layout_text(layout: str | JsonDocument) -> str:
     """The layout without the degrees and switches that change nothing: `fsdp=4,tensor=2`."""
     degrees = layout_degrees(layout)
     kept = {key: value for key, value in degrees.items() if value not in _IDLE or key == "zero"}
     return ",".join(f"{key}={value}" for key, value in (kept or degrees).items())
 
 
-def bytes_total(candidate: Document) -> int | None:
+def bytes_total(candidate: JsonDocument) -> int | None:
     """Bytes per chip in all; the sum of the parts where no total is given."""
     parts = candidate.get("bytes_per_chip")
     if isinstance(parts, Mapping):
@@ -109,7 +109,7 @@ def axes_text(axes: str | Sequence[str] | None) -> str:
     return axes if isinstance(axes, str) else ",".join(axes or ())
 
 
-def audit_rows(audit: Document) -> list[Document]:
+def audit_rows(audit: JsonDocument) -> list[JsonDocument]:
     """The audit, tensor by tensor; a document without `rows` has only what one side lacks."""
     if audit.get("rows"):
         return list(audit["rows"])
@@ -121,7 +121,7 @@ def audit_rows(audit: Document) -> list[Document]:
     ]
 
 
-def collective_text(collective: Document | None) -> str:
+def collective_text(collective: JsonDocument | None) -> str:
     """One collective as the notation writes it, with its repeats: `AllGather_fsdp x4`."""
     if not collective:
         return ABSENT
@@ -161,18 +161,18 @@ def _read_text(path: Path) -> str | None:
     return read_text(path, DataError) if path.is_file() else None
 
 
-def read_json(path: Path) -> Document | None:
+def read_json(path: Path) -> JsonDocument | None:
     """The JSON object in a file, None where there is no file. Raises DataError for anything else in it."""
     text = _read_text(path)
     return None if text is None else _parse_object(text, str(path))
 
 
-def _read_lines(path: Path) -> tuple[Document, ...]:
+def _read_lines(path: Path) -> tuple[JsonDocument, ...]:
     lines = enumerate((_read_text(path) or "").splitlines(), start=1)
     return tuple(_parse_object(line, f"{path}:{number}") for number, line in lines if line.strip())
 
 
-def _parse_object(text: str, where: str) -> Document:
+def _parse_object(text: str, where: str) -> JsonDocument:
     try:
         value = parse_json(text)
     except ValueError as error:

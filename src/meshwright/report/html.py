@@ -21,7 +21,7 @@ from meshwright.plan_file import load_plan
 from meshwright.report import audit_view, mesh_view, pages, plan_view, summary
 from meshwright.report.audit_graph import layer_svg
 from meshwright.report.charts import libraries, script_json
-from meshwright.report.documents import Document, Run, read_run, serving_plan, step_seconds_of_plan
+from meshwright.report.documents import JsonDocument, Run, read_run, serving_plan, step_seconds_of_plan
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
@@ -30,7 +30,7 @@ from meshwright.report.plots import loss_chart, step_time_chart
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
 # Makes the document of a plan that has none beside it: what `mw plan train --json` prints.
-Describe = Callable[[PricedPlan], Document]
+Describe = Callable[[PricedPlan], JsonDocument]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _title(run: Run) -> str:
     return f"{model} on {hardware}" if model and hardware else run.path.resolve().name
 
 
-def _plan_context(plan: Document | None) -> dict[str, Any] | None:
+def _plan_context(plan: JsonDocument | None) -> dict[str, Any] | None:
     if plan is None:
         return None
     mesh = mesh_view.mesh_of(plan)
@@ -162,7 +162,7 @@ def _plan_context(plan: Document | None) -> dict[str, Any] | None:
     }
 
 
-def _mesh_context(plan: Document, mesh: Mesh) -> dict[str, Any]:
+def _mesh_context(plan: JsonDocument, mesh: Mesh) -> dict[str, Any]:
     return {
         "svg": mesh_svg(mesh),
         "broad": Grid(mesh).is_broad,
@@ -190,7 +190,7 @@ def _training_context(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _audit_context(audit: Document | None) -> dict[str, Any] | None:
+def _audit_context(audit: JsonDocument | None) -> dict[str, Any] | None:
     if audit is None:
         return None
     rows = audit_view.rows(audit)

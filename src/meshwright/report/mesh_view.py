@@ -9,7 +9,7 @@ from markupsafe import Markup
 from meshwright.errors import NotationError
 from meshwright.notation.mesh import Mesh
 from meshwright.report.blocks import BlockMap, read_block_map
-from meshwright.report.documents import Document, winner
+from meshwright.report.documents import JsonDocument, winner
 from meshwright.report.drawing import Grid, axis_class, blocks_svg
 
 _SUBSCRIPTED = re.compile(r"(?P<base>[A-Za-z]+)_(?P<axes>\{[^}]*\}|[A-Za-z0-9]+)")
@@ -33,20 +33,20 @@ class Drawing:
     caption: str
 
 
-def mesh_of(plan: Document) -> Mesh | None:
+def mesh_of(plan: JsonDocument) -> Mesh | None:
     """The mesh of the winning candidate."""
     mesh = (winner(plan) or {}).get("mesh")
     return Mesh(dict(mesh)) if mesh else None
 
 
-def drawings(plan: Document, mesh: Mesh, kind: str) -> list[Drawing]:
+def drawings(plan: JsonDocument, mesh: Mesh, kind: str) -> list[Drawing]:
     """The `kind` ("weights" or "activations") of the plan, in its order."""
     arrays = ((plan.get("shardings") or {}).get(kind) or {}).values()
     sizes = dimension_sizes(plan)
     return [_drawing(str(text), read_block_map(str(text), mesh), sizes) for text in arrays]
 
 
-def dimension_sizes(plan: Document) -> dict[str, int]:
+def dimension_sizes(plan: JsonDocument) -> dict[str, int]:
     """Sizes of the letters that the plan's model and workload give."""
     model, workload = plan.get("model") or {}, plan.get("workload") or {}
     sizes = {letter: model[key] for letter, key in _SIZE_KEYS.items() if isinstance(model.get(key), int)}

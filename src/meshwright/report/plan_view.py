@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.report.documents import Document, bound_text, bytes_total, layout_text, winner
+from meshwright.report.documents import JsonDocument, bound_text, bytes_total, layout_text, winner
 from meshwright.report.figures import bytes_text, percent_text, seconds_text
 from meshwright.units import format_bytes, format_seconds
 
@@ -36,7 +36,7 @@ class CandidateRow:
     numbers: tuple[float, float, float]  # step time, MFU and bytes, by which a reader may sort
 
 
-def candidate_rows(plan: Document) -> list[CandidateRow]:
+def candidate_rows(plan: JsonDocument) -> list[CandidateRow]:
     """The ranked candidates, the chosen one marked, bars to one scale: the slowest shown fills its track."""
     shown = list(plan.get("candidates") or [])[:MAX_CANDIDATES]
     # By its whole entry: two candidates may differ in a dtype that their layout's text leaves out.
@@ -61,7 +61,7 @@ def candidate_rows(plan: Document) -> list[CandidateRow]:
     ]
 
 
-def breakdown_colours(plan: Document) -> dict[str, int]:
+def breakdown_colours(plan: JsonDocument) -> dict[str, int]:
     """A colour number for each name in the breakdowns: the largest have their own, the rest share one."""
     totals: dict[str, float] = {}
     for c in list(plan.get("candidates") or [])[:MAX_CANDIDATES]:
@@ -78,7 +78,7 @@ def breakdown_legend(colours: Mapping[str, int]) -> list[tuple[str, int]]:
     return own + ([(rest[0] if len(rest) == 1 else f"other ({len(rest)})", NUM_COLOURS - 1)] if rest else [])
 
 
-def memory_segments(plan: Document) -> list[BarSegment]:
+def memory_segments(plan: JsonDocument) -> list[BarSegment]:
     """Bytes per chip of the chosen layout, in percent of its memory (of their sum if that is unknown)."""
     best = winner(plan) or {}
     parts = best.get("bytes_per_chip")
@@ -92,17 +92,17 @@ def memory_segments(plan: Document) -> list[BarSegment]:
     ]
 
 
-def chosen_memory(plan: Document) -> str:
+def chosen_memory(plan: JsonDocument) -> str:
     """Bytes per chip of the chosen layout, as text."""
     return bytes_text(bytes_total(winner(plan) or {}))
 
 
-def memory_capacity(plan: Document) -> int | None:
+def memory_capacity(plan: JsonDocument) -> int | None:
     """Bytes of memory of one chip, if the plan says."""
     return (plan.get("hardware") or {}).get("hbm_bytes")
 
 
-def _breakdown(candidate: Document, colours: Mapping[str, int], percent: float) -> tuple[BarSegment, ...]:
+def _breakdown(candidate: JsonDocument, colours: Mapping[str, int], percent: float) -> tuple[BarSegment, ...]:
     """One piece a colour, in their order. Priced operations may overlap, so the pieces are shares."""
     seconds: dict[int, float] = {}
     for item in candidate.get("breakdown") or []:
@@ -116,7 +116,7 @@ def _breakdown(candidate: Document, colours: Mapping[str, int], percent: float) 
     )
 
 
-def explanation(plan: Document) -> list[tuple[str, list[str]]]:
+def explanation(plan: JsonDocument) -> list[tuple[str, list[str]]]:
     """Headings and their points, as `mw plan train --explain` prints them; [] where the plan has none."""
     sections = []
     for block in str(plan.get("explanation") or "").split("\n\n"):

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from math import isfinite
 
 from meshwright.report.charts import Chart, Kind, chart, level, series
-from meshwright.report.documents import Document
+from meshwright.report.documents import JsonDocument
 from meshwright.units import format_seconds
 
 
-def loss_chart(metrics: Sequence[Document], unigram_entropy: float | None) -> Chart:
+def loss_chart(metrics: Sequence[JsonDocument], unigram_entropy: float | None) -> Chart:
     """Training and validation loss over the steps, and the unigram entropy that both must beat."""
     curves = [
         _curve(metrics, "loss", "training", "line", 1),
@@ -23,7 +23,7 @@ def loss_chart(metrics: Sequence[Document], unigram_entropy: float | None) -> Ch
     return chart(curves, "step", "nats per token", levels=levels, span=span)
 
 
-def step_time_chart(metrics: Sequence[Document], planned_seconds: float | None) -> Chart:
+def step_time_chart(metrics: Sequence[JsonDocument], planned_seconds: float | None) -> Chart:
     """Measured milliseconds of each logged step, and the planned step time as a level line."""
     curve = _curve(metrics, "step_seconds", "measured", "points", 1, scale=1e3)
     levels = []
@@ -35,7 +35,7 @@ def step_time_chart(metrics: Sequence[Document], planned_seconds: float | None) 
 
 
 def _curve(
-    metrics: Sequence[Document], key: str, name: str, kind: Kind, colour: int, scale: float = 1
+    metrics: Sequence[JsonDocument], key: str, name: str, kind: Kind, colour: int, scale: float = 1
 ) -> Chart:
     """One curve; steps where the value is absent or not finite (JSON has no NaN) are left out."""
     points = [(line.get("step"), line[key] * scale) for line in metrics if line.get(key) is not None]

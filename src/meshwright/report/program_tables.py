@@ -6,14 +6,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.report.documents import Document
+from meshwright.report.documents import JsonDocument
 from meshwright.report.figures import bytes_text, seconds_text
 from meshwright.report.schedule_tables import schedule_tables
 
 UNAVAILABLE = "unavailable"
 
 
-def program_table(audit: Document) -> Group:
+def program_table(audit: JsonDocument) -> Group:
     """One row for each collective, the longest first; then accidents, gaps and the verdict."""
     table = Table(
         title="Collectives of a step", title_justify="left", title_style="bold", box=None, padding=(0, 2)
@@ -30,7 +30,7 @@ def program_table(audit: Document) -> Group:
     return Group(table, *at_once, *map(_warning, audit["warnings"]), *said, *gaps, _verdict(audit))
 
 
-def _compiler_lines(audit: Document) -> list[Text]:
+def _compiler_lines(audit: JsonDocument) -> list[Text]:
     """What the compiler warned of while it partitioned the program, with its cures."""
     found = audit.get("compiler_warnings", [])
     if found is None:
@@ -38,9 +38,9 @@ def _compiler_lines(audit: Document) -> list[Text]:
     return [_line("the compiler", one["what"], one) for one in found]
 
 
-def _alike(rows: Iterable[Document]) -> list[Document]:
+def _alike(rows: Iterable[JsonDocument]) -> list[JsonDocument]:
     """Rows that differ only in how often they run, as one each."""
-    found: dict[tuple[object, ...], Document] = {}
+    found: dict[tuple[object, ...], JsonDocument] = {}
     for row in rows:
         same = ("tensor", "direction", "op", "bytes", "group_size")
         key = (*(row[name] for name in same), *row["axes"], row["count"] is None)
@@ -49,7 +49,7 @@ def _alike(rows: Iterable[Document]) -> list[Document]:
     return list(found.values())
 
 
-def _together(first: Document, other: Document) -> Document:
+def _together(first: JsonDocument, other: JsonDocument) -> JsonDocument:
     return dict(first) | {name: _sum(first[name], other[name]) for name in ("count", "seconds")}
 
 
@@ -57,11 +57,11 @@ def _sum(first: float | None, other: float | None) -> float | None:
     return None if first is None or other is None else first + other
 
 
-def _cost(row: Document) -> tuple[float, int]:
+def _cost(row: JsonDocument) -> tuple[float, int]:
     return row["seconds"] or 0.0, row["bytes"] * (row["count"] or 1)
 
 
-def _cells(row: Document) -> list[Text]:
+def _cells(row: JsonDocument) -> list[Text]:
     over = "·".join(row["axes"]) or f"groups of {row['group_size']}"
     count = UNAVAILABLE if row["count"] is None else f"{row['count']:,}"
     cells = (
@@ -80,13 +80,13 @@ def _time(seconds: float | None) -> str:
     return UNAVAILABLE if seconds is None else seconds_text(seconds)
 
 
-def _warning(warning: Document) -> Text:
+def _warning(warning: JsonDocument) -> Text:
     """One accident: its name, what it is and costs, where, and the cure."""
     cost = f"{bytes_text(warning['bytes'])} per device and step, time {_time(warning['seconds'])}"
     return _line(warning["kind"], f"{warning['what']} ({cost})", warning)
 
 
-def _line(title: str, what: str, warning: Document) -> Text:
+def _line(title: str, what: str, warning: JsonDocument) -> Text:
     text = Text(f"{title}: ", style="bold magenta").append(what, style="not bold default")
     for label in ("where", "change"):
         if warning[label]:
@@ -95,7 +95,7 @@ def _line(title: str, what: str, warning: Document) -> Text:
     return text
 
 
-def _verdict(audit: Document) -> Text:
+def _verdict(audit: JsonDocument) -> Text:
     good = audit["verdict"] == "match"
     text = Text("verdict: ").append(audit["verdict"], style=f"bold {'green' if good else 'yellow'}")
     number, gaps = len(audit["warnings"]), len(audit["not_understood"])

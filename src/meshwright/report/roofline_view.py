@@ -17,7 +17,7 @@ _WIDTH, _HEIGHT = 522, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 48, 42
 _MAX_LABELS = 12
 _LEAST_SHARE_OF_TRAFFIC = 0.05
-COLOUR = {"matmul": "compute", "attention": "tp"}
+_COLOUR = {"matmul": "compute", "attention": "tp"}
 
 _Place = Callable[[StepOperation], tuple[float, float]]
 
@@ -145,7 +145,7 @@ def _points(found: Sequence[StepOperation], step: float, x: Scale, y: Scale, pla
             f"{format_seconds(operation.seconds)} per step, {share:.1%}\n"
             f"{format_count(at[0])} FLOPs per byte, {_rate(at[1])}FLOP/s"
         )
-        colour = COLOUR.get(operation.kind, "fsdp")
+        colour = _COLOUR.get(operation.kind, "fsdp")
         parts.append(dot(x.place(at[0]), y.place(at[1]), _radius(share), colour, title=title))
     return _names(found, step, x, y, place) + Markup().join(parts)
 

@@ -13,7 +13,7 @@ from meshwright.report.plan_data.scaling import BEST, STRATEGIES, ScalingPoint, 
 from meshwright.report.plan_data.split import split_step
 from meshwright.units import format_count, format_seconds
 
-COLOUR = dict(zip(STRATEGIES, ("dp", "fsdp", "tp", "fsdp_tp"), strict=True)) | {BEST: "best"}
+STRATEGY_COLOUR = dict(zip(STRATEGIES, ("dp", "fsdp", "tp", "fsdp_tp"), strict=True)) | {BEST: "best"}
 _WIDTH, _HEIGHT = 522, 372
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 102, 48, 42
 _BEST_WORDS = "best found"
@@ -62,7 +62,7 @@ def _times(sweep: ScalingSweep, x: Scale, y: Scale) -> Panel:
     axes = Axes(x, y, "tokens per batch", "time per step", format_count, format_seconds)
     body = [label("Communication, all of it", 0, 10, weight=600), axes.svg()]
     drawn = [
-        (COLOUR[name], _name(name), _communication_points(sweep.of(name)))
+        (STRATEGY_COLOUR[name], _name(name), _communication_points(sweep.of(name)))
         for name in _DRAWN
         if sweep.of(name)
     ]
@@ -83,7 +83,7 @@ def _mfu(sweep: ScalingSweep, x: Scale, y: Scale) -> Panel:
     axes = Axes(x, y, "tokens per batch", "MFU", format_count, "{:.0%}".format)
     body = [label("What the step makes of it", 0, 10, weight=600), axes.svg()]
     drawn = [
-        (COLOUR[name], _name(name), [(point, point.candidate.mfu) for point in sweep.of(name)])
+        (STRATEGY_COLOUR[name], _name(name), [(point, point.candidate.mfu) for point in sweep.of(name)])
         for name in _DRAWN
         if sweep.of(name)
     ]

@@ -4,27 +4,27 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.report.audit_view import ALONE, beside, largest_buffers
-from meshwright.report.documents import Document
+from meshwright.report.audit_view import NOTHING_BESIDE, beside, largest_buffers
+from meshwright.report.documents import JsonDocument
 
 
-def schedule_tables(audit: Document) -> list[Table | Text]:
+def schedule_tables(audit: JsonDocument) -> list[Table | Text]:
     """Tables of overlap and of the largest buffers; a line where the program does not tell."""
     overlap = [_beside(audit)] if audit.get("emitted") else []
     return [*overlap, *([_largest(audit)] if "peak" in (audit.get("memory") or {}) else [])]
 
 
-def _beside(audit: Document) -> Table | Text:
+def _beside(audit: JsonDocument) -> Table | Text:
     found = beside(audit)
     if found is None:
         return Text("what runs beside collectives: unavailable, none is asynchronous", style="dim")
     table = _table("What runs beside the largest collectives", "collective", "products meanwhile")
     for name, products in found:
-        table.add_row(Text(name), Text(products, style="magenta" if products == ALONE else ""))
+        table.add_row(Text(name), Text(products, style="magenta" if products == NOTHING_BESIDE else ""))
     return table
 
 
-def _largest(audit: Document) -> Table | Text:
+def _largest(audit: JsonDocument) -> Table | Text:
     found = largest_buffers(audit)
     if found is None:
         return Text("what makes the peak: unavailable, the program has no schedule", style="dim")

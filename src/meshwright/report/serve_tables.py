@@ -6,7 +6,7 @@ from math import log
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from meshwright.report.documents import Document
+from meshwright.report.documents import JsonDocument
 from meshwright.report.fitted import AtCommas
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
@@ -16,7 +16,7 @@ _PLOT_SIZE = (90, 16)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def frontier_table(document: Document) -> Table:
+def frontier_table(document: JsonDocument) -> Table:
     """The frontier by time per token, the chosen point in bold (added if it is not on the frontier)."""
     best, points = document["best"], document["frontier"]
     shown = _spread(points)
@@ -36,7 +36,7 @@ def frontier_table(document: Document) -> Table:
     return table
 
 
-def _cells(point: Document) -> list[str | AtCommas]:
+def _cells(point: JsonDocument) -> list[str | AtCommas]:
     price = point["price_per_million_tokens"]
     return [
         point["hardware"],
@@ -53,7 +53,7 @@ def _cells(point: Document) -> list[str | AtCommas]:
     ]
 
 
-def _spread(points: Sequence[Document]) -> list[Document]:
+def _spread(points: Sequence[JsonDocument]) -> list[JsonDocument]:
     if len(points) <= _MOST_ROWS:
         return list(points)
     last = len(points) - 1
@@ -61,7 +61,7 @@ def _spread(points: Sequence[Document]) -> list[Document]:
     return [points[place] for place in places]
 
 
-def frontier_plot(document: Document) -> str:
+def frontier_plot(document: JsonDocument) -> str:
     """Each kind of chip's frontier, one letter per point: time per token across, tokens/s per chip up."""
     kinds = dict(zip(document["by_chip"], _LETTERS, strict=False))
     points = [
@@ -90,7 +90,7 @@ def frontier_plot(document: Document) -> str:
     )
 
 
-def phase_lines(document: Document) -> str:
+def phase_lines(document: JsonDocument) -> str:
     """One step of one phase: its headlines."""
     memory = document["bytes_per_chip"]
     fits = "fits" if document["fits"] else "does not fit"

@@ -7,7 +7,7 @@ from meshwright import __version__
 from meshwright.errors import DataError
 from meshwright.report import pages
 from meshwright.report.charts import Chart, chart, libraries, script_json, series
-from meshwright.report.documents import Document, read_json
+from meshwright.report.documents import JsonDocument, read_json
 from meshwright.units import format_seconds
 
 ROWS = {
@@ -24,7 +24,7 @@ _BINS = 16
 _MS = 1e3  # in a second
 
 
-def read_load_test(path: Path) -> Document | None:
+def read_load_test(path: Path) -> JsonDocument | None:
     """The document of `mw bench serve -o PATH`; None where `path` is something else.
 
     Raises DataError where the file says that it is one and lacks a part.
@@ -42,7 +42,7 @@ def read_load_test(path: Path) -> Document | None:
     return document
 
 
-def facts(document: Document) -> list[str]:
+def facts(document: JsonDocument) -> list[str]:
     """What the document says besides times, a line each."""
     lines = [
         f"{document['requests']} requests ({_arrivals(document['traffic'])}), {document['errors']} errors, "
@@ -62,7 +62,7 @@ def facts(document: Document) -> list[str]:
     return lines
 
 
-def _simulated(found: Document) -> str:
+def _simulated(found: JsonDocument) -> str:
     """What stood behind the answers of a load test without a server."""
     of_each, more = found["replicas"], found["prefill_replicas"]
     servers = f"{of_each} replica{'s' * (of_each > 1)}" + (f" and {more} that prefill" if more else "")
@@ -73,7 +73,7 @@ def _simulated(found: Document) -> str:
     )
 
 
-def _arrivals(traffic: Document) -> str:
+def _arrivals(traffic: JsonDocument) -> str:
     if traffic["arrivals"] == "closed":
         return f"{traffic['concurrency']} at once"
     if traffic["arrivals"] == "trace":
@@ -82,7 +82,7 @@ def _arrivals(traffic: Document) -> str:
     return f"{traffic['rate_per_second']:g}/s{bursts}"
 
 
-def _targets(targets: Document) -> str:
+def _targets(targets: JsonDocument) -> str:
     words = {"ttft_seconds": "first token", "tpot_seconds": "per token"}
     asked = [
         f"{words[key]} within {format_seconds(value)}" for key, value in targets.items() if value is not None
@@ -90,14 +90,14 @@ def _targets(targets: Document) -> str:
     return ", ".join(asked) or "no target"
 
 
-def terminal_plot(document: Document) -> str:
+def terminal_plot(document: JsonDocument) -> str:
     """Histograms of time to first token and time per output token, as text."""
     keys = ("ttft_seconds", "tpot_seconds")
     plots = [_histogram(ROWS[key], _values(document, key)) for key in keys]
     return "\n\n".join(plot for plot in plots if plot)
 
 
-def _values(document: Document, key: str) -> list[float]:
+def _values(document: JsonDocument, key: str) -> list[float]:
     return [row[key] for row in document["answers"] if row["error"] is None and row[key] is not None]
 
 
@@ -118,7 +118,7 @@ def _histogram(title: str, values: Sequence[float]) -> str:
     return "\n".join([f"{title}, {len(values)} answers", *lines])
 
 
-def serving_html(document: Document) -> str:
+def serving_html(document: JsonDocument) -> str:
     """The document of `mw bench serve` as one HTML page that loads nothing."""
     environment = pages.environment()
     environment.filters["seconds"] = format_seconds
@@ -132,14 +132,14 @@ def serving_html(document: Document) -> str:
     )
 
 
-def _figures(document: Document) -> dict[str, Chart]:
+def _figures(document: JsonDocument) -> dict[str, Chart]:
     return {
         "distributions": _cumulative(document),
         "requests": _over_time(document),
     }
 
 
-def _cumulative(document: Document) -> Chart:
+def _cumulative(document: JsonDocument) -> Chart:
     """The share of answers within a time, for the times of a whole answer."""
     curves = []
     for number, key in enumerate(("ttft_seconds", "tpot_seconds"), start=1):
@@ -149,7 +149,7 @@ def _cumulative(document: Document) -> Chart:
     return chart(curves, "milliseconds", "share of answers", logarithmic="x")
 
 
-def _over_time(document: Document) -> Chart:
+def _over_time(document: JsonDocument) -> Chart:
     """Time to first token of each request by when it was sent; failed ones on the axis."""
     whole = [row for row in document["answers"] if row["error"] is None and row["ttft_seconds"] is not None]
     failed = [row for row in document["answers"] if row["error"] is not None]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from meshwright.report.audit_view import AuditRow, memory_rows, remarks, status_counts, totals
 from meshwright.report.audit_view import rows as audit_rows
-from meshwright.report.documents import Document, Run, bound_text
+from meshwright.report.documents import JsonDocument, Run, bound_text
 from meshwright.report.figures import ABSENT, percent_text, seconds_text
 from meshwright.report.fitted import AtCommas
 from meshwright.report.plan_view import CandidateRow, candidate_rows
@@ -28,7 +28,7 @@ PIPED_WIDTH = 140
 _STYLE = {"good": "green", "fine": "blue", "warn": "magenta", "bad": "red"}
 
 
-def plan_table(plan: Document) -> Table:
+def plan_table(plan: JsonDocument) -> Table:
     """The ranked candidates of `mw plan train --json`, the chosen one in bold."""
     rows, known = candidate_rows(plan), len(plan.get("candidates") or [])
     table = _table("Layouts by planned step time", "#", "layout")
@@ -46,7 +46,7 @@ def plan_table(plan: Document) -> Table:
     return table
 
 
-def breakdown_table(candidate: Document) -> Table:
+def breakdown_table(candidate: JsonDocument) -> Table:
     """The operations of one candidate's step, the longest first."""
     table = _table("Where the step goes", "operation")
     for heading in ("time", "share"):
@@ -62,7 +62,7 @@ def breakdown_table(candidate: Document) -> Table:
     return table
 
 
-def operations_table(operations: Sequence[Document], most: int = 12) -> Table:
+def operations_table(operations: Sequence[JsonDocument], most: int = 12) -> Table:
     """What traced operations took beside what was planned, those that took most longer first."""
     table = _table("Traced operations, a step on the mean device", "operation", "pass", "")
     for heading in ("measured", "planned"):
@@ -79,7 +79,7 @@ def operations_table(operations: Sequence[Document], most: int = 12) -> Table:
     return table
 
 
-def audit_table(audit: Document) -> Group:
+def audit_table(audit: JsonDocument) -> Group:
     """The verdict, planned against compiled totals, and one row for each collective."""
     table = _table("Planned against emitted collectives", "tensor", "direction", "planned")
     table.add_column("bytes", justify="right")
@@ -143,7 +143,7 @@ def _audit_cells(row: AuditRow) -> list[str | Text]:
     ]
 
 
-def _totals_table(audit: Document) -> Table:
+def _totals_table(audit: JsonDocument) -> Table:
     table = _table("Totals", "")
     for heading in ("planned", "compiled", "compiled / planned"):
         table.add_column(heading, justify="right")
@@ -152,7 +152,7 @@ def _totals_table(audit: Document) -> Table:
     return table
 
 
-def _memory_table(audit: Document) -> list[Table]:
+def _memory_table(audit: JsonDocument) -> list[Table]:
     found = memory_rows(audit)
     if not found:
         return []
@@ -164,7 +164,7 @@ def _memory_table(audit: Document) -> list[Table]:
     return [table]
 
 
-def _numerics(audit: Document) -> list[Text]:
+def _numerics(audit: JsonDocument) -> list[Text]:
     """How far loss and gradients of the tiny model are from those of one device."""
     found = audit.get("numerics")
     if not found:
@@ -194,7 +194,7 @@ def _remark(title: str, what: str, where: str, change: str) -> Text:
     return text
 
 
-def _verdict(audit: Document) -> Text:
+def _verdict(audit: JsonDocument) -> Text:
     verdict = str(audit.get("verdict", ABSENT))
     text = Text("verdict: ").append(verdict, style=f"bold {'green' if verdict == 'match' else 'yellow'}")
     counts = ", ".join(f"{count} {status}" for status, count, _ in status_counts(audit))
@@ -202,7 +202,7 @@ def _verdict(audit: Document) -> Text:
     return text.append(f", compiled by {audit['compiler']}" if audit.get("compiler") else "")
 
 
-def _completion(completion: Document) -> Text:
+def _completion(completion: JsonDocument) -> Text:
     """Prompt and text, cut to a few lines: the whole stands in the report."""
     lines = str(completion.get("text", "")).splitlines()
     text = Text(str(completion.get("prompt", "")), style="bold blue")

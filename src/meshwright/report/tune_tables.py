@@ -5,13 +5,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.report.documents import Document
+from meshwright.report.documents import JsonDocument
 from meshwright.report.figures import ABSENT, bytes_text, percent_text, seconds_text
 
 _STYLE = {"faster": "green", "fits": "green", "as planned": "bold", "slower": "dim", "refused": "red"}
 
 
-def tune_table(tuned: Document) -> Group:
+def tune_table(tuned: JsonDocument) -> Group:
     """A row for each trial in its order, and what they were ranked by."""
     table = Table(title="Trials", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.add_column("change", overflow="fold", ratio=1)
@@ -32,7 +32,7 @@ def tune_table(tuned: Document) -> Group:
     return Group(table, *reasons, Text(_ranked_by(tuned)), Text(f"best: {tuned['best']['change']}"))
 
 
-def _ranked_by(tuned: Document) -> str:
+def _ranked_by(tuned: JsonDocument) -> str:
     within = f"differences under {tuned['resolution']:.0%} are not told apart"
     if tuned["priced_by"] == "schedule":
         return f"ranked by the schedule of {tuned['compiler']}; {within}"

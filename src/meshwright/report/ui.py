@@ -29,7 +29,7 @@ from meshwright.models.presets import PRESETS
 from meshwright.plan.candidate import Candidate
 from meshwright.report import pages, plan_view, summary
 from meshwright.report.bars_view import memory_panel, step_panel
-from meshwright.report.documents import Document, Run
+from meshwright.report.documents import JsonDocument, Run
 from meshwright.report.figure import Figure
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
@@ -80,7 +80,7 @@ class Planner:
     """
 
     price: Callable[[Mapping[str, str]], ShownLayout]
-    search: Callable[[Mapping[str, str]], Document | None]
+    search: Callable[[Mapping[str, str]], JsonDocument | None]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from meshwright.audit.facts.groups import DeviceGroups, parse_groups, parse_pair
 from meshwright.audit.facts.naming import MOVED, laid_end_to_end, origin_name, reader_name, summed
 from meshwright.audit.facts.opcodes import crossing_groups, op_of, received, rows_said
 from meshwright.audit.facts.shards import FusedScatter, Offsets, fused_scatter, is_shard_in_zeros, kept_slices
-from meshwright.audit.hlo.op_names import Phase, phase_of, primitive_of, scope_of, split_op_name
+from meshwright.audit.hlo.op_names import PassName, phase_of, primitive_of, scope_of, split_op_name
 from meshwright.audit.hlo.parse import ArrayShape, Computation, Instruction, Program, dtype_bits, leaves
 from meshwright.audit.hlo.trace import COPIES, CallPath, TracedValue, history, places, run_count
 from meshwright.cost.collectives import Op
@@ -58,7 +58,7 @@ class EmittedCollective:
     count: int | None
     value: TracedValue = field(compare=False, repr=False)
     op_name: str
-    phase: Phase
+    phase: PassName
     scope: tuple[str, ...]
     primitive: str
     operand_op_name: str
@@ -354,13 +354,13 @@ def uncast_dtype(program: Program, value: TracedValue, op_name: str) -> str:
     return _narrowest(origin, value.instruction.shapes[0].dtype)
 
 
-def _since_cast(origin: list[TracedValue], phase: Phase, *, gathers: bool) -> list[TracedValue]:
+def _since_cast(origin: list[TracedValue], phase: PassName, *, gathers: bool) -> list[TracedValue]:
     """A value's forms back to the program's own last cast, that included; gathers: it is to be gathered."""
     casts = (i for i, one in enumerate(origin) if _is_own_cast(one.instruction, phase, gathers=gathers))
     return origin[: next(casts, len(origin)) + 1]
 
 
-def _is_own_cast(instruction: Instruction, phase: Phase, *, gathers: bool) -> bool:
+def _is_own_cast(instruction: Instruction, phase: PassName, *, gathers: bool) -> bool:
     """Whether a conversion is the program's own.
 
     A compiler's casts have no name, or that of a cast of another pass with which they were merged; those of

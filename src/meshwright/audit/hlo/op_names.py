@@ -18,7 +18,7 @@ from typing import Literal
 from meshwright.layout.head import BACKWARD
 from meshwright.models.transformer import at_most_blocks
 
-Phase = Literal["forward", "backward", "remat", "update"]
+PassName = Literal["forward", "backward", "remat", "update"]
 
 # The scope of what is done to gradients after the last of them was made: they are summed over microbatches.
 GRADIENTS = "gradients"
@@ -40,7 +40,7 @@ _MACHINERY = {
 }  # fmt: skip
 
 
-def phase_of(op_name: str, differentiated: bool) -> Phase:
+def phase_of(op_name: str, differentiated: bool) -> PassName:
     """The pass that an instruction belongs to.
 
     differentiated: the program holds a gradient, so what is outside of it is the update.

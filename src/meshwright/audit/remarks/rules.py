@@ -38,7 +38,7 @@ class ProgramContext:
         return self.prices.over(one.axes, one.collective.groups.size)
 
 
-Rule = Callable[[Emitted, ProgramContext], Fault | None]
+FaultRule = Callable[[Emitted, ProgramContext], Fault | None]
 
 
 # A weight that is gathered for a product is too large for it where moving the activations instead
@@ -330,7 +330,7 @@ def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]
 
 
 # In order of precedence.
-RULES: tuple[Rule, ...] = (
+FAULT_RULES: tuple[FaultRule, ...] = (
     table,
     over_the_batch,
     repeated,

@@ -19,7 +19,7 @@ from meshwright.cost.strategy import Strategy
 from meshwright.errors import AuditError
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import Contraction, Side
+from meshwright.notation.einsum import Contraction, EinsumSide
 from meshwright.notation.mesh import Mesh
 from meshwright.units import dtype_bytes, format_bytes
 
@@ -34,7 +34,7 @@ class ShardJob:
 
     plan: Contraction | None
     then: tuple[Collective, ...]
-    window: Side | None
+    window: EinsumSide | None
     mesh: Mesh
     sizes: Mapping[str, int]
     dtype: str

@@ -24,13 +24,13 @@ from meshwright.nn.execute import contract, run_steps, run_to
 from meshwright.nn.mesh import notation_mesh, partition_spec
 from meshwright.notation.array import Axes
 from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import Contraction, Einsum, Side, cotangent
+from meshwright.notation.einsum import Contraction, Einsum, EinsumSide, cotangent
 
 OperandSide = Literal["lhs", "rhs"]
 _Pair = tuple[Array, Array]
 
 
-def windowed_contract(plan: Contraction, window: Side, dtype: Any, lhs: Array, rhs: Array) -> Array:
+def windowed_contract(plan: Contraction, window: EinsumSide, dtype: Any, lhs: Array, rhs: Array) -> Array:
     """`plan.out`; the last gather of an operand, or the first scatter of the product, runs in steps.
 
     Call under `jax.set_mesh`. The rings are unrolled: XLA overlaps what does not depend on another.
@@ -65,7 +65,7 @@ def windowed_contract(plan: Contraction, window: Side, dtype: Any, lhs: Array, r
     return contracted(lhs, rhs)
 
 
-def windowed_step(plan: Contraction, window: Side) -> Collective:
+def windowed_step(plan: Contraction, window: EinsumSide) -> Collective:
     """The transfer that runs in steps."""
     steps = {"lhs": plan.lhs_steps[-1:], "rhs": plan.rhs_steps[-1:], "out": plan.out_steps[:1]}[window]
     is_possible = steps and steps[0].op == ("reduce_scatter" if window == "out" else "all_gather")

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.errors import DeviceError, RequestError
 
-Prompt = str | Sequence[Mapping[str, str]]
+TextOrChat = str | Sequence[Mapping[str, str]]
 """A text for completions, or the messages of a chat."""
 
 
@@ -120,7 +120,7 @@ class Client(AbstractAsyncContextManager):
             return ""
         return response.text if response.is_success else ""
 
-    async def ask(self, prompt: Prompt, max_tokens: int) -> Answer:
+    async def ask(self, prompt: TextOrChat, max_tokens: int) -> Answer:
         """The answer to `prompt`; what goes wrong stands in its `error`."""
         answer = Answer(self.now())
         try:
@@ -133,7 +133,7 @@ class Client(AbstractAsyncContextManager):
         answer.num_tokens = answer.num_tokens or len(answer.piece_seconds)
         return answer
 
-    async def _stream(self, prompt: Prompt, max_tokens: int, answer: Answer) -> None:
+    async def _stream(self, prompt: TextOrChat, max_tokens: int, answer: Answer) -> None:
         text = isinstance(prompt, str)
         body = self._options | {
             "model": self.model,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshwright.bench.serve.client import Answer, Client, Prompt
+from meshwright.bench.serve.client import Answer, Client, TextOrChat
 from meshwright.bench.serve.traffic import Chat, Turn
 from meshwright.bench.serve.words import Words
 from meshwright.errors import RequestError
@@ -81,5 +81,5 @@ async def _converse(
     return answers
 
 
-def _prompt(said: Sequence[dict[str, str]], *, chat: bool) -> Prompt:
+def _prompt(said: Sequence[dict[str, str]], *, chat: bool) -> TextOrChat:
     return list(said) if chat else " ".join(message["content"] for message in said)

@@ -21,7 +21,7 @@ from meshwright.plan_file import Plan, load_plan
 from meshwright.serve.batch import Limits
 from meshwright.serve.scheduler import DISAGGREGATED, Mode, mode_of
 
-MODES = (*get_args(Mode), DISAGGREGATED)
+_MODES = (*get_args(Mode), DISAGGREGATED)
 # Servers that are tried for a load before it is given up.
 _MOST_REPLICAS = 4096
 # Answers of a hundred that must meet the targets.
@@ -51,8 +51,8 @@ def simulated(
     plan = load_plan(path)
     if plan.workload.phase == "train":
         raise PlanError(f"{path} trains; mw plan serve -o {path} writes a plan that serves")
-    if engines.mode not in MODES:
-        raise PlanError(f"--mode {engines.mode!r} is unknown; {nearest(engines.mode, list(MODES))}")
+    if engines.mode not in _MODES:
+        raise PlanError(f"--mode {engines.mode!r} is unknown; {nearest(engines.mode, list(_MODES))}")
     if engines.mode == DISAGGREGATED and not engines.prefix_cache:
         raise PlanError(f"--mode {DISAGGREGATED} hands over cached pages; leave out --no-prefix-cache")
     if not engines.replicas and targets == LatencyTargets():

@@ -1,6 +1,6 @@
 """The axes of parallelism, one record each, which the short form, search, checks and prose read."""
 
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Form, Option, divisors
+from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
 from meshwright.layout.axes.context import CONTEXT
 from meshwright.layout.axes.data import DATA
 from meshwright.layout.axes.expert import EXPERT
@@ -14,4 +14,4 @@ AXES: tuple[Axis, ...] = (PIPE, DATA, FSDP, EXPERT, CONTEXT, TENSOR2, TENSOR, KV
 # In the order in which a search chooses them: what each tries depends on those before.
 SEARCHED: tuple[Axis, ...] = (PIPE, CONTEXT, TENSOR, TENSOR2, KV_REPLICAS, FSDP, DATA, EXPERT)
 
-__all__ = ["AXES", "SEARCHED", "Ask", "Axis", "Composition", "Form", "Option", "divisors"]
+__all__ = ["AXES", "SEARCHED", "Ask", "Axis", "Composition", "Option", "ShortForm", "divisors"]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from meshwright.layout.layout import Layout
 
 # The short form by name: the degree of every axis, and the options beside them.
-Form = Mapping[str, Any]
+ShortForm = Mapping[str, Any]
 # Letters that are parallel within a layer: what a tensor axis may split.
 WIDE_LETTERS = "NKFMUV"
 # What a cache holds, by array, and the axes that split weights by letters of which it may have none.
@@ -48,7 +48,7 @@ class Composition:
     heads_axis: the axis of positions that heads have instead where queries meet keys; None: none.
     """
 
-    def __init__(self, form: Form, present: frozenset[str]) -> None:
+    def __init__(self, form: ShortForm, present: frozenset[str]) -> None:
         self.form, self.present = form, present
         self.cache_letter: str | None = None
         self.heads_axis: str | None = None
@@ -128,17 +128,17 @@ class Axis:
     options: Mapping[str, Option] = field(default_factory=dict)
     always: bool = False
 
-    def check(self, form: Form) -> None:
+    def check(self, form: ShortForm) -> None:
         """Raises LayoutError where the axis' words contradict each other."""
 
-    def place(self, form: Form, sizes: MutableMapping[str, int]) -> None:
+    def place(self, form: ShortForm, sizes: MutableMapping[str, int]) -> None:
         """Writes the sizes of the mesh axes that it takes, outer axes first."""
         sizes[self.name] = form[self.name]
 
     def compose(self, tables: Composition) -> None:
         """Adds the rules of the axis."""
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
         """The words that a search tries, of the form or `grouped`; form: those of the axes before."""
         yield {}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Form, Option, divisors
+from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
@@ -23,7 +23,7 @@ class Context(Axis):
     Sources: Liu et al., "Ring Attention", 2023; Jacobs et al., "DeepSpeed Ulysses", 2023.
     """
 
-    def check(self, form: Form) -> None:
+    def check(self, form: ShortForm) -> None:
         if form["context_method"] == "ulysses" and form["kv_replicas"] > 1:
             raise LayoutError(
                 f"layout: context_method = ulysses splits KV heads, of which kv_replicas = "
@@ -37,7 +37,7 @@ class Context(Axis):
         if tables.form["context_method"] == "ulysses":
             tables.heads_axis = "context"
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
         for degree in divisors(ask.chips):
             if degree == 1 or splits(ask.workload.seq_len, degree):
                 yield {"context": degree}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Form
+from meshwright.layout.axes.axis import Ask, Axis, Composition, ShortForm
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 
@@ -17,7 +17,7 @@ class Data(Axis):
     def compose(self, tables: Composition) -> None:
         tables.add("activations", "BC", "data")
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
         if ask.chips * form["fsdp"] <= ask.workload.num_sequences:
             yield {"data": ask.chips}
 

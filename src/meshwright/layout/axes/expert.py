@@ -4,7 +4,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Form, divisors
+from meshwright.layout.axes.axis import Ask, Axis, Composition, ShortForm, divisors
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
@@ -19,7 +19,7 @@ class Expert(Axis):
     Where an expert group has more devices than there are data ranks, E takes `tensor` too.
     """
 
-    def place(self, form: Form, sizes: MutableMapping[str, int]) -> None:
+    def place(self, form: ShortForm, sizes: MutableMapping[str, int]) -> None:
         home, cut = expert_home(form)
         sizes["expert"] = cut
         sizes[home] //= cut
@@ -30,7 +30,7 @@ class Expert(Axis):
         if tables.form["expert_over_tensor"]:
             tables.add("stored used gradients updated activations", "E", "tensor")
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
         """The degrees, with rows that travel, and grouped where a token then goes no farther.
 
         Grouped it goes to all devices of a group, else to those of k experts. Past k devices that is tried
@@ -71,7 +71,7 @@ class Expert(Axis):
         )
 
 
-def expert_home(form: Form) -> tuple[str, int]:
+def expert_home(form: ShortForm) -> tuple[str, int]:
     """(the axis that the experts' devices are cut out of, how many of it).
 
     Raises LayoutError where no data axis divides over them.
@@ -87,7 +87,7 @@ def expert_home(form: Form) -> tuple[str, int]:
     return found
 
 
-def _home(expert: int, form: Form) -> tuple[str, int] | None:
+def _home(expert: int, form: ShortForm) -> tuple[str, int] | None:
     for cut in (expert, expert // form["tensor"] if expert % form["tensor"] == 0 else 0):
         for home in ("fsdp", "data"):
             if cut and form[home] % cut == 0:

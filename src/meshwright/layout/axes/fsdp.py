@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Form, Option, divisors
+from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 
@@ -31,7 +31,7 @@ class Fsdp(Axis):
     the weights where it received all of them.
     """
 
-    def check(self, form: Form) -> None:
+    def check(self, form: ShortForm) -> None:
         zero = form["zero"]
         if zero == 3 and form["fsdp"] == 1 and form["data"] > 1:
             raise LayoutError(
@@ -47,7 +47,7 @@ class Fsdp(Axis):
         for axis in shared_axes(tables.form):
             tables.add(_ZERO_TABLES[zero_stage(tables.form)], _SHARED_LETTERS, axis)
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, Any]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, Any]]:
         """FSDP over every degree that divides D, and two that pad it; ZeRO 1 and 2 over all data ranks.
 
         Each of them over the ranks of `context` as well, where there are some. As neighbours in the mesh only
@@ -89,12 +89,12 @@ class Fsdp(Axis):
         )
 
 
-def zero_stage(form: Form) -> int:
+def zero_stage(form: ShortForm) -> int:
     """`zero`, which by default is 3 where fsdp is above 1 and else 0."""
     return (3 if form["fsdp"] > 1 else 0) if form["zero"] is None else form["zero"]
 
 
-def shared_axes(form: Form) -> tuple[str, ...]:
+def shared_axes(form: ShortForm) -> tuple[str, ...]:
     """The mesh axes over which the data ranks share what `zero` says."""
     shared = "fsdp" if form["fsdp"] > 1 else "data"
     with_expert = ("expert",) if form["expert"] > 1 and form["expert_home"] == shared else ()

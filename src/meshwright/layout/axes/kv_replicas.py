@@ -13,8 +13,8 @@ from meshwright.layout.axes.axis import (
     Ask,
     Axis,
     Composition,
-    Form,
     Option,
+    ShortForm,
     divisors,
 )
 from meshwright.layout.workload import Workload
@@ -46,7 +46,7 @@ class KvReplicas(Axis):
         if tables.form["sequence_parallel"]:
             tables.add("activations", "TC", "kv_replicas")
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
         """Degrees that give models of few KV heads as wide a split as others, where all letters divide."""
         yield {"kv_replicas": 1}
         sizes, tensor = dimensions(ask.config), form["tensor"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, Form, divisors
+from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, ShortForm, divisors
 from meshwright.layout.pipeline import SCHEDULES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -27,7 +27,7 @@ class Pipe(Axis):
             tables.add(EVERYWHERE, "V", "pipe")
             tables.add("stored used gradients updated", "L", "pipe")
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
         most = min(_MOST_STAGES, ask.config.num_layers)
         for degree in divisors(ask.chips):
             if degree <= most:

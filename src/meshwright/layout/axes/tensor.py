@@ -12,8 +12,8 @@ from meshwright.layout.axes.axis import (
     Ask,
     Axis,
     Composition,
-    Form,
     Option,
+    ShortForm,
     divisors,
 )
 from meshwright.layout.workload import Workload
@@ -34,7 +34,7 @@ class Tensor(Axis):
         if tables.form["sequence_parallel"]:
             tables.add("activations", "TC", "tensor")
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
         """Every degree that divides, with sequence parallelism where the positions divide.
 
         It sends the same bytes, splits the work on norms and residuals, and keeps a share of what they read.
@@ -76,7 +76,7 @@ class Tensor2(Axis):
     def compose(self, tables: Composition) -> None:
         tables.add(EVERYWHERE, "D", "tensor2", first=True)
 
-    def choices(self, ask: Ask, form: Form) -> Iterator[dict[str, object]]:
+    def choices(self, ask: Ask, form: ShortForm) -> Iterator[dict[str, object]]:
         """Two tensor axes take two axes of a torus; a switch has one."""
         yield {}
         if ask.torus and form["tensor"] >= 8 and form["tensor"] % 2 == 0:

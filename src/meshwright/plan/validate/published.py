@@ -150,10 +150,10 @@ def _chip_of(hardware: str) -> str:
     return hardware.rpartition(":")[0].rpartition("*")[2] or hardware
 
 
-Row = PublishedRow | InferenceRow
+AnyRow = PublishedRow | InferenceRow
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[AnyRow]:
     """The rows of a CSV of published results, in order.
 
     Raises PlanError naming the file, and the line and column at fault.
@@ -165,7 +165,7 @@ def read_rows(path: Path) -> list[Row]:
         raise PlanError(f"{path}: is not CSV: {error}") from error
 
 
-def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[Row]:
+def _rows(reader: "csv.DictReader[str]", path: Path) -> Iterator[AnyRow]:
     columns = reader.fieldnames or []
     inference = _INFERENCE_COLUMN in columns
     kind = InferenceRow if inference else PublishedRow

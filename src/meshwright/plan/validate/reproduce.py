@@ -17,7 +17,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.space import different_remats
-from meshwright.plan.validate.published import PublishedRow, Row
+from meshwright.plan.validate.published import AnyRow, PublishedRow
 from meshwright.plan.validate.shape_guess import model_of
 from meshwright.units import DTYPE_BYTES
 
@@ -90,7 +90,7 @@ def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
     return config
 
 
-def machine_of_row(row: Row) -> Hardware:
+def machine_of_row(row: AnyRow) -> Hardware:
     """The row's hardware with its software, and the figures that the source gives of its own machine.
 
     What others ran has kernels of its own, also where it was compiled by XLA. Sources that offload send a

@@ -26,7 +26,7 @@ from meshwright.models.count import train_flops_per_token
 from meshwright.plan.spread import quantile
 from meshwright.plan.validate.choice import choose
 from meshwright.plan.validate.inference import reproduce_inference
-from meshwright.plan.validate.published import MEMORY, InferenceRow, PublishedRow, Row
+from meshwright.plan.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow
 from meshwright.plan.validate.reproduce import Case, reproduce
 
 _Item = TypeVar("_Item")
@@ -42,7 +42,7 @@ class Prediction:
     baseline: what one MFU says. fits: whether what ran, or ran out, has room by the planner's count.
     """
 
-    row: Row
+    row: AnyRow
     predicted: float | None = None
     skipped: str | None = None
     layout: str | None = None
@@ -93,7 +93,7 @@ class Score:
         return all(e is not None and e <= bar for e, bar in zip(found, (median_bar, p90_bar), strict=True))
 
 
-def predict(rows: Sequence[Row], on_progress: Callable[[float], None] | None = None) -> list[Prediction]:
+def predict(rows: Sequence[AnyRow], on_progress: Callable[[float], None] | None = None) -> list[Prediction]:
     """Every row priced as it is (the free score)."""
     found = []
     for number, row in enumerate(rows, 1):
@@ -103,7 +103,7 @@ def predict(rows: Sequence[Row], on_progress: Callable[[float], None] | None = N
     return _with_baseline(found)
 
 
-def _predict(row: Row) -> Prediction:
+def _predict(row: AnyRow) -> Prediction:
     try:
         if isinstance(row, InferenceRow):
             layout, figure = reproduce_inference(row).choice

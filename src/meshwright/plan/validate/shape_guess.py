@@ -14,7 +14,7 @@ from math import log
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS
-from meshwright.plan.validate.published import Row
+from meshwright.plan.validate.published import AnyRow
 
 # How far a preset's parameters may be from the published count, which is often rounded to two digits.
 _ROUNDING = 0.03
@@ -24,7 +24,7 @@ _PLAINNESS = 0.004
 _LATENT_ATTENTION = MLA(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
 
 
-def model_of(row: Row) -> ModelConfig:
+def model_of(row: AnyRow) -> ModelConfig:
     """The model of a row, its context as long as the row's sequences."""
     return _model(
         row.mlp == "gated",
