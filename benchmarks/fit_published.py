@@ -36,8 +36,10 @@ import numpy as np
 from meshwright.cost.collectives import along_lines, lines_of
 from meshwright.cost.graph import Graph, Transfer
 from meshwright.cost.memory import update_work
+from meshwright.cost.ops import record_training
 from meshwright.cost.passes import Dtypes, SegmentPass, seconds_of
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
+from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import depth_counts, stage_counts
 from meshwright.cost.step import (
     TimedPass,
@@ -58,7 +60,6 @@ from meshwright.hardware.chip import StepEfficiency, Switch
 from meshwright.hardware.software import DEFAULT, Software, software_names
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.plan.space import record
 from meshwright.plan.spread import quantile
 from meshwright.plan.validate.choice import Mix, mixes
 from meshwright.plan.validate.published import MEMORY, STEP, PublishedRow, read_rows
@@ -299,8 +300,8 @@ class Row:
         for mix in mixes(case):
             recorded = []
             for share, layout in mix.parts:
-                sequences = case.workload.num_sequences / layout.microbatches
-                graph = record(case.config, case.hardware, layout, sequences, case.workload.seq_len)
+                shape = Shape.of_microbatch(case.workload, layout)
+                graph = record_training(case.config, case.hardware, layout, shape)
                 recorded.append((share, layout, graph))
             parts.append((mix, recorded))
         return cls(published, case, parts)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshwright.cli.validate import validation_document
 from meshwright.plan.validate.published import read_rows
-from meshwright.plan.validate.score import TRUST, anchored, predict
+from meshwright.plan.validate.score import TRUST, anchored_by_source, predict
 
 FITTED = Path(__file__).parent / "results/fit_published.json"
 # The bars: (median, 90th percentile) of the scores, and single figures.
@@ -50,7 +50,10 @@ def main() -> None:
     start = time.perf_counter()
     found = predict(read_rows(file))
     seconds = time.perf_counter() - start
-    free, anchor = validation_document(found, anchor=False), validation_document(anchored(found), anchor=True)
+    free, anchor = (
+        validation_document(found, anchor=False),
+        validation_document(anchored_by_source(found), anchor=True),
+    )
     shared = ("memory", "regret", "rankings", "ranking", "skipped", "rows")
     document = {
         "benchmark": "published",

@@ -18,8 +18,8 @@ from dataclasses import replace
 from meshwright.bench.serve import traffic
 from meshwright.bench.serve.drive import Load
 from meshwright.bench.serve.padded import PaddedSteps
-from meshwright.bench.serve.planned_server import figures
-from meshwright.bench.serve.simulate import Planned, simulate
+from meshwright.bench.serve.planned_server import simulated_figures
+from meshwright.bench.serve.simulate import Planned, simulate_server
 from meshwright.bench.serve.summary import LatencyTargets
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
@@ -56,11 +56,11 @@ def main() -> None:
     server = Planned(limits, steps, idle=steps.idle_seconds)
 
     def whole() -> None:
-        figures(server, load_of(asked.requests), LatencyTargets())
+        simulated_figures(server, load_of(asked.requests), LatencyTargets())
 
     counted, few = seconds(whole), load_of(asked.alike)
     pairs = [
-        [seconds(lambda one=one: simulate(replace(server, counted=one), few)) for one in (True, False)]
+        [seconds(lambda one=one: simulate_server(replace(server, counted=one), few)) for one in (True, False)]
         for _ in range(2)
     ][-1]
     document = {

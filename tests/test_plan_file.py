@@ -10,7 +10,7 @@ from meshwright.errors import LayoutError, MeshwrightError, ModelError, OutputEr
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan_file import Plan, load_plan, save_plan, shardings
+from meshwright.plan_file import Plan, load_plan, save_plan, written_shardings
 
 
 def _plan(model: str = "tiny", hardware: str = "cpu:8") -> Plan:
@@ -152,6 +152,6 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
 
 def test_shardings_name_every_weight() -> None:
     plan = _plan()
-    written = shardings(plan.model, plan.layout)
+    written = written_shardings(plan.model, plan.layout)
     assert written["weights"]["wo"] == "wo[L, N_tensor, H, D_fsdp]"
     assert written["activations"]["logits"] == "logits[B_{data,fsdp}, T, V_tensor]"

@@ -7,7 +7,7 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from meshwright.audit.checks import check_bounds, parse_bound
-from meshwright.audit.foreign import read
+from meshwright.audit.foreign import read_program
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.errors import AuditError
 from meshwright.hardware.catalog import load
@@ -181,7 +181,7 @@ ENTRY main {
   ROOT out = f32[1024,1024] all-reduce(inside), channel_id=2, replica_groups=[8,2]<=[2,8]T(1,0), to_apply=add
 }
 """
-    reading = read(parse_hlo(text), load("2*v5e:2x4"), Mesh({"data": 8, "tensor": 2}))
+    reading = read_program(parse_hlo(text), load("2*v5e:2x4"), Mesh({"data": 8, "tensor": 2}))
     inside, across = reading.sent
     bound = parse_bound("nothing over dcn")
     assert check_bounds([bound], [inside], reading.prices) == []

@@ -14,7 +14,7 @@ from markupsafe import Markup
 import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.hardware import catalog
-from meshwright.report.chart import Axes, Scale, bar, dot, label, line, padded
+from meshwright.report.chart import ChartAxes, Scale, bar, dot, label, line, padded_ends
 from meshwright.report.figure import Figure, Panel
 from meshwright.units import format_bytes, format_count, format_seconds
 
@@ -261,9 +261,9 @@ def _point(row: dict[str, str], log_error: float) -> tuple[dict[str, str], float
 
 
 def _dots(rows: Sequence[tuple[dict, float, float]], what: str, text: Callable[[float], str]) -> Panel:
-    low, high = padded([value for _, *pair in rows for value in pair], 0.05)
+    low, high = padded_ends([value for _, *pair in rows for value in pair], 0.05)
     x, y = Scale(low, high, 64, 404, logarithmic=True), Scale(low, high, 360, 30, logarithmic=True)
-    parts = [Axes(x, y, f"published {what}", f"predicted {what}", text, text).svg()]
+    parts = [ChartAxes(x, y, f"published {what}", f"predicted {what}", text, text).svg()]
     for factor, dashes in ((1.0, ""), (1.2, "4 3"), (1 / 1.2, "4 3")):
         ends = [
             (max(low, low / factor), max(low, low * factor)),

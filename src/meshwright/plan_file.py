@@ -21,6 +21,9 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.parameters import parameters
 
+# A plan's name in the folder of a run.
+PLAN_FILE = "plan.toml"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -57,7 +60,7 @@ class Plan:
         return self.planned.get("step_seconds")
 
 
-def shardings(config: ModelConfig, layout: Layout) -> dict[str, dict[str, str]]:
+def written_shardings(config: ModelConfig, layout: Layout) -> dict[str, dict[str, str]]:
     """Every weight and the main activations in the notation, for people and reports."""
     activations = {"x": "BTD", "q": "BTNH", "k": "BTKH", "h": "BTF", "logits": "BTV"}
     return {
@@ -87,7 +90,7 @@ def save_plan(plan: Plan, path: Path) -> None:
     if plan.tuned:
         document.add("tuned", tomlkit.item([_without_none(trial) for trial in plan.tuned]))
     document.add(tomlkit.nl())
-    for group in shardings(plan.model, plan.layout).values():
+    for group in written_shardings(plan.model, plan.layout).values():
         for written in group.values():
             document.add(tomlkit.comment(written))
     write_whole(path, tomlkit.dumps(document))

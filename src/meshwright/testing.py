@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.audit.checks import check_bounds, parse_bound
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.foreign import compiled_ahead, compiled_program, machine_of, read
+from meshwright.audit.foreign import compiled_ahead, compiled_program, machine_of, read_program
 from meshwright.notation.collective import TITLES
 from meshwright.notation.mesh import Mesh
 
@@ -50,7 +50,7 @@ def assert_collectives(
     else:
         program, mesh = compiled_program(jitted, *args, **kwargs)
     machine = machine_of(hardware, program.num_devices) if hardware else None
-    reading = read(program, machine, mesh)
+    reading = read_program(program, machine, mesh)
     sent = [one for one in reading.sent if one.collective.gathered_bytes > negligible_bytes]
     problems = [] if wanted is None else _not_expected(wanted, sent, mesh)
     problems += [f"  ! {line}" for line in check_bounds(limits, sent, reading.prices)]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from meshwright.audit.compile.compile import program_text
-from meshwright.audit.facts.buffers import layer_saved_bytes, peak
+from meshwright.audit.facts.buffers import buffer_peak, layer_saved_bytes
 from meshwright.audit.hlo.parse import parse_hlo
 
 MIB = 2**20
@@ -49,7 +49,7 @@ ENTRY %main (x: f32[262144]) -> f32[262144] {
 
 
 def test_the_peak_is_inside_the_loop() -> None:
-    found = peak(parse_hlo(LOOP))
+    found = buffer_peak(parse_hlo(LOOP))
     assert found is not None
     told = [(one.instruction, one.tensor, one.num_bytes) for one in found.held if one.num_bytes >= MIB]
     assert told == [
@@ -88,18 +88,18 @@ ENTRY %main (x: f32[262144]) -> f32[] {
     ],
 )
 def test_a_result_may_take_the_place_of_what_it_is_made_of(operation: str, buffers: int) -> None:
-    found = peak(parse_hlo(SHARED.replace("OPERATION", operation)))
+    found = buffer_peak(parse_hlo(SHARED.replace("OPERATION", operation)))
     assert found is not None and found.num_bytes == buffers * MIB
 
 
 def test_what_has_no_schedule_has_no_peak() -> None:
-    assert peak(parse_hlo(LOOP.replace(", is_scheduled=true", ""))) is None
+    assert buffer_peak(parse_hlo(LOOP.replace(", is_scheduled=true", ""))) is None
 
 
 def test_memory_on_the_chip_is_not_counted_and_tiles_are_padded() -> None:
     small = LOOP.replace("%b = f32[262144] cosine", "%b = f32[262144]{0:T(1024)S(1)} cosine")
     narrow = LOOP.replace("%b = f32[262144] cosine", "%b = f32[262144,1]{1,0:T(8,128)} cosine")
-    both = [peak(parse_hlo(text)) for text in (LOOP, small, narrow)]
+    both = [buffer_peak(parse_hlo(text)) for text in (LOOP, small, narrow)]
     whole, less, more = [one.num_bytes for one in both if one]
     assert (whole - less, more - whole) == (MIB, 127 * MIB)
 
@@ -115,7 +115,7 @@ def test_the_peak_is_near_the_compilers_own() -> None:
 
     w, x = jnp.zeros((8, 64, 64)), jnp.zeros((256, 64))
     compiled = jax.jit(jax.grad(loss)).lower(w, x).compile()
-    found, told = peak(parse_hlo(program_text(compiled))), compiled.memory_analysis()
+    found, told = buffer_peak(parse_hlo(program_text(compiled))), compiled.memory_analysis()
     assert found is not None and told is not None
     assert 0.95 < found.num_bytes / told.temp_size_in_bytes < 1.05
 

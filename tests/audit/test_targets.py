@@ -174,10 +174,10 @@ def test_a_failure_gives_the_compilers_message_and_the_layout(monkeypatch: pytes
 
 @pytest.mark.usefixtures("folder")
 def test_a_compile_that_takes_too_long_or_too_much_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile, "TIMEOUT_SECONDS", 0)
+    monkeypatch.setattr(compile, "_TIMEOUT_SECONDS", 0)
     with pytest.raises(AuditError, match="compiling took over 0 s"):
         _compile("import time; time.sleep(60)", monkeypatch)
-    monkeypatch.setattr(compile, "TIMEOUT_SECONDS", 60)
+    monkeypatch.setattr(compile, "_TIMEOUT_SECONDS", 60)
     monkeypatch.setattr(compile, "MEMORY_SHARE", 1e-9)
     with pytest.raises(AuditError, match=r"compiling took over .* of this host's memory"):
         _compile("import time; time.sleep(60)", monkeypatch)

@@ -7,7 +7,7 @@ import pytest
 from meshwright.audit.facts.collectives import collectives
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.prices import Prices, step_prices
-from meshwright.audit.facts.schedule import TPU_SHARE, StepTimeline, timeline
+from meshwright.audit.facts.schedule import TPU_SHARE, StepTimeline, program_timeline
 from meshwright.audit.facts.work import clock_hertz
 from meshwright.audit.hlo.parse import parse_hlo
 from meshwright.hardware.catalog import load
@@ -52,7 +52,7 @@ def _walked(text: str) -> tuple[StepTimeline, float]:
     """The timeline before it is scaled, and the seconds of the program's one gather on the links."""
     program, prices = parse_hlo(text), step_prices(MACHINE, MESH)
     found = [on_mesh(one, MESH, widened=False) for one in collectives(program)]
-    line = timeline(program, MACHINE.chip, prices, found)
+    line = program_timeline(program, MACHINE.chip, prices, found)
     assert line
     whole = {key: seconds / TPU_SHARE for key, seconds in line.exposed.items()}
     line = StepTimeline(line.seconds / TPU_SHARE, line.compute_seconds / TPU_SHARE, whole)
@@ -146,10 +146,12 @@ def test_of_a_condition_whose_scope_says_how_often_it_holds_the_mean_branch_coun
 def test_without_a_schedule_links_or_a_clock_there_is_no_price() -> None:
     text = _program(_work("last", "x"))
     prices, program = step_prices(MACHINE, MESH), parse_hlo(text)
-    assert timeline(parse_hlo(text.replace("is_scheduled=true, ", "")), MACHINE.chip, prices, []) is None
-    assert timeline(program, MACHINE.chip, Prices(MESH, None, None), []) is None
-    assert timeline(program, load("h100:8").chip, prices, []) is None
-    assert timeline(program, replace(MACHINE.chip, name="tpu9"), prices, []) is None
+    assert (
+        program_timeline(parse_hlo(text.replace("is_scheduled=true, ", "")), MACHINE.chip, prices, []) is None
+    )
+    assert program_timeline(program, MACHINE.chip, Prices(MESH, None, None), []) is None
+    assert program_timeline(program, load("h100:8").chip, prices, []) is None
+    assert program_timeline(program, replace(MACHINE.chip, name="tpu9"), prices, []) is None
 
 
 def test_a_gpu_is_priced_by_the_roofline_of_each_fusion() -> None:
@@ -172,7 +174,7 @@ ENTRY %main (s: bf16[64,8192,8192], i: s32[], x: bf16[8192,8192]) -> bf16[8192,8
 }
 """
     chip = machine.chip
-    line = timeline(parse_hlo(text), chip, step_prices(machine, Mesh({"fsdp": 4})), [])
+    line = program_timeline(parse_hlo(text), chip, step_prices(machine, Mesh({"fsdp": 4})), [])
     assert line
     product = 2 * 8192**3 / chip.matmul_flops_per_second("bf16")
     moved = 2 * 2 * 8192**2 / chip.memory_bytes_per_second("bf16")

@@ -35,7 +35,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Answe
             asked.append(plan)
             return answer(plan)
 
-        monkeypatch.setattr("meshwright.audit.tune.figures", figures)
+        monkeypatch.setattr("meshwright.audit.tune.compiled_figures", figures)
         return asked
 
     return answers

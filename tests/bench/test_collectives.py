@@ -13,9 +13,9 @@ from meshwright.bench.collectives import (
     CollectivePoint,
     MeasuredCollective,
     combinations_of,
-    loop,
     operand,
     prepare,
+    runs_in_sequence,
 )
 from meshwright.bench.fit import fit_cost
 from meshwright.bench.model import predicted, with_collectives
@@ -61,7 +61,7 @@ def test_the_loop_runs_the_collective_whole(op: str) -> None:
     point = CollectivePoint(op, MESH, ("X",), 4096)
     axes = PartitionSpec(MESH.axes)
     mesh = jax.sharding.Mesh(explicit_mesh(MESH).devices, MESH.axes)
-    run = jax.shard_map(loop(point), mesh=mesh, in_specs=axes, out_specs=axes, check_vma=False)
+    run = jax.shard_map(runs_in_sequence(point), mesh=mesh, in_specs=axes, out_specs=axes, check_vma=False)
     array = jax.ShapeDtypeStruct((8 * operand(point).shape[0],), "float32")
     program = jax.jit(run).lower(array).compile().as_text()
     assert program is not None

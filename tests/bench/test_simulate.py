@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.bench.serve.drive import Load
 from meshwright.bench.serve.padded import PaddedSteps
-from meshwright.bench.serve.simulate import Planned, simulate
+from meshwright.bench.serve.simulate import Planned, simulate_server
 from meshwright.bench.serve.traffic import Chat, Turn, poisson
 from meshwright.cost.inference import pass_cost
 from meshwright.errors import RequestError
@@ -50,7 +50,7 @@ def one(prompt: int, output: int, arrival: float = 0.0) -> Chat:
 
 
 def test_one_request_takes_its_steps():
-    [answer], used = simulate(planned(), loaded(one(64, 5)))
+    [answer], used = simulate_server(planned(), loaded(one(64, 5)))
     assert answer.ttft_seconds == 2.0  # 1 + 64 / 64
     assert answer.gaps_seconds.tolist() == [1.0] * 4
     assert answer.end_seconds == used.busy_seconds == 6.0
@@ -58,7 +58,7 @@ def test_one_request_takes_its_steps():
 
 
 def test_long_prompts_are_prefilled_in_chunks():
-    [answer], used = simulate(planned(), loaded(one(1100, 1)))
+    [answer], used = simulate_server(planned(), loaded(one(1100, 1)))
     assert used.steps == 3  # 512 + 512 + 76
     assert answer.ttft_seconds == pytest.approx(3 + 1100 / 64)
 
@@ -68,15 +68,15 @@ def test_a_queue_is_as_long_as_theory_says():
     load_share, service = 0.7, 1 + 1 / 64
     arrivals = poisson(load_share / service, 1, seed=3)
     chats = [one(1, 1, next(arrivals)) for _ in range(20_000)]
-    answers, _ = simulate(Planned(Limits.of(1, 64), Fixed()), loaded(*chats))
+    answers, _ = simulate_server(Planned(Limits.of(1, 64), Fixed()), loaded(*chats))
     waits = np.array([answer.ttft_seconds or 0.0 for answer in answers]) - service
     assert waits.mean() == pytest.approx(service * load_share / (2 * (1 - load_share)), rel=0.1)
 
 
 def test_batches_wait_for_their_slowest():
     chats = [one(64, 2 + 30 * (number % 4 == 0), 0.1 * number) for number in range(32)]
-    interleaved, _ = simulate(planned(), loaded(*chats))
-    batched, _ = simulate(planned(mode="batched"), loaded(*chats))
+    interleaved, _ = simulate_server(planned(), loaded(*chats))
+    batched, _ = simulate_server(planned(mode="batched"), loaded(*chats))
     ends = [max(answer.end_seconds for answer in answers) for answers in (interleaved, batched)]
     assert [a.num_tokens for a in interleaved] == [a.num_tokens for a in batched]
     assert ends[1] > 1.5 * ends[0]
@@ -87,14 +87,14 @@ def test_prompts_are_paced_beside_those_that_generate():
     chats, limits = [*[one(2, 100)] * 3, one(1800, 1, 5.0)], Limits.of(4, 2048, block=16)
     idle = IdleSeconds(((1, 1.0), (2, 1.0), (4, 1.0)), 1 / 64)
     for known, longest in (None, 9.0), (idle, MOST):
-        answers, _ = simulate(Planned(limits, Fixed(), idle=known), loaded(*chats))
+        answers, _ = simulate_server(Planned(limits, Fixed(), idle=known), loaded(*chats))
         assert max(gap for answer in answers[:3] for gap in answer.gaps_seconds) == pytest.approx(longest)
 
 
 def test_turns_find_the_pages_of_those_before():
     chat = Chat(0.0, (Turn(600, 8),) * 3)
-    cached, used = simulate(planned(), loaded(chat))
-    anew, _ = simulate(planned(prefix_cache=False), loaded(chat))
+    cached, used = simulate_server(planned(), loaded(chat))
+    anew, _ = simulate_server(planned(prefix_cache=False), loaded(chat))
     assert used.cached_tokens > 0.4 * used.prompt_tokens  # 2 of 6 turns' worth, in whole pages
     assert (cached[-1].ttft_seconds or 0) < 0.5 * (anew[-1].ttft_seconds or 0)
     assert cached[0].ttft_seconds == anew[0].ttft_seconds
@@ -103,14 +103,14 @@ def test_turns_find_the_pages_of_those_before():
 @pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
 def test_drafts_yield_what_their_acceptance_says(acceptance: float):
     """A step yields 1 + a + a^2 + a^3 tokens of three drafts (Leviathan et al., 2023)."""
-    _, used = simulate(planned(num_drafts=3, acceptance=acceptance), loaded(*[one(2, 1500)] * 4))
+    _, used = simulate_server(planned(num_drafts=3, acceptance=acceptance), loaded(*[one(2, 1500)] * 4))
     assert used.steps == pytest.approx(1500 / sum(acceptance**power for power in range(4)), rel=0.1)
 
 
 def test_replicas_that_prefill_keep_prompts_out_of_answers():
     chats = [one(512, 20, 3.0 * number) for number in range(12)]
-    together, _ = simulate(planned(), loaded(*chats))
-    apart, used = simulate(planned(prefill_replicas=1, transfer_seconds=0.001), loaded(*chats))
+    together, _ = simulate_server(planned(), loaded(*chats))
+    apart, used = simulate_server(planned(prefill_replicas=1, transfer_seconds=0.001), loaded(*chats))
     assert [answer.num_tokens for answer in apart] == [20] * 12
     # A replica that answers computes what a page has no room for: a token or two, never a prompt.
     assert max(gap for a in apart for gap in a.gaps_seconds[1:]) < 1.2
@@ -121,14 +121,14 @@ def test_replicas_that_prefill_keep_prompts_out_of_answers():
 
 def test_replicas_share_the_load():
     chats = [one(64, 50)] * 16
-    alone, _ = simulate(planned(), loaded(*chats))
-    shared, _ = simulate(planned(replicas=4), loaded(*chats))
+    alone, _ = simulate_server(planned(), loaded(*chats))
+    shared, _ = simulate_server(planned(replicas=4), loaded(*chats))
     ratio = max(a.end_seconds for a in alone) / max(a.end_seconds for a in shared)
     assert ratio > 3.5
 
 
 def test_no_more_are_under_way_than_the_loop_allows():
-    answers, _ = simulate(planned(), loaded(*[one(64, 10)] * 6, concurrency=2))
+    answers, _ = simulate_server(planned(), loaded(*[one(64, 10)] * 6, concurrency=2))
     starts = sorted(answer.start_seconds for answer in answers)
     ends = sorted(answer.end_seconds for answer in answers)
     assert starts[:2] == [0.0, 0.0] and all(start in ends for start in starts[2:])
@@ -136,7 +136,7 @@ def test_no_more_are_under_way_than_the_loop_allows():
 
 def test_what_the_context_cannot_hold_is_refused():
     with pytest.raises(RequestError, match=r"2,000 tokens and an answer of 100 make 2,100.*holds 2,048"):
-        simulate(planned(), loaded(one(2000, 100)))
+        simulate_server(planned(), loaded(one(2000, 100)))
 
 
 def traffic(seed: int) -> Load:
@@ -178,8 +178,8 @@ IDLE = IdleSeconds(((1, 0.11), (2, 0.13), (4, 0.16), (6, 0.19)), 1 / 50 + 1 / 30
 def test_sequences_counted_together_take_what_they_take_step_by_step(more: dict, seed: int):
     """To the last bit, with pages that run out, windows that move on and prompts that begin alike."""
     server = replace(Planned(pages(), Grows()), **more)
-    together, used = simulate(server, traffic(seed))
-    apart, used_apart = simulate(replace(server, counted=False), traffic(seed))
+    together, used = simulate_server(server, traffic(seed))
+    apart, used_apart = simulate_server(replace(server, counted=False), traffic(seed))
     assert used == used_apart
     for one, other in zip(together, apart, strict=True):
         assert (one.start_seconds, one.end_seconds) == (other.start_seconds, other.end_seconds)
@@ -190,12 +190,12 @@ def test_sequences_counted_together_take_what_they_take_step_by_step(more: dict,
 def test_pages_that_nobody_would_find_are_not_kept():
     """What is decided from the traffic changes nothing but the time that it takes."""
     chats = [one(90, 40, 3.0 * number) for number in range(40)]
-    prefixes, _ = simulate(planned(), loaded(*chats, prefix_tokens=64))
-    alone, used = simulate(planned(), loaded(*[one(154, 40, c.arrival_seconds) for c in chats]))
+    prefixes, _ = simulate_server(planned(), loaded(*chats, prefix_tokens=64))
+    alone, used = simulate_server(planned(), loaded(*[one(154, 40, c.arrival_seconds) for c in chats]))
     assert used.cached_tokens == 0
     assert prefixes[-1].end_seconds < alone[-1].end_seconds
     scarce = Limits.of(4, 2048, num_pages=32)
-    _, used = simulate(Planned(scarce, Fixed()), loaded(*[one(700, 500)] * 8))
+    _, used = simulate_server(Planned(scarce, Fixed()), loaded(*[one(700, 500)] * 8))
     assert used.preempted and used.cached_tokens  # those that lost their pages find those of their prompts
 
 

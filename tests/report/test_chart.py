@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.report.chart import COLOURS, Scale, bar, dot, label, line, padded, spread
+from meshwright.report.chart import COLOURS, Scale, bar, dot, kept_apart, label, line, padded_ends
 
 
 @given(st.floats(1e-6, 1e12), st.floats(1.01, 1e9), st.integers(2, 12))
@@ -39,7 +39,7 @@ def test_a_narrow_logarithmic_axis_has_ticks_too():
 
 @given(st.lists(st.floats(0, 400), min_size=1, max_size=12))
 def test_labels_are_spread_apart_and_kept_inside_where_they_fit(places):
-    moved = spread(places, 15, 0, 400)
+    moved = kept_apart(places, 15, 0, 400)
     assert len(moved) == len(places)
     ordered = sorted(moved)
     assert all(b - a >= 15 - 1e-6 for a, b in pairwise(ordered))
@@ -50,13 +50,13 @@ def test_labels_are_spread_apart_and_kept_inside_where_they_fit(places):
 
 
 def test_labels_that_have_room_stay_where_they_are():
-    assert spread([10, 100, 300], 15, 0, 400) == [10, 100, 300]
+    assert kept_apart([10, 100, 300], 15, 0, 400) == [10, 100, 300]
 
 
 def test_padded_holds_its_values():
-    low, high = padded([3, 700])
+    low, high = padded_ends([3, 700])
     assert low < 3 and high > 700
-    low, high = padded([5])
+    low, high = padded_ends([5])
     assert low < 5 < high
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 
-from meshwright.report.collectives_view import collectives_html, figure, operations, terminal_plot
+from meshwright.report.collectives_view import collective_chart, collectives_html, measured_ops, terminal_plot
 
 RESULTS = [
     {"op": op, "axes": axes, "num_devices": 4, "bytes": size, "seconds": seconds, "predicted_seconds": 1e-3}
@@ -15,7 +15,7 @@ DOCUMENT = {"hardware": "cpu:8", "mesh": {"X": 4, "Y": 2}, "results": RESULTS}
 
 
 def test_a_figure_has_points_and_a_model_for_each_choice_of_axes() -> None:
-    traces = figure(RESULTS, "all_gather")["series"]
+    traces = collective_chart(RESULTS, "all_gather")["series"]
     assert [trace["name"] for trace in traces] == ["X", "X, model", "XY", "XY, model"]
     assert traces[0]["y"] == [1e-4, 1e-2]
     assert traces[1]["y"] == [1e-3, 1e-3]
@@ -24,7 +24,7 @@ def test_a_figure_has_points_and_a_model_for_each_choice_of_axes() -> None:
 def test_the_page_holds_a_figure_for_each_collective_and_loads_nothing() -> None:
     html = collectives_html(DOCUMENT)
     found = re.findall(r'<script type="application/json" id="figure-(\w+)">(.*?)</script>', html)
-    assert [op for op, _ in found] == operations(DOCUMENT) == ["all_gather", "permute"]
+    assert [op for op, _ in found] == measured_ops(DOCUMENT) == ["all_gather", "permute"]
     assert json.loads(found[0][1])["series"][0]["x"] == [1024, 65536]
     assert "<script src" not in html
 

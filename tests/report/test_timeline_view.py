@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 import meshwright as mw
-from meshwright.report.timeline_view import timeline, timeline_figure
+from meshwright.report.timeline_view import step_blocks, timeline_figure
 
 LAYOUTS = (
     "fsdp=16,tensor=4,sequence_parallel=true,remat=full",
@@ -21,13 +21,13 @@ def candidate(request: pytest.FixtureRequest):
 
 
 def test_the_chip_is_busy_waits_or_idles_for_the_whole_step(candidate):
-    own = [block for block in timeline(candidate) if block.row == "chip"]
+    own = [block for block in step_blocks(candidate) if block.row == "chip"]
     assert own[0].start == 0 and own[-1].end == pytest.approx(candidate.step_seconds)
     assert all(before.end == pytest.approx(after.start) for before, after in pairwise(own))
 
 
 def test_links_carry_every_collective_one_after_another(candidate):
-    blocks = timeline(candidate)
+    blocks = step_blocks(candidate)
     rows = {block.row for block in blocks} - {"chip"}
     assert rows == {"·".join(one.axes) for one in candidate.cost.collectives}
     for row in rows:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from meshwright.api.machine import anchored_by, default_dtypes
-from meshwright.api.results import Plans, PricedLayout, Progress
+from meshwright.api.results import Plans, PricedLayout
 from meshwright.api.serving import ServedLayout, ServedLayouts
 from meshwright.api.work import Serve, Train
 from meshwright.hardware import catalog
@@ -33,6 +33,7 @@ from meshwright.plan.given import parse_conditions
 from meshwright.plan.smallest import longest_step
 from meshwright.plan.smallest import smallest as find_smallest
 from meshwright.plan.train import price_alone, search
+from meshwright.progress import Progress
 from meshwright.units import parse_count
 
 __all__ = [
@@ -218,7 +219,7 @@ def plan_serving(
     runnable: bool = True,
 ) -> ServedLayouts:
     """`plan` of a Serve. Raises Infeasible, a PlanError, where nothing fits or meets the targets."""
-    from meshwright.plan.serve.search import search as search_serving
+    from meshwright.plan.serve.search import search_serving as search_serving
     from meshwright.plan.serve.search import serving_machines
 
     machines = [hardware] if isinstance(hardware, Hardware) else serving_machines(str(hardware).split(","))

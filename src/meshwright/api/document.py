@@ -21,7 +21,7 @@ from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search
-from meshwright.plan_file import Plan, save_plan, shardings
+from meshwright.plan_file import Plan, save_plan, written_shardings
 from meshwright.units import format_count
 
 _PACKAGES = ("jax", "jaxlib", "libtpu")
@@ -85,7 +85,7 @@ def plan_document(
             "num_sequences": workload.num_sequences,
             "asked_batch_tokens": batch_tokens,
         },
-        "shardings": shardings(config, found.best.layout),
+        "shardings": written_shardings(config, found.best.layout),
         "environment": versions(),
     }
 

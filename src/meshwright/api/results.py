@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +22,12 @@ from meshwright.plan.explain.fitting import Change, cheapest_fit
 from meshwright.plan.smallest import Smallest
 from meshwright.plan.train import Search, only
 from meshwright.plan_file import Plan
+from meshwright.progress import Progress
 from meshwright.units import parse_count
 
 if TYPE_CHECKING:
     from meshwright.audit.second_opinion import Opinion
     from meshwright.train.run import TrainingResult
-
-Progress = Callable[[str, float | None], None]  # (what is being done, fraction done or None)
 
 
 @dataclass(frozen=True, repr=False)

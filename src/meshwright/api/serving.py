@@ -14,7 +14,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.serve.chosen import plan_of_point
-from meshwright.plan.serve.explain import ServeExplanation, explain
+from meshwright.plan.serve.explain import ServeExplanation, explain_serving
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.search import ServePlan
 from meshwright.plan_file import Plan, save_plan
@@ -87,7 +87,7 @@ class ServedLayout:
 
     def explain(self) -> ServeExplanation:
         """An explanation in words: what limits a step, from which batch on, and what int8 would change."""
-        return explain(self.point)
+        return explain_serving(self.point)
 
     def to_dict(self) -> dict:
         """The keys of a point of `mw plan serve --json`."""

@@ -27,7 +27,7 @@ from meshwright.audit.compare.rules import Side
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.programs import PlannedStep, planned_step
 from meshwright.audit.compile.targets import Target, choose_target
-from meshwright.audit.facts.buffers import input_bytes, peak
+from meshwright.audit.facts.buffers import buffer_peak, input_bytes
 from meshwright.audit.facts.collectives import collectives, is_differentiated
 from meshwright.audit.facts.elementwise import (
     scoped_arithmetic,
@@ -39,7 +39,7 @@ from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.prices import Prices, step_prices
 from meshwright.audit.facts.products import dot_flops, products
-from meshwright.audit.facts.schedule import ProgramSchedule, StepTimeline, overlaps, timeline
+from meshwright.audit.facts.schedule import ProgramSchedule, StepTimeline, overlaps, program_timeline
 from meshwright.audit.hlo.parse import Program, parse_hlo
 from meshwright.audit.numerics import check_numerics
 from meshwright.audit.remarks import Remark
@@ -105,7 +105,9 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     if on_cpu:
         differences += saved_findings(planned, program)
         differences += missing_findings(program, planned.elementwise)
-    line = timeline(program, machine.chip, prices, emitted) if target.name == machine.chip.kind else None
+    line = (
+        program_timeline(program, machine.chip, prices, emitted) if target.name == machine.chip.kind else None
+    )
     differences += exposure_findings(rows, line, planned.seconds)
     if plan.workload.phase == "train" and not plan.model.lora_rank:
         differences += kept_findings(program) + weight_findings(program, parameters(plan.model))
@@ -124,7 +126,7 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     gaps = not_understood(program)
     said = compiler_warnings(compiled.compiler_log)
     bad = bool(differences or gaps) or replicates(said) or (checked is not None and not checked["agrees"])
-    memory, largest = compiled.memory_bytes, peak(program)
+    memory, largest = compiled.memory_bytes, buffer_peak(program)
     return {
         "verdict": "differs" if bad else "match",
         "target": target.name,
@@ -178,7 +180,7 @@ def scheduled_seconds(plan: Plan, target: Target, compiled: CompiledProgram) -> 
         return None
     program, mesh, machine = parse_hlo(compiled.hlo), plan.layout.mesh, _at_rates(plan, hardware)
     found = [on_mesh(one, mesh, widened=False) for one in collectives(program)]
-    line = timeline(program, machine.chip, step_prices(machine, mesh), found)
+    line = program_timeline(program, machine.chip, step_prices(machine, mesh), found)
     return line and line.seconds
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.compile.compile import captured_stderr, program_text, warning_lines
 from meshwright.audit.compile.targets import Target, own_target, target_devices
-from meshwright.audit.facts.buffers import peak
+from meshwright.audit.facts.buffers import buffer_peak
 from meshwright.audit.facts.collectives import collectives
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
 from meshwright.audit.facts.prices import Prices, step_prices
-from meshwright.audit.facts.products import dot_flops, is_counted, smaller_branches
-from meshwright.audit.facts.schedule import ProgramSchedule, overlaps, timeline
+from meshwright.audit.facts.products import dot_flops, is_counted_branch, smaller_branches
+from meshwright.audit.facts.schedule import ProgramSchedule, overlaps, program_timeline
 from meshwright.audit.hlo.parse import Program, check_complete, parse_hlo
 from meshwright.audit.remarks.accidents import accidents, at_the_root
 from meshwright.audit.remarks.compiler import compiler_warnings, replicates
@@ -73,14 +73,14 @@ def audit_program(
     then they are None, unavailable. Raises AuditError where either has other devices.
     """
     machine = machine_of(hardware, program.num_devices) if hardware else None
-    reading = read(program, machine, mesh)
+    reading = read_program(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
-    largest, schedule = peak(program), ProgramSchedule(program)
+    largest, schedule = buffer_peak(program), ProgramSchedule(program)
     beside = overlaps(schedule, reading.sent)
     line = None
     if machine and machine.chip.kind == program.compiler:
-        line = timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
+        line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
     warnings = at_the_root(
         [
             *accidents(schedule, reading.sent, prices),
@@ -91,7 +91,7 @@ def audit_program(
     warnings.sort(key=lambda one: (-(one.seconds or 0.0), -(one.bytes or 0)))
     said = None if compiler_log is None else compiler_warnings(compiler_log)
     smaller = smaller_branches(program)
-    counted = [one for one in reading.sent if is_counted(one.value.place, smaller)]
+    counted = [one for one in reading.sent if is_counted_branch(one.value.place, smaller)]
     return {
         "verdict": "differs" if gaps or warnings or replicates(said or ()) else "match",
         "program": program.name,
@@ -119,7 +119,7 @@ def audit_program(
     }
 
 
-def read(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:
+def read_program(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:
     """The collectives of a program on `mesh`, or on one inferred from their groups."""
     if mesh and mesh.num_devices != program.num_devices:
         sizes = ",".join(f"{axis}={size}" for axis, size in mesh.sizes.items())

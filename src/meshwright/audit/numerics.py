@@ -25,12 +25,12 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan_file import Plan, load_plan, save_plan
 
 # Relative to a tensor's largest entry. Sums of some hundred terms differ by about ten roundings of 1.2e-7.
-TOLERANCE = 1e-5
+_TOLERANCE = 1e-5
 # What is this small beside the largest gradient of any tensor is rounding: a bias of keys has none.
 _NEGLIGIBLE = 1e-6
 _DEGREES = ("data", "fsdp", "context", "tensor", "microbatches")
 _SEQ_LEN, _VOCAB, _D_HEAD = 16, 64, 8
-TIMEOUT_SECONDS = 300
+_MOST_SECONDS = 300
 
 
 def check_numerics(plan: Plan) -> dict[str, Any]:
@@ -51,10 +51,15 @@ def check_numerics(plan: Plan) -> dict[str, Any]:
         command = [sys.executable, "-m", "meshwright.audit.numerics", folder]
         try:
             ran = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_MOST_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise AuditError(f"{small.layout}: the tiny model ran for over {TIMEOUT_SECONDS} s") from None
+            raise AuditError(f"{small.layout}: the tiny model ran for over {_MOST_SECONDS} s") from None
         if ran.returncode:
             why = error_line(ran.stderr, ran.returncode)
             raise AuditError(f"{small.layout}: the tiny model does not run: {why}")
@@ -107,8 +112,8 @@ def numerics_report(
     difference = _finite(abs(loss - loss_alone) / abs(loss_alone))
     worst = max(rows, key=lambda row: _or_infinite(row["difference"]))
     return {
-        "agrees": max(map(_or_infinite, (difference, worst["difference"]))) <= TOLERANCE,
-        "tolerance": TOLERANCE,
+        "agrees": max(map(_or_infinite, (difference, worst["difference"]))) <= _TOLERANCE,
+        "tolerance": _TOLERANCE,
         "loss": {"layout": _finite(loss), "one_device": _finite(loss_alone), "difference": difference},
         "gradients": rows,
         "worst": worst,

@@ -32,7 +32,7 @@ class Figures:
     is_final: bool = True
 
 
-def figures(
+def compiled_figures(
     plan: Plan, target: Target, progress: Callable[[str], None], *, use_cache: bool = True
 ) -> Figures:
     """The figures of `plan`, compiled by `target`. A refusal is a result: its message is the reason."""
@@ -123,7 +123,7 @@ def _asked(
     target: Target,
     progress: Callable[[str], None],
 ) -> tuple[Candidate, Opinion]:
-    found = figures(plan_of(config, hardware, workload, candidate), target, progress)
+    found = compiled_figures(plan_of(config, hardware, workload, candidate), target, progress)
     asked = replace(candidate, compiled_bytes=found.compiled_bytes)
     return asked, Opinion(
         str(candidate.layout),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshwright.audit.compile.cache import content_key
 from meshwright.audit.compile.targets import Target, choose_target
-from meshwright.audit.second_opinion import Figures, figures
+from meshwright.audit.second_opinion import Figures, compiled_figures
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.files import cache_folder, write_whole
 from meshwright.hardware.catalog import load
@@ -289,7 +289,7 @@ class _Tuner:
         if self.use_cache and kept.exists():
             self.progress(f"read what {target.compiler} made of {plan.layout} before")
             return Figures(**json.loads(kept.read_text(encoding="utf-8")))
-        found = figures(plan, target, self.progress, use_cache=self.use_cache)
+        found = compiled_figures(plan, target, self.progress, use_cache=self.use_cache)
         if self.use_cache and found.is_final:
             write_whole(kept, json.dumps(asdict(found)))
         return found

@@ -16,7 +16,7 @@ from meshwright.bench import collectives, inference, matmul, memory, step
 from meshwright.bench.devices import Operand, bench_of, local_hardware
 from meshwright.bench.model import with_collectives
 from meshwright.bench.sizes import CALIBRATION, group_mesh
-from meshwright.bench.timing import Prepared, report, run_together
+from meshwright.bench.timing import Prepared, run_together, tell
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
@@ -39,7 +39,7 @@ class Sizes:
 ACCELERATOR_SIZES = Sizes(
     collectives=(*CALIBRATION, 134_217_728),
     matmuls=matmul.ACCELERATOR_SHAPES,
-    arrays=memory.ACCELERATOR_SIZES,
+    arrays=memory.ACCELERATOR_ARRAYS,
 )
 
 
@@ -77,7 +77,7 @@ def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None
         memory.prepare(num_devices, progress, sizes.arrays),
         *_exchanges(num_devices, progress, sizes),
     ]
-    report(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
+    tell(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
     matmuls, streams, *exchanged = run_together(prepared)
     chip = hardware.chip
     chip = replace(
@@ -109,7 +109,7 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         step.prepare(num_devices, progress, sizes.model),
         *_alone_or_together(num_devices, progress, sizes),
     ]
-    report(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
+    tell(progress, f"timing {sum(len(one.programs) for one in prepared)} programs")
     matmuls, streams, (launch,), steps, others = run_together(prepared)
     streaming = memory.streaming_bytes_per_second(streams)
     chip = replace(

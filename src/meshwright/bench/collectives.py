@@ -12,14 +12,14 @@ import jax
 from jax import Array, lax
 
 from meshwright.bench.devices import Bench, Operand
-from meshwright.bench.timing import Prepared, Progress, TimedCall, Timing, report
+from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.hardware.chip import COLLECTIVES
+from meshwright.notation.array import Axes
 from meshwright.notation.mesh import Mesh
 
 _LOOP_BYTES = 33_554_432  # a loop moves about this much, so that it outlasts its launch
 _LOOPS = (2, 32)  # at least and at most; what a program allocates once must not count
 _WORD = 4  # float32
-Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def combinations_of(mesh: Mesh) -> Iterator[Axes]:
         yield from combinations(axes, count)
 
 
-def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[MeasuredCollective]:
+def prepare(mesh: Mesh, progress: Listener, sizes: Sequence[int]) -> Prepared[MeasuredCollective]:
     """Every collective over every choice of axes, at these sizes V in bytes that split evenly."""
     bench = Bench(mesh)
     points = [
@@ -73,7 +73,7 @@ def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[Me
     ]
     programs: list[TimedCall] = []
     for point in points:
-        report(progress, f"compiling {point.op} over {''.join(point.axes)} of {mesh.num_devices} devices")
+        tell(progress, f"compiling {point.op} over {''.join(point.axes)} of {mesh.num_devices} devices")
         programs.append(_program(point, bench))
     return Prepared(
         programs,
@@ -84,7 +84,7 @@ def prepare(mesh: Mesh, progress: Progress, sizes: Sequence[int]) -> Prepared[Me
 
 
 def _program(point: CollectivePoint, bench: Bench) -> TimedCall:
-    return bench.program(loop(point), [operand(point)])
+    return bench.program(runs_in_sequence(point), [operand(point)])
 
 
 def operand(point: CollectivePoint) -> Operand:
@@ -93,7 +93,7 @@ def operand(point: CollectivePoint) -> Operand:
     return Operand((point.gathered_bytes // _WORD // (1 if whole else point.num_devices),), "f32")
 
 
-def loop(point: CollectivePoint) -> Callable[[Array], Array]:
+def runs_in_sequence(point: CollectivePoint) -> Callable[[Array], Array]:
     """Several runs in sequence: one element of a result goes into the next run's operand."""
     collective = _COLLECTIVES[point.op]
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 
 from meshwright.bench.fit import monotone, rate_of_time
-from meshwright.bench.timing import Prepared, Progress, TimedCall, report
+from meshwright.bench.timing import Listener, Prepared, TimedCall, tell
 from meshwright.cost.inference import pass_cost
 from meshwright.hardware.chip import StepEfficiency
 from meshwright.hardware.topology import Hardware
@@ -73,10 +73,10 @@ class _Figures(NamedTuple):
     cache: float
 
 
-def prepare(progress: Progress, config: ModelConfig, host: ModelConfig) -> Prepared[MeasuredSteps]:
+def prepare(progress: Listener, config: ModelConfig, host: ModelConfig) -> Prepared[MeasuredSteps]:
     """The generate steps of a server of `config`, and of one of `host`, on the first device."""
     layout = Layout.of(weights_dtype=DTYPE, compute_dtype=DTYPE)
-    report(progress, "compiling the steps of a server")
+    tell(progress, "compiling the steps of a server")
     runner, nothing = _runner(config, layout), _runner(host, layout)
     programs = [
         _steps(nothing, _SLOTS, _SHORT),

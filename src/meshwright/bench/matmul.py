@@ -8,10 +8,9 @@ from jax import Array
 
 from meshwright.bench.devices import Operand, bench_of, local_hardware
 from meshwright.bench.fit import rates
-from meshwright.bench.timing import Prepared, Progress, Timing, report, run
+from meshwright.bench.timing import Listener, Prepared, Timing, run_prepared, tell
 from meshwright.hardware.efficiency import Points
-
-DTYPES = ("f32", "bf16")
+from meshwright.layout.precision import DTYPES
 
 
 @dataclass(frozen=True)
@@ -56,20 +55,20 @@ class MeasuredMatmul:
         return self.shape.flops / self.timing.seconds
 
 
-def bench_matmul(spec: str, progress: Progress = None, shapes: Sequence[MatmulShape] = SHAPES) -> dict:
+def bench_matmul(spec: str, progress: Listener = None, shapes: Sequence[MatmulShape] = SHAPES) -> dict:
     """Matmul rates of one device of `spec`, all at work: `{"hardware", "results"}`.
 
     A result has dtype, rows, d_model, d_ff, flops (of the three products), seconds,
     flops_per_second, predicted_seconds (at the dtype's rate over all shapes), ratio and spread.
     """
-    measured = run(prepare(local_hardware(spec).num_chips, progress, shapes))
+    measured = run_prepared(prepare(local_hardware(spec).num_chips, progress, shapes))
     by_dtype = rates_by_dtype(measured)
     return {"hardware": spec, "results": [_result(one, by_dtype[one.dtype]) for one in measured]}
 
 
-def prepare(num_devices: int, progress: Progress, shapes: Sequence[MatmulShape]) -> Prepared[MeasuredMatmul]:
+def prepare(num_devices: int, progress: Listener, shapes: Sequence[MatmulShape]) -> Prepared[MeasuredMatmul]:
     """Every shape in every dtype."""
-    report(progress, f"compiling matmuls on {num_devices} devices")
+    tell(progress, f"compiling matmuls on {num_devices} devices")
     points = [(shape, dtype) for dtype in DTYPES for shape in shapes]
     bench = bench_of(num_devices)
     programs = [bench.program(_train_products, _operands(*point)) for point in points]

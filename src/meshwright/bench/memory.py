@@ -8,14 +8,14 @@ from jax import Array
 from meshwright.bench.devices import Operand, bench_of
 from meshwright.bench.fit import rates
 from meshwright.bench.matmul import harmonic_mean
-from meshwright.bench.timing import Prepared, Progress, Timing, report
+from meshwright.bench.timing import Listener, Prepared, Timing, tell
 from meshwright.hardware.efficiency import Points
+from meshwright.layout.precision import DTYPES
 from meshwright.units import dtype_bytes
 
-DTYPES = ("f32", "bf16")
 SIZES = (1_048_576, 16_777_216)
 # Beyond the caches of any accelerator, and small enough for all of them.
-ACCELERATOR_SIZES = (16_777_216, 134_217_728, 536_870_912)
+ACCELERATOR_ARRAYS = (16_777_216, 134_217_728, 536_870_912)
 _PASSES = 3  # two arrays are read and one is written
 
 
@@ -36,9 +36,9 @@ class MeasuredMemory:
         return self.touched_bytes / self.timing.seconds
 
 
-def prepare(num_devices: int, progress: Progress, sizes: Sequence[int]) -> Prepared[MeasuredMemory]:
+def prepare(num_devices: int, progress: Listener, sizes: Sequence[int]) -> Prepared[MeasuredMemory]:
     """The multiply-add over arrays of each size in every dtype."""
-    report(progress, "compiling a multiply-add")
+    tell(progress, "compiling a multiply-add")
     bench = bench_of(num_devices)
     points = [(dtype, size) for dtype in DTYPES for size in sizes]
     operands = [Operand((int(size / dtype_bytes(dtype)),), dtype) for dtype, size in points]

@@ -16,18 +16,18 @@ import numpy as np
 from jax import Array
 
 from meshwright.bench.fit import rate_of_time
-from meshwright.bench.timing import Prepared, Progress, TimedCall, Timing, report
+from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.cost.ops import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.step import StepPricer
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.precision import DTYPES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
-DTYPES = ("f32", "bf16")
 _SEQUENCES_PER_DEVICE = 2
 
 
@@ -62,13 +62,13 @@ class MeasuredStep:
         return StepPricer(graph, self.layout, hardware).cost().seconds
 
 
-def prepare(num_devices: int, progress: Progress, config: ModelConfig) -> Prepared[MeasuredStep]:
+def prepare(num_devices: int, progress: Listener, config: ModelConfig) -> Prepared[MeasuredStep]:
     """The step of `config` in every dtype."""
     workload = Workload(_SEQUENCES_PER_DEVICE * num_devices, config.max_seq_len)
     layouts = [Layout.of(data=num_devices, weights_dtype="f32", compute_dtype=dtype) for dtype in DTYPES]
     programs: list[TimedCall] = []
     for layout in layouts:
-        report(progress, f"compiling a training step in {layout.compute_dtype}")
+        tell(progress, f"compiling a training step in {layout.compute_dtype}")
         programs.append(_program(config, layout, workload))
     return Prepared(
         programs,

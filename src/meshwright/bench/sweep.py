@@ -13,7 +13,7 @@ from meshwright.bench.devices import free_bytes, local_hardware
 from meshwright.bench.fit import fit_line
 from meshwright.bench.model import predicted, with_collectives
 from meshwright.bench.sizes import SWEEP
-from meshwright.bench.timing import Progress, report, run_within
+from meshwright.bench.timing import Listener, run_within, tell
 from meshwright.errors import DeviceError, LayoutError
 from meshwright.notation.mesh import Mesh
 from meshwright.units import format_bytes
@@ -27,7 +27,7 @@ _GROWTH = 4
 def sweep(
     spec: str,
     mesh: Mesh,
-    progress: Progress = None,
+    progress: Listener = None,
     sizes: Sequence[int] = SWEEP,
     max_seconds: float = 120.0,
 ) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def sweep(
 
 
 def _measure(
-    mesh: Mesh, room_bytes: int, progress: Progress, sizes: Sequence[int], max_seconds: float
+    mesh: Mesh, room_bytes: int, progress: Listener, sizes: Sequence[int], max_seconds: float
 ) -> tuple[list[MeasuredCollective], list[dict[str, Any]]]:
     """What the budget allows, and the sizes that it does not: `{"bytes", "reason"}`."""
     started, one_round = time.perf_counter(), 0.0
@@ -77,7 +77,7 @@ def _measure(
             left_out.append({"bytes": size, "reason": "time"})
         else:
             prepared = collectives.prepare(mesh, progress, [size])
-            report(progress, f"timing {len(prepared.programs)} programs of {size} bytes")
+            tell(progress, f"timing {len(prepared.programs)} programs of {size} bytes")
             if not prepared.programs:
                 continue
             found, one_round = run_within(prepared, left / _GROWTH, _agreed)

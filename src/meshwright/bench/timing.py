@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-Progress = Callable[[str], None] | None
+Listener = Callable[[str], None] | None
 TimedCall = Callable[[], object]
 Measured = TypeVar("Measured")
 
@@ -36,7 +36,7 @@ class Prepared(Generic[Measured]):
     finish: Callable[[list[Timing]], list[Measured]]
 
 
-def run(prepared: Prepared[Measured], rounds: int = ROUNDS) -> list[Measured]:
+def run_prepared(prepared: Prepared[Measured], rounds: int = ROUNDS) -> list[Measured]:
     """What was prepared, measured."""
     return prepared.finish(time_interleaved(prepared.programs, rounds))
 
@@ -92,7 +92,7 @@ def _timing(seconds: np.ndarray) -> Timing:
     return Timing(float(median), float((high - low) / median))
 
 
-def report(progress: Progress, message: str) -> None:
+def tell(progress: Listener, message: str) -> None:
     """Tells the caller, if it listens, what is being measured."""
     if progress:
         progress(message)

@@ -125,10 +125,10 @@ def _sizes(text: str | None) -> list[int] | None:
 def _draw(document: dict[str, Any], plot: bool, html: Path | None) -> None:
     if not (plot or html):
         return
-    from meshwright.report.collectives_view import collectives_html, operations, terminal_plot
+    from meshwright.report.collectives_view import collectives_html, measured_ops, terminal_plot
 
     if plot:
-        for op in operations(document):
+        for op in measured_ops(document):
             note(terminal_plot(document, op))
     if html:
         write_whole(html, collectives_html(document))

@@ -9,7 +9,6 @@ import typer
 
 from meshwright.cli.common import (
     Json,
-    Progress,
     count_option,
     emit,
     note,
@@ -19,6 +18,7 @@ from meshwright.cli.common import (
     whole_option,
 )
 from meshwright.files import write_whole
+from meshwright.progress import Progress
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
@@ -212,9 +212,9 @@ def _tell(document: dict[str, Any], output: Path | None, *, plot: bool, as_json:
     else:
         _print(document)
     if plot:
-        from meshwright.report.serving_view import terminal_plot
+        from meshwright.report.serving_view import terminal_histograms
 
-        note(terminal_plot(document))
+        note(terminal_histograms(document))
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -25,6 +25,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout.short import read_words
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
+from meshwright.progress import Progress
 from meshwright.units import dtype_bytes, parse_count, parse_length
 
 # Wide enough for the tables where the output is piped and there is no terminal to ask.
@@ -33,8 +34,6 @@ _PIPED_WIDTH = 140
 _PATIENCE_SECONDS = 1.0
 # Where there is no terminal, a line of progress for each of these shares of the work.
 _PIPED_SHARES = 5
-
-Progress = Callable[[str, float | None], None]  # (what is being done, fraction done or None)
 
 
 def _count(text: str) -> int:

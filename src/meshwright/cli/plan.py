@@ -27,7 +27,7 @@ from meshwright.cli.common import (
 )
 from meshwright.cli.compare import plan_to_compare, show_compared
 from meshwright.cli.extras import require
-from meshwright.cli.plan_output import misses, show_plan, write_plan
+from meshwright.cli.plan_output import misses, show_plan, write_plan_files
 from meshwright.cli.plan_serve import serve
 from meshwright.errors import PlanError
 from meshwright.hardware.software import DEFAULT as XLA
@@ -220,7 +220,7 @@ def _answer(
     else:
         show_plan(document, found, said, in_words=in_words, sizing=plans.sizing)
     if output and best.fits:
-        write_plan(output, best.plan, document)
+        write_plan_files(output, best.plan, document)
     if not best.fits:
         change = said.change if said else best.cheapest_fit()
         note(f"mw: {plans.model.name} on {plans.hardware.spec}: {misses(found, change)}")

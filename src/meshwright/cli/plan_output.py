@@ -15,7 +15,7 @@ from meshwright.units import format_bytes, format_number_of, format_seconds
 _PROSE_WIDTH = 100
 
 
-def write_plan(path: Path, written: Plan, document: dict) -> None:
+def write_plan_files(path: Path, written: Plan, document: dict) -> None:
     """Writes both files and says so."""
     beside = documents.write_plan(path, written, document)
     note(f"wrote {path} and {beside}")

@@ -267,12 +267,12 @@ def _frontier(
 ) -> None:
     from meshwright.api.serving import serve_document, write_serve_plan
     from meshwright.plan.serve.chosen import plan_of_point
-    from meshwright.plan.serve.explain import explain as explain_point
-    from meshwright.plan.serve.search import Infeasible, search
+    from meshwright.plan.serve.explain import explain_serving as explain_point
+    from meshwright.plan.serve.search import Infeasible, search_serving
 
     try:
         with waiting("searching chips, layouts and batches"):
-            found = search(
+            found = search_serving(
                 config,
                 machines,
                 work.requests,

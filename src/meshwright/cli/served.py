@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.cli.common import Progress, load_hardware
+from meshwright.cli.common import load_hardware
 from meshwright.errors import PlanError
 from meshwright.nn.devices import split_host, use_devices_of
 from meshwright.plan_file import Plan
+from meshwright.progress import Progress
 from meshwright.serve.batch import DEFAULT_CHUNK
 from meshwright.serve.client_limits import ClientLimits
 from meshwright.serve.scheduler import DISAGGREGATED

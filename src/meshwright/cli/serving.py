@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from meshwright.cli.common import Progress
 from meshwright.cli.forecast import StepForecast
 from meshwright.cli.served import Serving
 from meshwright.errors import PlanError
@@ -23,6 +22,7 @@ from meshwright.nn.cpu import multiplies_bf16
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.quantised import as_read
 from meshwright.plan_file import Plan
+from meshwright.progress import Progress
 from meshwright.serve.engine import Engine
 from meshwright.serve.load import ModelFolder, load_model_folder
 from meshwright.serve.programs import num_replicas

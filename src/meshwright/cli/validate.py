@@ -16,14 +16,14 @@ from meshwright.plan.validate.score import (
     Prediction,
     Ranking,
     Score,
-    anchored,
+    anchored_by_source,
     grouped,
     inference_rows,
     memory_predictions,
     predict,
     quantile,
     rankings,
-    score,
+    score_predictions,
     step_rows,
     verdicts,
 )
@@ -86,7 +86,7 @@ def validate(
             [row for file in files for row in read_rows(file)], lambda share: update("pricing rows", share)
         )
     if anchor:
-        found = anchored(found, trust)
+        found = anchored_by_source(found, trust)
     bars = _SERVED if inference_rows(found) else _ANCHORED if anchor else _FREE
     bars = (bars[0] if median_bar is None else median_bar, bars[1] if p90_bar is None else p90_bar)
     document = validation_document(found, anchor)
@@ -107,9 +107,9 @@ def validation_document(found: list[Prediction], anchor: bool) -> dict:
     steps = step_rows(found) or inference_rows(found)
     ranked = rankings(found)
     return {
-        **asdict(score(steps)),
+        **asdict(score_predictions(steps)),
         "anchored": anchor,
-        "out_of_sample": asdict(score(out_of_sample(step_rows(found)))),
+        "out_of_sample": asdict(score_predictions(out_of_sample(step_rows(found)))),
         "sources": _by(steps, lambda p: p.row.source),
         "chips": _by(steps, lambda p: p.row.chip),
         "softwares": _by(steps, lambda p: getattr(p.row, "software", None) or "not stated"),
@@ -117,7 +117,7 @@ def validation_document(found: list[Prediction], anchor: bool) -> dict:
             axis: _by(steps, lambda p, axis=axis: str(getattr(p.row, axis, None) or 1))
             for axis in ("tensor", "pipe", "context", "expert")
         },
-        "memory": asdict(score(memory_predictions(found))),
+        "memory": asdict(score_predictions(memory_predictions(found))),
         "verdicts": asdict(verdicts(found)),
         "regret": quantile(sorted(r.regret for r in ranked), 0.8),
         "ranking": _ranking(ranked),
@@ -129,7 +129,9 @@ def validation_document(found: list[Prediction], anchor: bool) -> dict:
 
 def _by(steps: list[Prediction], key: Callable[[Prediction], str]) -> dict[str, dict]:
     """The scores of the rows by what `key` says of them."""
-    return {str(name): _source(score(group), group) for name, group in grouped(steps, key).items()}
+    return {
+        str(name): _source(score_predictions(group), group) for name, group in grouped(steps, key).items()
+    }
 
 
 def _ranking(ranked: list[Ranking]) -> dict | None:

@@ -88,7 +88,7 @@ def continues(inner: Link, outer: Link) -> bool:
     return inner.kind != "ici" or (inner.dim == outer.dim and inner.stride * inner.size == outer.stride)
 
 
-def join(inner: Link, outer: Link) -> Link:
+def join_links(inner: Link, outer: Link) -> Link:
     """Two links that continue each other, as one."""
     return Link(
         kind=inner.kind,

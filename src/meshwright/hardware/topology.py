@@ -13,7 +13,7 @@ from meshwright.hardware.links import (
     Network,
     continues,
     gather_figure,
-    join,
+    join_links,
     link_choices,
     link_rates,
 )
@@ -89,7 +89,7 @@ def _joined(links_of_axes: tuple[tuple[Link, ...], ...]) -> tuple[Link, ...]:
     joined: list[Link] = []
     for link in links:
         if joined and continues(joined[-1], link):
-            joined[-1] = join(joined[-1], link)
+            joined[-1] = join_links(joined[-1], link)
         else:
             joined.append(link)
     return tuple(joined)

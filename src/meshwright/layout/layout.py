@@ -43,7 +43,7 @@ from meshwright.layout.short import (
     FIELD_OF_WORD,
     OPTIONS,
     WORD_OF_FIELD,
-    Form,
+    ShortForm,
     check_company,
     clean_words,
     expand,
@@ -94,7 +94,7 @@ class Layout:
     schedule: Schedule = field(default_factory=Schedule)
     precision: Precision = field(default_factory=Precision)
     phase: str = "train"
-    _known_form: Form | None = field(default=None, repr=False, compare=False)
+    _known_form: ShortForm | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self._known_form is None:
@@ -132,7 +132,7 @@ class Layout:
         return layout
 
     @cached_property
-    def form(self) -> Form | None:
+    def form(self) -> ShortForm | None:
         """Degrees and options that expand to this mesh and these rules; None where none do."""
         if self._known_form is not None:
             return self._known_form
@@ -182,7 +182,7 @@ class Layout:
         new_precision = replace(self.precision, **precision) if precision else self.precision
         return Layout(mesh, rules, new_schedule, new_precision, self.phase, known)
 
-    def with_form(self, form: Form) -> "Layout":
+    def with_form(self, form: ShortForm) -> "Layout":
         """The layout of a whole form, which is taken as it is, with this schedule and precision."""
         return Layout(*expand(form, self.schedule), self.schedule, self.precision, self.phase, form)
 

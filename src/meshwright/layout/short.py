@@ -84,7 +84,7 @@ def clean_words(values: Mapping[str, object]) -> dict[str, Any]:
 def check_company(words: Mapping[str, object]) -> None:
     """Raises LayoutError for a word that changes nothing without a degree above 1 that these words lack."""
     for name, value in words.items():
-        if not changes(name, value, {**_DEFAULTS, **words}):
+        if not has_effect(name, value, {**_DEFAULTS, **words}):
             one, *others = _needs(name)
             also = "".join(f" or {other}" for other in others)
             raise LayoutError(
@@ -93,7 +93,7 @@ def check_company(words: Mapping[str, object]) -> None:
             )
 
 
-def changes(name: str, value: object, form: ShortForm) -> bool:
+def has_effect(name: str, value: object, form: ShortForm) -> bool:
     """Whether a word is its default, or has the degrees in a form without which it changes nothing."""
     needs = _needs(name)
     default = Schedule.pipeline if name == "schedule" else _DEFAULTS.get(name)
@@ -173,7 +173,7 @@ def written(form: ShortForm, schedule: Schedule, precision: Precision) -> dict[s
     options = {
         name: form[name]
         for name, option in OPTIONS.items()
-        if form[name] != option.default and changes(name, form[name], form)
+        if form[name] != option.default and has_effect(name, form[name], form)
     }
     copies: dict[str, object] = {"master_weights": True} if precision.master_weights else {}
     copies |= {"optimizer": precision.optimizer} if precision.optimizer != Precision.optimizer else {}

@@ -31,10 +31,9 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.train import price
-from meshwright.plan_file import load_plan
+from meshwright.plan_file import PLAN_FILE, load_plan
 from meshwright.units import format_seconds
 
-PLAN = "plan.toml"
 # The spread of a run about its price that no constant explains: of rows of one source, fitted with it.
 RUN = 0.06
 # Spreads of the constants about the catalog's, as between the chips and software of the published rows.
@@ -79,7 +78,7 @@ def run_of(metrics: Path) -> MeasuredRun:
     plan beside it or no step was timed.
     """
     seconds = step_seconds(metrics)
-    plan = load_plan(metrics.with_name(PLAN))
+    plan = load_plan(metrics.with_name(PLAN_FILE))
     return MeasuredRun(plan.model, catalog.load(plan.hardware), plan.workload, plan.layout, seconds)
 
 

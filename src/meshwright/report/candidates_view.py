@@ -6,7 +6,18 @@ from markupsafe import Markup
 
 from meshwright.plan.candidate import Candidate
 from meshwright.report.bars_view import layout_lines
-from meshwright.report.chart import SMALL, Axes, Scale, bar, dot, label, line, padded, spread, text_width
+from meshwright.report.chart import (
+    SMALL,
+    ChartAxes,
+    Scale,
+    bar,
+    dot,
+    kept_apart,
+    label,
+    line,
+    padded_ends,
+    text_width,
+)
 from meshwright.report.figure import Figure, Panel
 from meshwright.report.plan_data.scaling import BEST, STRATEGIES, ScalingPoint
 from meshwright.report.scaling_view import STRATEGY_COLOUR
@@ -33,9 +44,9 @@ def _panel(found: Sequence[Candidate], chosen: Candidate, usual: Sequence[Scalin
     bottom = _HEIGHT - _BOTTOM
     usable = chosen.hardware.chip.program_bytes
     sizes = [float(candidate.memory.total) for candidate in everyone]
-    x = Scale(*padded([*sizes, usable], 0.04), _LEFT, _WIDTH - _RIGHT, True)
-    y = Scale(*padded([candidate.step_seconds for candidate in everyone], 0.06), bottom, _TOP, True)
-    axes = Axes(x, y, "memory of one chip", "step time", format_bytes, format_seconds)
+    x = Scale(*padded_ends([*sizes, usable], 0.04), _LEFT, _WIDTH - _RIGHT, True)
+    y = Scale(*padded_ends([candidate.step_seconds for candidate in everyone], 0.06), bottom, _TOP, True)
+    axes = ChartAxes(x, y, "memory of one chip", "step time", format_bytes, format_seconds)
     edge = x.place(usable)
     body = [
         bar(edge, _TOP - 10, x.end - edge, bottom - _TOP + 10, "band"),
@@ -67,7 +78,7 @@ def _named(named: Sequence[tuple[str, Candidate]], chosen: Candidate, x: Scale, 
     """The chosen layout and the usual strategies with their names at the right, joined by thin lines."""
     rows = [*named, (BEST, chosen)]
     places = [_place(candidate, x, y) for _, candidate in rows]
-    heights = spread([place[1] for place in places], 34, _TOP + 6, _HEIGHT - _BOTTOM - 16)
+    heights = kept_apart([place[1] for place in places], 34, _TOP + 6, _HEIGHT - _BOTTOM - 16)
     parts = []
     for (name, candidate), (px, py), height in zip(rows, places, heights, strict=True):
         colour, is_chosen = STRATEGY_COLOUR[name], name == BEST

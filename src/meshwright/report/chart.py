@@ -85,7 +85,7 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
     return found[:: ceil(len(found) / most)]
 
 
-def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
+def padded_ends(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
     """The ends of a logarithmic axis that holds `values` with some room on either side."""
     low, high = log10(min(values)), log10(max(values))
     room = max((high - low) * share, 0.05)
@@ -97,7 +97,7 @@ def text_width(words: str, size: float = TEXT_SIZE, *, bold: bool = False) -> fl
     return len(words) * size * _GLYPH * (_BOLD if bold else 1)
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def kept_apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """`places`, moved as little as keeps them `gap` apart and within [low, high] if they fit."""
     order = sorted(range(len(places)), key=places.__getitem__)
     moved = list(places)
@@ -173,7 +173,7 @@ def _title(words: str) -> Markup:
 
 
 @dataclass(frozen=True)
-class Axes:
+class ChartAxes:
     """A frame with ticks: x along the bottom, y at the left, titles with units at their ends."""
 
     x: Scale

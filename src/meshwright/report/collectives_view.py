@@ -25,18 +25,20 @@ def collectives_html(document: JsonDocument) -> str:
             title=f"Collectives of {document['hardware']}",
             version=__version__,
             mesh=document["mesh"],
-            charts={op: script_json(figure(document["results"], op)) for op in operations(document)},
+            charts={
+                op: script_json(collective_chart(document["results"], op)) for op in measured_ops(document)
+            },
             libraries=libraries(),
         )
     )
 
 
-def operations(document: JsonDocument) -> list[str]:
+def measured_ops(document: JsonDocument) -> list[str]:
     """The collectives that were measured, in order."""
     return list(dict.fromkeys(result["op"] for result in document["results"]))
 
 
-def figure(results: Sequence[JsonDocument], op: str) -> Chart:
+def collective_chart(results: Sequence[JsonDocument], op: str) -> Chart:
     """Seconds over V for one collective, both logarithmic: points measured, lines of the model."""
     curves: list[Chart] = []
     for number, (axes, points) in enumerate(_by_axes(results, op).items()):

@@ -18,6 +18,7 @@ from meshwright.files import write_whole
 from meshwright.layout.workload import Workload
 from meshwright.notation.mesh import Mesh
 from meshwright.plan_file import load_plan
+from meshwright.progress import Progress
 from meshwright.report import audit_view, mesh_view, pages, plan_view, summary
 from meshwright.report.audit_graph import layer_svg
 from meshwright.report.charts import libraries, script_json
@@ -25,7 +26,7 @@ from meshwright.report.documents import JsonDocument, Run, read_run, serving_pla
 from meshwright.report.drawing import Grid, axis_class, mesh_svg
 from meshwright.report.figure import Figure
 from meshwright.report.figures import ABSENT
-from meshwright.report.plan_figures import PricedPlan, Progress, plan_figures, price_plan
+from meshwright.report.plan_figures import PricedPlan, plan_figures, price_plan
 from meshwright.report.plots import loss_chart, step_time_chart
 from meshwright.units import format_bytes, format_number_of, format_seconds
 

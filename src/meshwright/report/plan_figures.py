@@ -1,6 +1,6 @@
 """The figures of a plan: everything in them is priced anew by the planner from the plan's own words."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,18 +12,25 @@ from meshwright.plan.candidate import Candidate
 from meshwright.plan.given import NOT_SEARCHED, equal
 from meshwright.plan.train import NUM_RANKED, Search, price, search, well_placed
 from meshwright.plan_file import Plan
+from meshwright.progress import Progress
 from meshwright.report.bars_view import memory_panel, step_panel
 from meshwright.report.candidates_view import candidates_figure
 from meshwright.report.figure import Figure, Frame
 from meshwright.report.pipeline_view import pipeline_caption, pipeline_panel
 from meshwright.report.plan_data.pipelines import shown_microbatches, timelines
-from meshwright.report.plan_data.scaling import ScalingPoint, ScalingSweep, base_of, rank, shapes, sweep
+from meshwright.report.plan_data.scaling import (
+    ScalingPoint,
+    ScalingSweep,
+    base_of,
+    rank,
+    scaling_sweep,
+    shapes,
+)
 from meshwright.report.roofline_view import roofline_figure
 from meshwright.report.scaling_view import scaling_figure
 from meshwright.report.timeline_view import timeline_figure
 
 _TOP = 8  # candidates side by side
-Progress = Callable[[str, float | None], None]  # what is being priced, the share done
 _SEARCHED = 4  # layouts of a search that stand for it at other batches
 
 
@@ -75,7 +82,7 @@ class PricedPlan:
             layouts = [one.layout for one in searched.candidates[:_SEARCHED]] if searched else []
             if machine is self.hardware:
                 layouts.append(plan.layout)
-            found.append(sweep(plan.model, machine, plan.workload, base_of(plan.layout), layouts))
+            found.append(scaling_sweep(plan.model, machine, plan.workload, base_of(plan.layout), layouts))
         return [one for one in found if one.points or one.hardware is self.hardware]
 
     @property

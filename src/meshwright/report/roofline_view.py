@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from meshwright.cost.passes import Dtypes
 from meshwright.plan.candidate import Candidate
-from meshwright.report.chart import SMALL, Axes, Scale, dot, label, line, padded, text_width
+from meshwright.report.chart import SMALL, ChartAxes, Scale, dot, label, line, padded_ends, text_width
 from meshwright.report.figure import Figure, Panel
 from meshwright.report.plan_data.roofline import LinkRoof, StepOperation, link_roofs, operations
 from meshwright.units import format_bytes, format_count, format_seconds
@@ -53,7 +53,7 @@ def _hbm_panel(found: Sequence[StepOperation], candidate: Candidate, step: float
     (peak, dtype), chip = _peak(candidate), candidate.hardware.chip
     rate = chip.hbm_bytes_per_second
     x, y = _scales([(o.intensity, o.flops_per_second) for o in shown], peak, [rate])
-    axes = Axes(x, y, "FLOPs per byte of HBM", "FLOP/s of a chip", format_count, _rate)
+    axes = ChartAxes(x, y, "FLOPs per byte of HBM", "FLOP/s of a chip", format_count, _rate)
     body = [
         label("Against HBM", 0, 12, weight=600),
         axes.svg(),
@@ -74,7 +74,7 @@ def _link_panel(found: Sequence[StepOperation], candidate: Candidate, step: floa
     roofs = _worth_drawing(link_roofs(candidate))
     rates = [roof.bytes_per_second for roof in roofs]
     x, y = _scales([(o.link_intensity, o.linked_flops_per_second) for o in shown], peak, rates)
-    axes = Axes(x, y, "FLOPs per byte moved between chips", "FLOP/s of a chip", format_count, _rate)
+    axes = ChartAxes(x, y, "FLOPs per byte moved between chips", "FLOP/s of a chip", format_count, _rate)
     body = [label("Against the links", 0, 12, weight=600), axes.svg(), _ceiling(x, y, peak, dtype)]
     for number, roof in enumerate(roofs):
         words = f"{'·'.join(roof.axes)} {format_bytes(roof.bytes_per_second)}/s"
@@ -97,7 +97,7 @@ def _scales(
 ) -> tuple[Scale, Scale]:
     """Axes that hold the points and the knee of every roof."""
     knees = [peak / rate for rate in rates]
-    _, high = padded([*(x for x, _ in places), *knees], 0.1)
+    _, high = padded_ends([*(x for x, _ in places), *knees], 0.1)
     # So much to the left that each roof is seen to rise.
     low = min(min(x for x, _ in places) / 2, min(knees) / 8)
     bottom = min(min(y for _, y in places) / 8, peak / 12)

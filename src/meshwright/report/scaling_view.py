@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from meshwright.hardware.topology import Hardware
 from meshwright.report.bars_view import layout_lines
-from meshwright.report.chart import SMALL, Axes, Scale, dot, label, line, padded, spread
+from meshwright.report.chart import SMALL, ChartAxes, Scale, dot, kept_apart, label, line, padded_ends
 from meshwright.report.figure import Figure, Frame, Panel
 from meshwright.report.plan_data.scaling import BEST, STRATEGIES, ScalingPoint, ScalingSweep
 from meshwright.report.plan_data.split import split_step
@@ -23,9 +23,9 @@ _DRAWN = (*STRATEGIES, BEST)
 def scaling_figure(sweeps: Sequence[ScalingSweep], planned: Hardware) -> Figure:
     """A frame for each machine; planned: the plan's own, which is shown first."""
     points = [point for sweep in sweeps for point in sweep.points]
-    tokens = Scale(*padded([_tokens(point) for point in points], 0.02), _LEFT, _WIDTH - _RIGHT, True)
+    tokens = Scale(*padded_ends([_tokens(point) for point in points], 0.02), _LEFT, _WIDTH - _RIGHT, True)
     seconds = [value for point in points for value in _seconds(point)]
-    times = Scale(*padded(seconds), _HEIGHT - _BOTTOM, _TOP, True)
+    times = Scale(*padded_ends(seconds), _HEIGHT - _BOTTOM, _TOP, True)
     mfu = Scale(0, min(1, max(point.candidate.mfu for point in points) * 1.12), _HEIGHT - _BOTTOM, _TOP)
     frames = tuple(
         Frame(_machine(sweep), (_times(sweep, tokens, times), _mfu(sweep, tokens, mfu))) for sweep in sweeps
@@ -59,7 +59,7 @@ def _seconds(point: ScalingPoint) -> list[float]:
 
 def _times(sweep: ScalingSweep, x: Scale, y: Scale) -> Panel:
     """Seconds per step that the links are busy, by strategy; dashed what the best layout computes."""
-    axes = Axes(x, y, "tokens per batch", "time per step", format_count, format_seconds)
+    axes = ChartAxes(x, y, "tokens per batch", "time per step", format_count, format_seconds)
     body = [label("Communication, all of it", 0, 10, weight=600), axes.svg()]
     drawn = [
         (STRATEGY_COLOUR[name], _name(name), _communication_points(sweep.of(name)))
@@ -80,7 +80,7 @@ def _communication_points(points: Sequence[ScalingPoint]) -> list[tuple[ScalingP
 
 def _mfu(sweep: ScalingSweep, x: Scale, y: Scale) -> Panel:
     """Model FLOPs utilisation by strategy."""
-    axes = Axes(x, y, "tokens per batch", "MFU", format_count, "{:.0%}".format)
+    axes = ChartAxes(x, y, "tokens per batch", "MFU", format_count, "{:.0%}".format)
     body = [label("What the step makes of it", 0, 10, weight=600), axes.svg()]
     drawn = [
         (STRATEGY_COLOUR[name], _name(name), [(point, point.candidate.mfu) for point in sweep.of(name)])
@@ -163,7 +163,7 @@ def _end_labels(curves: _Drawn, x: Scale, y: Scale) -> Markup:
     """Each curve's name at the right of the plot, at the height of its last point, none on another."""
     shown = [(colour, name, points[-1]) for colour, name, points in curves if points]
     ends = [y.place(value) for _, _, (_, value) in shown]
-    places = spread(ends, 15, _TOP + 2, _HEIGHT - _BOTTOM)
+    places = kept_apart(ends, 15, _TOP + 2, _HEIGHT - _BOTTOM)
     parts = []
     for (colour, name, (point, _)), end, place in zip(shown, ends, places, strict=True):
         left = x.place(_tokens(point)) + 5

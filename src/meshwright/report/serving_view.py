@@ -90,7 +90,7 @@ def _targets(targets: JsonDocument) -> str:
     return ", ".join(asked) or "no target"
 
 
-def terminal_plot(document: JsonDocument) -> str:
+def terminal_histograms(document: JsonDocument) -> str:
     """Histograms of time to first token and time per output token, as text."""
     keys = ("ttft_seconds", "tpot_seconds")
     plots = [_histogram(ROWS[key], _values(document, key)) for key in keys]

@@ -48,7 +48,7 @@ class Block:
     colour: str
 
 
-def timeline(candidate: Candidate) -> list[Block]:
+def step_blocks(candidate: Candidate) -> list[Block]:
     """The blocks of a step: the row `chip` is busy, waits or idles to its end; other rows are links."""
     blocks: list[Block] = []
     start = 0.0
@@ -123,7 +123,7 @@ def _idle(candidate: Candidate) -> Iterator[tuple[float, tuple[str, str]]]:
 
 def timeline_figure(candidate: Candidate) -> Figure:
     """A row for the chip and one for each group of links, from the start of the step to its end."""
-    blocks = timeline(candidate)
+    blocks = step_blocks(candidate)
     rows = list(dict.fromkeys(["chip", *(block.row for block in blocks)]))
     end = max(block.end for block in blocks)
     names = [row if row == "chip" else f"links: {row}" for row in rows]

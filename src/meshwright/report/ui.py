@@ -108,7 +108,7 @@ def state_of(query: str) -> dict[str, str]:
     return {**DEFAULTS, **given}
 
 
-def page(state: Mapping[str, str]) -> str:
+def ui_page(state: Mapping[str, str]) -> str:
     """The page with its controls set."""
     return (
         _environment()
@@ -232,7 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
             return figure(name, [planner.price(state).candidate]).standalone()
 
         makers: dict[str, Callable[[], tuple[str, str]]] = {
-            "/": lambda: (_HTML, page(state)),
+            "/": lambda: (_HTML, ui_page(state)),
             "/price": lambda: (_JSON, json.dumps(answer(planner, state))),
             "/search": lambda: (_JSON, json.dumps(ranking(planner, state))),
             "/plan.toml": lambda: ("application/toml", planner.price(state).plan_toml()),

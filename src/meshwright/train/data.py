@@ -15,7 +15,7 @@ import mmap
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -29,6 +29,7 @@ from tokenizers import Encoding, Tokenizer
 from meshwright.errors import DataError
 from meshwright.files import file_sha256
 from meshwright.models.chat import ChatTemplate, load_chat_template
+from meshwright.progress import Progress
 from meshwright.train.documents import (
     BadData,
     Document,
@@ -51,7 +52,6 @@ _NPY_HEADER_BYTES = 128
 _NUM_EXAMPLES = 1 << 50
 
 VALIDATION = "validation"
-Progress = Callable[[str, float], None]  # (what is being done, fraction done)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from meshwright.nn.checkpoint import restore_params, sound_step
 from meshwright.nn.mesh import device_mesh
 from meshwright.nn.params import abstract_params
 from meshwright.nn.weights import save_hf
-from meshwright.plan_file import load_plan
-from meshwright.train.job import PLAN, check_run
+from meshwright.plan_file import PLAN_FILE, load_plan
+from meshwright.train.job import check_run
 from meshwright.train.tokenizer import BESIDE_TOKENIZER
 
 
@@ -30,7 +30,7 @@ def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool =
     check_run(run)
     if there := next(folder.glob("*.safetensors*"), None):
         raise CheckpointError(f"checkpoint {folder}: holds {there.name} already; name another folder")
-    plan, checkpoints = load_plan(run / PLAN), run / checkpoint_files.CHECKPOINTS
+    plan, checkpoints = load_plan(run / PLAN_FILE), run / checkpoint_files.CHECKPOINTS
     if best:
         losses = checkpoint_files.validation_losses(checkpoints)
         if not losses:

@@ -12,7 +12,7 @@ from meshwright.layout.runs import check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
 from meshwright.nn import checkpoint_files
-from meshwright.plan_file import Plan, load_plan
+from meshwright.plan_file import PLAN_FILE, Plan, load_plan
 from meshwright.train.board import check_board
 from meshwright.train.documents import check_source, parse_sources
 from meshwright.train.settings import (
@@ -25,13 +25,11 @@ from meshwright.train.settings import (
 )
 from meshwright.train.tokenizer import check_vocab_size, load_bpe, tokenizer_file
 
-PLAN = "plan.toml"
-
 
 def check_run(run: Path) -> None:
     """Raises CheckpointError where the folder `run` is no run of mw train."""
-    if not (run / PLAN).is_file():
-        raise CheckpointError(f"run {run}: holds no {PLAN}; name the folder of a run of mw train")
+    if not (run / PLAN_FILE).is_file():
+        raise CheckpointError(f"run {run}: holds no {PLAN_FILE}; name the folder of a run of mw train")
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def prepare_job(
     fits, for what cannot be run, for a run in the way and for settings that cannot change.
     """
     folder = run or (Path("runs") / plan.model.name if plan else None)
-    written = load_plan(folder / PLAN) if folder and (folder / PLAN).is_file() else None
+    written = load_plan(folder / PLAN_FILE) if folder and (folder / PLAN_FILE).is_file() else None
     settings_given = dict(given)
     chosen = _with_adapters(
         plan or written, settings_given.pop("lora", None), settings_given.pop("lora_alpha", None)

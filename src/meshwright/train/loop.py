@@ -28,7 +28,7 @@ from meshwright.train.rows import is_counted
 from meshwright.train.stopping import Agreement, stop_signals
 from meshwright.train.trend import LossTrend
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 # Batches of a validation during the run; the one at the end reads the whole split.
 _EVAL_BATCHES = 8
@@ -174,7 +174,7 @@ def train(
     if jax.process_index() == 0:
         run.mkdir(parents=True, exist_ok=True)
         checkpoint_files.set_aside(run / CHECKPOINTS, start.step)
-        truncate(run / METRICS, start.step)
+        truncate(run / METRICS_FILE, start.step)
     rhythm = rhythm or Rhythm()
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
@@ -222,7 +222,7 @@ class _Loop:
         self.inputs: list[float] = []
         self.profiler = Profiler(run / profiling.FOLDER, rhythm.profile)
         self.reporter = Reporter(
-            run / METRICS,
+            run / METRICS_FILE,
             num_tokens=step.batch_sequences * step.seq_len,
             flops=step.flops_per_step,
             peak_flops_per_second=step.peak_flops_per_second,
@@ -365,7 +365,7 @@ def _back(
     # Of a start that never reached a checkpoint, what it left out is left out again.
     skipped = tuple(sorted({*start.skipped, *back.skipped, batch}))
     if jax.process_index() == 0:
-        truncate(run / METRICS, back.step)
+        truncate(run / METRICS_FILE, back.step)
         warnings.warn(
             f"step {spike.step}: {spike.fault}; back to step {back.step}, without the examples"
             f" {batch[0]} to {batch[1] - 1}",
@@ -442,7 +442,7 @@ def _restored(run: Path, step: TrainStep, corpus: Corpus) -> Start:
 
 def _finished(run: Path, step: int, num_steps: int) -> Line:
     """The last line of a run that is resumed where it was to end; MeshwrightError if it is past that."""
-    lines = read_lines(run / METRICS)
+    lines = read_lines(run / METRICS_FILE)
     if step > num_steps or not lines:
         raise MeshwrightError(
             f"run {run}: is at step {step} already, {num_steps} were asked for; ask for more"

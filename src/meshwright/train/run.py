@@ -9,7 +9,6 @@ run/data/            the packed corpus
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -21,11 +20,12 @@ from meshwright.files import write_whole
 from meshwright.hardware import catalog
 from meshwright.models.hf import to_hf
 from meshwright.nn.processes import wait_for_all
-from meshwright.plan_file import save_plan
+from meshwright.plan_file import PLAN_FILE, save_plan
+from meshwright.progress import Progress
 from meshwright.train import loop, profiling
 from meshwright.train.board import Board
 from meshwright.train.data import Corpus, prepare_corpus
-from meshwright.train.job import PLAN, TrainingJob
+from meshwright.train.job import TrainingJob
 from meshwright.train.metrics import Line
 from meshwright.train.optimizer import OptimizerConfig
 from meshwright.train.reasons import Waits, machine_load, why_not_as_planned
@@ -38,8 +38,6 @@ from meshwright.units import format_count, format_seconds
 _WARMUP_SHARE, _MAX_WARMUP = 0.1, 2000
 _NUM_VALIDATIONS = 5
 _LOG_EVERY = 10
-
-Progress = Callable[[str, float | None], None]  # (what is being done, fraction done or None)
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ def _status(line: Line, num_steps: int) -> str:
 
 def _describe(job: TrainingJob, settings: Settings, corpus: Corpus) -> None:
     """Writes what says of which model, layout and tokenizer the checkpoints are, and how they are trained."""
-    save_plan(job.plan, job.run / PLAN)
+    save_plan(job.plan, job.run / PLAN_FILE)
     save_settings(settings, job.run)
     if job.figures:
         write_whole(job.run / "plan.json", job.figures)

@@ -18,12 +18,12 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.presets import PRESETS
-from meshwright.plan.serve.explain import explain
+from meshwright.plan.serve.explain import explain_serving
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.phase import price_phase
 from meshwright.plan.serve.prefill import PromptPasses
 from meshwright.plan.serve.requests import Requests, Targets
-from meshwright.plan.serve.search import Infeasible, ServePlan, search, serving_machines
+from meshwright.plan.serve.search import Infeasible, ServePlan, search_serving, serving_machines
 from meshwright.plan_file import load_plan
 
 LLAMA, BF16 = PRESETS["llama-2-13b"], {"weights_dtype": "bf16"}
@@ -88,8 +88,10 @@ def test_critical_batches_are_the_chapters():
     assert compute_bound_batch(v5e, "int8") == pytest.approx(120, rel=0.02)
     assert compute_bound_batch(v5e, "int8", "int8") == pytest.approx(240, rel=0.02)
     moe = replace(CHAPTER, moe=MoE(16, 2, 16384))
-    found = search(moe, [load("v5e:8x8")], Requests(1024, 128), precisions=[{"weights_dtype": "bf16"}])
-    assert explain(found.best).critical_batch == pytest.approx(1920, rel=0.02)
+    found = search_serving(
+        moe, [load("v5e:8x8")], Requests(1024, 128), precisions=[{"weights_dtype": "bf16"}]
+    )
+    assert explain_serving(found.best).critical_batch == pytest.approx(1920, rel=0.02)
 
 
 def test_experts_are_read_as_far_as_tokens_choose_them():
@@ -150,7 +152,7 @@ def test_narrow_types_are_read_as_they_lie():
 
 @pytest.fixture(scope="module")
 def frontier() -> ServePlan:
-    return search(
+    return search_serving(
         PRESETS["llama-3-8b"],
         [unpriced(machine) for machine in serving_machines(["v5e", "h100:1x8"])],
         Requests(1024, 256),
@@ -189,22 +191,22 @@ def test_the_smallest_slice_of_each_type_is_the_fewest_chips_that_hold_the_weigh
 def test_a_target_out_of_reach_names_itself_and_what_comes_nearest():
     config, machines, requests = PRESETS["llama-3-8b"], [load("v5e:2x2")], Requests(1024, 128)
     with pytest.raises(Infeasible, match=r"--tpot 10 us is met by no layout; the lowest is") as found:
-        search(config, machines, requests, Targets(tpot=1e-5), precisions=[BF16])
+        search_serving(config, machines, requests, Targets(tpot=1e-5), precisions=[BF16])
     assert found.value.nearest is not None and found.value.nearest.batch == 1
     with pytest.raises(Infeasible, match="--ttft 1 ms is met by no layout"):
-        search(config, machines, requests, Targets(ttft=1e-3), precisions=[BF16])
+        search_serving(config, machines, requests, Targets(ttft=1e-3), precisions=[BF16])
     with pytest.raises(Infeasible, match=r"its weights in bf16 are 141 GB and all chips have"):
-        search(PRESETS["llama-3-70b"], machines, requests, precisions=[BF16])
+        search_serving(PRESETS["llama-3-70b"], machines, requests, precisions=[BF16])
     with pytest.raises(Infeasible, match=r"--max-price-per-hour 1.00 USD .* the lowest is 4.80 USD;"):
-        search(config, machines, requests, Targets(price_per_hour=1.0), precisions=[BF16])
+        search_serving(config, machines, requests, Targets(price_per_hour=1.0), precisions=[BF16])
     unknown = [unpriced(machine) for machine in machines]
     with pytest.raises(PlanError, match="v5e has no price, which --max-price-per-hour needs"):
-        search(config, unknown, requests, Targets(price_per_hour=1.0), precisions=[BF16])
+        search_serving(config, unknown, requests, Targets(price_per_hour=1.0), precisions=[BF16])
 
 
 def test_prices_choose_the_cheapest_token_and_a_budget_bounds_the_chips():
     machines = [priced(m, {"v5e": 1.0}, "EUR") for m in serving_machines(["v5e"])]
-    found = search(
+    found = search_serving(
         PRESETS["llama-3-8b"], machines, Requests(1024, 256), Targets(price_per_hour=4.0), precisions=[BF16]
     )
     best = found.best
@@ -217,16 +219,17 @@ def test_prices_choose_the_cheapest_token_and_a_budget_bounds_the_chips():
 
 def test_a_prefix_and_drafts_save_what_they_do():
     config, machine = PRESETS["llama-3-8b"], [load("v5e:2x2")]
-    plain = search(config, machine, Requests(4096, 256), precisions=[BF16]).best
-    hit = search(config, machine, Requests(4096, 256, prefix_hit=0.75), precisions=[BF16]).best
+    plain = search_serving(config, machine, Requests(4096, 256), precisions=[BF16]).best
+    hit = search_serving(config, machine, Requests(4096, 256, prefix_hit=0.75), precisions=[BF16]).best
     # A quarter of the tokens, which gather tables of pages, and their scores go through memory.
     assert 0.25 < hit.prefill_seconds / plain.prefill_seconds < 0.5
-    drafts = search(
+    drafts = search_serving(
         config, machine, Requests(4096, 256, drafts=4, acceptance=0.8), precisions=[BF16], layout=plain.layout
     )
     guessed = min(p.tpot_seconds for p in drafts.frontier)
     alone = min(
-        p.tpot_seconds for p in search(config, machine, Requests(4096, 256), precisions=[BF16]).frontier
+        p.tpot_seconds
+        for p in search_serving(config, machine, Requests(4096, 256), precisions=[BF16]).frontier
     )
     assert guessed == pytest.approx(alone / 3.362, rel=0.2)  # five queries read the weights once
 
@@ -255,7 +258,9 @@ def test_chunks_read_the_weights_again_and_sum_to_their_passes():
 def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
     """Beyond the bound of tensor parallelism its collectives take the time; no kernel attends in a ring."""
     config, machine, requests = PRESETS["llama-3-70b"], load("h100:4x8"), Requests(32_768, 128)
-    plain = search(config, [machine], requests, precisions=[BF16], layout=Layout.of(tensor=8, data=4)).best
+    plain = search_serving(
+        config, [machine], requests, precisions=[BF16], layout=Layout.of(tensor=8, data=4)
+    ).best
     ways = {
         way.layout.context: way
         for way in plain.other_prefills
@@ -268,22 +273,24 @@ def test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone():
     with pytest.raises(
         Infeasible, match=r"--ttft .* over context=\d+ it would be .* mw serve does not run yet"
     ):
-        search(config, [machine], requests, target, precisions=[BF16], layout=plain.layout)
-    found = search(
+        search_serving(config, [machine], requests, target, precisions=[BF16], layout=plain.layout)
+    found = search_serving(
         config, [machine], requests, target, precisions=[BF16], layout=plain.layout, runnable=False
     ).best
     assert found.prefill_layout.context > 1 and found.ttft_seconds <= target.ttft
     assert found.tpot_seconds == pytest.approx(plain.tpot_seconds, rel=0.5) and found.layout == plain.layout
     assert found.why_not and "context" in found.why_not
     assert found.memory.total <= machine.chip.program_bytes
-    assert "ring attention" in str(explain(found))
+    assert "ring attention" in str(explain_serving(found))
 
 
 def test_paged_caches_hold_more_requests():
     config, machine = PRESETS["llama-3-8b"], [load("v5e:2x2")]
     layout = Layout.of(tensor=4)
     found = [
-        search(config, machine, Requests(512, 4096, paged=paged), precisions=[BF16], layout=layout).best
+        search_serving(
+            config, machine, Requests(512, 4096, paged=paged), precisions=[BF16], layout=layout
+        ).best
         for paged in (False, True)
     ]
     assert found[1].max_batch / found[0].max_batch == pytest.approx(4608 / 2560, rel=0.05)

@@ -24,13 +24,13 @@ from meshwright.plan.validate.reproduce import reproduce
 from meshwright.plan.validate.score import (
     TRUST,
     Prediction,
-    anchored,
+    anchored_by_source,
     grouped,
     kendall_tau,
     predict,
     quantile,
     rankings,
-    score,
+    score_predictions,
     step_rows,
     verdicts,
 )
@@ -337,7 +337,9 @@ def test_errors_are_in_the_rows_unit():
 def test_quantiles_interpolate():
     values = [float(v) for v in range(11)]
     assert (quantile(values, 0.5), quantile(values, 0.9), quantile([], 0.5)) == (5, 9, None)
-    found = score([predicted(replace(LLAMA, metric=STEP, value=1.0), 1 + e) for e in (0.05, 0.15, 0.3)])
+    found = score_predictions(
+        [predicted(replace(LLAMA, metric=STEP, value=1.0), 1 + e) for e in (0.05, 0.15, 0.3)]
+    )
     assert found.median_abs_error == pytest.approx(0.15)
     assert found.p90_abs_error == pytest.approx(0.27)
     assert (found.within_10_percent, found.within_20_percent) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
@@ -350,7 +352,7 @@ def test_an_anchor_sets_one_factor_for_its_source_chip_and_dtype():
         predicted(replace(timed, id="A2", value=7.0), 3.0, mfu=0.3),
     )
     other = predicted(replace(timed, id="A3", dtype="fp8"), 5.0)
-    found = anchored([first, second, other])
+    found = anchored_by_source([first, second, other])
     assert [p.is_anchor for p in found] == [True, False, True]
     assert found[1].predicted == pytest.approx(3.0 * 2**TRUST)
     # The anchor's MFU of 0.4 instead of its own 0.3.
@@ -360,7 +362,7 @@ def test_an_anchor_sets_one_factor_for_its_source_chip_and_dtype():
 
 def test_memory_is_not_scaled_by_an_anchor():
     stored = Prediction(replace(LLAMA, metric=MEMORY, value=8e10), 7e10, layout="data=1")
-    assert anchored([predicted(LLAMA, 1.0), stored])[1] == stored
+    assert anchored_by_source([predicted(LLAMA, 1.0), stored])[1] == stored
 
 
 def test_a_ranking_is_held_against_the_rule_of_thumb_and_chance():

@@ -15,8 +15,8 @@ from meshwright.report.plan_data.scaling import (
     batches,
     meshes,
     rank,
+    scaling_sweep,
     shapes,
-    sweep,
     without_schedule,
 )
 
@@ -26,7 +26,9 @@ CONFIG, MACHINE, WORKLOAD = load_model("llama-3-8b"), catalog.load("v5e:4x4"), W
 @pytest.fixture(scope="module")
 def swept():
     found = search(CONFIG, MACHINE, WORKLOAD, weights_dtype="bf16", compute_dtypes=("bf16",))
-    return found, sweep(CONFIG, MACHINE, WORKLOAD, Layout.of(), [one.layout for one in found.candidates[:4]])
+    return found, scaling_sweep(
+        CONFIG, MACHINE, WORKLOAD, Layout.of(), [one.layout for one in found.candidates[:4]]
+    )
 
 
 def test_every_point_is_what_the_planner_prices(swept):
@@ -99,13 +101,13 @@ def test_gpus_grow_by_nodes_and_a_host_does_not_grow():
 
 
 def test_a_strategy_that_cannot_take_the_batch_has_no_point():
-    found = sweep(CONFIG, catalog.load("v5e:8x8"), Workload(8, 2048), Layout.of(), [])
+    found = scaling_sweep(CONFIG, catalog.load("v5e:8x8"), Workload(8, 2048), Layout.of(), [])
     assert not [point for point in found.of("DP") if point.num_sequences < 64]
 
 
 def test_an_expert_model_has_its_points_too():
     config = load_model("mixtral-8x7b")
-    found = sweep(config, catalog.load("h100:4x8"), Workload(64, 4096), Layout.of(), [])
+    found = scaling_sweep(config, catalog.load("h100:4x8"), Workload(64, 4096), Layout.of(), [])
     assert {point.strategy for point in found.points} >= {"FSDP", "FSDP + TP", BEST}
 
 

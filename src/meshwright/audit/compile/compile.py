@@ -29,7 +29,7 @@ from meshwright.units import format_bytes
 if TYPE_CHECKING:
     import jax
 
-TIMEOUT_SECONDS = 900
+_TIMEOUT_SECONDS = 900
 # A compiler that takes more of the host than this is ended before the host swaps or kills others.
 MEMORY_SHARE = 0.8
 # Of XLA:CPU, how well LLVM optimises: the program is the same text, in half of the time.
@@ -118,7 +118,7 @@ def _run(folder: Path, plan: Plan, target: Target) -> None:
 
 def _watch(process: subprocess.Popen) -> str:
     """Waits for the process to end; the limit that it went over, or ""."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     limit = round(host_memory_bytes() * MEMORY_SHARE)
     while True:
         try:
@@ -126,7 +126,7 @@ def _watch(process: subprocess.Popen) -> str:
             return ""
         except subprocess.TimeoutExpired:
             if time.monotonic() > deadline:
-                return f"{TIMEOUT_SECONDS} s"
+                return f"{_TIMEOUT_SECONDS} s"
             if _resident_bytes(process.pid) > limit:
                 return f"{format_bytes(limit)} of this host's memory"
 

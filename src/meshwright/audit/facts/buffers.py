@@ -63,7 +63,7 @@ class _Buffer:
     last: int = 0
 
 
-def peak(program: Program) -> Peak | None:
+def buffer_peak(program: Program) -> Peak | None:
     """What one device holds at once at most beside arguments and results; None without a schedule."""
     if not program.is_scheduled:
         return None

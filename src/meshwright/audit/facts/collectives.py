@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import prod
 
 from meshwright.audit.facts.groups import DeviceGroups, parse_groups, parse_pairs
-from meshwright.audit.facts.naming import MOVED, laid_end_to_end, origin_name, reader_name, summed
+from meshwright.audit.facts.naming import MOVED, laid_end_to_end, origin_name, reader_name, summed_operand
 from meshwright.audit.facts.opcodes import crossing_groups, op_of, received, rows_said
 from meshwright.audit.facts.shards import FusedScatter, Offsets, fused_scatter, is_shard_in_zeros, kept_slices
 from meshwright.audit.hlo.op_names import PassName, phase_of, primitive_of, scope_of, split_op_name
@@ -397,7 +397,7 @@ def _share_of_tile(program: Program, operand: TracedValue) -> Fraction:
         shapes = [one.instruction.shape for one in past]
         sizes += [shape.num_elements for shape in shapes if isinstance(shape, ArrayShape)]
         end = past[-1].instruction
-        value = None if end.opcode.startswith("all-gather") else summed(program, past[-1])
+        value = None if end.opcode.startswith("all-gather") else summed_operand(program, past[-1])
         value = value if value and len(value.instruction.shapes) == 1 else None
     return Fraction(min(sizes), sizes[0]) if sizes and min(sizes) == 1 else Fraction(1)
 
@@ -406,7 +406,11 @@ def _follows_sum(program: Program, op: Op, operand: TracedValue) -> bool:
     *_, end = history(program, operand, MOVED)
     if op == "permute":
         return op_of(end.instruction) in ("all_reduce", "reduce_scatter")
-    return op == "all_gather" and end.instruction.opcode == "recv-done" and summed(program, end) is not None
+    return (
+        op == "all_gather"
+        and end.instruction.opcode == "recv-done"
+        and summed_operand(program, end) is not None
+    )
 
 
 def _num_rings(instruction: Instruction) -> int | None:

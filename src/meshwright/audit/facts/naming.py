@@ -34,8 +34,10 @@ def origin_name(program: Program, value: TracedValue) -> str:
 
 def _name(program: Program, value: TracedValue, steps: int) -> str:
     origin = list(history(program, value, MOVED))
-    # A sum of several tensors has the name of one; summed() leads to those of all.
-    named = [v.instruction for v in origin if v.instruction.op_name and not (v.path and summed(program, v))]
+    # A sum of several tensors has the name of one; summed_operand() leads to those of all.
+    named = [
+        v.instruction for v in origin if v.instruction.op_name and not (v.path and summed_operand(program, v))
+    ]
     # XLA for GPU multiplies by several weights at once, and the slices of the product have their names.
     cut = [i for i in named if i.opcode == "slice" and primitive_of(i.op_name) == "dot_general"]
     name = (cut[:1] or named[-1:] or [value.instruction])[0].op_name
@@ -51,7 +53,7 @@ def _name(program: Program, value: TracedValue, steps: int) -> str:
         # Slices of a padded reduce-scatter, some from a neighbour: of one tensor if they have one name.
         parts = {_name(program, end.operand(i), steps - 1) for i in range(len(end.instruction.operands))}
         return parts.pop() if len(parts) == 1 else ""
-    before = summed(program, end)
+    before = summed_operand(program, end)
     return _longest([name, _name(program, before, steps - 1)]) if before else name
 
 
@@ -83,7 +85,7 @@ def _longest(names: Iterable[str]) -> str:
     return max(names, key=lambda name: len(scope_of(name)))
 
 
-def summed(program: Program, end: TracedValue) -> TracedValue | None:
+def summed_operand(program: Program, end: TracedValue) -> TracedValue | None:
     """The operand of a collective, or across slices of its send, that a value is the result of."""
     start = end.operand(0, end.path) if end.instruction.opcode.endswith("-done") else end
     instruction = start.instruction
@@ -236,7 +238,7 @@ def _weight_of(program: Program, value: TracedValue) -> str:
     """The name of the weight that a value is, or was gathered from; "" of others."""
     for _ in range(_MOST_STEPS):
         value = resolve(program, value, MOVED)
-        if (before := summed(program, value)) is None:
+        if (before := summed_operand(program, value)) is None:
             break
         value = before
     instruction = value.instruction
@@ -267,7 +269,7 @@ def laid_end_to_end(program: Program, value: TracedValue) -> list[TracedValue]:
     `value` may be that array, a slice of it, or what a sum made of it.
     """
     *_, made = history(program, value, MOVED)
-    while not made.instruction.op_name and (before := summed(program, made)):
+    while not made.instruction.op_name and (before := summed_operand(program, made)):
         *_, made = history(program, before, MOVED)
     if made.instruction.opcode == "concatenate":
         pieces = [made.operand(i) for i in range(len(made.instruction.operands))]

@@ -43,7 +43,7 @@ def smaller_branches(program: Program) -> dict[tuple[str, ...], str]:
     return found
 
 
-def is_counted(place: CallPath, smaller: Mapping[tuple[str, ...], str]) -> bool:
+def is_counted_branch(place: CallPath, smaller: Mapping[tuple[str, ...], str]) -> bool:
     """Whether a place lies in no branch that does not count."""
     while smaller and place.frames:
         if chain_of(place) in smaller:
@@ -120,7 +120,7 @@ def products(program: Program) -> Iterator[Product]:
 def _unnamed(program: Program) -> Iterator[tuple[TracedValue, float]]:
     smaller = smaller_branches(program)
     for place in places(program):
-        if not is_counted(place, smaller):
+        if not is_counted_branch(place, smaller):
             continue
         for instruction in place.computation.instructions.values():
             if flops := _flops(program, instruction, place):

@@ -139,7 +139,9 @@ class _Clocks:
         return _Clocks(self.compute + seconds, self.links + seconds, flying)
 
 
-def timeline(program: Program, chip: Chip, prices: Prices, found: Iterable[Emitted]) -> StepTimeline | None:
+def program_timeline(
+    program: Program, chip: Chip, prices: Prices, found: Iterable[Emitted]
+) -> StepTimeline | None:
     """The time of a program's schedule; None where it has none, or nothing tells the time of its work."""
     work = InstructionSeconds(program, chip)
     if not program.is_scheduled or not work.is_known or prices.placement is None:

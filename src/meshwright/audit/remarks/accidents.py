@@ -16,7 +16,7 @@ from meshwright.audit.facts.prices import Prices
 from meshwright.audit.facts.schedule import ProgramSchedule
 from meshwright.audit.hlo.parse import ArrayShape, Instruction, Program
 from meshwright.audit.remarks import Remark
-from meshwright.audit.remarks.rules import FAULT_RULES, UNCONSTRAINED, Fault, ProgramContext, widened
+from meshwright.audit.remarks.rules import FAULT_RULES, UNCONSTRAINED, Fault, ProgramContext, widened_send
 from meshwright.notation.mesh import Mesh
 
 _INTEGERS = re.compile(r"[su](8|16|32|64)$")
@@ -91,7 +91,7 @@ def at_the_root(found: Iterable[Remark]) -> list[Remark]:
 
 def _faults(one: Emitted, context: ProgramContext) -> list[Fault]:
     found = next((fault for rule in FAULT_RULES if (fault := rule(one, context))), None)
-    return [fault for fault in (found, widened(one, context)) if fault]
+    return [fault for fault in (found, widened_send(one, context)) if fault]
 
 
 def _warning(fault: Fault, one: Emitted, prices: Prices) -> Remark:

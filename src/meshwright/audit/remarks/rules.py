@@ -63,7 +63,7 @@ def table(one: Emitted, context: ProgramContext) -> Fault | None:
     return None
 
 
-def repeated(one: Emitted, context: ProgramContext) -> Fault | None:
+def repeated_gather(one: Emitted, context: ProgramContext) -> Fault | None:
     """A weight gathered in a loop in each turn of which it is the same."""
     if one.op != "all_gather":
         return None
@@ -258,7 +258,7 @@ def _scatters_the_same(other: Emitted, one: Emitted) -> bool:
 _NARROW = ("bf16", "f16")
 
 
-def summed_whole(one: Emitted, context: ProgramContext) -> Fault | None:
+def whole_sum(one: Emitted, context: ProgramContext) -> Fault | None:
     """An all-reduce of which each device needs its slice.
 
     XLA:CPU writes every reduce-scatter of the partitioner so; there a sum that is only sliced is none,
@@ -294,7 +294,7 @@ def exposed(one: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
-def widened(one: Emitted, context: ProgramContext) -> Fault | None:
+def widened_send(one: Emitted, context: ProgramContext) -> Fault | None:
     """Numbers of 16 bits that are sent as 32.
 
     XLA:CPU widens what it sends or multiplies, and gives that no name; that is no accident of the program.
@@ -333,13 +333,13 @@ def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]
 FAULT_RULES: tuple[FaultRule, ...] = (
     table,
     over_the_batch,
-    repeated,
+    repeated_gather,
     two_sides,
     sliced_again,
     moved_weight,
     for_few_tokens,
     batch_gathered,
     resharded,
-    summed_whole,
+    whole_sum,
     exposed,
 )

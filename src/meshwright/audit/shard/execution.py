@@ -21,19 +21,19 @@ from meshwright.nn.mesh import explicit_mesh
 from meshwright.notation.einsum import cotangent
 from meshwright.notation.mesh import Mesh
 
-JAX_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+_JAX_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 def execute(job: ShardJob) -> dict[str, Any]:
     """The report of `job`; see `audit.shard.run_contraction`."""
-    dtype, mesh = np.dtype(JAX_DTYPES[job.dtype]), explicit_mesh(job.mesh)
+    dtype, mesh = np.dtype(_JAX_NAMES[job.dtype]), explicit_mesh(job.mesh)
     random = np.random.default_rng(job.seed)
     whole = [
         random.integers(-1, 2, [job.sizes[dim] for dim in array.dims]).astype(dtype) for array in job.operands
     ]
     placed = [put(x, array, mesh, seed=job.seed) for x, array in zip(whole, job.operands, strict=True)]
     with jax.set_mesh(mesh):
-        compiled = jax.jit(lambda *operands: run(job, dtype, *operands)).lower(*placed).compile()
+        compiled = jax.jit(lambda *operands: run_job(job, dtype, *operands)).lower(*placed).compile()
         result = compiled(*placed)
     wanted, found = derived_of(job), emitted_by(compiled, job.mesh)
     gradients = _gradients(job, dtype, mesh, whole, placed) if job.gradients else {}
@@ -57,7 +57,7 @@ def _gradients(
     d_out = put(d_whole, cotangent(plan.out), mesh, reduced=plan.out.unreduced, seed=job.seed)
 
     def gradients(lhs: Array, rhs: Array, d_out: Array) -> tuple[Array, ...]:
-        return jax.vjp(lambda *operands: run(job, dtype, *operands), lhs, rhs)[1](d_out)
+        return jax.vjp(lambda *operands: run_job(job, dtype, *operands), lhs, rhs)[1](d_out)
 
     with jax.set_mesh(mesh):
         compiled = jax.jit(gradients).lower(*placed, d_out).compile()
@@ -77,7 +77,7 @@ def _gradients(
     }
 
 
-def run(job: ShardJob, dtype: Any, *operands: Array) -> Array:
+def run_job(job: ShardJob, dtype: Any, *operands: Array) -> Array:
     """The result of `job` on placed operands, as JAX traces it."""
     if job.plan is None:
         return run_steps(operands[0], job.then)

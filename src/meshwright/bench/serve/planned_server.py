@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from meshwright.bench.serve.drive import Load
 from meshwright.bench.serve.padded import PaddedSteps
-from meshwright.bench.serve.simulate import Planned, Used, collector_paused, simulate
+from meshwright.bench.serve.simulate import Planned, Used, collector_paused, simulate_server
 from meshwright.bench.serve.summary import LatencyTargets, summary
 from meshwright.bench.serve.traffic import within
 from meshwright.cost.inference import cache_bytes
@@ -62,7 +62,7 @@ def simulated(
     chats = within(list(load.chats), plan.workload.seq_len, load.prefix_tokens)
     load = replace(load, chats=chats)
     if engines.replicas:
-        document = figures(server, load, targets)
+        document = simulated_figures(server, load, targets)
     else:
         server, document = _fewest(server, load, targets, report)
     machines = server.replicas + server.prefill_replicas
@@ -115,10 +115,10 @@ def transfer_seconds(plan: Plan, hardware: Hardware) -> float:
     return float(cache_bytes(plan.model, layout, layout.num_batch_shards, context)) / context / rate
 
 
-def figures(server: Planned, load: Load, targets: LatencyTargets) -> dict[str, Any]:
+def simulated_figures(server: Planned, load: Load, targets: LatencyTargets) -> dict[str, Any]:
     """The figures of `load` on a simulated server: those of `summary`, and what its replicas did."""
     with collector_paused():
-        answers, used = simulate(server, load)
+        answers, used = simulate_server(server, load)
         found = summary(answers, targets)
     return found | {"simulated": _used(used, found["seconds"], server)}
 
@@ -143,7 +143,7 @@ def _fewest(
         several = replace(
             server, replicas=number, prefill_replicas=number * server.prefill_replicas and number
         )
-        found = figures(several, load, targets)
+        found = simulated_figures(several, load, targets)
         return several, found, found["goodput"] >= _GOOD * found["requests_per_second"]
 
     number = 1

@@ -86,7 +86,7 @@ class Used:
     busy_seconds: float
 
 
-def simulate(planned: Planned, load: Load) -> tuple[list[Answer], Used]:
+def simulate_server(planned: Planned, load: Load) -> tuple[list[Answer], Used]:
     """The answers to every turn of `load`, in the order of their chats, and what the replicas did.
 
     A chat stays with one replica, that with the fewest sequences when it begins; turns follow each other at

@@ -18,7 +18,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.parameters import dimensions
 from meshwright.plan.candidate import Candidate
-from meshwright.plan.explain.comparison import Rejected, compare, too_large_layout
+from meshwright.plan.explain.comparison import Rejected, rejection, too_large_layout
 from meshwright.plan.explain.ideal_links import links
 from meshwright.plan.explain.thresholds import active_d_ff, mixed_batch_shards, nearest_divisor, sparsity
 from meshwright.plan.given import NOT_SEARCHED
@@ -89,7 +89,7 @@ def _runner_up(found: Search) -> Candidate | None:
 
 def _runner_up_words(found: Search, runner_up: Candidate) -> Rejected:
     """How the next best mesh compares; a tie may be a little faster, and is less plain."""
-    compared = compare("the next best mesh", runner_up, found.best)
+    compared = rejection("the next best mesh", runner_up, found.best)
     if not found.is_tie(runner_up):
         return compared
     return replace(compared, text=f"{compared.text}. That is a tie; the simpler layout is ranked first")
@@ -152,7 +152,7 @@ def _judge(
         splits_batch = workload.num_sequences % layout.num_batch_shards == 0
         near = nearest_legal(layout) if splits_batch else wider_tensor(layout)
         return _with_nearest(config, hardware, workload, rejected, near, best)
-    return compare(name, candidate, best)
+    return rejection(name, candidate, best)
 
 
 def _too_few_sequences(
@@ -192,7 +192,7 @@ def _with_nearest(
             candidate = best_schedule(config, hardware, workload, layout)
         except LayoutError:
             continue
-        judged = compare(rejected.name, candidate, best)
+        judged = rejection(rejected.name, candidate, best)
         chosen = candidate.layout.mesh == best.layout.mesh
         said = "is the chosen one" if chosen else judged.text
         text = f"{rejected.text}. The nearest that divides, {candidate.layout}, {said}"

@@ -49,7 +49,7 @@ def resource_name(bound: str, hardware: Hardware) -> str:
     return _OF_KIND.get(hardware.chip.kind, RESOURCES).get(bound, bound)
 
 
-def compare(name: str, candidate: Candidate, best: Candidate) -> Rejected:
+def rejection(name: str, candidate: Candidate, best: Candidate) -> Rejected:
     """`candidate` beside the chosen one: by how much it does not fit, or is slower, and through what."""
     if not candidate.fits:
         return too_large_layout(name, candidate)

@@ -20,7 +20,7 @@ from meshwright.plan.explain.batches import (
 from meshwright.plan.explain.comparison import Rejected, bound_seconds, percent, resource_name
 from meshwright.plan.explain.fitting import Change, cheapest_fit
 from meshwright.plan.explain.layout_words import describe, memory_words
-from meshwright.plan.explain.thresholds import Threshold, figure, thresholds
+from meshwright.plan.explain.thresholds import Threshold, rounded, thresholds
 from meshwright.plan.train import Search
 from meshwright.units import format_count, format_seconds
 
@@ -154,7 +154,7 @@ def _rules(limits: tuple[Threshold, ...]) -> Iterator[str]:
         "bytes/s of one dimension's links."
     )
     for limit in limits:
-        verdict = {True: "yes", False: "no", None: f"optimum {figure(limit.limit)}"}[limit.holds]
+        verdict = {True: "yes", False: "no", None: f"optimum {rounded(limit.limit)}"}[limit.holds]
         yield f"{limit.meaning} ({limit.formula}: {verdict})."
 
 
@@ -170,7 +170,7 @@ def _batches(
     else:
         text = (
             f"This layout is compute-bound from {format_count(batches.min_tokens)} tokens per step, "
-            f"{figure(batches.tokens_per_chip)} per chip"
+            f"{rounded(batches.tokens_per_chip)} per chip"
         )
         if batches.min_tokens == shards * workload.seq_len:
             text += " (one sequence for each shard of the batch, the least that divides)"

@@ -9,7 +9,7 @@ from meshwright.layout.axes.expert import EXPERT
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.candidate import Candidate
-from meshwright.plan_file import shardings
+from meshwright.plan_file import written_shardings
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _REMATS = {
@@ -77,7 +77,7 @@ def describe(config: ModelConfig, workload: Workload, candidate: Candidate) -> I
 
 
 def _notation(config: ModelConfig, layout: Layout) -> str:
-    written = shardings(config, layout)
+    written = written_shardings(config, layout)
     weights = [text for name, text in written["weights"].items() if name in ("w_in", "we_in", "w_out", "wq")]
     activations = [text for name, text in written["activations"].items() if name in ("x", "h")]
     return f"In the notation: weights {', '.join(weights)}; activations {', '.join(activations)}."

@@ -106,7 +106,7 @@ class Threshold:
         return asdict(self)
 
 
-def figure(value: float) -> str:
+def rounded(value: float) -> str:
     """A count in three digits: 5.42, 768, 1,365, 3.48M."""
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else format_count(value)
 
@@ -174,7 +174,7 @@ def _communication(
         per_chip,
         "tokens per chip",
         per_chip > limit,
-        f"{figure(per_chip)} tokens per chip; DP or FSDP over all {chips:,} chips needs {figure(limit)} to "
+        f"{rounded(per_chip)} tokens per chip; DP or FSDP over all {chips:,} chips needs {rounded(limit)} to "
         f"be compute-bound, {format_count(limit * chips)} tokens per step",
     )
     limit = tensor_limit(ideal.alpha, d_ff, ideal.mixed_axes[1])
@@ -198,7 +198,7 @@ def _communication(
         shards,
         "shards of the batch",
         None,
-        f"{figure(shards)} shards of the batch; FSDP with TP moves the fewest bytes with {figure(best)} "
+        f"{rounded(shards)} shards of the batch; FSDP with TP moves the fewest bytes with {rounded(best)} "
         f"(about fsdp={chips // tensor}, tensor={tensor})",
     )
     for overlapped in (True, False):
@@ -210,7 +210,7 @@ def _communication(
             per_chip,
             "tokens per chip",
             per_chip > limit,
-            f"{figure(per_chip)} tokens per chip; FSDP with TP at that X needs {figure(limit)} to be "
+            f"{rounded(per_chip)} tokens per chip; FSDP with TP at that X needs {rounded(limit)} to be "
             f"compute-bound if its two transfers {'overlap' if overlapped else 'take turns'}, "
             f"{format_count(limit * chips)} tokens per step",
         )
@@ -229,8 +229,8 @@ def _slices(hardware: Hardware, workload: Workload, layout: Layout) -> Iterator[
             value,
             "tokens per slice",
             value > limit,
-            f"{figure(value)} tokens per slice; the all-reduce of gradients between slices is hidden behind "
-            f"the backward pass from {figure(limit)}",
+            f"{rounded(value)} tokens per slice; the all-reduce of gradients between slices is hidden behind "
+            f"the backward pass from {rounded(limit)}",
         )
 
 

@@ -40,7 +40,7 @@ class ServeExplanation:
         }
 
 
-def explain(point: Point) -> ServeExplanation:
+def explain_serving(point: Point) -> ServeExplanation:
     """What limits a generate step of `point`, and what would change that."""
     critical, crossover, gain = _critical(point), _crossover(point), _int8_gain(point)
     sections = (

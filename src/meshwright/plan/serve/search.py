@@ -88,7 +88,7 @@ def _is_power(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-def search(
+def search_serving(
     config: ModelConfig,
     machines: Sequence[Hardware],
     requests: Requests,

@@ -117,7 +117,7 @@ def _predict(row: AnyRow) -> Prediction:
     return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case), fits=fits)
 
 
-def anchored(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Prediction]:
+def anchored_by_source(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Prediction]:
     """The step times of each source, chip and dtype scaled by what the first row shows."""
     factors: dict[Hashable, tuple[float, float]] = {}
     found = []
@@ -227,7 +227,7 @@ def _metric(given: Prediction) -> str | None:
     return given.row.metric if isinstance(given.row, PublishedRow) and given.predicted is not None else None
 
 
-def score(predictions: Sequence[Prediction]) -> Score:
+def score_predictions(predictions: Sequence[Prediction]) -> Score:
     """Median and 90th percentile of the absolute errors, and the shares within 10 and 20%."""
     errors = sorted(abs(p.error) for p in predictions if p.error is not None)
     baseline = sorted(abs(p.baseline_error) for p in predictions if p.baseline_error is not None)

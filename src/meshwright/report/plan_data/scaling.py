@@ -128,7 +128,7 @@ def rank(candidate: Candidate) -> tuple[float, float]:
     return (0 if candidate.fits else candidate.memory.total, candidate.step_seconds)
 
 
-def sweep(
+def scaling_sweep(
     config: ModelConfig, hardware: Hardware, workload: Workload, base: Layout, searched: Iterable[Layout]
 ) -> ScalingSweep:
     """Every strategy at every batch around the workload's, in the dtypes of `base`, a Layout of one chip.
