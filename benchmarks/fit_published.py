@@ -50,9 +50,9 @@ from meshwright.cost.step import (
     hop_transfer,
     lost_at_nodes,
     lost_between_stages,
-    norm_transfer,
     stage_times,
     timed_passes,
+    update_transfers,
 )
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
@@ -275,8 +275,8 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware) -> Any:
         waiting, room = done_once(timed, busiest, direction)
         seconds = seconds + waiting * exposed_share(waiting, room, chip.step.overlap)
     seconds = seconds + seconds_of(update_work(graph, layout), "update", dtypes, chip)
-    if layout.weight_axes:
-        seconds = seconds + sent(norm_transfer(layout.weight_axes))
+    for transfer, count in update_transfers(graph, layout):
+        seconds = seconds + count * sent(transfer)
     return seconds + chip.step.launch_seconds * layout.microbatches
 
 
