@@ -12,7 +12,6 @@ from meshwright.cost.recorder import Shape
 from meshwright.cost.stages import (
     depth_counts,
     different_stages,
-    layers_of_depths,
     stage_counts,
     stage_layers,
 )
@@ -20,6 +19,7 @@ from meshwright.cost.step import StepPricer, hop_transfer
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.layout.pipeline import SCHEDULES
+from meshwright.layout.pipeline.depths import layers_of_depths
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.space import Space

@@ -29,7 +29,6 @@ from meshwright.cost.stages import (
     different_stages,
     joins_passes,
     stage_counts,
-    stage_routes,
 )
 from meshwright.cost.step import (
     TimedPass,
@@ -48,6 +47,7 @@ from meshwright.cost.step import (
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.layout.pipeline import StageRoute
+from meshwright.layout.pipeline.depths import stage_routes
 from meshwright.layout.rules import is_matrix
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
